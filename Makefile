@@ -25,7 +25,7 @@ report: $(READY) ## run every notebook on the shipped model, some on a real one,
 	$(BIN)/workbench report --jobs $(JOBS)
 
 docs: $(READY) ## build the documentation, for file:// and without a network: runs/docs/index.html
-	$(BIN)/python -m workbench.app.docs_site
+	$(BIN)/python -m workbench.app.docs.site
 
 lab: $(READY) ## open the notebooks in JupyterLab, on this machine alone: it asks no server for news or updates
 	@mkdir -p $(VENV)/share/jupyter/lab/settings

@@ -1,6 +1,6 @@
 """Sphinx reads this: pages in MyST Markdown, the theme Furo, formulas as MathML; nothing is loaded from a network.
 
-`make docs` (`workbench.app.docs_site`) copies this folder, adds generated pages and builds runs/docs/index.html.
+`make docs` (`workbench.app.docs.site`) copies this folder, adds generated pages and builds runs/docs/index.html.
 """
 
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from docutils import nodes
 from latex2mathml.converter import convert
 
-from workbench.app import docs_text
+from workbench.app.docs import text as docs_text
 
 project = "Cached-block workbench"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]

@@ -17,7 +17,7 @@ import pandas as pd
 import psutil
 import torch
 
-from workbench.experiments.record import device_name
+from workbench.experiments.trials.record import device_name
 
 PAGE = Path(__file__).with_name("safe.md")
 KEPT = PAGE.with_suffix(".json")

@@ -12,9 +12,9 @@ from typing import Any
 import nbformat
 from plotly.offline import get_plotlyjs
 
-from workbench.app import html
-from workbench.app.explore import prompt_html
-from workbench.app.thumbnail import screenshot
+from workbench.app.explore.editor import html as prompt_html
+from workbench.app.reports import html
+from workbench.app.reports.thumbnail import screenshot
 
 REPORT, PICTURE = Path("runs/report"), Path("docs/overview.png")
 FIGURES = (  # two columns of two

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from workbench.kernels._triton import after_previous, jit, need_triton, overlap, tl, triton
+from workbench.kernels._shared.triton_import import after_previous, jit, need_triton, overlap, tl, triton
 
 
 def reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:

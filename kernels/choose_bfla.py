@@ -5,7 +5,8 @@
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Heads of a
 GQA group choose together. A block scores the largest product of any two vectors of `flat` tokens of it and another's
-(`workbench.core.block_scores.bfla`), and the rule says what is kept (`workbench.core.tile_selection.TileRule`).
+(`workbench.core.tiling.block_scores.bfla`), and the rule says what is kept
+(`workbench.core.tiling.tile_selection.TileRule`).
 
 Only one fp32 score for each pair of blocks is written: products of flattened groups are a matrix product whose tiles
 are reduced to the largest of each pair before they leave the registers. Tiles that no row sees are not computed.
@@ -17,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core import block_scores
-from workbench.core.tile_selection import TileRule, kept
-from workbench.kernels import _choose_vectors
-from workbench.kernels._choose_keep import carry_out, fits
-from workbench.kernels._choose_vectors import products
-from workbench.kernels._common import Config, rows_first
-from workbench.kernels._triton import jit, need_triton, tl, triton
+from workbench.core.tiling import block_scores
+from workbench.core.tiling.tile_selection import TileRule, kept
+from workbench.kernels._select import vectors as _choose_vectors
+from workbench.kernels._select.keep import carry_out, fits
+from workbench.kernels._select.vectors import products
+from workbench.kernels._shared.attention import Config, rows_first
+from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference", "takes"]
 

@@ -4,8 +4,9 @@
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. The score
-is the log of a sum over the rows of a block (`workbench.core.block_scores.flash_prefill`); the rule says what is kept
-(`workbench.core.tile_selection.TileRule`). One fp32 score for each pair of blocks is written, no logit of a row.
+is the log of a sum over the rows of a block (`workbench.core.tiling.block_scores.flash_prefill`); the rule says what is
+kept (`workbench.core.tiling.tile_selection.TileRule`). One fp32 score for each pair of blocks is written, no logit of a
+row.
 
 Mean keys are fp32. The matrix unit takes them as the sum of two numbers in the dtype of the queries: what rounding
 leaves of the first is the second, so that logits are fp32's to 16 bits and more. Reading all keys for their means is
@@ -19,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core import block_scores
-from workbench.core.tile_selection import TileRule, kept
-from workbench.kernels._choose_keep import carry_out, fits
-from workbench.kernels._common import LOG2E, Config, rows_first
-from workbench.kernels._triton import jit, need_triton, padded_width, tl, triton
+from workbench.core.tiling import block_scores
+from workbench.core.tiling.tile_selection import TileRule, kept
+from workbench.kernels._select.keep import carry_out, fits
+from workbench.kernels._shared.attention import LOG2E, Config, rows_first
+from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
 __all__ = ["Means", "cases", "configure", "launch", "pooled", "reference", "takes"]
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from workbench.kernels._common import Config, rows_first
-from workbench.kernels._triton import jit, need_triton, padded_width, tl, triton
+from workbench.kernels._shared.attention import Config, rows_first
+from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference", "takes"]
 

@@ -4,7 +4,8 @@
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Blocks are
-weighed as `core.block_scores.xattention` says, and the rule says what is kept (`core.tile_selection.TileRule`).
+weighed as `core.tiling.block_scores.xattention` says, and the rule says what is kept
+(`core.tiling.tile_selection.TileRule`).
 
 With `bits` of 8 queries and keys are rounded to float8 (e4m3) before they are weighed, which a Hopper GPU multiplies
 twice as fast: another choice, near the exact one, for those who ask for it.
@@ -20,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import workbench.kernels._choose_hopper as on_hopper
-from workbench.core import block_scores
-from workbench.core.tile_selection import TileRule, kept
-from workbench.kernels import _choose_vectors
-from workbench.kernels._choose_float8 import in_8_bits
-from workbench.kernels._choose_keep import carry_out, fits
-from workbench.kernels._choose_vectors import products
-from workbench.kernels._common import LOG2E, Config, rows_first
-from workbench.kernels._triton import jit, need_triton, tl, triton
+import workbench.kernels._select.hopper as on_hopper
+from workbench.core.tiling import block_scores
+from workbench.core.tiling.tile_selection import TileRule, kept
+from workbench.kernels._select import vectors as _choose_vectors
+from workbench.kernels._select.float8 import in_8_bits
+from workbench.kernels._select.keep import carry_out, fits
+from workbench.kernels._select.vectors import products
+from workbench.kernels._shared.attention import LOG2E, Config, rows_first
+from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference", "takes"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels._common import LOG2E, Config, attend, empty_state, load_tile, logits, rows_first, step
-from workbench.kernels._triton import jit, need_triton, padded_width, tl, triton
+from workbench.kernels._shared.attention import LOG2E, Config, attend, empty_state, load_tile, logits, rows_first, step
+from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import workbench.kernels._linear_hopper as on_hopper
-from workbench.kernels._triton import (
+import workbench.kernels._shared.linear_hopper as on_hopper
+from workbench.kernels._shared.triton_import import (
     TensorDescriptor,
     after_previous,
     jit,

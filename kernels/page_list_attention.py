@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import BadInput
-from workbench.core.tiles import Tiles
-from workbench.kernels import _tiles_triton
-from workbench.kernels._common import Config
-from workbench.kernels._page_lists import Pages
-from workbench.kernels._page_lists import pages as pages_of
-from workbench.kernels._tiles_reference import pool, random_choice
-from workbench.kernels._tiles_reference import reference as over_tiles
-from workbench.kernels._triton import need_triton
+from workbench.core.tiling.tiles import Tiles
+from workbench.kernels._pages.lists import Pages
+from workbench.kernels._pages.lists import pages as pages_of
+from workbench.kernels._shared.attention import Config
+from workbench.kernels._shared.triton_import import need_triton
+from workbench.kernels._tiles import triton_kernel as _tiles_triton
+from workbench.kernels._tiles.reference import pool, random_choice
+from workbench.kernels._tiles.reference import reference as over_tiles
 
 __all__ = ["cases", "launch", "reference"]
 

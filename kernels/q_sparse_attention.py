@@ -24,12 +24,13 @@ from torch import Tensor
 
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
-from workbench.kernels import _pages_triton, _tiles_triton
-from workbench.kernels._common import Config, rows_first
-from workbench.kernels._pages_case import case as drawn
-from workbench.kernels._pages_gather import launch as gather_pages
-from workbench.kernels._pages_triton import reference
-from workbench.kernels._triton import need_triton
+from workbench.kernels._pages import triton_kernel as _pages_triton
+from workbench.kernels._pages.case import case as drawn
+from workbench.kernels._pages.gather import launch as gather_pages
+from workbench.kernels._pages.triton_kernel import reference
+from workbench.kernels._shared.attention import Config, rows_first
+from workbench.kernels._shared.triton_import import need_triton
+from workbench.kernels._tiles import triton_kernel as _tiles_triton
 
 __all__ = ["cases", "configure", "launch", "paged", "reference"]
 

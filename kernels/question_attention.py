@@ -22,13 +22,13 @@ from torch import Tensor
 
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
-from workbench.kernels import _pages_triton
-from workbench.kernels._common import Config
-from workbench.kernels._pages_case import case as drawn
-from workbench.kernels._pages_hopper import fits
-from workbench.kernels._pages_hopper import launch as launch_on_hopper
-from workbench.kernels._pages_triton import reference
-from workbench.kernels._triton import need_triton
+from workbench.kernels._pages import triton_kernel as _pages_triton
+from workbench.kernels._pages.case import case as drawn
+from workbench.kernels._pages.hopper import fits
+from workbench.kernels._pages.hopper import launch as launch_on_hopper
+from workbench.kernels._pages.triton_kernel import reference
+from workbench.kernels._shared.attention import Config
+from workbench.kernels._shared.triton_import import need_triton
 
 __all__ = ["cases", "configure", "launch", "paged", "reference"]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from workbench.kernels._triton import after_previous, jit, need_triton, overlap, padded_width, tl, triton
+from workbench.kernels._shared.triton_import import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 
 MANY = 512  # rows from which a program takes several, with several heads
 ROWS, HEADS = 16, 8

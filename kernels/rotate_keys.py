@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.rope import Pairing, rotate
-from workbench.kernels._common import angles
-from workbench.kernels._triton import jit, need_triton, tl, triton
+from workbench.kernels._shared.attention import angles
+from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
 
 reference = rotate
 TOKENS = 32  # tokens per program: one table of cos and sin, used for every head

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
-from workbench.kernels import _pages_hopper as on_hopper
-from workbench.kernels import _pages_triton
-from workbench.kernels._own_pages import fits as own_fits
-from workbench.kernels._own_pages import launch as launch_own
-from workbench.kernels._pages_case import case as drawn
-from workbench.kernels._pages_parts import part_sum, part_weights
-from workbench.kernels._triton import after_previous, jit, need_triton, overlap, padded_width, tl, triton
+from workbench.kernels._pages import hopper as on_hopper
+from workbench.kernels._pages import triton_kernel as _pages_triton
+from workbench.kernels._pages.case import case as drawn
+from workbench.kernels._pages.parts import part_sum, part_weights
+from workbench.kernels._pages.private_pages import fits as own_fits
+from workbench.kernels._pages.private_pages import launch as launch_own
+from workbench.kernels._shared.triton_import import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 from workbench.kernels.question_attention import RESIDENT, configure
 
 __all__ = ["cases", "launch", "reference"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from workbench.kernels._triton import after_previous, jit, need_triton, overlap, tl, triton
+from workbench.kernels._shared.triton_import import after_previous, jit, need_triton, overlap, tl, triton
 
 CHANNELS = 1024  # of a program
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _tiles_triton
-from workbench.kernels._common import Config
-from workbench.kernels._tiles_reference import pool, random_choice
-from workbench.kernels._tiles_reference import reference as over_tiles
-from workbench.kernels._tiles_triton import lists
-from workbench.kernels._triton import need_triton
+from workbench.kernels._shared.attention import Config
+from workbench.kernels._shared.triton_import import need_triton
+from workbench.kernels._tiles import triton_kernel as _tiles_triton
+from workbench.kernels._tiles.reference import pool, random_choice
+from workbench.kernels._tiles.reference import reference as over_tiles
+from workbench.kernels._tiles.triton_kernel import lists
 
 __all__ = ["cases", "launch", "lists", "reference"]
 

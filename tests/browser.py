@@ -27,7 +27,7 @@ from typing import Any
 import forked
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
-from workbench.app.thumbnail import chromium
+from workbench.app.reports.thumbnail import chromium
 
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--use-gl=angle", "--use-angle=swiftshader"]
 FLAGS += ["--enable-unsafe-swiftshader", "--disable-background-networking", "--disable-component-update"]

@@ -10,8 +10,6 @@ import quick_interpreter
 import torch
 from hypothesis import settings
 
-from workbench.app import quick_jsonschema  # noqa: F401  (before test files import nbformat)
-
 # What a terminal would change: commands are tested as they print to a file of 80 columns, without colours.
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
@@ -66,7 +64,7 @@ def one_thread():
 @pytest.fixture(scope="session")
 def jupyterlab(tmp_path_factory, request):
     """JupyterLab (tests/browser.py), which starts with the first notebook that is opened."""
-    from workbench.app.thumbnail import chromium  # needs plotly, which a GPU machine may lack
+    from workbench.app.reports.thumbnail import chromium  # needs plotly, which a GPU machine may lack
 
     if chromium() is None:
         pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
@@ -120,8 +118,8 @@ def loaded(folder):
 @pytest.fixture(scope="session")
 def smollm2():
     """The folder of the real model, for tests that are skipped where it was never fetched."""
-    from workbench.models import fetched
+    from workbench.models import pretrained
 
-    if not fetched.is_there("smollm2"):
-        pytest.skip(f"smollm2 is not in {fetched.cache()}: workbench models get smollm2")
-    return fetched.folder("smollm2")
+    if not pretrained.is_there("smollm2"):
+        pytest.skip(f"smollm2 is not in {pretrained.cache()}: workbench models get smollm2")
+    return pretrained.folder("smollm2")

@@ -29,16 +29,16 @@ TUNING = ("workbench.training.tuning.start", "workbench.app.commands.tune", "tor
 # Neither ipywidgets nor plotly.io's renderers: they look for their kernel when they are imported.
 NOTEBOOK = (
     "workbench.models",
-    "workbench.experiments.trial",
-    "workbench.app.notebook",
+    "workbench.experiments.trials.trial",
+    "workbench.app.notebooks.notebook",
     "sklearn",
     "ipykernel.kernelapp",
     "nbformat",
     "sklearn.feature_extraction.text",
     "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",
-    "workbench.plots.styles",
-    "workbench.plots.bars",
+    "workbench.plots.marks.styles",
+    "workbench.plots.marks.bars",
 )
 
 

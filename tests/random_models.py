@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from workbench.core.blocks import Block, Prompt
-from workbench.metrics.position_encoding import TINY
+from workbench.metrics.kv.position_encoding import TINY
 from workbench.models import families
 
 VOCABULARY = 97

@@ -2,8 +2,8 @@
 
 from tests.random_models import Letters, block_of, model_of
 from workbench.core.blocks import Block, Prompt
-from workbench.engine.cuda_graphs import Runner
-from workbench.engine.paged_pool import Pool
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.paged_pool import Pool
 from workbench.methods.generation import generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.serving import Scheduler
@@ -12,7 +12,7 @@ from workbench.methods.serving.paged import PagedEngine
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
 from workbench.store import HostTier, MemoryStore, TieredStore
 from workbench.store.events import Events
-from workbench.store.pages import PageTier
+from workbench.store.tiering.pages import PageTier
 
 MODEL = model_of()
 

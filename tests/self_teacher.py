@@ -9,10 +9,10 @@ import torch
 
 from workbench import data
 from workbench.training.tuning.config import TuneConfig
-from workbench.training.tuning.examples import Data
-from workbench.training.tuning.own_answers import draw
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
+from workbench.training.tuning.text.examples import Data
+from workbench.training.tuning.text.own_answers import draw
 from workbench.training.tuning.train import train
 
 CONFIG = TuneConfig(teacher="self", steps=6, batch=2, lr=5e-3, warmup=2, max_length=2000, own_tokens=4)

@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 from tests.random_models import block_of
 from workbench.core.kv import KV
-from workbench.store import file_header, key_of
+from workbench.store import key_of
+from workbench.store.files import file_header
 
 
 def kv_of(seed: int, tokens: int = 3, layers: int = 2) -> KV:

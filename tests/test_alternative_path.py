@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.metrics.position_encoding import tiny
+from workbench.metrics.kv.position_encoding import tiny
 from workbench.store import MemoryStore, fingerprint
-from workbench.store.alternative_path import AlternativePath, chain_keys
+from workbench.store.tiering.alternative_path import AlternativePath, chain_keys
 
 CHUNKS = [Block((10 + i, 20 + i)) for i in range(6)]
 SYSTEM = Block((1, 2))

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from tests.random_models import model_of
-from workbench.core.files import earlier, folder_atomically, write_atomically, write_text
+from workbench.core.utils.files import earlier, folder_atomically, write_atomically, write_text
 from workbench.methods import seer_gate
 from workbench.training import common, run_folder
 from workbench.training.common import Progress, Training

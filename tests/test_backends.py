@@ -14,16 +14,16 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 from workbench.core.errors import BadInput
 from workbench.core.masks import window
 from workbench.core.plan import Plan
-from workbench.core.tiles import Tiles
-from workbench.engine import backends
+from workbench.core.tiling.tiles import Tiles
 from workbench.engine.assembly import assemble, empty
-from workbench.engine.attention_problem import AttentionProblem
-from workbench.engine.backends import backend_for, named
-from workbench.engine.buckets import Bucket
+from workbench.engine.attention_backends import choice as backends
+from workbench.engine.attention_backends.attention_problem import AttentionProblem
+from workbench.engine.attention_backends.choice import backend_for, named
 from workbench.engine.chunked import prefill_chunked
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, prefill
-from workbench.engine.static_batch import StaticBatch
+from workbench.engine.graphs.batch_buckets import Bucket
+from workbench.engine.graphs.static_batch import StaticBatch
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.random import RandomTiles as BigBird
 

@@ -19,11 +19,12 @@ from workbench.app.cli import app
 from workbench.app.commands import bench as command
 from workbench.core.errors import BadInput
 from workbench.experiments import bench, bench_reports
-from workbench.experiments.bench import baselines, page_workloads, prefill_workloads, timing, workloads
-from workbench.experiments.bench.check import check, fresh, stretched
+from workbench.experiments.bench import baselines, timing
+from workbench.experiments.bench.kernels import page_workloads, prefill_workloads, workloads
+from workbench.experiments.bench.kernels.check import check, fresh, stretched
+from workbench.experiments.bench.kernels.variants import variants
+from workbench.experiments.bench.kernels.workloads import Workload
 from workbench.experiments.bench.run import add, driver, entry
-from workbench.experiments.bench.variants import variants
-from workbench.experiments.bench.workloads import Workload
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -8,11 +8,12 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.core.tile_selection import TileRule
-from workbench.experiments.bench import choices, named, workloads
+from workbench.core.tiling.tile_selection import TileRule
+from workbench.experiments.bench import named
+from workbench.experiments.bench.kernels import choices, workloads
+from workbench.experiments.bench.kernels.variants import variants
 from workbench.experiments.bench.run import WORKLOADS
-from workbench.experiments.bench.variants import variants
-from workbench.kernels._page_lists import Pages, tile_lists
+from workbench.kernels._pages.lists import Pages, tile_lists
 
 
 @pytest.fixture(autouse=True)

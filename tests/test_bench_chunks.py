@@ -9,8 +9,9 @@ import torch
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.experiments import bench
-from workbench.experiments.bench import choices, chunk_attention, chunk_choices, run, workloads
-from workbench.experiments.bench.chunk_choices import KeptGate, fitted, rules
+from workbench.experiments.bench import run
+from workbench.experiments.bench.kernels import choices, chunk_attention, chunk_choices, workloads
+from workbench.experiments.bench.kernels.chunk_choices import KeptGate, fitted, rules
 
 UNIT, LONG = 32, 128  # tokens of a chunk: for what the interpreter carries out, and for what torch does
 

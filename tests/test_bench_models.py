@@ -9,13 +9,13 @@ import torch
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.blocks import Block, Prompt
-from workbench.engine import buckets
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
-from workbench.experiments.bench import chunked, operations, recompute, whole_model
-from workbench.experiments.bench.operations import OPERATIONS
+from workbench.engine.graphs import batch_buckets
+from workbench.experiments.bench.models import chunked, operations, recompute, whole_model
+from workbench.experiments.bench.models.operations import OPERATIONS
+from workbench.experiments.bench.models.whole_model import LLAMA, Scene, build
 from workbench.experiments.bench.timing import Roof
-from workbench.experiments.bench.whole_model import LLAMA, Scene, build
 
 TINY = LLAMA | {
     "hidden_size": 64,
@@ -52,7 +52,7 @@ def test_every_candidate_can_be_carried_out(scene, name, monkeypatch):
 @pytest.mark.parametrize("name", ["question", "decode"])
 def test_other_ways_take_the_place_of_baselines_and_are_put_back(scene, name, monkeypatch):
     monkeypatch.setattr(operations, "CONTEXTS", (4,))
-    before = buckets.UNIT
+    before = batch_buckets.UNIT
     for work, candidates in OPERATIONS[name](replace(scene, tuning=True)):
         assert all(candidate.name.startswith("ours") for candidate in candidates) and len(candidates) > 3
         for candidate in candidates:
@@ -60,7 +60,7 @@ def test_other_ways_take_the_place_of_baselines_and_are_put_back(scene, name, mo
         found = whole_model.measured(work, candidates, Roof(1e9, 1e9))
         assert [entry for entry in found["contestants"] if "problem" in entry] == []
         assert name == "decode" or all(entry["cosine"] > 0.999 for entry in found["contestants"])
-    assert before == buckets.UNIT
+    assert before == batch_buckets.UNIT
 
 
 def test_recomputed_rows_are_chosen_within_the_time_and_random_ones_are_called_so(scene):

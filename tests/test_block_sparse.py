@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.by_tile import HEADS, IDS, ROWS, WIDTH
 from workbench import models
 from workbench.core.plan import Plan
-from workbench.core.tile_grid import Grid
-from workbench.core.tiles import Tiles
-from workbench.engine import block_sparse
+from workbench.core.tiling.tile_grid import Grid
+from workbench.core.tiling.tiles import Tiles
 from workbench.engine.assembly import empty
+from workbench.engine.attention_backends import block_sparse
 from workbench.engine.forward import prefill
 from workbench.methods.sparse import named
 

@@ -5,7 +5,7 @@ import pytest
 import report_notebooks as tiny
 from short_runs import FIGURES, NOTEBOOKS, TINY
 
-from workbench.app.notebook_run import Task, Workers
+from workbench.app.notebooks.run import Task, Workers
 
 pytestmark = pytest.mark.browser
 

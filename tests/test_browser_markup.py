@@ -39,7 +39,7 @@ explore.tokens(loaded, sample)
 explore.sparse(loaded, sample, methods=("window",))
 ---
 from workbench.data import prompt_view
-from workbench.plots.prompt_strip import prompt_strip
+from workbench.plots.attention.prompt_strip import prompt_strip
 
 view = prompt_view.of_sample(sample, {file!r}, loaded.tokenizer, loaded.layout)
 prompt_strip(view)

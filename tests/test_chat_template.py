@@ -12,8 +12,8 @@ from workbench.core.errors import BadInput
 from workbench.data import Passage, Sample, chat_template
 from workbench.data.chat_template import OPENING, QUESTION, SYSTEM, layout, layout_named, render, said
 from workbench.data.layouts import LAB, RELEASED, named
-from workbench.experiments import sessions
-from workbench.experiments.trial import Trial
+from workbench.experiments.serving import sessions
+from workbench.experiments.trials.trial import Trial
 
 FAMILIES = list(chat_tokenizers.MAKERS)
 JOINED = {"gemma2"}  # families that refuse a system turn

@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from workbench import results
-from workbench.app import notebook_run
 from workbench.app.cli import app
+from workbench.app.notebooks import run as notebook_run
 from workbench.core.errors import BadInput
-from workbench.experiments import claim_file, claims
-from workbench.experiments.claims import CONFIRMED, CONTRADICTED, OPEN
+from workbench.experiments.judging import claim_file, claims
+from workbench.experiments.judging.claims import CONFIRMED, CONTRADICTED, OPEN
 from workbench.metrics import published_numbers
-from workbench.plots import claims as figures
+from workbench.plots.reports import claims as figures
 from workbench.results import Results
 
 ROOT = Path(__file__).parents[1]

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from tests import tiny
 from workbench import results
 from workbench.app import cli
-from workbench.app.commands import text
-from workbench.app.commands.options import of_fields, taking
 from workbench.app.commands.sweep import sweep
 from workbench.app.commands.trial import trial
+from workbench.app.console import text
+from workbench.app.console.options import of_fields, taking
 from workbench.data import assets
-from workbench.experiments.record import Record
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["--samples", "3", "--passages", "2", "--max-new-tokens", "3", "--timed", "1"]
@@ -110,7 +110,7 @@ def test_an_unexpected_exception_keeps_exit_code_1(folder, run, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no")
 
-    monkeypatch.setattr("workbench.experiments.trial.Trial.run_each", fail)
+    monkeypatch.setattr("workbench.experiments.trials.trial.Trial.run_each", fail)
     done = run("trial", "--model", folder)
     assert done.exit_code == 1 and isinstance(done.exception, RuntimeError)
 

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.models import compact
-from workbench.models.about import describe
 from workbench.models.checkpoints import COMPACT, WEIGHTS
+from workbench.models.model_card import describe
+from workbench.models.weights import compact
 
 
 @pytest.fixture(scope="module")

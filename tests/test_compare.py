@@ -4,8 +4,8 @@ import pytest
 
 from workbench import data
 from workbench.core.errors import BadInput
-from workbench.experiments.compare import by, explained, paired, table
-from workbench.experiments.fidelity import measure
+from workbench.experiments.trials.compare import by, explained, paired, table
+from workbench.experiments.trials.fidelity import measure
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 

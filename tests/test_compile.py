@@ -7,11 +7,11 @@ from tests.random_models import model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.engine.assembly import assemble, empty
-from workbench.engine.compile import fused
-from workbench.engine.cuda_graphs import Runner
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
-from workbench.engine.paged_pool import Pool
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.layers.compile import fused
+from workbench.engine.pages.paged_pool import Pool
 
 PROMPT = prompt_of(20, 13, 6)
 

@@ -12,16 +12,18 @@ from tests.random_models import model_of, prompt_of
 from workbench.core.kv import KV, layered
 from workbench.core.plan import Plan
 from workbench.core.rope import cos_sin, rotate, rotate_by
-from workbench.engine import assembly, cpu_layers, few_rows, forward
+from workbench.engine import assembly, forward
 from workbench.engine.assembly import assemble
+from workbench.engine.attention_backends import few_rows
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import all_rows, prefill, prefill_many
-from workbench.experiments.trial_measures import first_tokens
-from workbench.experiments.ttft import stock_of
+from workbench.engine.layers import cpu_layers
+from workbench.experiments.latency.ttft import stock_of
+from workbench.experiments.trials.trial_measures import first_tokens
 from workbench.methods.generation import first_token
 from workbench.methods.modes.reuse import Reuse
 from workbench.models.spec import attach
-from workbench.models.weight_layout import by_input_channel
+from workbench.models.weights.weight_layout import by_input_channel
 from workbench.store import MemoryStore, fetching, keys
 
 PROMPT = prompt_of(17, 8, 17, 11)

@@ -10,7 +10,8 @@ from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.metrics.cost import first_token
-from workbench.metrics.crossover import (
+from workbench.metrics.published_numbers import LLAMA_3_8B
+from workbench.metrics.tiles.crossover import (
     LENGTHS,
     CrossoverModel,
     Floor,
@@ -20,9 +21,8 @@ from workbench.metrics.crossover import (
     operations,
     times,
 )
-from workbench.metrics.published_numbers import LLAMA_3_8B
-from workbench.metrics.sparsity import measure
-from workbench.metrics.thresholds import cheapest, search
+from workbench.metrics.tiles.sparsity import measure
+from workbench.metrics.tiles.thresholds import cheapest, search
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODEL = CrossoverModel.of("small", LlamaConfig(**SMALL | {"num_key_value_heads": 2, "vocab_size": 50}))

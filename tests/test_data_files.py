@@ -6,7 +6,8 @@ import pytest
 
 from workbench import data
 from workbench.core.errors import BadInput
-from workbench.data import Passage, Sample, files
+from workbench.data import Passage, Sample
+from workbench.data.sources import files
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 OURS = {

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.random_models import model_of
-from workbench.core.derived import Derived
 from workbench.core.kv import KV
+from workbench.core.kv_side_cache import Derived
 from workbench.core.plan import Plan
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill_many

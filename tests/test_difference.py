@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from workbench import models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
-from workbench.models import difference, ordinary
-from workbench.models.about import describe
 from workbench.models.checkpoints import DIFFERENCE, WEIGHTS
+from workbench.models.model_card import describe
+from workbench.models.weights import delta_weights, export_hf
 
 BITS = arrays.arrays(np.int16, 40, elements=st.integers(-(2**15), 2**15 - 1))
 
@@ -35,19 +35,19 @@ def tuned(tmp_path_factory):
             weight += 0.1 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(i))
     shutil.copytree(base, folder / "tuned")
     model.save_pretrained(folder / "tuned")
-    difference.save(folder / "tuned", folder / "kept", str(base))
+    delta_weights.save(folder / "tuned", folder / "kept", str(base))
     return folder
 
 
 @given(BITS, BITS)
 def test_every_bit_comes_back_from_any_two_numbers(weights, base):
-    low, high = difference.encode(weights, base)
-    assert np.array_equal(difference.decode(low, high, base), weights)
+    low, high = delta_weights.encode(weights, base)
+    assert np.array_equal(delta_weights.decode(low, high, base), weights)
 
 
 def test_whole_numbers_stand_in_the_order_of_the_values():
     values = torch.tensor([-torch.inf, -3.0, -1e-30, -0.0, 0.0, 1e-30, 0.5, 3.0, torch.inf]).bfloat16()
-    order = difference.ordered(values.view(torch.int16).numpy())
+    order = delta_weights.ordered(values.view(torch.int16).numpy())
     assert (np.diff(order.astype(int)) > 0).all()
 
 
@@ -68,7 +68,7 @@ def test_other_programs_find_no_weights_and_an_ordinary_copy_has_the_same(tuned,
     assert plain.keys() == source.keys() and all(torch.equal(plain[name], source[name]) for name in plain)
     assert {file.name for file in (tuned / "tuned").iterdir()} == {file.name for file in (tmp_path / "plain").iterdir()}
     with pytest.raises(BadInput, match="is there already"):
-        ordinary.write(tuned / "kept", tmp_path / "plain")
+        export_hf.write(tuned / "kept", tmp_path / "plain")
 
 
 def test_another_base_a_damaged_file_and_other_shapes_are_refused(tuned, tmp_path):
@@ -81,7 +81,7 @@ def test_another_base_a_damaged_file_and_other_shapes_are_refused(tuned, tmp_pat
     with pytest.raises(BadInput, match="does not say its base"):
         models.load(kept)
     kept = shutil.copytree(tuned / "kept", tmp_path / "again")
-    good = difference._about(kept)
+    good = delta_weights._about(kept)
     swapped = {"low": planes["high"].clone(), "high": planes["high"]}
     for damaged, words in ((planes | {"low": planes["low"][:-9]}, "is damaged"), (swapped, "restores other weights")):
         save_file(damaged, kept / DIFFERENCE, good)
@@ -92,9 +92,9 @@ def test_another_base_a_damaged_file_and_other_shapes_are_refused(tuned, tmp_pat
         models.load(kept)
     other = tiny.checkpoint(tmp_path / "other", vocab_size=410)
     with pytest.raises(BadInput, match="differ in names, shapes or number formats"):
-        difference.save(tuned / "tuned", tmp_path / "out", str(other))
+        delta_weights.save(tuned / "tuned", tmp_path / "out", str(other))
     with pytest.raises(BadInput, match="all weights in bfloat16"):
-        difference.save(other, tmp_path / "out", str(other))
+        delta_weights.save(other, tmp_path / "out", str(other))
     assert not (tmp_path / "out").exists()
 
 

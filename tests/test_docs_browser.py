@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from workbench.app import docs_site
+from workbench.app.docs import site as docs_site
 
 pytestmark = [pytest.mark.browser, pytest.mark.weekly]
 

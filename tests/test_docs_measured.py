@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.app import docs_measured
+from workbench.app.docs import measured as docs_measured
 
 ROOT = Path(__file__).parents[1]
 FULL = {"way": "full", "n": 8, "kl": 0.0, "kl_low": 0.0, "kl_high": 0.0, "agree": 1.0, "em": 0.5, "f1": 0.6}

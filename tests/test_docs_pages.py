@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from latex2mathml.converter import convert
 
-from workbench.app import docs_api, docs_methods, docs_site, docs_text
+from workbench.app.docs import api as docs_api
+from workbench.app.docs import methods as docs_methods
+from workbench.app.docs import site as docs_site
+from workbench.app.docs import text as docs_text
 from workbench.methods import registry
 from workbench.methods.presets import METHODS
 

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from documented import PAGES, blocks, name_of
 
-from workbench.app import docs_methods
+from workbench.app.docs import methods as docs_methods
 from workbench.methods.config import MethodConfig
 
 RUN = [page for page in PAGES if any(block.is_run for block in blocks(page))]

@@ -8,15 +8,15 @@ from tests.random_models import FAMILIES, Letters, block_of, model_of, prompt_of
 from workbench.core.blocks import Prompt
 from workbench.core.masks import block_attention, causal, window
 from workbench.core.plan import Plan
-from workbench.core.tile_grid import Grid
-from workbench.core.tiles import Tiles
-from workbench.engine import backends
+from workbench.core.tiling.tile_grid import Grid
+from workbench.core.tiling.tiles import Tiles
 from workbench.engine.assembly import assemble, empty
-from workbench.engine.attention import PlannedRequest
-from workbench.engine.cuda_graphs import Runner
+from workbench.engine.attention_backends import choice as backends
+from workbench.engine.attention_backends.attention import PlannedRequest
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
-from workbench.engine.paged_pool import Pool
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.paged_pool import Pool
 from workbench.methods import select as selectors
 from workbench.methods.engines import pages_of
 from workbench.methods.generation import answer, generate
@@ -216,7 +216,7 @@ def test_fused_layers_compute_what_layers_compute():
 @pytest.mark.parametrize("overlap", [False, True])
 def test_fused_layers_in_half_precision_over_pages_in_pairs(monkeypatch, overlap):
     """Blocks of an odd number of pages among long ones, keys rerotated two pages at a time; kernels that overlap."""
-    monkeypatch.setattr("workbench.kernels._triton.OVERLAP", overlap)
+    monkeypatch.setattr("workbench.kernels._shared.triton_import.OVERLAP", overlap)
     model, answers = wide(), []
     for run, layers in ((1, "model"), (2, "fused")):
         pool = Pool(model, 200)

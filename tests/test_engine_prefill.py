@@ -11,9 +11,9 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.masks import block_attention, causal, sink, visible, window
 from workbench.core.plan import Plan
-from workbench.core.tiles import Tiles
-from workbench.engine import attention
+from workbench.core.tiling.tiles import Tiles
 from workbench.engine.assembly import assemble, empty
+from workbench.engine.attention_backends import attention
 from workbench.engine.encoding import encode, encode_many
 from workbench.engine.forward import PrefillRequest, prefill, prefill_many
 

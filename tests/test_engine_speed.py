@@ -11,8 +11,8 @@ from tests import tiny
 from tests.random_models import Letters, model_of, prompt_of
 from workbench import models
 from workbench.data import load
-from workbench.experiments import engine_margins
-from workbench.experiments.trial import Trial
+from workbench.experiments.judging import engine_margins
+from workbench.experiments.trials.trial import Trial
 from workbench.methods.engines import EngineChoice, pages_of
 from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full

@@ -12,9 +12,9 @@ from tests.random_models import Letters, block_of, model_of, prompt_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, window
-from workbench.engine.page_owners import NoPages
-from workbench.experiments.record import Record
-from workbench.experiments.trial import Trial
+from workbench.engine.pages.page_allocator import NoPages
+from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial import Trial
 from workbench.methods import engines
 from workbench.methods import select as selectors
 from workbench.methods.engines import choose_engine, pages_of
@@ -22,8 +22,8 @@ from workbench.methods.generation import answer, generate, stream
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
-from workbench.methods.page_request import requests_of
-from workbench.methods.paged_answers import PagedAnswers
+from workbench.methods.paged.answers import PagedAnswers
+from workbench.methods.paged.request import requests_of
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.sampling import SamplingParams
 from workbench.methods.sparse.bfla import Bfla

@@ -13,13 +13,13 @@ from workbench.app.explore.given import loaded_of, reading_of
 from workbench.app.explore.linked import selection_of
 from workbench.app.explore.saving import file_name, free
 from workbench.core.errors import BadInput
-from workbench.experiments.trial import Trial
-from workbench.plots.chosen_tokens import width_of
-from workbench.plots.deviation import deviation
-from workbench.plots.masks import MaskPanel, masks
-from workbench.plots.reduce import firsts
-from workbench.plots.token_axes import MARK, TokenAxes, axes_of, counts_tokens, marks, token_of
-from workbench.store.places import opened
+from workbench.experiments.trials.trial import Trial
+from workbench.plots.attention.masks import MaskPanel, masks
+from workbench.plots.attention.token_axes import MARK, TokenAxes, axes_of, counts_tokens, marks, token_of
+from workbench.plots.kv.deviation import deviation
+from workbench.plots.tiles.reduce import firsts
+from workbench.plots.tokens.chosen_tokens import width_of
+from workbench.store.urls import opened
 
 TEXT = "Alice lives in Paris.\n\nBob keeps <b>bees</b>.\n\nWhere does Alice live?"
 SAID = {"notice": "n", "caption": "c"}

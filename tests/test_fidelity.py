@@ -10,7 +10,7 @@ from tests import tiny
 from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
-from workbench.experiments import fidelity as experiment
+from workbench.experiments.trials import fidelity as experiment
 from workbench.methods import finish, select
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse

@@ -7,12 +7,12 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from workbench.app import figure_files
-from workbench.app.figure_files import write_figure
-from workbench.app.thumbnail import chromium
+from workbench.app.reports import figure_files
+from workbench.app.reports.figure_files import write_figure
+from workbench.app.reports.thumbnail import chromium
 from workbench.core.errors import BadInput
-from workbench.plots.block_history import turnover
-from workbench.plots.theme import TURNED
+from workbench.plots.marks.theme import TURNED
+from workbench.plots.tokens.block_history import turnover
 from workbench.results import figure_data
 
 RECORD = {"step": 0, "label": "", "tokens": 9, "after_prefix": 5, "computed": 1}

@@ -2,12 +2,14 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 FOLDERS = "core kernels data models engine store methods metrics results experiments training plots app".split()
+MOST = 15  # modules in a folder
 STRANGERS = {"training", "plots"}  # neither imports the other
 POLICIES = ["methods/modes", "methods/prepare", "methods/select", "methods/sparse", "models/families"]
 
@@ -46,8 +48,6 @@ def test_a_folder_imports_only_folders_to_its_left(path):
     parts = path.relative_to(ROOT).parts
     here = parts[1] if parts[0] == "workbench" else parts[0]
     assert here in FOLDERS, f"there is no folder {here!r}"
-    if path == HOUSE / "app" / "moved.py":  # a table of all modules
-        return
     for name in imported(path):
         if name.startswith("workbench."):
             there = name.split(".")[1]
@@ -63,6 +63,23 @@ def test_files_of_a_policy_folder_never_meet(folder):
         for name in imported(path):
             sibling = name.removeprefix(package).split(".")[0] if name.startswith(package) else ""
             assert not (HOUSE / folder / f"{sibling}.py").is_file() or sibling.startswith("_"), f"{path} imports {name}"
+
+
+def test_a_folder_holds_about_a_dozen_modules():
+    folders = {path.parent for path in FILES}
+    sizes = {folder: len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) for folder in folders}
+    assert {folder: size for folder, size in sizes.items() if size > MOST} == {}
+
+
+def test_no_class_name_stands_twice():
+    names = Counter(
+        (node.name, path)
+        for path in FILES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    twice = Counter(name for name, _ in names)
+    assert {name for name, count in twice.items() if count > 1 and not name.startswith("_")} == set()
 
 
 def test_the_folder_of_kernels_hides_no_other_package():

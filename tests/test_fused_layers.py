@@ -11,14 +11,16 @@ from torch import nn
 from tests.random_models import block_of, model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
-from workbench.engine import attention, forward, fused_layers
+from workbench.engine import forward
 from workbench.engine.assembly import assemble
-from workbench.engine.cuda_graphs import Runner
+from workbench.engine.attention_backends import attention
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
-from workbench.engine.fused_layers import FusedLayers, layers_of, reason_against, side_by_side
-from workbench.engine.paged_pool import Pool
-from workbench.engine.weight_watch import WeightWatch
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.graphs.weight_guard import WeightWatch
+from workbench.engine.layers import fused_layers
+from workbench.engine.layers.fused_layers import FusedLayers, layers_of, reason_against, side_by_side
+from workbench.engine.pages.paged_pool import Pool
 
 LENGTHS = (19, 7, 33)
 QUESTIONS = (5, 9)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.core.errors import BadInput
-from workbench.data import game, segment
+from workbench.data import segment
+from workbench.data.sources import game
 
 LONG = game.frames(400, seed=3, tables=2)
 

@@ -15,9 +15,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests import tiny, tiny_gguf
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.core.files import digest
-from workbench.models import from_gguf, gguf_header
-from workbench.models.splitting import SPLITTINGS
+from workbench.core.utils.files import digest
+from workbench.models.gguf import conversion as from_gguf
+from workbench.models.gguf import header as gguf_header
+from workbench.models.gguf.pretokenizers import SPLITTINGS
 
 IDS = torch.arange(40)[None] % 30 + 5
 

@@ -8,15 +8,15 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.core.tiles import Tiles
+from workbench.core.tiling.tiles import Tiles
 from workbench.engine.decoding import check_length, decode
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.engine.paged_pool import Pool
-from workbench.experiments.sweep import sweep
-from workbench.experiments.trial import Trial
+from workbench.engine.pages.paged_pool import Pool
+from workbench.experiments.sweeps.sweep import sweep
+from workbench.experiments.trials.trial import Trial
 from workbench.store import FolderStore, MemoryStore, TieredStore
-from workbench.store.transfer import pack
+from workbench.store.files.transfer import pack
 
 NAN, INFINITY = float("nan"), float("inf")
 PROMPT = Prompt((Block((1, 2, 3)), Block((4, 5))))

@@ -6,10 +6,11 @@ import json
 import pytest
 
 from workbench import data
-from workbench.core import json_text
 from workbench.core.errors import BadInput
-from workbench.data import files, layouts, passage_files
+from workbench.core.utils import json_text
+from workbench.data import layouts
 from workbench.data.layouts import LAB, Layout
+from workbench.data.sources import files, passage_files
 
 OURS = {"question": "q", "answers": ["a"], "ctxs": [{"title": "t", "text": "x"}]}
 HOTPOT = {"question": "q", "answer": "a", "context": [["t", ["s"]]], "supporting_facts": [["t", 0]]}

@@ -12,15 +12,15 @@ from store_blocks import key_for, kv_of
 from typer.testing import CliRunner
 
 from workbench.app.cli import app
-from workbench.app.notebook_run import declared
+from workbench.app.notebooks.run import declared
 from workbench.core.errors import BadInput, brief
-from workbench.core.files import check_place
-from workbench.experiments import rows
-from workbench.experiments.preflight import check as preflight
-from workbench.experiments.trial import Trial
+from workbench.core.utils.files import check_place
+from workbench.experiments.sweeps.preflight import check as preflight
+from workbench.experiments.trials import rows
+from workbench.experiments.trials.trial import Trial
 from workbench.store import FolderStore
-from workbench.store.scrub import describe, verify
-from workbench.store.transfer import pack, unpack
+from workbench.store.files.scrub import describe, verify
+from workbench.store.files.transfer import pack, unpack
 from workbench.training.gate_config import GateConfig
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.tuning.config import TuneConfig

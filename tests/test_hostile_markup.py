@@ -6,8 +6,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from workbench.app import html, report, report_index
-from workbench.app.inert import inert
+from workbench.app.reports import html, report
+from workbench.app.reports import index as report_index
+from workbench.app.reports.sanitize_figure import inert
 from workbench.core.errors import BadInput
 
 ROOT = Path(__file__).parents[1]

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_type_hints
 import pytest
 import torch
 
-from workbench.core import annotations
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
+from workbench.core.utils import annotations
 from workbench.methods import modes, prepare, registry, select, sparse
 from workbench.methods.config import MethodConfig
 from workbench.methods.modes.full import Full

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from workbench.app import cli
 from workbench.core.errors import BadInput
-from workbench.core.files import check_folder, check_place, write_text
+from workbench.core.utils.files import check_folder, check_place, write_text
 
 COMMANDS = {
     "trial": ("trial", "--model", "tiny", "--out"),

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from workbench.app import notebook, report
-from workbench.app.commands.options import parse
-from workbench.app.notebook_run import check
+from workbench.app.console.options import parse
+from workbench.app.notebooks import notebook
+from workbench.app.notebooks.run import check
+from workbench.app.reports import report
 from workbench.core import mask_rules
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workbench import KV, Block, Plan, Prompt, Tiles
-from workbench.core import html_views
+from workbench.core.utils import html_views
 
 EVIL = '<img src=x onerror="alert(1)"><b>'
 PROMPT = Prompt((Block((1, 2, 3), EVIL), Block(tuple(range(40)), "passage"), Block((4, 5))))

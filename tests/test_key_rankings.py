@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from workbench.core.errors import BadInput
-from workbench.metrics.key_rankings import Rankings, rankings
-from workbench.metrics.tile_states import States
+from workbench.metrics.tiles.key_rankings import Rankings, rankings
+from workbench.metrics.tiles.tile_states import States
 
 
 def test_a_key_that_one_row_needs_is_missed_by_the_mean():

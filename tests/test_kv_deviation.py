@@ -13,7 +13,7 @@ from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.methods import select
-from workbench.metrics.kv_deviation import causes, concentration, deviation, full_attention_kv, repair, squared
+from workbench.metrics.kv.kv_deviation import causes, concentration, deviation, full_attention_kv, repair, squared
 
 SIZES = (4, 9, 7, 12, 5)
 PROMPT = prompt_of(*SIZES)

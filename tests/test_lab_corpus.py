@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.data import lab, lab_words, lab_world
+from workbench.data.lab_corpus import samples as lab
+from workbench.data.lab_corpus import words as lab_words
+from workbench.data.lab_corpus import world as lab_world
 
 
 def test_the_same_seed_gives_the_same_samples_and_another_seed_other_ones():

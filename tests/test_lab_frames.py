@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
-from workbench.experiments import sessions
+from workbench.experiments.serving import sessions
 
 FRAMES = lab_frames.samples(50, seed=3, passages=20, length=25)
 

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from workbench import data, models
 from workbench.core.errors import BadInput
-from workbench.data import lab, lab_facts, lab_hard_words
-from workbench.data.lab_style import HARD, PLAIN, Style
-from workbench.data.lab_words import LISTS, RELATIONS
-from workbench.data.lab_world import World, passages_of
+from workbench.data.lab_corpus import facts as lab_facts
+from workbench.data.lab_corpus import hard_words
+from workbench.data.lab_corpus import samples as lab
+from workbench.data.lab_corpus.style import HARD, PLAIN, Style
+from workbench.data.lab_corpus.words import LISTS, RELATIONS
+from workbench.data.lab_corpus.world import World, passages_of
 from workbench.data.retrieval_corpus import Corpus, nearest
 from workbench.data.sample import document_starts
-from workbench.metrics.selection import antecedents
+from workbench.metrics.kv.selection import antecedents
 
 LAB_AS_IT_WAS = {  # seed: SHA-256 of 50 samples before there were switches
     0: "a1c89d0b508967d5b547b6810965ec5a92dd3bf8a57d2f018a698d94046bafdd",
@@ -77,7 +79,7 @@ def test_every_sentence_of_the_harder_lab_says_its_own_relation_alone():
     for relation in (relation for relations in RELATIONS.values() for relation in relations):
         things = {"person": "Ada Kelric", "company": "Lordex Mills", "place": "Tamby"}
         thing = things.get(relation.target) or LISTS[relation.target][0]
-        for says, before in product(lab_hard_words.sentences_of(relation), ("", "Unlike her, ")):
+        for says, before in product(hard_words.sentences_of(relation), ("", "Unlike her, ")):
             passage = data.Passage("Otto Dorman", before + says.format(s="Otto Dorman", o=thing))
             assert lab_facts.statements([passage]) == [lab_facts.Statement("Otto Dorman", relation.name, thing)]
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from workbench import data, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
-from workbench.data import lab_hard_words
-from workbench.data.lab_style import HARD, PLAIN, Style
+from workbench.data.lab_corpus import hard_words
+from workbench.data.lab_corpus.style import HARD, PLAIN, Style
 from workbench.training.lab import checkpoint, evaluate
 from workbench.training.lab.config import RECIPES, PretrainConfig, recipe
 from workbench.training.lab.curriculum import ANSWER, HARD_STAGES, STAGES, STAGES_OF, Stage, draw
@@ -73,9 +73,9 @@ def test_the_harder_curriculum_uses_its_words_from_the_first_stage_on_and_mixes_
 
 
 def test_every_word_of_the_harder_lab_is_one_token_of_its_models(tokenizer):
-    adjectives = [word for both in lab_hard_words.ADJECTIVES.values() for words in both for word in words]
-    said = " ".join(says for listed in lab_hard_words.PARAPHRASES.values() for says in listed)
-    words = [*lab_hard_words.RECORDS, *adjectives, *re.findall(r"(?<!{)\b[a-z]+\b(?!})", said)]
+    adjectives = [word for both in hard_words.ADJECTIVES.values() for words in both for word in words]
+    said = " ".join(says for listed in hard_words.PARAPHRASES.values() for says in listed)
+    words = [*hard_words.RECORDS, *adjectives, *re.findall(r"(?<!{)\b[a-z]+\b(?!})", said)]
     encoded = tokenizer([f" {word}" for word in words], add_special_tokens=False).input_ids
     assert [word for word, ids in zip(words, encoded, strict=True) if len(ids) != 1] == []
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from workbench import data, generate, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
-from workbench.data.lab_world import Style
+from workbench.data.lab_corpus.world import Style
 from workbench.training.common import watched
 from workbench.training.lab import checkpoint
 from workbench.training.lab.config import PretrainConfig

@@ -6,8 +6,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from workbench.engine import blocks_backends, encoding, measured_backends
-from workbench.engine.backends import kernel
+from workbench.engine import encoding
+from workbench.engine.attention_backends import blocks_backends
+from workbench.engine.attention_backends import measured as measured_backends
+from workbench.engine.attention_backends.choice import kernel
 
 TIMES = {"tile_attention": 1.0, "cudnn": 0.9, "flash": 2.0}
 ROW = {"work": "dense", "heads": [32, 8], "width": 128, "length": 8192, "times": TIMES}

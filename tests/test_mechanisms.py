@@ -12,13 +12,13 @@ from transformers import LlamaConfig
 from workbench.core.blocks import Block, Prompt
 from workbench.core.masks import block_attention, causal, visible
 from workbench.core.plan import Plan
-from workbench.core.tile_grid import Grid
-from workbench.data.game import frames
+from workbench.core.tiling.tile_grid import Grid
 from workbench.data.layouts import RELEASED
 from workbench.data.sample import Passage, Sample
+from workbench.data.sources.game import frames
 from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.experiments.simulated_machine import GB, Machine
-from workbench.experiments.store_replay import replay, requests_of
+from workbench.experiments.simulation.simulated_machine import GB, Machine
+from workbench.experiments.simulation.store_replay import replay, requests_of
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.sparse.bfla import Bfla
@@ -26,8 +26,8 @@ from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.random import RandomTiles
 from workbench.metrics import cost
 from workbench.metrics.answers import bootstrap
-from workbench.metrics.kv_deviation import full_attention_kv
-from workbench.metrics.position_encoding import differences, tiny
+from workbench.metrics.kv.kv_deviation import full_attention_kv
+from workbench.metrics.kv.position_encoding import differences, tiny
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT, FUSION_FIGURE_6, LLAMA_3_8B, QUESTION, TABLE_3
 from workbench.store import MemoryStore
 

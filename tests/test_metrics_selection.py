@@ -12,7 +12,7 @@ from tests.random_models import Letters, prompt_of
 from workbench import data
 from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
-from workbench.metrics.selection import agreement, antecedents, by_block, by_offset, chosen, summary
+from workbench.metrics.kv.selection import agreement, antecedents, by_block, by_offset, chosen, summary
 
 
 def test_selectors_agree_by_the_tokens_that_they_share():

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench.core import tile_grid
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
+from workbench.core.tiling import tile_grid
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
 from workbench.methods import sparse
-from workbench.metrics.sparsity import measure
-from workbench.metrics.sparsity_counts import of_layer
+from workbench.metrics.tiles.sparsity import measure
+from workbench.metrics.tiles.sparsity_counts import of_layer
 from workbench.models.spec import attach
 
 MODEL = model_of("llama")

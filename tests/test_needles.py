@@ -7,9 +7,9 @@ import pytest
 
 from workbench import data
 from workbench.core.errors import BadInput
-from workbench.data import needles
-from workbench.data.lab_words import RELATIONS
-from workbench.data.needles import named, samples, values
+from workbench.data.lab_corpus.words import RELATIONS
+from workbench.data.sources import needles
+from workbench.data.sources.needles import named, samples, values
 
 
 def stated(passage, relation):

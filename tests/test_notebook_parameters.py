@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.app import notebook
+from workbench.app.notebooks import notebook
 from workbench.core.errors import BadInput
 
 

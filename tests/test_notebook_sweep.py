@@ -9,8 +9,9 @@ import pytest
 import report_notebooks
 from typer.testing import CliRunner
 
-from workbench.app import cli, notebook_sweep
-from workbench.app.notebook_run import Run
+from workbench.app import cli
+from workbench.app.notebooks import sweep as notebook_sweep
+from workbench.app.notebooks.run import Run
 from workbench.core.errors import BadInput
 
 distributed = pytest.importorskip("distributed")

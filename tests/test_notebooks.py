@@ -11,9 +11,11 @@ import pytest
 from papermill.inspection import inspect_notebook
 from short_runs import FIGURES, NAMES, NOTEBOOKS, TINY
 
-from workbench.app import html, notebook_run
-from workbench.app.notebook_run import Run, Workers
-from workbench.experiments import bench_reports, ttft
+from workbench.app.notebooks import run as notebook_run
+from workbench.app.notebooks.run import Run, Workers
+from workbench.app.reports import html
+from workbench.experiments import bench_reports
+from workbench.experiments.latency import ttft
 
 TABLES = {
     "00_start_here": {"answers"},

@@ -6,8 +6,8 @@ import pytest
 from papermill.inspection import inspect_notebook
 from short_runs import NOTEBOOKS
 
-from workbench.app import html
-from workbench.app.notebook_run import Task, Workers
+from workbench.app.notebooks.run import Task, Workers
+from workbench.app.reports import html
 
 LIMIT_S = 180  # on two cores
 WITH_MODEL = [path for path in NOTEBOOKS if "model" in inspect_notebook(str(path))]

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from workbench import models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
-from workbench.experiments.sweep import sweep
-from workbench.experiments.trial import Trial
-from workbench.methods.precompute import Preparation
-from workbench.models import difference, ordinary
+from workbench.experiments.sweeps.sweep import sweep
+from workbench.experiments.trials.trial import Trial
+from workbench.methods.preprocessing.precompute import Preparation
+from workbench.models.weights import delta_weights, export_hf
 
 ONE = {"question": "Who?", "answers": ["Ana"], "ctxs": [{"title": "A", "text": "Ana is here."}]}
 
@@ -56,9 +56,9 @@ def test_an_output_without_a_name_is_refused(there, words):
 
 
 def test_a_difference_takes_no_place_of_a_model_that_is_there(there):
-    ordinary.write(str(there / "model"), there / "base")
+    export_hf.write(str(there / "model"), there / "base")
     with pytest.raises(BadInput, match="base is there already: a new folder is needed"):
-        difference.save(there / "base", there / "base", str(there / "base"))
+        delta_weights.save(there / "base", there / "base", str(there / "base"))
     assert models.load(there / "base")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from documented import ROOT, blocks
 
-from workbench.app import own_policy
+from workbench.app.notebooks import own_policy
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.methods.select import choose

@@ -6,7 +6,7 @@ import torch
 from tests.random_models import block_of
 from workbench.core.kv import KV
 from workbench.store import FolderStore, HostTier, StoreTier, TieredStore, key_of
-from workbench.store.packed import PackedKV, layers_of, pack
+from workbench.store.files.packed import PackedKV, layers_of, pack
 
 
 def kv_of(seed, tokens=3, widths=(2, 2), dtype=torch.float32):

@@ -11,15 +11,17 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.random_models import Letters, block_of, model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.engine import cuda_graphs, encoding, page_storage, paged_pool
-from workbench.engine.cuda_graphs import Runner
+from workbench.engine import encoding
 from workbench.engine.encoding import encode_many
-from workbench.engine.page_owners import NoPages
-from workbench.engine.paged_pool import Pool
+from workbench.engine.graphs import cuda_graphs
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages import page_storage, paged_pool
+from workbench.engine.pages.page_allocator import NoPages
+from workbench.engine.pages.paged_pool import Pool
 from workbench.methods.generation import generate
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.page_request import requests_of
-from workbench.methods.paged_answers import PagedAnswers
+from workbench.methods.paged.answers import PagedAnswers
+from workbench.methods.paged.request import requests_of
 from workbench.methods.sampling import SamplingParams
 from workbench.store import MemoryStore
 

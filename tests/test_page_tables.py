@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.core.page_table import INVALID_POS
-from workbench.engine.page_tables import context_of, joined_pages, table_of
+from workbench.engine.pages.page_tables import context_of, joined_pages, table_of
 
 SIZE = 16
 

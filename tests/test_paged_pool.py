@@ -11,15 +11,15 @@ from tests.random_models import FAMILIES, block_of, model_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
-from workbench.engine import paged_pool as pools
 from workbench.engine.assembly import assemble
-from workbench.engine.buckets import Bucket, _octave
-from workbench.engine.cuda_graphs import Runner
 from workbench.engine.decoding import decode
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
-from workbench.engine.page_tables import PageTable, context_of, joined_pages, table_of
-from workbench.engine.paged_pool import Pool
+from workbench.engine.graphs.batch_buckets import Bucket, _octave
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages import paged_pool as pools
+from workbench.engine.pages.page_tables import PageTable, context_of, joined_pages, table_of
+from workbench.engine.pages.paged_pool import Pool
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODEL = model_of().to(DEVICE)

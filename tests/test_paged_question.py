@@ -5,11 +5,12 @@ import torch
 
 from tests.random_models import model_of, prompt_of
 from workbench.core.errors import BadInput
-from workbench.engine import attention_maps, paged_question
+from workbench.engine import attention_maps
 from workbench.engine.assembly import assemble
-from workbench.engine.cuda_graphs import Runner
 from workbench.engine.encoding import encode_many
-from workbench.engine.paged_pool import Pool
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages import paged_question
+from workbench.engine.pages.paged_pool import Pool
 
 PROMPT = prompt_of(4, 9, 7, 12, 5)
 

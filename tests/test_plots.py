@@ -13,22 +13,22 @@ from workbench.core import mask_rules
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, causal, sink, visible, window
-from workbench.metrics import position_encoding
 from workbench.metrics.attention_mass import busiest, masked, overlap, reused
-from workbench.metrics.position_drift import drift
-from workbench.metrics.position_encoding import SCHEMES, key_rotation, shift_errors
-from workbench.plots import table as tables
-from workbench.plots.attention_mass import attention, block_mass
-from workbench.plots.intervals import quality
-from workbench.plots.lines import SCHEMES as DRAWN_SCHEMES
-from workbench.plots.lines import rounding
-from workbench.plots.mask_savings import savings
-from workbench.plots.masks import MaskPanel, masks
-from workbench.plots.position_drift import drift as draw_drift
-from workbench.plots.position_encoding import exactness, rotation
-from workbench.plots.prompt_strip import strip
-from workbench.plots.reduce import firsts, shares, visible_pairs
-from workbench.plots.theme import TEMPLATE, WIDTH
+from workbench.metrics.kv import position_encoding
+from workbench.metrics.kv.position_drift import drift
+from workbench.metrics.kv.position_encoding import SCHEMES, key_rotation, shift_errors
+from workbench.plots.attention.attention_mass import attention, block_mass
+from workbench.plots.attention.mask_savings import savings
+from workbench.plots.attention.masks import MaskPanel, masks
+from workbench.plots.attention.prompt_strip import strip
+from workbench.plots.kv.position_drift import drift as draw_drift
+from workbench.plots.kv.position_encoding import exactness, rotation
+from workbench.plots.marks import table as tables
+from workbench.plots.marks.intervals import quality
+from workbench.plots.marks.lines import SCHEMES as DRAWN_SCHEMES
+from workbench.plots.marks.lines import rounding
+from workbench.plots.marks.theme import TEMPLATE, WIDTH
+from workbench.plots.tiles.reduce import firsts, shares, visible_pairs
 
 SAID = {"caption": "n = 3, seed 0, CPU", "notice": "Look here."}
 SIZES = (3, 5, 4)

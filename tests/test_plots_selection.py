@@ -8,17 +8,17 @@ import torch
 from tests.random_models import prompt_of
 from tests.test_plots import SAID, check
 from workbench import data
-from workbench.app.explore import critical, repair
+from workbench.app.explore.panels import critical, repair
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.methods import select
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.plots.chosen_places import agreement
-from workbench.plots.chosen_tokens import Choice, _layout, coloured
-from workbench.plots.deviation import deviation
-from workbench.plots.lines import profile, profiles
-from workbench.plots.ratio_outcomes import RatioOutcome, ratios
-from workbench.plots.styles import SELECTORS
+from workbench.plots.kv.deviation import deviation
+from workbench.plots.marks.lines import profile, profiles
+from workbench.plots.marks.styles import SELECTORS
+from workbench.plots.tokens.chosen_places import agreement
+from workbench.plots.tokens.chosen_tokens import Choice, _layout, coloured
+from workbench.plots.tokens.ratio_outcomes import RatioOutcome, ratios
 from workbench.store import MemoryStore
 
 PROMPT = prompt_of(3, 5, 4, 2)

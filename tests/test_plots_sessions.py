@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from workbench.app.explore.editing import EDITS, edited
-from workbench.plots.block_history import history, turnover
-from workbench.plots.frames import frames
-from workbench.plots.styles import REUSE_STATUSES
-from workbench.plots.theme import TEMPLATE, WIDTH
+from workbench.app.explore.panels.editing import EDITS, edited
+from workbench.plots.attention.frames import frames
+from workbench.plots.marks.styles import REUSE_STATUSES
+from workbench.plots.marks.theme import TEMPLATE, WIDTH
+from workbench.plots.tokens.block_history import history, turnover
 
 SAID = {"caption": "n = 2, seed 0, CPU", "notice": "Look here."}
 

@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 
 from tests.random_models import model_of, prompt_of
 from tests.test_plots import SAID, check
-from workbench.app.explore import long as long_prompts
-from workbench.app.explore import tiles as explored
+from workbench.app.explore.panels import long as long_prompts
+from workbench.app.explore.panels import tiles as explored
 from workbench.methods import sparse
 from workbench.methods.sparse._small import SETTINGS, small
-from workbench.metrics import tile_recall, tile_union
-from workbench.metrics.tile_states import dense_states, synthetic_states
-from workbench.plots import heads, tile_overview, union
-from workbench.plots.bfla_rules import bfla_rules, first_rule
-from workbench.plots.controls import some
-from workbench.plots.reduce import blocks
-from workbench.plots.styles import SPARSE_METHODS
-from workbench.plots.tile_recall import (
+from workbench.metrics.tiles import tile_recall, tile_union
+from workbench.metrics.tiles.tile_states import dense_states, synthetic_states
+from workbench.plots.marks.controls import some
+from workbench.plots.marks.styles import SPARSE_METHODS
+from workbench.plots.tiles import heads, tile_overview, union
+from workbench.plots.tiles.bfla_rules import bfla_rules, first_rule
+from workbench.plots.tiles.reduce import blocks
+from workbench.plots.tiles.tile_recall import (
     LEVELS,
     DensityCurve,
     Span,

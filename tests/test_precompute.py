@@ -15,14 +15,16 @@ from typer.testing import CliRunner
 from tests import tiny
 from workbench import data
 from workbench.app import cli
-from workbench.core import runner
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
+from workbench.core.utils import runner
 from workbench.data.retrieval_corpus import Corpus
-from workbench.experiments.trial import Trial
-from workbench.methods import prepare, shards
-from workbench.methods.precompute import Preparation, kind_of
-from workbench.store import FolderStore, MemoryStore, block_file
+from workbench.experiments.trials.trial import Trial
+from workbench.methods import prepare
+from workbench.methods.preprocessing import shards
+from workbench.methods.preprocessing.precompute import Preparation, kind_of
+from workbench.store import FolderStore, MemoryStore
+from workbench.store.files import block_file
 
 DATA = {"samples": 16, "passages": 3, "prepare": "with_neighbours(n=2)", "shard": 2}
 

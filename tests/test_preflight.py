@@ -6,9 +6,9 @@ import pytest
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.experiments import preflight
-from workbench.experiments.sweep import cases, sweep
-from workbench.experiments.trial import Trial
+from workbench.experiments.sweeps import preflight
+from workbench.experiments.sweeps.sweep import cases, sweep
+from workbench.experiments.trials.trial import Trial
 
 QUESTIONS = {"samples": 4, "passages": 3, "max_new_tokens": 3, "timed": 1}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from workbench.core.errors import BadInput
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials.trial import Trial
 from workbench.methods.presets import METHODS, options
 
 QUESTIONS = {"samples": 4, "passages": 4, "max_new_tokens": 3, "timed": 1}

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from workbench.engine import products
-from workbench.engine.products import TORCH, Products
+from workbench.engine.layers import gemm_dispatch
+from workbench.engine.layers.gemm_dispatch import TORCH, Products
 
 X, WEIGHTS = torch.randn(8, 64), [torch.randn(96, 64) for _ in range(2)]
 
@@ -15,12 +15,12 @@ X, WEIGHTS = torch.randn(8, 64), [torch.randn(96, 64) for _ in range(2)]
 def as_on_a_gpu(monkeypatch):
     """Times that are made up: our kernel in two parts is the fastest, or torch, by `times`."""
     times = {TORCH: 2.0, "two": 1.0}
-    way = products.kernel("few_rows_linear").LinearConfig(tile=32, channels=16, splits=2)
-    monkeypatch.setattr(products, "_where", lambda device: "a GPU")
-    monkeypatch.setattr(products, "ways", lambda *_: [way])
-    monkeypatch.setattr(products, "timed", lambda work, weights: times[TORCH])
-    monkeypatch.setattr(products, "_tried", lambda *_: times["two"])
-    monkeypatch.setattr(products, "LARGE", 0)
+    way = gemm_dispatch.kernel("few_rows_linear").LinearConfig(tile=32, channels=16, splits=2)
+    monkeypatch.setattr(gemm_dispatch, "_where", lambda device: "a GPU")
+    monkeypatch.setattr(gemm_dispatch, "ways", lambda *_: [way])
+    monkeypatch.setattr(gemm_dispatch, "timed", lambda work, weights: times[TORCH])
+    monkeypatch.setattr(gemm_dispatch, "_tried", lambda *_: times["two"])
+    monkeypatch.setattr(gemm_dispatch, "LARGE", 0)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     return times
 
@@ -52,7 +52,7 @@ def test_a_file_that_is_damaged_or_cannot_be_written_stops_nobody(as_on_a_gpu, t
 
 def test_both_ways_give_the_same_numbers():
     pytest.importorskip("triton", reason="Triton is not available on this platform")
-    way = products.kernel("few_rows_linear").LinearConfig(tile=32, channels=16, warps=4, stages=2, splits=3)
+    way = gemm_dispatch.kernel("few_rows_linear").LinearConfig(tile=32, channels=16, warps=4, stages=2, splits=3)
     own = Products(chosen={"8x64x96 float32 parts": way})
     parts = own(X, WEIGHTS[0], parts=True)
     assert parts.shape == (3, 8, 96)
@@ -65,5 +65,5 @@ def test_nothing_is_measured_without_a_gpu():
     found = Products()
     found.prepare(8, [torch.zeros(4096, 4096)], parts=True)
     assert found.chosen == {} and found.times == {}
-    assert all(way.splits == 1 for way in products.ways(28672, 4096, False))
-    assert {way.splits for way in products.ways(4096, 14336, True)} >= {4, 8}
+    assert all(way.splits == 1 for way in gemm_dispatch.ways(28672, 4096, False))
+    assert {way.splits for way in gemm_dispatch.ways(4096, 14336, True)} >= {4, 8}

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench import data, explore
-from workbench.app.explore import prompt_heat
+from workbench.app.explore.debounce import Newest, Superseded
+from workbench.app.explore.editor import heat as prompt_heat
+from workbench.app.explore.editor.choices import Wanted
+from workbench.app.explore.editor.grid import arrangements, asked
+from workbench.app.explore.editor.html import page as whole_page
+from workbench.app.explore.editor.text import PromptReader
 from workbench.app.explore.linked import selection_of
-from workbench.app.explore.newest import Newest, Superseded
-from workbench.app.explore.prompt_choices import Wanted
-from workbench.app.explore.prompt_grid import arrangements, asked
-from workbench.app.explore.prompt_html import page as whole_page
-from workbench.app.explore.prompt_text import PromptReader
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 
@@ -271,7 +271,7 @@ def test_a_darker_byte_never_stands_for_less(values, log):
 
 AT_EXIT = """
 import threading, torch
-from workbench.app.explore.newest import Newest
+from workbench.app.explore.debounce import Newest
 
 def run(wish, alive):
     while True:

@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from workbench.app import real_model
+from workbench.app.notebooks import real_model
 from workbench.data import assets
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"

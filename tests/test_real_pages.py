@@ -9,9 +9,10 @@ import pytest
 import report_notebooks as tiny
 from test_report import invoke
 
-from workbench.app import notebook_run, real_pages, report
-from workbench.models import fetched
-from workbench.models.gguf_header import VERSION
+from workbench.app.notebooks import run as notebook_run
+from workbench.app.reports import real_pages, report
+from workbench.models import pretrained
+from workbench.models.gguf.header import VERSION
 
 MODEL = real_pages.MODEL
 SAVE = 'notebook.save(output, {"points": points, "model": model})'
@@ -21,15 +22,15 @@ LOAD = "from workbench.models import fetched\n\nassert fetched.folder(model).is_
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """A user's cache with nothing in it, and no browser."""
-    monkeypatch.setenv(fetched.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(pretrained.CACHE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def stand_in() -> None:
     """Leave what says that the real model is fetched."""
-    source = {"sha256": fetched.CATALOGUE[MODEL].sha256, "conversion": VERSION}
-    fetched.place(MODEL).mkdir(parents=True)
-    (fetched.place(MODEL) / "workbench.json").write_text(json.dumps({"source": source}))
+    source = {"sha256": pretrained.CATALOGUE[MODEL].sha256, "conversion": VERSION}
+    pretrained.place(MODEL).mkdir(parents=True)
+    (pretrained.place(MODEL) / "workbench.json").write_text(json.dumps({"source": source}))
 
 
 def fetch_by(monkeypatch, code: str) -> None:

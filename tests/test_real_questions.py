@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from workbench import data, models
 from workbench.app import cli
 from workbench.core.errors import BadInput
-from workbench.experiments.record import Record
-from workbench.experiments.sweep import sweep
-from workbench.experiments.trial import Trial
-from workbench.methods.precompute import Preparation
+from workbench.experiments.sweeps.sweep import sweep
+from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial import Trial
+from workbench.methods.preprocessing.precompute import Preparation
 from workbench.models import random_init
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -8,13 +8,13 @@ import pytest
 from tests.random_models import Letters, block_of, model_of
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.experiments.record import Record
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial import Trial
 from workbench.methods.generation import generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.methods.receipts import BlockReceipt, Receipt
+from workbench.methods.request_report import BlockReceipt, Receipt
 from workbench.methods.select.first_k import FirstK
 from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore
 

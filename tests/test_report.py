@@ -14,9 +14,9 @@ import report_notebooks as tiny
 import typer
 from typer.testing import CliRunner
 
-from workbench.app import html, report
-from workbench.app.commands.options import parse
 from workbench.app.commands.report import command as report_command
+from workbench.app.console.options import parse
+from workbench.app.reports import html, report
 from workbench.core.errors import BadInput
 
 IMPORTED = """import sys

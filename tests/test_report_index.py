@@ -6,7 +6,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from workbench.app import html, report_index, thumbnail
+from workbench.app.reports import html, thumbnail
+from workbench.app.reports import index as report_index
 
 HEAT = {"type": "heatmap", "z": [[0, 1]], "customdata": [["hover"]], "text": [["a", "b"]]}
 STRANGE = '<img src=x onerror="alert(1)"> & "quotes"'

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from test_report_index import STRANGE, card, executed
 
-from workbench.app import html, report_index, thumbnail
-from workbench.app.figure_files import page_of
-from workbench.plots.table import table
-from workbench.plots.theme import PAGE_STYLE
+from workbench.app.reports import html, thumbnail
+from workbench.app.reports import index as report_index
+from workbench.app.reports.figure_files import page_of
+from workbench.plots.marks.table import table
+from workbench.plots.marks.theme import PAGE_STYLE
 
 pytestmark = pytest.mark.browser
 DRAWN = "() => [...document.querySelectorAll('[data-picture]')].every(place => place.dataset.drawn)"

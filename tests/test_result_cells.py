@@ -7,7 +7,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from workbench.app import notebook
+from workbench.app.notebooks import notebook
 from workbench.results import Missing, Results, read
 from workbench.results.reader import FOLDER
 from workbench.results.writer import prepare

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from workbench import results
 from workbench.core.errors import BadInput
-from workbench.plots import chart, tradeoff
+from workbench.plots.marks import chart
+from workbench.plots.reports import tradeoff
 from workbench.results import Results, schema
 
 ORIGIN = {"model": "m", "data": "d", "method": "block", "ratio": 0.15, "seed": 3, "device": "cpu"}

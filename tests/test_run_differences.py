@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from workbench.app import compared_page
 from workbench.app.cli import app
+from workbench.app.reports import compared_page
 from workbench.core.errors import BadInput
-from workbench.experiments import rows
-from workbench.experiments import runs as reading
-from workbench.experiments.run_differences import compared
-from workbench.experiments.runs import Run
-from workbench.experiments.trial import Trial
-from workbench.plots.run_differences import differences, said, sentence
+from workbench.experiments.trials import rows
+from workbench.experiments.trials import runs as reading
+from workbench.experiments.trials.run_differences import compared
+from workbench.experiments.trials.runs import Run
+from workbench.experiments.trials.trial import Trial
+from workbench.plots.reports.run_differences import differences, said, sentence
 
 QUICK = ["--samples", "4", "--passages", "3", "--timed", "1", "--max-new-tokens", "2"]
 

@@ -6,9 +6,9 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from workbench.core import runner
 from workbench.core.errors import BadInput
-from workbench.core.runner import Outcome, Workers
+from workbench.core.utils import runner
+from workbench.core.utils.runner import Outcome, Workers
 
 
 class Work:

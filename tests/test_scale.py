@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from tests.test_bench_models import TINY
-from workbench.experiments import scale
-from workbench.experiments.bench.whole_model import LLAMA, Scene, build
+from workbench.experiments.bench.models.whole_model import LLAMA, Scene, build
+from workbench.experiments.latency import scale
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from workbench import data
 from workbench.core.errors import BadInput
-from workbench.training.tuning.overlap import apart, words_of
+from workbench.training.tuning.text.overlap import apart, words_of
 
 
 def test_text_that_is_scored_on_is_refused_by_its_first_sample_or_left_out(texts, tmp_path):

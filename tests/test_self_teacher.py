@@ -18,12 +18,12 @@ from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
 from workbench.training import common
 from workbench.training.tuning import train as loop
-from workbench.training.tuning.examples import Data
-from workbench.training.tuning.own_answers import CACHE, draw
 from workbench.training.tuning.run import TuneRun
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
 from workbench.training.tuning.teacher import divergence, logits_of, pack_taught
+from workbench.training.tuning.text.examples import Data
+from workbench.training.tuning.text.own_answers import CACHE, draw
 from workbench.training.tuning.train import train
 
 

@@ -11,7 +11,7 @@ from tests import tiny
 from workbench import data, models, results
 from workbench.app import cli
 from workbench.core.errors import BadInput
-from workbench.experiments.serve_bench import measure
+from workbench.experiments.serving.serve_bench import measure
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.first_k import FirstK
 from workbench.methods.serving import MODES
@@ -127,7 +127,9 @@ def test_a_wrong_option_is_one_sentence_and_nothing_is_written(words, folder, tm
 
 
 def test_wrong_arguments_are_refused_before_any_work(loaded, prompts, monkeypatch):
-    monkeypatch.setattr("workbench.experiments.serve_bench.TemporaryDirectory", None)  # the first thing that is made
+    monkeypatch.setattr(
+        "workbench.experiments.serving.serve_bench.TemporaryDirectory", None
+    )  # the first thing that is made
     wrong = [{"modes": []}, {"modes": ["quick"]}, {"rate": 0.0}, {"rate": math.nan}, {"batch": 0}, {"loaders": 0}]
     for options in [*wrong, {"start": "x"}, {"engine": "x"}, {"max_new_tokens": 0}, {"prompts": []}]:
         with pytest.raises(BadInput):

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.core.errors import BadInput
-from workbench.data import chat, demonstrations, game
 from workbench.data.layouts import LAB
-from workbench.experiments import sessions
-from workbench.experiments.session_replay import follow, scores
+from workbench.data.sources import chat, demonstrations, game
+from workbench.experiments.serving import sessions
+from workbench.experiments.serving.session_replay import follow, scores
 
 
 @given(seed=st.integers(0, 200), turns=st.integers(2, 14), memory=st.integers(1, 9))

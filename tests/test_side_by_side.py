@@ -4,10 +4,10 @@ import pytest
 
 from workbench import data
 from workbench.core.errors import BadInput
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials.trial import Trial
 from workbench.methods import sparse
-from workbench.metrics.side_by_side import compare, compare_many
-from workbench.metrics.sparsity import measure
+from workbench.metrics.tiles.side_by_side import compare, compare_many
+from workbench.metrics.tiles.sparsity import measure
 
 SPECS = {
     "dense": "dense(block=16)",

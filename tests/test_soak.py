@@ -6,9 +6,9 @@ from tests import tiny
 from tests.stress import soak
 from workbench import models
 from workbench.data import load
-from workbench.engine.paged_pool import Pool
+from workbench.engine.pages.paged_pool import Pool
 from workbench.methods import engines
-from workbench.methods.paged_answers import PagedAnswers
+from workbench.methods.paged.answers import PagedAnswers
 
 
 @pytest.fixture

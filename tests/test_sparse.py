@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench.core import tile_grid, tile_selection
 from workbench.core.errors import BadInput
 from workbench.core.masks import window
 from workbench.core.plan import Plan, Site
-from workbench.core.tiles import Tiles
+from workbench.core.tiling import tile_grid, tile_selection
+from workbench.core.tiling.tiles import Tiles
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill, prefill_many
 from workbench.methods import registry, seer_gate, sparse

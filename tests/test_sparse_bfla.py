@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.by_tile import HEADS, KV_HEADS, LENGTH, ROWS, WIDTH, blocks, covering, every_rows, expected, states
-from workbench.core import tile_selection
+from workbench.core.tiling import tile_selection
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.oracle import OracleTiles
 

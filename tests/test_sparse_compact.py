@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.by_tile import HEADS, ROWS, states
 from tests.random_models import model_of, prompt_of
 from workbench.core.plan import Plan
-from workbench.core.tiles import Tiles
+from workbench.core.tiling.tiles import Tiles
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
 from workbench.methods import sparse

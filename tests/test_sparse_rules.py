@@ -7,9 +7,9 @@ import torch
 
 from tests.by_tile import HEADS, IDS, KV_HEADS, LENGTH, ROWS, WIDTH, blocks, covering, every_rows, expected, states
 from tests.random_models import model_of, prompt_of
-from workbench.core import tile_grid
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
+from workbench.core.tiling import tile_grid
 from workbench.methods.sparse import xattention
 from workbench.methods.sparse.flash_prefill import FlashPrefill
 from workbench.methods.sparse.oracle import OracleTiles

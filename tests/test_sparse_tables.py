@@ -12,11 +12,11 @@ from workbench import models
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.methods.sparse.compact import Compact
-from workbench.metrics import crossover, thresholds, tile_recall, tile_records, tile_union
 from workbench.metrics.published_numbers import LLAMA_3_8B
-from workbench.metrics.tile_states import States, synthetic_states
-from workbench.plots import long_masks, sparse_masks
-from workbench.plots.theme import TEMPLATE
+from workbench.metrics.tiles import crossover, thresholds, tile_recall, tile_records, tile_union
+from workbench.metrics.tiles.tile_states import States, synthetic_states
+from workbench.plots.marks.theme import TEMPLATE
+from workbench.plots.tiles import long_masks, sparse_masks
 
 LENGTH, SIZE = 203, 16
 SPECS = {"window and sink": f"window(block={SIZE}, local=2)", "oracle": f"oracle(block={SIZE}, mass=0.5)"}

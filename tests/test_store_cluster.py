@@ -6,9 +6,9 @@ import signal
 import pytest
 import torch
 
-from workbench.core import dask_cluster
 from workbench.core.errors import BadInput
-from workbench.methods.precompute import Preparation
+from workbench.core.utils import dask_cluster
+from workbench.methods.preprocessing.precompute import Preparation
 from workbench.store import FolderStore
 
 distributed = pytest.importorskip("distributed")

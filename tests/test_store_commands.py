@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 from tests import tiny
 from workbench.app import cli
 from workbench.core.errors import BadInput
-from workbench.core.sizes import bytes_of
-from workbench.methods.precompute import Preparation
-from workbench.store import FolderStore, aside
-from workbench.store.collection import collect_garbage
+from workbench.core.utils.sizes import bytes_of
+from workbench.methods.preprocessing.precompute import Preparation
+from workbench.store import FolderStore
+from workbench.store.files import quarantine
+from workbench.store.files.eviction import collect_garbage
 from workbench.store.remote import RemoteStore
 from workbench.store.remote_calls import file_system
 
@@ -102,7 +103,7 @@ def test_verify_says_which_block_is_damaged_and_repair_encodes_it_again(kept, fo
     assert code == 1 and text.count("damaged: the checksum of") == 1 and text.startswith(path.name)
     code, text = run("store", "repair", kept)
     assert code == 0 and "passages encoded again: 1" in text and "stay: 7" in text and text.endswith(": whole\n")
-    assert list(aside.reasons(kept)) == [path.name]
+    assert list(quarantine.reasons(kept)) == [path.name]
     again = {key: FolderStore(kept).get(key) for key in FolderStore(kept)}
     assert again.keys() == blocks.keys() and all(len(again[key]) == len(blocks[key]) for key in again)
     for _ in range(2):  # and once more, of the file that was written anew
@@ -144,9 +145,9 @@ def test_garbage_is_collected_down_to_a_budget_and_misses_say_so(kept, folder, f
     assert whole["blocks"] == 9
     damage(kept)
     said("store", "repair", kept, "--no-encode")
-    assert aside.reasons(kept)
+    assert quarantine.reasons(kept)
     left = said("store", "gc", kept, "--budget", "1GB")
-    assert left["blocks"] == 0 and not aside.reasons(kept)
+    assert left["blocks"] == 0 and not quarantine.reasons(kept)
     gone = said("store", "gc", kept, "--budget", 1)
     assert gone["after"] == 0 and (gone["blocks"], gone["files"]) == (8, 2) and len(FolderStore(kept)) == 0
     told = said("store", "explain", kept, "--model", folder, "--data", files / "questions.json")

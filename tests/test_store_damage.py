@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.random_models import block_of, model_of
 from tests.store_blocks import key_for, kv_of, same
 from workbench.core.errors import BadInput
-from workbench.store import FolderStore, MemoryStore, aside, block_file, fetch, fingerprint, key_of, scrub
+from workbench.store import FolderStore, MemoryStore, fetch, fingerprint, key_of
+from workbench.store.files import block_file, quarantine, scrub
 
 CLASSES = ("length", "tensor table", "metadata", "keys", "values")
 
@@ -115,7 +116,7 @@ def test_a_damaged_block_is_encoded_again_and_its_file_replaced_with_its_neighbo
     again = FolderStore(tmp_path / "a")
     assert all(same(again.get(key), kv) for key, kv in zip(keys, found, strict=True)) and again.stats.misses == 0
     assert {p.name for p in (tmp_path / "a").glob("*.*")} == {"manifest.json", "shard.safetensors"}
-    assert aside.reasons(tmp_path / "a") == {"shard.safetensors": "the checksum of the values of layer 1 is wrong"}
+    assert quarantine.reasons(tmp_path / "a") == {"shard.safetensors": "the checksum of the values of layer 1 is wrong"}
     kept = tmp_path / "a" / "set_aside" / "shard.safetensors"
     assert kept.read_bytes()[place] == whole[place] ^ 1, "the damaged file is still there to be looked at"
 
@@ -128,8 +129,8 @@ def test_what_is_set_aside_under_one_name_stays_side_by_side_until_it_is_cleared
         store = FolderStore(tmp_path / "a")
         store.put(key_for(1), kv_of(1))
         assert same(store.get(key_for(1)), kv_of(1))
-    assert sorted(aside.reasons(tmp_path / "a")) == [path.name, f"{path.name}.1", f"{path.name}.2"]
-    assert aside.clear(tmp_path / "a") > 6 and not aside.reasons(tmp_path / "a")
+    assert sorted(quarantine.reasons(tmp_path / "a")) == [path.name, f"{path.name}.1", f"{path.name}.2"]
+    assert quarantine.clear(tmp_path / "a") > 6 and not quarantine.reasons(tmp_path / "a")
     assert same(FolderStore(tmp_path / "a").get(key_for(1)), kv_of(1))
 
 

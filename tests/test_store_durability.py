@@ -11,10 +11,11 @@ import pytest
 from forked import ended, forked
 
 from tests.store_blocks import key_for, kv_of, same
-from workbench.core import files
 from workbench.core.errors import BadInput
-from workbench.core.files import remove_leftovers, write_text
-from workbench.store import FolderStore, MemoryStore, scrub
+from workbench.core.utils import files
+from workbench.core.utils.files import remove_leftovers, write_text
+from workbench.store import FolderStore, MemoryStore
+from workbench.store.files import scrub
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,7 +16,7 @@ from tests.stress.store_faults import Count, block, byte_classes, flips, kills, 
 from workbench import results
 from workbench.core.errors import BadInput
 from workbench.store import FolderStore, MemoryStore
-from workbench.store.collection import collect_garbage
+from workbench.store.files.eviction import collect_garbage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

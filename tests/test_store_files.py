@@ -7,7 +7,8 @@ from safetensors.torch import save_file
 from tests.store_blocks import earlier_folder, key_for, kv_of, rewritten, same
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.store import FolderStore, MemoryStore, aside, file_header, scrub
+from workbench.store import FolderStore, MemoryStore
+from workbench.store.files import file_header, quarantine, scrub
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -143,7 +144,7 @@ def test_a_file_of_a_later_version_that_is_replaced_is_set_aside(tmp_path, monke
     FolderStore(tmp_path / "a").put(key_for(1), kv_of(1))
     assert same(FolderStore(tmp_path / "a").get(key_for(1)), kv_of(1))
     assert (tmp_path / "a" / "set_aside" / path.name).read_bytes() == later
-    assert aside.reasons(tmp_path / "a")[path.name].startswith("its format is 2, and this version reads 1")
+    assert quarantine.reasons(tmp_path / "a")[path.name].startswith("its format is 2, and this version reads 1")
 
 
 def test_a_block_of_an_earlier_version_whose_keys_and_values_do_not_agree_is_a_miss(tmp_path):

@@ -12,8 +12,9 @@ from tests.random_models import block_of, model_of
 from tests.store_blocks import kv_of
 from workbench.core.errors import BadInput
 from workbench.methods import prepare
-from workbench.methods.precompute import kind_of
-from workbench.store import FolderStore, key_of, scrub
+from workbench.methods.preprocessing.precompute import kind_of
+from workbench.store import FolderStore, key_of
+from workbench.store.files import scrub
 
 BLOCK, BEFORE, NEIGHBOUR = block_of(4, 1), block_of(3, 2), block_of(5, 3)
 

@@ -2,8 +2,8 @@
 
 from tests.store_blocks import kv_of, same
 from workbench.store import FolderStore, MemoryStore
-from workbench.store.mapped import POPULATES, MappedKV, owned
-from workbench.store.tiers import HostTier
+from workbench.store.files.mapped import POPULATES, MappedKV, owned
+from workbench.store.tiering.tier import HostTier
 
 
 def test_mapped_blocks_are_verified_as_copied_ones_and_writing_to_them_stays_in_this_process(tmp_path):

@@ -13,11 +13,11 @@ from workbench import data
 from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.data.retrieval_corpus import Corpus
-from workbench.experiments.record import Record
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial import Trial
 from workbench.methods import prepare
-from workbench.methods.lookups import Lookups
-from workbench.methods.precompute import Preparation
+from workbench.methods.preprocessing.lookups import Lookups
+from workbench.methods.preprocessing.precompute import Preparation
 from workbench.store import FolderStore, MemoryStore, fetch, fingerprint, key_of, keys
 from workbench.store.views import ReadOnlyStore, RecordingStore, StagingStore
 

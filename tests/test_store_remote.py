@@ -10,9 +10,10 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from tests.store_blocks import key_for, kv_of, same
 from workbench.core.errors import BadInput
-from workbench.store import FolderStore, MemoryStore, block_file, scrub
-from workbench.store.places import is_begun, opened
+from workbench.store import FolderStore, MemoryStore
+from workbench.store.files import block_file, scrub
 from workbench.store.remote import RemoteStore
+from workbench.store.urls import is_begun, opened
 
 ASKED = threading.Event()  # set at the end of a test: whoever stalls goes on
 
@@ -149,7 +150,7 @@ def test_files_of_a_later_version_or_of_another_block_are_not_served(fault, monk
     store.put(key_for(2), kv_of(2))
     store.fs.cp_file(f"{store.root}/{key_for(2)}.safetensors", f"{store.root}/{key_for(1)}.safetensors")
     assert store.get(key_for(1)) is None and store.why(key_for(1)).detail == "it holds another block"
-    monkeypatch.setattr("workbench.store.file_header.FORMAT", 2)
+    monkeypatch.setattr("workbench.store.files.file_header.FORMAT", 2)
     store.put(key_for(1), kv_of(1))
     monkeypatch.undo()
     assert store.get(key_for(1)) is None and store.why(key_for(1)).reason == "other format version"

@@ -6,13 +6,14 @@ import pandas as pd
 import pytest
 
 from workbench import data
-from workbench.app.explore.live_store import store_explorer
+from workbench.app.explore.panels.store import store_explorer
 from workbench.core.errors import BadInput
-from workbench.experiments import served_here, tier_ttft, ttft
-from workbench.experiments.simulated_machine import GB, Machine, kv_bytes
-from workbench.experiments.store_replay import replay, requests_of, summary
-from workbench.experiments.ttft_model import TtftModel
-from workbench.plots import serving
+from workbench.experiments.latency import tier_ttft, ttft
+from workbench.experiments.latency.ttft_model import TtftModel
+from workbench.experiments.serving import served_here
+from workbench.experiments.simulation.simulated_machine import GB, Machine, kv_bytes
+from workbench.experiments.simulation.store_replay import replay, requests_of, summary
+from workbench.plots.reports import serving
 from workbench.results import schema
 from workbench.store.events import SPANS, busy
 

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from tests import tiny
 from workbench import models, results
 from workbench.app import cli
-from workbench.core import runner
 from workbench.core.errors import BadInput
-from workbench.experiments import sweep as sweeps
-from workbench.experiments import sweep_runs
-from workbench.experiments.sweep import Failed, cases, difference, sweep
-from workbench.experiments.sweep_grid import Case
-from workbench.experiments.trial import Trial
+from workbench.core.utils import runner
+from workbench.experiments.sweeps import sweep as sweeps
+from workbench.experiments.sweeps import sweep_runs
+from workbench.experiments.sweeps.sweep import Failed, cases, difference, sweep
+from workbench.experiments.sweeps.sweep_grid import Case
+from workbench.experiments.trials.trial import Trial
 
 QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 3, "timed": 1}
 LISTS = {"prepare": ["independent", "after_system"], "select": ["none", "first_k"], "ratio": [0.1, 0.5]}

@@ -7,13 +7,13 @@ from dataclasses import asdict
 import pandas as pd
 import pytest
 
-from workbench.core import dask_cluster
 from workbench.core.errors import BadInput
-from workbench.experiments import sweep as sweeps
-from workbench.experiments import sweep_runs
-from workbench.experiments.sweep import cases
-from workbench.experiments.sweep_grid import Case
-from workbench.experiments.trial import Trial
+from workbench.core.utils import dask_cluster
+from workbench.experiments.sweeps import sweep as sweeps
+from workbench.experiments.sweeps import sweep_runs
+from workbench.experiments.sweeps.sweep import cases
+from workbench.experiments.sweeps.sweep_grid import Case
+from workbench.experiments.trials.trial import Trial
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")

@@ -9,13 +9,11 @@ from workbench.core.kv import KV
 from workbench.core.masks import block_attention, causal
 from workbench.data import prompt_view
 from workbench.methods.generation import generate
-from workbench.metrics import attention_mass, position_encoding
+from workbench.metrics import attention_mass
 from workbench.metrics.attention_mass import AttentionMass
-from workbench.plots import (
-    mask_savings,
-    masks,
-)
-from workbench.plots import position_encoding as position_figures
+from workbench.metrics.kv import position_encoding
+from workbench.plots.attention import mask_savings, masks
+from workbench.plots.kv import position_encoding as position_figures
 
 
 def mass_of(tokens: list[list[list[float]]], blocks: torch.Tensor | None = None) -> AttentionMass:

@@ -9,15 +9,11 @@ from tests.random_models import prompt_of
 from workbench.core.kv import KV
 from workbench.data import prompt_view
 from workbench.engine.encoding import encode_many
-from workbench.metrics import kv_deviation
-from workbench.metrics.kv_deviation import Repair
-from workbench.metrics.selection import places
-from workbench.plots import (
-    chosen_places,
-    deviation,
-    deviation_repair,
-    ratio_outcomes,
-)
+from workbench.metrics.kv import kv_deviation
+from workbench.metrics.kv.kv_deviation import Repair
+from workbench.metrics.kv.selection import places
+from workbench.plots.kv import deviation, deviation_repair
+from workbench.plots.tokens import chosen_places, ratio_outcomes
 
 
 def test_the_context_of_a_prompt_is_measured_without_its_question():

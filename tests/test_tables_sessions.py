@@ -4,9 +4,9 @@ import pytest
 
 from tests.figure_views import rows
 from tests.test_plots_sessions import RECORDS
-from workbench.data import game
-from workbench.experiments import session_replay
-from workbench.plots import session_replay as session_figures
+from workbench.data.sources import game
+from workbench.experiments.serving import session_replay
+from workbench.plots.reports import session_replay as session_figures
 
 ANSWERED = [
     {**record, "equal": True, "right": step == 1, "answer": "a", "answer_anew": "a", "logit_gap": 1e-6 * step}

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.graph_objects import Figure
 
-from workbench.plots import line_styles, styles, theme
-from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.styles import Look
-from workbench.plots.table import ROOM, SECOND, table
-from workbench.plots.text_metrics import drawn_width
+from workbench.plots.marks import line_styles, styles, theme
+from workbench.plots.marks.lines import Panel, Series, line_chart
+from workbench.plots.marks.styles import Look
+from workbench.plots.marks.table import ROOM, SECOND, table
+from workbench.plots.marks.text_metrics import drawn_width
 
 DEFICIENCIES = (None, "deuteranomaly", "protanomaly", "tritanomaly")
 GROUPS = {

@@ -15,10 +15,10 @@ from workbench.core.kv import KV
 from workbench.engine.encoding import encode
 from workbench.store import key_of
 from workbench.store.events import Events
-from workbench.store.heat import Heat
-from workbench.store.quantized import quantize, size_in_bytes
-from workbench.store.tiered import TieredStore
-from workbench.store.tiers import HostTier, StoreTier
+from workbench.store.tiering.eviction_policy import Heat
+from workbench.store.tiering.quantized import quantize, size_in_bytes
+from workbench.store.tiering.tier import HostTier, StoreTier
+from workbench.store.tiering.tiered_store import TieredStore
 
 
 class Model(RuleBasedStateMachine):

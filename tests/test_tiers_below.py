@@ -12,8 +12,8 @@ from workbench.core.errors import BadInput
 from workbench.engine.encoding import encode
 from workbench.store import FolderStore, MemoryStore, key_of
 from workbench.store.remote import RemoteStore
-from workbench.store.tiered import TieredStore
-from workbench.store.tiers import HostTier, StoreTier
+from workbench.store.tiering.tier import HostTier, StoreTier
+from workbench.store.tiering.tiered_store import TieredStore
 
 
 def test_a_disk_that_is_full_costs_an_encoding_and_no_answer():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from workbench.core import tile_grid
-from workbench.core.tile_grid import Grid, grid_of
+from workbench.core.tiling import tile_grid
+from workbench.core.tiling.tile_grid import Grid, grid_of
 
 LENGTH = 119
 ROWS = {

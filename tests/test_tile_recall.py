@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench.core import tile_grid
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
+from workbench.core.tiling import tile_grid
 from workbench.methods import sparse
-from workbench.metrics import sparsity, tile_recall, tile_union
-from workbench.metrics.tile_states import States, dense_states, synthetic_states
+from workbench.metrics.tiles import sparsity, tile_recall, tile_union
+from workbench.metrics.tiles.tile_states import States, dense_states, synthetic_states
 
 LENGTH = 203
 
@@ -97,7 +97,7 @@ def test_a_window_of_rows_is_a_part_of_the_whole(states):
 def test_the_truth_is_worked_out_once_and_only_for_the_rows_asked_for(states, monkeypatch):
     asked = []
     once = partial(lambda mass, q, k, g: asked.append(g.shape) or mass(q, k, g), tile_grid.mass)
-    monkeypatch.setattr("workbench.metrics.tile_states.mass", once)
+    monkeypatch.setattr("workbench.metrics.tiles.tile_states.mass", once)
     again = States(states.queries, states.keys)
     for spec in ("window(block=16)", "dense(block=16)"):
         tile_recall.window(again, 0, 1, tile_recall.choice(again, 0, sparse.named(spec)), slice(10, 12))

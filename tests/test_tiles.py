@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from workbench.core.errors import BadInput
-from workbench.core.tiles import Tiles
-from workbench.kernels._page_lists import pages
+from workbench.core.tiling.tiles import Tiles
+from workbench.kernels._pages.lists import pages
 
 
 @st.composite

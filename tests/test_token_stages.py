@@ -6,9 +6,9 @@ import torch
 from tests.random_models import model_of, prompt_of
 from workbench.core.blocks import Block, Prompt
 from workbench.data.retrieval_corpus import Corpus
+from workbench.metrics.kv.token_stages import published, token_stages
 from workbench.metrics.published_numbers import FUSION_FIGURE_6
-from workbench.metrics.token_stages import published, token_stages
-from workbench.plots import plans
+from workbench.plots.tokens import plans
 
 
 @pytest.fixture(scope="module")

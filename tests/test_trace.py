@@ -7,7 +7,7 @@ import pytest
 from tests.random_models import Letters, model_of, prompt_of
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
-from workbench.experiments import trace
+from workbench.experiments.latency import trace
 from workbench.methods.generation import generate
 from workbench.methods.serving import Scheduler
 from workbench.methods.serving.contiguous import ContiguousEngine

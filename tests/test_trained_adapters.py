@@ -11,10 +11,10 @@ from self_teacher import LORA, tuned
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.training.tuning.examples import Data
 from workbench.training.tuning.output import save_adapter
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
+from workbench.training.tuning.text.examples import Data
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from tests import tiny
 from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
-from workbench.experiments import record, references
-from workbench.experiments.fidelity import measure
-from workbench.experiments.record import FIDELITY, LATER, Record, dumps
-from workbench.experiments.trial import Trial, batches
+from workbench.experiments.trials import record, references
+from workbench.experiments.trials.fidelity import measure
+from workbench.experiments.trials.record import FIDELITY, LATER, Record, dumps
+from workbench.experiments.trials.trial import Trial, batches
 from workbench.methods.generation import Generation
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics import cost, fidelity

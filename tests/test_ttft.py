@@ -6,7 +6,7 @@ import torch
 
 from tests.random_models import model_of, prompt_of
 from workbench.core.errors import BadInput
-from workbench.experiments import ttft, ttft_costs
+from workbench.experiments.latency import ttft, ttft_costs
 from workbench.methods import sparse
 from workbench.methods.generation import first_token
 from workbench.methods.modes.full import Full

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 from workbench import data, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
-from workbench.engine.fused_layers import side_by_side
+from workbench.engine.layers.fused_layers import side_by_side
 from workbench.training import common
 from workbench.training.tuning import train as loop
 from workbench.training.tuning.config import TuneConfig
-from workbench.training.tuning.examples import Data
 from workbench.training.tuning.output import TUNING, save_model
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
+from workbench.training.tuning.text.examples import Data
 from workbench.training.tuning.train import train
 
 CONFIG = TuneConfig(steps=6, batch=2, lr=3e-3, warmup=2, max_length=2000)

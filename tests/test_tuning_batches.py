@@ -11,11 +11,11 @@ from self_teacher import CONFIG
 
 from workbench import data
 from workbench.data.layouts import LAB
-from workbench.training.tuning.batches import chunks, drawn, examples_of, fitting, room_of
-from workbench.training.tuning.examples import Data, Example, Limits, Mixed, OwnAnswers, QuestionAnswer
-from workbench.training.tuning.packing import pack
 from workbench.training.tuning.start import start
 from workbench.training.tuning.teacher import pack_taught
+from workbench.training.tuning.text.batches import chunks, drawn, examples_of, fitting, room_of
+from workbench.training.tuning.text.examples import Data, Example, Limits, Mixed, OwnAnswers, QuestionAnswer
+from workbench.training.tuning.text.packing import pack
 
 
 def test_rows_of_the_student_meet_the_same_tokens_of_the_teacher(sharp, texts):

@@ -11,7 +11,7 @@ from workbench import data
 from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
 from workbench.metrics import fidelity
-from workbench.training.tuning.examples import Data, Files, Lab, Limits, example
+from workbench.training.tuning.text.examples import Data, Files, Lab, Limits, example
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from workbench.core.masks import visible
 from workbench.core.plan import Plan
 from workbench.models.spec import attach
 from workbench.training.tuning.attention import NAME, TILE, masks_of
-from workbench.training.tuning.examples import Example, QuestionAnswer
-from workbench.training.tuning.packing import BLOCK, FULL, pack, padded
+from workbench.training.tuning.text.examples import Example, QuestionAnswer
+from workbench.training.tuning.text.packing import BLOCK, FULL, pack, padded
 from workbench.training.tuning.train import forward
 
 

@@ -12,8 +12,8 @@ from workbench.app import cli
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.engine.assembly import assemble
-from workbench.experiments import verification
-from workbench.experiments.verification import random_prompts, verify_model
+from workbench.experiments.trials import verification
+from workbench.experiments.trials.verification import random_prompts, verify_model
 from workbench.models.spec import attach
 from workbench.store import MemoryStore
 

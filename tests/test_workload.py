@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from workbench import results
 from workbench.core.errors import BadInput
-from workbench.experiments import break_even, paper_workload
-from workbench.experiments.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE, Setting
-from workbench.experiments.simulated_caches import (
+from workbench.experiments.latency.ttft_model import TtftModel, fitted
+from workbench.experiments.simulation import break_even, paper_workload
+from workbench.experiments.simulation.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE, Setting
+from workbench.experiments.simulation.simulated_caches import (
     BlockCache,
     PathCache,
     PrefixCache,
@@ -22,8 +23,7 @@ from workbench.experiments.simulated_caches import (
     counted,
     replay,
 )
-from workbench.experiments.ttft_model import TtftModel, fitted
-from workbench.experiments.workload import Workload
+from workbench.experiments.simulation.workload import Workload
 
 SMALL = Workload(queries=60, passages=(2, 4), knowledge=30, uploads=20)
 REQUESTS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), max_size=12)

@@ -3,8 +3,8 @@
 import torch
 
 from workbench.core.kv import KV
-from workbench.store.tiered import TieredStore
-from workbench.store.tiers import HostTier, StoreTier
+from workbench.store.tiering.tier import HostTier, StoreTier
+from workbench.store.tiering.tiered_store import TieredStore
 
 KEYS = "abcdefgh"
 

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from workbench.core.kv import KV
     from workbench.core.masks import block_attention, causal
     from workbench.core.plan import Plan
-    from workbench.core.tiles import Tiles
+    from workbench.core.tiling.tiles import Tiles
     from workbench.data import Sample
     from workbench.data.layouts import Layout
     from workbench.engine.assembly import assemble
-    from workbench.engine.cuda_graphs import Runner
     from workbench.engine.decoding import decode
     from workbench.engine.encoding import encode, encode_many
     from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill, prefill_many
-    from workbench.engine.paged_pool import Pool
-    from workbench.experiments.trial import Trial
+    from workbench.engine.graphs.cuda_graphs import Runner
+    from workbench.engine.pages.paged_pool import Pool
+    from workbench.experiments.trials.trial import Trial
     from workbench.methods.answered import Generation
     from workbench.methods.generation import generate
     from workbench.methods.incremental import Revision, revise
@@ -35,16 +35,16 @@ _NAMES = {  # module: what it gives to this one
     "core.kv": "KV",
     "core.masks": "block_attention causal",
     "core.plan": "Plan",
-    "core.tiles": "Tiles",
+    "core.tiling.tiles": "Tiles",
     "data": "Sample",
     "data.layouts": "Layout",
     "engine.assembly": "assemble",
-    "engine.cuda_graphs": "Runner",
+    "engine.graphs.cuda_graphs": "Runner",
     "engine.decoding": "decode",
     "engine.encoding": "encode encode_many",
     "engine.forward": "PrefillOutput PrefillRequest prefill prefill_many",
-    "engine.paged_pool": "Pool",
-    "experiments.trial": "Trial",
+    "engine.pages.paged_pool": "Pool",
+    "experiments.trials.trial": "Trial",
     "methods.generation": "Generation generate",
     "methods.incremental": "Revision revise",
     "models": "load",
@@ -55,7 +55,7 @@ _MODULES = {  # a module inside a folder that is reached in one word: `from work
     "prepare": "methods.prepare",
     "select": "methods.select",
     "sparse": "methods.sparse",
-    "notebook": "app.notebook",
+    "notebook": "app.notebooks.notebook",
     "explore": "app.explore",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -2,9 +2,10 @@
 
     python data/benchmarks/attention_backends.py
 
-leaves attention_backends.json, which `workbench.engine.measured_backends` reads; rows of other GPUs in it stay.
-Candidates take turns; a time is the median in milliseconds. "dense": a whole prompt; "blocks": 32K tokens in blocks of
-one length, each attending to itself; "blocks of lengths": blocks of a quarter to three quarters of 1024 tokens.
+leaves attention_backends.json, which `workbench.engine.attention_backends.measured` reads; rows of other GPUs in it
+stay. Candidates take turns; a time is the median in milliseconds. "dense": a whole prompt; "blocks": 32K tokens in
+blocks of one length, each attending to itself; "blocks of lengths": blocks of a quarter to three quarters of 1024
+tokens.
 """
 
 import argparse
@@ -16,12 +17,13 @@ from typing import Any
 import torch
 
 from workbench.core.errors import BadInput
-from workbench.engine import backends, blocks_backends
+from workbench.engine.attention_backends import blocks_backends
+from workbench.engine.attention_backends import choice as backends
 from workbench.experiments import results
 from workbench.experiments.bench import baselines, timing
+from workbench.experiments.bench.kernels.workloads import numbers
 from workbench.experiments.bench.run import gpu_facts
 from workbench.experiments.bench.timing import Time
-from workbench.experiments.bench.workloads import numbers
 
 OUT = Path(__file__).with_name("attention_backends.json")
 HEADS = (((32, 8), 128), ((32, 8), 64), ((28, 4), 128), ((9, 3), 64))  # Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-7B, SmolLM2

@@ -19,11 +19,11 @@ from typing import Any
 import lab_frames
 
 from workbench import models
-from workbench.data import demonstrations, game
-from workbench.experiments import sessions
-from workbench.experiments.record import device_name, versions
-from workbench.experiments.sessions import SessionPrompt
-from workbench.experiments.trial import batches
+from workbench.data.sources import demonstrations, game
+from workbench.experiments.serving import sessions
+from workbench.experiments.serving.sessions import SessionPrompt
+from workbench.experiments.trials.record import device_name, versions
+from workbench.experiments.trials.trial import batches
 from workbench.methods.answered import Generation
 from workbench.methods.generation import generate
 from workbench.metrics.answers import exact_match

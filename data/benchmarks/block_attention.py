@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.core.runner import Workers
-from workbench.experiments import rows
-from workbench.experiments.record import Record
-from workbench.experiments.trial import Trial
+from workbench.core.utils.runner import Workers
+from workbench.experiments.trials import rows
+from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial import Trial
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER
 

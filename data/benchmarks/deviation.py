@@ -22,13 +22,13 @@ from workbench import data, models, results
 from workbench.core.blocks import Prompt
 from workbench.data.retrieval_corpus import Corpus, nearest
 from workbench.engine.assembly import assemble
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import prepare, select
 from workbench.metrics.answers import bootstrap
-from workbench.metrics.key_rankings import rankings
-from workbench.metrics.kv_deviation import context_gaps, full_attention_kv
-from workbench.metrics.selection import agreement, by_offset, chosen
-from workbench.metrics.tile_states import dense_states
+from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
+from workbench.metrics.kv.selection import agreement, by_offset, chosen
+from workbench.metrics.tiles.key_rankings import rankings
+from workbench.metrics.tiles.tile_states import dense_states
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 

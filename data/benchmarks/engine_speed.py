@@ -17,7 +17,7 @@ from engine_tokens import Tokens, differences
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.experiments.trial import Trial, batches
+from workbench.experiments.trials.trial import Trial, batches
 from workbench.methods import Method
 from workbench.methods.answered import Generation
 from workbench.methods.generation import generate

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.experiments import engine_margins
-from workbench.experiments.trial import Trial
+from workbench.experiments.judging import engine_margins
+from workbench.experiments.trials.trial import Trial
 from workbench.methods import Method, finish
 from workbench.metrics.fidelity import predict
 from workbench.models.loading import Loaded

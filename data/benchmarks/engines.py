@@ -22,8 +22,8 @@ import torch
 
 from workbench import data, models
 from workbench.experiments import results
-from workbench.experiments.record import device_name, versions
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials.record import device_name, versions
+from workbench.experiments.trials.trial import Trial
 
 OUT = Path(__file__).with_name("engines.json")
 SIZES = (1, 16)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench import data, models
-from workbench.experiments import rows
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials import rows
+from workbench.experiments.trials.trial import Trial
 from workbench.metrics.faithfulness import judge
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER

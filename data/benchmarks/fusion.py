@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from workbench.experiments import sweep
-from workbench.experiments.sweep_grid import Case
-from workbench.experiments.sweep_grid import cases as cases_of
-from workbench.experiments.trial import Trial
+from workbench.experiments.sweeps import sweep
+from workbench.experiments.sweeps.sweep_grid import Case
+from workbench.experiments.sweeps.sweep_grid import cases as cases_of
+from workbench.experiments.trials.trial import Trial
 from workbench.results import merge, read
 from workbench.results.reader import FOLDER
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from workbench import results as tables
-from workbench.core.files import write_text
+from workbench.core.utils.files import write_text
 from workbench.experiments import bench_reports
 from workbench.results.reader import FOLDER
 

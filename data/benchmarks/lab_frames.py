@@ -3,18 +3,18 @@
 A frame follows the one before it by one move: of one entity one fact gets another object ("Ada Kelric lives in Tarn"
 becomes "… in Olm"), its document is written again, and every other passage stays as it is. So a frame is to a lab model
 what the state of a game is to a larger one (Block-Attention, appendix A): long, repeated but for a little, and asked
-about as it is now. `data.game` has the states of a real game, in JSON, which no lab model reads.
+about as it is now. `data.sources.game` has the states of a real game, in JSON, which no lab model reads.
 """
 
 from collections.abc import Iterator
 from random import Random
 
 from workbench.core.errors import BadInput
-from workbench.data.lab import MOST_PASSAGES
-from workbench.data.lab_entities import Entity, Fact
-from workbench.data.lab_passages import write
-from workbench.data.lab_style import PLAIN
-from workbench.data.lab_world import World, passages_of
+from workbench.data.lab_corpus.entities import Entity, Fact
+from workbench.data.lab_corpus.passages import write
+from workbench.data.lab_corpus.samples import MOST_PASSAGES
+from workbench.data.lab_corpus.style import PLAIN
+from workbench.data.lab_corpus.world import World, passages_of
 from workbench.data.sample import Sample
 
 KINDS = ("single-hop", "continuation", "two-hop")  # asked in turn, where a state has something of the kind to ask

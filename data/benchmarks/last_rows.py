@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench import models, results
-from workbench.experiments import rows
-from workbench.experiments.record import Record
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials import rows
+from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial import Trial
 from workbench.methods.seer_gate import FILE, check_unseen
 
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # as in sparse.py

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from workbench.experiments import bench, results
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.trials.record import device_name, versions
 
 OUT = Path(__file__).with_name("memory-checks.json")
 TOOLS = ("memcheck", "racecheck")

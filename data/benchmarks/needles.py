@@ -15,10 +15,10 @@ from sparse_seeds import MODEL as HARD
 from sparse_seeds import folders
 
 from workbench import data, models, results
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import sparse
 from workbench.metrics.answers import exact_match
-from workbench.metrics.side_by_side import compare_many
+from workbench.metrics.tiles.side_by_side import compare_many
 
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512
 TASKS = ("multi-key", "common")

@@ -13,7 +13,7 @@ import headline
 import pandas as pd
 from headline import markdown
 
-from workbench.core.files import write_text
+from workbench.core.utils.files import write_text
 from workbench.experiments import bench_reports
 from workbench.metrics.latency import STAGES
 from workbench.results import expanded, read

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from workbench import data, models
 from workbench.core.kv import KV
-from workbench.experiments.record import device_name, versions
-from workbench.experiments.trial import Progress
+from workbench.experiments.trials.record import device_name, versions
+from workbench.experiments.trials.trial import Progress
 from workbench.methods import select
 from workbench.methods.generation import answer
 from workbench.methods.modes.reuse import Reuse

@@ -19,12 +19,12 @@ from typing import Any
 from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.data.retrieval_corpus import Corpus
-from workbench.experiments.record import device_name, versions
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials.record import device_name, versions
+from workbench.experiments.trials.trial import Trial
 from workbench.methods import prepare as preparations
 from workbench.metrics.answers import Records, bootstrap
+from workbench.metrics.kv.selection import antecedents
 from workbench.metrics.paired import difference
-from workbench.metrics.selection import antecedents
 from workbench.models.loading import Loaded
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block, Prompt
 from workbench.data.retrieval_corpus import Corpus
-from workbench.experiments.bench import whole_model
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.bench.models import whole_model
+from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import prepare
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER

@@ -30,15 +30,15 @@ from real_methods import GROUPS, SEER, Configs
 
 from workbench import data, models, results
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
+from workbench.core.utils.files import write_text
 from workbench.data import Sample
 from workbench.data.retrieval_corpus import Corpus
-from workbench.experiments import fidelity
-from workbench.experiments import rows as trial_rows
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.trials import fidelity
+from workbench.experiments.trials import rows as trial_rows
+from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import Method, seer_gate
 from workbench.methods.config import MethodConfig
-from workbench.metrics import sparsity
+from workbench.metrics.tiles import sparsity
 from workbench.models.loading import Loaded
 
 HERE = Path(__file__).parent

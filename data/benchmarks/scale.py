@@ -11,9 +11,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from workbench.experiments import results, scale
-from workbench.experiments.bench import timing, whole_model
-from workbench.experiments.record import device_name, versions
+from workbench.experiments import results
+from workbench.experiments.bench import timing
+from workbench.experiments.bench.models import whole_model
+from workbench.experiments.latency import scale
+from workbench.experiments.trials.record import device_name, versions
 
 HERE = Path(__file__).parent
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -34,7 +34,7 @@ held=$(cd "$here" && realpath "$HELD")
 import json, sys
 from pathlib import Path
 from workbench import data
-from workbench.core.files import write_text
+from workbench.core.utils.files import write_text
 
 samples = [sample for name in sys.argv[2:] for sample in data.load(name, answered=False)]
 write_text(Path(sys.argv[1]), "".join(json.dumps(sample.to_json()) + "\n" for sample in samples))

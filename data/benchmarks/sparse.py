@@ -32,15 +32,15 @@ from pyarrow import parquet
 from sparse_settings import CURVES, TABLE, Setting, fields
 
 from workbench import data, models, results
-from workbench.core import tile_grid
 from workbench.core.errors import BadInput
-from workbench.core.files import write_atomically
-from workbench.core.runner import Workers
-from workbench.experiments.record import device_name
+from workbench.core.tiling import tile_grid
+from workbench.core.utils.files import write_atomically
+from workbench.core.utils.runner import Workers
+from workbench.experiments.trials.record import device_name
 from workbench.methods import seer_gate, sparse
 from workbench.metrics import answers
-from workbench.metrics.side_by_side import compare_many
-from workbench.metrics.sparsity import MEASURES
+from workbench.metrics.tiles.side_by_side import compare_many
+from workbench.metrics.tiles.sparsity import MEASURES
 
 HERE = Path(__file__).parent
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # a seed of worlds that neither trained nor chose the model

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.core.plan import Site
-from workbench.core.runner import pool
+from workbench.core.utils.runner import pool
 from workbench.methods import sparse
 
 WIDTH = 128

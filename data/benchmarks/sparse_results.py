@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.metrics import answers
-from workbench.metrics.sparsity import MEASURES
+from workbench.metrics.tiles.sparsity import MEASURES
 
 NUMBERS = {**dict(zip(MEASURES, MEASURES, strict=True)), "kl": "prefill_kl", "agree": "prefill_agree"}
 BY_HEAD = ("density", "mass", "recall", "error")

@@ -25,13 +25,13 @@ from sparse_settings import FLASH
 
 from workbench import data, models
 from workbench import results as tables
-from workbench.core import tile_grid
-from workbench.core.files import write_text
-from workbench.core.runner import Workers
-from workbench.experiments.record import device_name, versions
+from workbench.core.tiling import tile_grid
+from workbench.core.utils.files import write_text
+from workbench.core.utils.runner import Workers
+from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import sparse
 from workbench.metrics import answers
-from workbench.metrics.side_by_side import compare_many
+from workbench.metrics.tiles.side_by_side import compare_many
 
 MODEL, SEEDS, SHIPPED = "lab-hard-small", (1, 2, 3), 3
 DATA, SEED, PASSAGES, CHUNK = "lab-hard", 40_000, 40, 512

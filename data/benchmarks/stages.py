@@ -18,9 +18,9 @@ import torch
 
 from workbench import models
 from workbench.core.blocks import Block, Prompt
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.latency.ttft import filled
 from workbench.experiments.results import write_json
-from workbench.experiments.ttft import filled
+from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import sparse
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
     if args.model == LLAMA:
-        from workbench.experiments.bench.whole_model import build  # loads the kernels, which need Triton
+        from workbench.experiments.bench.models.whole_model import build  # loads the kernels, which need Triton
 
         model = build()
     else:

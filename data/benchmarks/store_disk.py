@@ -24,12 +24,13 @@ import numpy as np
 import torch
 
 from workbench.core.kv import KV
-from workbench.experiments.record import device_name, version_of, versions
+from workbench.experiments.trials.record import device_name, version_of, versions
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER
-from workbench.store import FolderStore, MemoryStore, block_file
-from workbench.store.checksums import crc32
-from workbench.store.file_header import quietly
+from workbench.store import FolderStore, MemoryStore
+from workbench.store.files import block_file
+from workbench.store.files.checksums import crc32
+from workbench.store.files.file_header import quietly
 
 LAYOUTS = {"one": 1, "many": 16}  # blocks a file
 PART = "disk@folder"

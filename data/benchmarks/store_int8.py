@@ -16,16 +16,16 @@ import torch
 
 from workbench import data, models
 from workbench.core.kv import KV
-from workbench.experiments import rows as rows_of
-from workbench.experiments.record import Record
-from workbench.experiments.trial import Trial, batches
+from workbench.experiments.trials import rows as rows_of
+from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial import Trial, batches
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import Records, bootstrap
 from workbench.models.loading import Loaded
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER
 from workbench.store import HostTier, MemoryStore, TieredStore
-from workbench.store.quantized import Storage
+from workbench.store.tiering.quantized import Storage
 
 STORAGES: tuple[Storage, ...] = ("as cached", "int8")
 SCORES = ("em", "f1", "nll", "kl", "agree")

@@ -21,8 +21,8 @@ from serving_runs import runs
 from stored_corpus import StoredCorpus
 
 from workbench import models
-from workbench.experiments.bench import whole_model
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.bench.models import whole_model
+from workbench.experiments.trials.record import device_name, versions
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER
 

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.engine.cuda_graphs import Runner
-from workbench.engine.paged_pool import Pool
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.paged_pool import Pool
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.query_guided import QueryGuided
@@ -26,8 +26,8 @@ from workbench.methods.serving.contiguous import ContiguousEngine
 from workbench.methods.serving.paged import PagedEngine
 from workbench.models.spec import spec_for
 from workbench.store import FolderStore, HostTier, StoreTier, TieredStore, fingerprint, key_of
-from workbench.store.packed import PackedKV, pack
-from workbench.store.pages import PageTier
+from workbench.store.files.packed import PackedKV, pack
+from workbench.store.tiering.pages import PageTier
 
 TOGETHER = 64  # blocks that are encoded at once
 

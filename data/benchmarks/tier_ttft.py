@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from workbench import data, models
-from workbench.experiments import tier_ttft, ttft
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.latency import tier_ttft, ttft
+from workbench.experiments.trials.record import device_name, versions
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench import data, results
 from workbench.data.retrieval_corpus import nearest
-from workbench.experiments.record import versions
+from workbench.experiments.trials.record import versions
 from workbench.metrics.answers import bootstrap
 
 HERE = Path(__file__).parent

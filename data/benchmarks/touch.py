@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from workbench import data, explore
+from workbench.app.explore.editor.widget import PromptWidget
 from workbench.app.explore.given import Model
-from workbench.app.explore.prompt_widget import PromptWidget
-from workbench.experiments.record import device_name, versions
 from workbench.experiments.results import write_json
+from workbench.experiments.trials.record import device_name, versions
 
 BARS = {"lab-full": 300, "smollm2": 2000}  # ms, of "shown"
 Change = Callable[[PromptWidget, int], dict[str, Any]]

@@ -3,7 +3,8 @@
     python data/benchmarks/ttft.py --threads 2                  writes data/benchmarks/ttft-cpu-lab_full.json
     python data/benchmarks/ttft.py --threads 2 --model smollm2 --lengths 256 512 1024 1550
 
-The methods are those of `workbench.experiments.ttft`; they run interleaved, so that a busy machine slows all alike.
+The methods are those of `workbench.experiments.latency.ttft`; they run interleaved, so that a busy machine slows all
+alike.
 """
 
 import argparse
@@ -14,9 +15,9 @@ from typing import Any
 import torch
 
 from workbench import data, models
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.latency.ttft import METHODS, by_length, prompt_of_length
 from workbench.experiments.results import write_json
-from workbench.experiments.ttft import METHODS, by_length, prompt_of_length
+from workbench.experiments.trials.record import device_name, versions
 
 
 def main() -> None:

@@ -21,13 +21,13 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench import models
-from workbench.core.runner import pool
-from workbench.experiments.record import device_name, versions
+from workbench.core.utils.runner import pool
 from workbench.experiments.results import write_json
+from workbench.experiments.trials.record import device_name, versions
 from workbench.models.spec import attach
 from workbench.training.tuning.attention import NAME, TILE, MaskBlock, forward, masks_of
-from workbench.training.tuning.examples import Example, QuestionAnswer
-from workbench.training.tuning.packing import PackedExamples, pack
+from workbench.training.tuning.text.examples import Example, QuestionAnswer
+from workbench.training.tuning.text.packing import PackedExamples, pack
 
 SHAPES = {  # random weights; the first has the sizes of Llama-3.2-1B
     "llama-1b": {

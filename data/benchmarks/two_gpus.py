@@ -22,8 +22,8 @@ from torch import multiprocessing
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.experiments import results
-from workbench.experiments.bench import whole_model
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.bench.models import whole_model
+from workbench.experiments.trials.record import device_name, versions
 from workbench.metrics.latency import quantiles
 
 OUT = Path(__file__).with_name("two-gpus.json")
@@ -44,7 +44,7 @@ def work(number: int, blocks: int, tokens: int, tiny: bool, told: Connection, ba
 
 def encode(number: int, blocks: int, tokens: int, tiny: bool, told: Connection, barrier: Any) -> None:
     """Encode on GPU `number` what is told, all blocks or its share, and send (begin, end), until None is told."""
-    from workbench.engine.paged_pool import Pool
+    from workbench.engine.pages.paged_pool import Pool
 
     if not tiny:
         torch.cuda.set_device(number)

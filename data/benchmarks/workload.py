@@ -4,7 +4,7 @@
 
 writes counts of experiments "workload" (FusionRAG's workload of section 5.3.3) and "break-even" (hits and times to the
 first token against popularity, order, pool, question and repeated requests), means over draws. Passages are numbers,
-nothing is computed; times are of `experiments.ttft_model`. One core, less than a minute.
+nothing is computed; times are of `experiments.latency.ttft_model`. One core, less than a minute.
 """
 
 import argparse
@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench.experiments import break_even, paper_workload
-from workbench.experiments.simulated_machine import CLOCK, SHAPE
-from workbench.experiments.ttft_model import fitted
-from workbench.experiments.workload import Order, Workload
+from workbench.experiments.latency.ttft_model import fitted
+from workbench.experiments.simulation import break_even, paper_workload
+from workbench.experiments.simulation.simulated_machine import CLOCK, SHAPE
+from workbench.experiments.simulation.workload import Order, Workload
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER
 

@@ -13,7 +13,10 @@ from triton.compiler import compile as compiled
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from workbench.kernels import _choose_hopper, _linear_hopper, _pages_hopper, _tiles_hopper
+from workbench.kernels._pages import hopper as _pages_hopper
+from workbench.kernels._select import hopper as _choose_hopper
+from workbench.kernels._shared import linear_hopper
+from workbench.kernels._tiles import hopper as _tiles_hopper
 
 BARRIER = re.compile(r"\b(bar|barrier)\.(cta\.)?sync\b")
 TOUCHED = re.compile(r"\b(st|ld|stmatrix|ldmatrix)\.[\w.:]*shared")
@@ -86,7 +89,7 @@ def main() -> None:
     known = types("bf16", [1, 1, 64, 128], "bf16") | dict.fromkeys(["width", "channels", "rows"], "i32")
     known |= dict.fromkeys(["x", "weight"], tile("bf16", [64, 128]))
     shape = {"BOX": 64, "BOXES": 2, "K": 128, "ROWS": 64, "STAGES": 4, "GATED": True, "PDL": True}
-    report("gated products", build(_linear_hopper._linear, known, shape))
+    report("gated products", build(linear_hopper._linear, known, shape))
     counts = "count row_squares blocks most heads first_head".split()
     shape = {"GROUP": 4, "STRIDE": 8, "PER": 16, "D": 128, "N": 256, "STAGES": 4}
     for name, dtype, channels in (("squares", "bf16", 64), ("squares, float8", "fp8e4nv", 128)):

@@ -7,23 +7,18 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.core import block_scores, tile_selection
-from workbench.core.derived import Derived
+from workbench.core.kv_side_cache import Derived
 from workbench.core.plan import Site
-from workbench.core.tile_selection import TileRule
-from workbench.core.tiles import Tiles
-from workbench.engine import backends
-from workbench.kernels import (
-    _choose_keep,
-    _choose_vectors,
-    _tiles_lists,
-    choose_bfla,
-    choose_flash_prefill,
-    choose_xattention,
-    tile_attention,
-)
-from workbench.kernels._common import Config
-from workbench.kernels._page_lists import page_table, pages, tile_lists, union_of
+from workbench.core.tiling import block_scores, tile_selection
+from workbench.core.tiling.tile_selection import TileRule
+from workbench.core.tiling.tiles import Tiles
+from workbench.engine.attention_backends import choice as backends
+from workbench.kernels import choose_bfla, choose_flash_prefill, choose_xattention, tile_attention
+from workbench.kernels._pages.lists import page_table, pages, tile_lists, union_of
+from workbench.kernels._select import keep as _choose_keep
+from workbench.kernels._select import vectors as _choose_vectors
+from workbench.kernels._shared.attention import Config
+from workbench.kernels._tiles import lists as _tiles_lists
 from workbench.methods import sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.xattention import Xattention

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.page_table import INVALID_POS, Paged
-from workbench.kernels import _pages_case, _pages_gather, _pages_triton, q_sparse_attention, question_attention
-from workbench.kernels._common import Config
+from workbench.kernels import q_sparse_attention, question_attention
+from workbench.kernels._pages import case as _pages_case
+from workbench.kernels._pages import gather as _pages_gather
+from workbench.kernels._pages import triton_kernel as _pages_triton
+from workbench.kernels._shared.attention import Config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = (question_attention, q_sparse_attention)

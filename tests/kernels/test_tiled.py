@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.errors import BadInput
-from workbench.core.tiles import Tiles
-from workbench.kernels import _tiles_pairs, _tiles_reference, page_list_attention, tile_attention
-from workbench.kernels._common import Config
-from workbench.kernels._page_lists import Pages, pages
+from workbench.core.tiling.tiles import Tiles
+from workbench.kernels import page_list_attention, tile_attention
+from workbench.kernels._pages.lists import Pages, pages
+from workbench.kernels._shared.attention import Config
+from workbench.kernels._tiles import pairs as _tiles_pairs
+from workbench.kernels._tiles import reference as _tiles_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.stress.store_faults import Count, block, is_block, name
 from workbench.store import FolderStore
-from workbench.store.collection import collect_garbage
+from workbench.store.files.eviction import collect_garbage
 
 STEPS = 200  # operations of a sequence
 MEMORY = Path("/dev/shm")  # files in memory: what is tried is no disk

@@ -9,9 +9,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tests.stress.store_faults import Count, block, name
-from workbench.core.files import write_text
+from workbench.core.utils.files import write_text
 from workbench.store import FolderStore
-from workbench.store.manifest import MANIFEST
+from workbench.store.files.manifest import MANIFEST
 
 
 class ForgetfulDisk:

@@ -23,8 +23,8 @@ import torch
 from tests.stress.folder_machine import STEPS, stateful_part
 from tests.stress.power_loss import losses
 from tests.stress.store_faults import Count, flips, kills, soak
-from workbench.core.runner import Workers
-from workbench.experiments.record import versions
+from workbench.core.utils.runner import Workers
+from workbench.experiments.trials.record import versions
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER
 

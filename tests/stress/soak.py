@@ -27,18 +27,18 @@ from data.benchmarks.engine_tokens import differences
 from data.benchmarks.two_gpus import checksum
 from workbench import data, models
 from workbench.core.blocks import Block, Prompt
-from workbench.engine.paged_pool import Pool
-from workbench.engine.paged_prompt import Cached
+from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.paged_prompt import Cached
 from workbench.experiments import results
-from workbench.experiments.record import device_name, versions
+from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import Method, engines
 from workbench.methods.engines import pages_of
 from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
-from workbench.methods.page_request import PageRequest, requests_of
-from workbench.methods.paged_answers import PagedAnswers
+from workbench.methods.paged.answers import PagedAnswers
+from workbench.methods.paged.request import PageRequest, requests_of
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.sampling import SamplingParams
 from workbench.methods.select import named as selector

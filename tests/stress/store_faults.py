@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from workbench.core.kv import KV
-from workbench.store import FolderStore, block_file, scrub
+from workbench.store import FolderStore
+from workbench.store.files import block_file, scrub
 
 BYTES = ("length", "metadata", "table", "padding", "keys", "values")  # classes of bytes of a file
 

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from workbench.core.errors import BadInput, brief, shown
-from workbench.core.files import check_place, is_file
+from workbench.core.utils.files import check_place, is_file
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
     "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),

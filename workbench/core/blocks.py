@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from workbench.core import html_views
-from workbench.core.annotations import LARGEST
 from workbench.core.errors import BadInput, shown
+from workbench.core.utils import html_views
+from workbench.core.utils.annotations import LARGEST
 
 
 @dataclass(frozen=True)

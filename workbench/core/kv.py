@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from workbench.core import annotations, html_views
-from workbench.core.derived import Derived
 from workbench.core.errors import BadInput, shown
+from workbench.core.kv_side_cache import Derived
+from workbench.core.utils import annotations, html_views
 
 Tensors = list[torch.Tensor]
 Stacked = tuple[torch.Tensor, torch.Tensor] | None

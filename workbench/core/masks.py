@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.core import annotations
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
+from workbench.core.utils import annotations
 
 Sees = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

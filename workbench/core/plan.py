@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from workbench.core import annotations, html_views
-from workbench.core.derived import Derived
 from workbench.core.errors import BadInput, shown
+from workbench.core.kv_side_cache import Derived
 from workbench.core.masks import Sees, causal
-from workbench.core.tiles import Tiles
+from workbench.core.tiling.tiles import Tiles
+from workbench.core.utils import annotations, html_views
 
 # (queries [Hq, R, D], keys [H, T, D], rows [R], site) -> Tiles, for logits of queries · keys / sqrt(D)
 Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Site"], Tiles]

@@ -3,11 +3,16 @@
 from pathlib import Path
 from random import Random
 
-from workbench.core import annotations
 from workbench.core.errors import BadInput, shown
-from workbench.core.files import is_file
-from workbench.data import assets, contexts, files, lab, lab_style, manual_pages, manuals, needles, passage_files
+from workbench.core.utils import annotations
+from workbench.core.utils.files import is_file
+from workbench.data import assets, contexts
+from workbench.data.installed_docs import pages as manual_pages
+from workbench.data.installed_docs import samples as manuals
+from workbench.data.lab_corpus import samples as lab
+from workbench.data.lab_corpus import style as lab_style
 from workbench.data.sample import Passage, Sample
+from workbench.data.sources import files, needles, passage_files
 
 MOST_SAMPLES = 1_000_000  # of generated questions
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task

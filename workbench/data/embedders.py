@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.errors import BadInput
-from workbench.core.files import write_atomically
+from workbench.core.utils.files import write_atomically
 
 COLUMNS = 4096
 NAMED = ("tfidf", "minilm")

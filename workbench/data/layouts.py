@@ -16,10 +16,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench.core import json_text
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, not_allowed, shown
-from workbench.core.files import is_file
+from workbench.core.utils import json_text
+from workbench.core.utils.files import is_file
 from workbench.data import segment
 from workbench.data.sample import Sample
 

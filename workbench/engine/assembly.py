@@ -11,7 +11,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, layered, side_by_side
 from workbench.core.rope import cos_sin, rotate_by
-from workbench.engine.backends import on_gpu, rerotate
+from workbench.engine.attention_backends.choice import on_gpu, rerotate
 from workbench.models.spec import ModelSpec, attach, spec_for
 
 Positions = Literal["re-encoded", "naive"]

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from workbench.core import annotations
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Plan
+from workbench.core.utils import annotations
 from workbench.engine.forward import run
 from workbench.models.spec import spec_for
 

@@ -12,11 +12,11 @@ from workbench.core.blocks import Block, check_blocks
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.engine import blocks_backends
-from workbench.engine.backends import kernel, on_gpu
+from workbench.engine.attention_backends import blocks_backends
+from workbench.engine.attention_backends.choice import kernel, on_gpu
 from workbench.engine.forward import packed_logits, run
-from workbench.models.seam import LayerInput, StopForward
 from workbench.models.spec import ModelSpec, spec_for
+from workbench.models.transformers_attention import LayerInput, StopForward
 
 PACK = 8192  # most tokens that are packed in one forward pass (a longer block goes alone)
 

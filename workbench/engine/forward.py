@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core import annotations
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.masks import causal
 from workbench.core.plan import Plan
-from workbench.engine import backends
+from workbench.core.utils import annotations
 from workbench.engine.assembly import empty
-from workbench.engine.attention import PlannedRequest
-from workbench.engine.attention_problem import AttentionProblem
-from workbench.engine.cpu_layers import cpu_layers
-from workbench.engine.fused_layers import packed_layers
-from workbench.models.seam import PackedRequest, StopForward
+from workbench.engine.attention_backends import choice as backends
+from workbench.engine.attention_backends.attention import PlannedRequest
+from workbench.engine.attention_backends.attention_problem import AttentionProblem
+from workbench.engine.layers.cpu_layers import cpu_layers
+from workbench.engine.layers.fused_layers import packed_layers
 from workbench.models.spec import ModelSpec, spec_for
+from workbench.models.transformers_attention import PackedRequest, StopForward
 
 Wait = Callable[[int], None]  # (layer): returns when its cached keys and values are there
 
@@ -40,7 +40,7 @@ class PrefillOutput:
 
     logits    [R, V] of the computed rows; None where the plan stops early
     queries   [Hq, R, D] of the layers in `plan.return_queries`
-    backends  name of the backend of every layer (`workbench.engine.backends`)
+    backends  name of the backend of every layer (`workbench.engine.attention_backends.choice`)
     """
 
     logits: Tensor | None

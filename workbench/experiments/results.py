@@ -15,7 +15,7 @@ import pandas as pd
 
 from workbench import data
 from workbench.core.errors import BadInput
-from workbench.core.files import write_atomically, write_text
+from workbench.core.utils.files import write_atomically, write_text
 from workbench.data.assets import ROOT
 from workbench.metrics.answers import Interval, bootstrap
 

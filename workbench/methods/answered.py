@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workbench.core.plan import Pass
 from workbench.methods import ReadyRequest
-from workbench.methods.receipts import Receipt
+from workbench.methods.request_report import Receipt
 
 
 @dataclass(frozen=True)

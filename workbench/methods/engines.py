@@ -1,7 +1,7 @@
 """Which engine answers prompts, and why: one place decides.
 
 paged        pages of a pool, steps captured as CUDA graphs, requests that end make room for others
-             (`methods.paged_answers`). The default on a GPU
+             (`methods.paged.answers`). The default on a GPU
 contiguous   a contiguous KV a request, plain forward passes. For CPUs, sliding windows, watched layers, early stops and
              rules by which an answer does not see all that is before it
 """
@@ -21,12 +21,12 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, not_allowed
 from workbench.core.masks import Sees, causal, visible
 from workbench.core.plan import Plan
-from workbench.engine.attention_problem import AttentionProblem
-from workbench.engine.backends import named, on_gpu
-from workbench.engine.block_pages import BlockPages
-from workbench.engine.cuda_graphs import Runner
-from workbench.engine.page_owners import NoPages
-from workbench.engine.paged_pool import Pool
+from workbench.engine.attention_backends.attention_problem import AttentionProblem
+from workbench.engine.attention_backends.choice import named, on_gpu
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.block_pages import BlockPages
+from workbench.engine.pages.page_allocator import NoPages
+from workbench.engine.pages.paged_pool import Pool
 from workbench.methods import Method, ReadyRequest
 from workbench.models.spec import attach
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from workbench.core import annotations, specs
+from workbench.core import spec_parser
 from workbench.core.errors import BadInput, shown
+from workbench.core.utils import annotations
 
 
 def names(package: str) -> list[str]:
@@ -75,13 +76,13 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of a spec (`core.specs`), by the policy's name today."""
-    return specs.parse(spec.strip())
+    """Name and options of a spec (`core.spec_parser`), by the policy's name today."""
+    return spec_parser.parse(spec.strip())
 
 
 def split(text: str) -> list[str]:
     """Return the entries of a list separated by commas, those within brackets or quotation marks left alone."""
-    return specs.split(text)
+    return spec_parser.split(text)
 
 
 def spec_of(policy: Any) -> str:

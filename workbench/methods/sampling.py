@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.core import annotations
 from workbench.core.errors import BadInput
+from workbench.core.utils import annotations
 from workbench.engine.decoding import check_options
 
 

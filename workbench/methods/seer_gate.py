@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.core.files import write_atomically
 from workbench.core.rope import Pairing, cos_sin, pairing_of, rotate, rotated
-from workbench.core.tile_grid import Grid, folded, means
+from workbench.core.tiling.tile_grid import Grid, folded, means
+from workbench.core.utils.files import write_atomically
 from workbench.models.families import decoder_config, family
 from workbench.models.spec import ModelSpec, attach
 

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from workbench import models
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.data import Sample, chat_template, lab_facts
+from workbench.data import Sample, chat_template
+from workbench.data.lab_corpus import facts as lab_facts
 from workbench.engine.forward import all_rows, prefill_many
 from workbench.methods.generation import generate
 from workbench.metrics.answers import bootstrap, normalise

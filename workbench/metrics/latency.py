@@ -16,12 +16,12 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
-from workbench.core.tiles import Tiles
+from workbench.core.tiling.tile_grid import Grid
+from workbench.core.tiling.tiles import Tiles
 from workbench.methods import finish
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
-from workbench.models.seam import NAME, attend
+from workbench.models.transformers_attention import NAME, attend
 from workbench.store import Store
 
 WARM_UP = 3

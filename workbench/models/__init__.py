@@ -1,15 +1,15 @@
 """Checkpoints and model families. What a user calls is importable from here: `models.load("lab-full")`.
 
-It is imported when it is first used, so that what needs no model (`models.fetched`) does not wait for torch.
+It is imported when it is first used, so that what needs no model (`models.pretrained`) does not wait for torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.models.about import describe, layout_of, note_of
     from workbench.models.checkpoints import base_folder, check, folder, names, weights_of
     from workbench.models.loading import DTYPES, Loaded, device_of, load
+    from workbench.models.model_card import describe, layout_of, note_of
 
 __all__ = [
     "DTYPES",

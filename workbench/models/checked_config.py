@@ -14,8 +14,8 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-from workbench.core import annotations
 from workbench.core.errors import BadInput, brief, shown
+from workbench.core.utils import annotations
 
 SIZES = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"]
 SIZES += ["vocab_size", "intermediate_size", "max_position_embeddings"]

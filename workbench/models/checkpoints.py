@@ -9,23 +9,24 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
-from workbench.core import json_text
 from workbench.core.errors import BadInput, shown
-from workbench.core.files import is_dir, is_file
+from workbench.core.utils import json_text
+from workbench.core.utils.files import is_dir, is_file
 from workbench.data import assets
-from workbench.models import adapters, fetched
-from workbench.models.adapters import Adapter
+from workbench.models import pretrained
+from workbench.models.weights import adapters
+from workbench.models.weights.adapters import Adapter
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-COMPACT = "weights.int8.safetensors"  # written and read by `models.compact`
-DIFFERENCE = "difference.safetensors"  # written and read by `models.difference`
+COMPACT = "weights.int8.safetensors"  # written and read by `models.weights.compact`
+DIFFERENCE = "difference.safetensors"  # written and read by `models.weights.delta_weights`
 SCALE = ".scale"  # ends the name of a matrix's scales there, [rows, 1] fp32
 
 
 def names() -> list[str]:
     """Return the names of the models that are shipped or fetched."""
-    return [*assets.models(), *fetched.names()]
+    return [*assets.models(), *pretrained.names()]
 
 
 def folder(name_or_path: str | Path) -> Path:
@@ -40,8 +41,8 @@ def folder(name_or_path: str | Path) -> Path:
     name = str(name_or_path)
     if name in assets.models():
         return assets.model_path(name)
-    if name in fetched.CATALOGUE:
-        return fetched.folder(name)
+    if name in pretrained.CATALOGUE:
+        return pretrained.folder(name)
     try:
         if "/" in name:
             return Path(snapshot_download(name, local_files_only=True))
@@ -50,7 +51,7 @@ def folder(name_or_path: str | Path) -> Path:
     shipped = ", ".join(assets.models()) or "none"
     raise BadInput(
         f"unknown model {shown(name)}: allowed are a checkpoint folder, a shipped model ({shipped}), one that is "
-        f"fetched ({', '.join(fetched.CATALOGUE)}) or an owner/name that is already in the local Hugging Face cache"
+        f"fetched ({', '.join(pretrained.CATALOGUE)}) or an owner/name that is already in the local Hugging Face cache"
     )
 
 

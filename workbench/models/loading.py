@@ -14,9 +14,6 @@ from transformers.utils import logging
 from workbench.core.errors import BadInput, not_allowed
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
-from workbench.models import adapters, compact, difference
-from workbench.models.about import layout_of, tokenizer_of
-from workbench.models.allocator import keep_freed
 from workbench.models.checked_config import check_headers, check_loaded, config_of, reason
 from workbench.models.checkpoints import (
     COMPACT,
@@ -28,8 +25,11 @@ from workbench.models.checkpoints import (
     read_json,
     shards,
 )
+from workbench.models.model_card import layout_of, tokenizer_of
 from workbench.models.spec import ModelSpec, attach
-from workbench.models.weight_layout import by_input_channel
+from workbench.models.weights import adapters, compact, delta_weights
+from workbench.models.weights.allocator import keep_freed
+from workbench.models.weights.weight_layout import by_input_channel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -64,8 +64,8 @@ def load(
     `dtype` None: float32 on the CPU, the checkpoint's own on an accelerator. `layout` None: the model's own
     (`layout_of`); else a `Layout`, or lab, released, chat or a JSON file. Nothing is downloaded. Raises BadInput,
     before any weight is read, for an unknown name, device, dtype or layout and for a checkpoint that is not whole. On
-    the CPU, freed memory stays with the process from then on (`models.allocator`), and weights lie as products read
-    them fastest (`models.weight_layout`).
+    the CPU, freed memory stays with the process from then on (`models.weights.allocator`), and weights lie as products
+    read them fastest (`models.weights.weight_layout`).
     """
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
     layouts.check(layout if isinstance(layout, str) else None)
@@ -73,7 +73,7 @@ def load(
     base = base_folder(path)
     config = config_of(base, read_json(base / "config.json"))
     if (base / DIFFERENCE).is_file():
-        difference.base_of(base)
+        delta_weights.base_of(base)
     elif not (base / COMPACT).is_file():
         check_headers(config, base, shards(base))
     tokenizer = tokenizer_of(base)
@@ -113,7 +113,7 @@ def _weights(base: Path, dtype: Any, config: PreTrainedConfig) -> Any:
     if (base / COMPACT).is_file():
         return compact.load(base, dtype)
     if (base / DIFFERENCE).is_file():
-        return compact.filled(base, difference.restore(base), dtype)
+        return compact.filled(base, delta_weights.restore(base), dtype)
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
     options |= {"trust_remote_code": False, "use_safetensors": True, "config": config, "ignore_mismatched_sizes": True}
     config._attn_implementation = None  # the workbench brings its own

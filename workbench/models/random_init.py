@@ -7,7 +7,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from workbench.core.errors import BadInput
-from workbench.core.files import folder_atomically
+from workbench.core.utils.files import folder_atomically
 from workbench.data import assets
 from workbench.data.layouts import LAB
 

@@ -25,7 +25,7 @@ from workbench.models.families import (
     inv_freqs,
     unsupported,
 )
-from workbench.models.seam import NAME, LayerInput
+from workbench.models.transformers_attention import NAME, LayerInput
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any, get_args, get_type_hints
 
 import pandas as pd
 
-from workbench.core.annotations import fits, words
 from workbench.core.errors import BadInput, not_allowed, shown
+from workbench.core.utils.annotations import fits, words
 
 VERSION = 1  # of the schema: counted up when a column changes its meaning or goes
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.core.errors import BadInput, shown
-from workbench.core.files import check_folder, write_atomically, write_text
+from workbench.core.utils.files import check_folder, write_atomically, write_text
 from workbench.results import schema
 from workbench.results.reader import MARK, Results, lines_of, table_of
 

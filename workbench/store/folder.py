@@ -15,19 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from workbench.core.annotations import check
 from workbench.core.errors import BadInput
-from workbench.core.files import remove_leftovers, write_atomically, writing
 from workbench.core.kv import KV
-from workbench.store import aside, block_file, manifest
-from workbench.store.absent import Absent
-from workbench.store.block_file import SUFFIX, Contents, Unusable
-from workbench.store.file_header import Opened, quietly
+from workbench.core.utils.annotations import check
+from workbench.core.utils.files import remove_leftovers, write_atomically, writing
+from workbench.store.files import block_file, manifest, quarantine
+from workbench.store.files.block_file import SUFFIX, Contents, Unusable
+from workbench.store.files.file_header import Opened, quietly
+from workbench.store.files.mapped import POPULATES
+from workbench.store.files.names import NAME
+from workbench.store.files.packed_reads import packed_block
+from workbench.store.files.tombstones import Absent
 from workbench.store.keys import Key
-from workbench.store.mapped import POPULATES
 from workbench.store.misses import Miss
-from workbench.store.names import NAME
-from workbench.store.packed_reads import packed_block
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ NOTED = 60  # seconds between two notes that a file was used
 FILES = 1 << 12  # files whose use is remembered
 
 
-class FolderStore(aside.Repairing):
+class FolderStore(quarantine.Repairing):
     """A store on disk; what it hands out is on the CPU and read-only.
 
     kind      what the blocks are of: any JSON object, such as {"model": fingerprint, "preparation": "after_system"};
@@ -43,10 +43,10 @@ class FolderStore(aside.Repairing):
     new       a folder that is not there is made
     durable   what `put` has written outlasts a crash of the machine (file and folder are fsynced)
     verify    checksums are verified at every read ("always"), or once a process and block ("once")
-    mapped    what is handed out are pages of the file, and not a copy (`store.mapped`): faster, for those who use it at
-              once; stores that keep it copy it. False: for a network's file system, whose files others replace, and
-              for folders into whose files another program writes
-    pinned    what is handed out lies in page-locked memory, read straight into it (`store.packed_reads`): for a
+    mapped    what is handed out are pages of the file, and not a copy (`store.files.mapped`): faster, for those who use
+              it at once; stores that keep it copy it. False: for a network's file system, whose files others replace,
+              and for folders into whose files another program writes
+    pinned    what is handed out lies in page-locked memory, read straight into it (`store.files.packed_reads`): for a
               `HostTier(pinned=True)` above. Without a GPU: in ordinary memory, in the same order
 
     A file or block that is damaged is a miss that says so; when the block is put again, the file is set aside and
@@ -110,7 +110,7 @@ class FolderStore(aside.Repairing):
             raise BadInput(f"{name!r} is no name for a file of blocks: letters, digits, '_', '-' and '.' are allowed")
         path = self.folder / f"{name}{SUFFIX}"
         if problem := self._absent.problem(path):
-            aside.keep(path, problem)
+            quarantine.keep(path, problem)
         with writing(path):
             write_atomically(path, lambda partial: block_file.save(partial, blocks), self.durable)
         self._register(path)

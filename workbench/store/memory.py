@@ -3,11 +3,11 @@
 from collections import Counter, OrderedDict, deque
 from threading import RLock
 
-from workbench.core import annotations
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
+from workbench.core.utils import annotations
 from workbench.store.fetching import Store
-from workbench.store.mapped import owned
+from workbench.store.files.mapped import owned
 from workbench.store.misses import Index, Miss, Reason, likeliest, why
 from workbench.store.stats import Stats
 

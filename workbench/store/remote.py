@@ -21,11 +21,11 @@ from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.store import aside, block_file, manifest
-from workbench.store.block_file import SUFFIX, Unusable
+from workbench.store.files import block_file, manifest, quarantine
+from workbench.store.files.block_file import SUFFIX, Unusable
+from workbench.store.files.names import NAME
 from workbench.store.keys import Key
 from workbench.store.misses import Miss
-from workbench.store.names import NAME
 from workbench.store.remote_calls import DEADLINE, PAUSE, RemoteCalls, Unreachable, file_system
 from workbench.store.stats import Stats
 
@@ -36,7 +36,7 @@ WRITTEN = ".written"
 Data = bytes  # in the class, the word is the size of its blocks
 
 
-class RemoteStore(aside.Repairing):
+class RemoteStore(quarantine.Repairing):
     """A store behind a URL; what it hands out is in memory (CPU) and read-only.
 
     `kind` and `new` as of `FolderStore`. Raises BadInput for an unknown scheme, one whose package is not installed, a

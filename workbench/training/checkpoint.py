@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench.core.files import write_text
+from workbench.core.utils.files import write_text
 from workbench.data.layouts import Layout
 
 CARD = "README.md"

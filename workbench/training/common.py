@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from workbench.core.files import replace_folder
+from workbench.core.utils.files import replace_folder
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.run_folder import RECORD, saved_record, state_folder
 from workbench.training.tuning.config import TuneConfig
@@ -113,7 +113,7 @@ class Training:
 def set_apart(model: torch.nn.Module) -> None:
     """Give every weight memory of its own: of weights that share some, a state in safetensors keeps one alone.
 
-    The engine lays weights side by side when the model answers, in an evaluation (`engine.fused_layers`).
+    The engine lays weights side by side when the model answers, in an evaluation (`engine.layers.fused_layers`).
     """
     for weight in model.parameters():
         if weight.untyped_storage().nbytes() > weight.nbytes:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput
+from workbench.core.utils.annotations import check_fields
 
 MOST_WIDTH, MOST_BATCH = 8192, 4096  # channels, prompts a step
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from workbench.core import json_text
 from workbench.core.errors import BadInput
-from workbench.core.files import check_folder, earlier
+from workbench.core.utils import json_text
+from workbench.core.utils.files import check_folder, earlier
 
 RECORD = "progress.json"
 BEGUN = ("state", "state.new", "seconds", "curve.json", "own_answers.json")  # what a run writes before its first state

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from workbench.app.commands.text import plain
+from workbench.app.console.text import plain
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
 
@@ -60,7 +60,7 @@ def bench_command(
 def _check(name: str, as_json: bool) -> bool:
     import torch
 
-    from workbench.experiments.bench.check import check as verdicts
+    from workbench.experiments.bench.kernels.check import check as verdicts
 
     gpu = torch.cuda.is_available()
     dtypes = [torch.bfloat16, torch.float16, torch.float32] if gpu else [torch.float32]
@@ -83,10 +83,8 @@ def _check(name: str, as_json: bool) -> bool:
 
 def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path, as_json: bool) -> None:
     from workbench.experiments import bench_reports
-    from workbench.experiments.bench import (  # these load Triton, which reads TRITON_INTERPRET then
-        baselines,
-        operations,
-    )
+    from workbench.experiments.bench import baselines
+    from workbench.experiments.bench.models import operations
     from workbench.experiments.bench.run import WORKLOADS, add, run
     from workbench.results import this_run
     from workbench.results.writer import prepare  # imports pandas: not for `--help`

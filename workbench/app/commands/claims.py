@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from workbench.app.commands.text import plain
+from workbench.app.console.text import plain
 from workbench.core.errors import not_allowed
 
 if TYPE_CHECKING:
-    from workbench.experiments import claims
+    from workbench.experiments.judging import claims
 
 PLACES = "Where results are read: `shipped`, or a folder that --out wrote; again for several"
 app = typer.Typer(add_completion=False)
@@ -25,7 +25,7 @@ def judge_claims(
 ) -> None:
     """Judge what the papers claim on any results: what holds, what fails, what to measure."""
     from workbench import results as tables  # imports pandas and torch: not for help
-    from workbench.experiments import claims
+    from workbench.experiments.judging import claims
 
     if paper is not None and paper not in claims.papers():
         raise not_allowed("paper", paper, claims.papers())
@@ -41,7 +41,7 @@ def judge_claims(
 
 
 def _show(console: Console, source: str, listed: "list[claims.Item]", judged: "list[claims.Judged]") -> None:
-    from workbench.experiments import claims
+    from workbench.experiments.judging import claims
 
     verdicts = {item.item: claims.verdict(one for one in judged if one.claim.item == item.item) for item in listed}
     counted = Counter(verdicts.values())

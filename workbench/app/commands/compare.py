@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 
 from workbench import models
-from workbench.app.commands.options import OUTPUT, AsJson
-from workbench.app.commands.text import progress
+from workbench.app.console.options import OUTPUT, AsJson
+from workbench.app.console.text import progress
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
+from workbench.core.utils.files import write_text
 from workbench.methods.presets import options
 
 if TYPE_CHECKING:
-    from workbench.experiments.runs import Run
+    from workbench.experiments.trials.runs import Run
 
 MODELS = "Where a RUN is a model"  # panel of `--help`
 
@@ -59,13 +59,13 @@ def compare(
     named = [text for text in run if is_model(text)]
     _check_asked(ctx, named)
 
-    from workbench.app import compared_page  # torch, pandas and plotly: not for `--help`
-    from workbench.app.commands.compare_report import report
-    from workbench.app.figure_files import write_figure
-    from workbench.experiments import runs as reading
-    from workbench.experiments.run_differences import compared
-    from workbench.experiments.trial import Trial
-    from workbench.plots.run_differences import differences
+    from workbench.app.console.compare_report import report
+    from workbench.app.reports import compared_page
+    from workbench.app.reports.figure_files import write_figure
+    from workbench.experiments.trials import runs as reading
+    from workbench.experiments.trials.run_differences import compared
+    from workbench.experiments.trials.trial import Trial
+    from workbench.plots.reports.run_differences import differences
 
     asked = {"data": source, "samples": samples, "seed": seed, "passages": passages, "device": device}
     planned = {text: Trial(model=text, **options(method, asked)) for text in named}

@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 
 from workbench import data as datasets
-from workbench.app.commands.text import plain
+from workbench.app.console.text import plain
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
+from workbench.core.utils.files import write_text
 from workbench.data import Sample
 
 NAME = "`lab`, `lab-hard`, `lab(hints=0)`, `needles`, `manuals`, a shipped name or a file; none: list the names"

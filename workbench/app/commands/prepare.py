@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.app.commands.options import AsJson, of_fields, taking
-from workbench.app.commands.text import plain, progress, show
+from workbench.app.console.options import AsJson, of_fields, taking
+from workbench.app.console.text import plain, progress, show
 from workbench.methods import registry
-from workbench.methods.preparation_fields import PreparationFields
+from workbench.methods.preprocessing.fields import PreparationFields
 
 if TYPE_CHECKING:
-    from workbench.methods.precompute import Prepared
+    from workbench.methods.preprocessing.precompute import Prepared
 
 app = typer.Typer(add_completion=False)
 
@@ -29,7 +29,7 @@ def prepare(
     **given: Any,
 ) -> None:
     """Cache the passages of a data set beforehand, with one preparation."""
-    from workbench.methods.precompute import Preparation  # torch and transformers: not for `--help`
+    from workbench.methods.preprocessing.precompute import Preparation  # torch and transformers: not for `--help`
 
     name, options = registry.parse(given["prepare"])
     options |= {key: value for key, value in (("n", n), ("embedder", embedder)) if value is not None}

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.app.commands.options import parse
+from workbench.app.console.options import parse
 from workbench.core.errors import BadInput
 
 RESULTS = (
@@ -34,9 +34,9 @@ def command(
     real: Annotated[bool | None, typer.Option(help=REAL)] = None,
 ) -> None:
     """Run the notebooks and write a website of figures, metrics and tables."""
-    from workbench.app import real_pages  # papermill and plotly: not for `--help`
-    from workbench.app.report import run
-    from workbench.app.report_results import parameters_of, takes_results
+    from workbench.app.reports import real_pages
+    from workbench.app.reports.report import run
+    from workbench.app.reports.results import parameters_of, takes_results
 
     try:
         chosen = notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))

@@ -9,13 +9,13 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
-from workbench.app.commands.options import OUTPUT, of_fields, taking
-from workbench.app.commands.text import plain, progress, show
-from workbench.core.files import check_folder
-from workbench.experiments.serve_fields import ServeFields
+from workbench.app.console.options import OUTPUT, of_fields, taking
+from workbench.app.console.text import plain, progress, show
+from workbench.core.utils.files import check_folder
+from workbench.experiments.serving.serve_fields import ServeFields
 
 if TYPE_CHECKING:
-    from workbench.experiments.serve_bench import Served
+    from workbench.experiments.serving.serve_bench import Served
 
 app = typer.Typer(add_completion=False)
 OPTIONS = ("start", "engine", "rate", "batch", "loaders", "max_new_tokens", "seed")  # of `measure`
@@ -35,9 +35,9 @@ def serve_bench(
     asked = ServeFields(**given)
 
     from workbench import data, models  # torch and transformers: not for `--help`
-    from workbench.experiments import serve_bench as bench
-    from workbench.experiments.record import device_name, versions
-    from workbench.experiments.trial_measures import check_context
+    from workbench.experiments.serving import serve_bench as bench
+    from workbench.experiments.trials.record import device_name, versions
+    from workbench.experiments.trials.trial_measures import check_context
     from workbench.methods.config import MethodConfig
     from workbench.methods.engines import check_engine
     from workbench.methods.modes.reuse import Reuse
@@ -71,7 +71,7 @@ def serve_bench(
 
 def report(about: dict[str, str], runs: Sequence["Served"]) -> Group:
     """Return a table with a row a mode."""
-    from workbench.experiments.serve_bench import NAMES
+    from workbench.experiments.serving.serve_bench import NAMES
 
     table = Table(box=None, pad_edge=False)
     for name in ("mode", "TTFT mean, ms", "median", "p95", "answers a second", "idle", "hit rate", "tokens computed"):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench import data, models
-from workbench.app.commands.options import AsJson, of_fields, taking
-from workbench.app.commands.text import plain, progress, show
+from workbench.app.console.options import AsJson, of_fields, taking
+from workbench.app.console.text import plain, progress, show
 from workbench.core.errors import BadInput
 from workbench.methods import registry
 from workbench.methods.method_fields import LayoutName
@@ -80,7 +80,7 @@ def distill_command(
     fit = Fitting(**{field.name: given.pop(field.name) for field in fields(Fitting)})
     config = GateConfig(**given, seed=fit.seed)
 
-    from workbench.experiments.record import device_name  # torch and transformers: not for `--help`
+    from workbench.experiments.trials.record import device_name  # torch and transformers: not for `--help`
     from workbench.methods import seer_gate
     from workbench.training.distill import distill, losses_of
 

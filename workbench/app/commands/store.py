@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.app.commands.options import AsJson, of_fields, taking
 from workbench.app.commands.prepare import report as prepared_report
-from workbench.app.commands.store_report import described, explained, transferred, verified
-from workbench.app.commands.text import plain, progress, show
+from workbench.app.console.options import AsJson, of_fields, taking
+from workbench.app.console.store_report import described, explained, transferred, verified
+from workbench.app.console.text import plain, progress, show
 from workbench.core.errors import BadInput
-from workbench.core.files import is_url
-from workbench.core.sizes import bytes_of
-from workbench.methods.preparation_fields import LookupFields, PreparationFields
+from workbench.core.utils.files import is_url
+from workbench.core.utils.sizes import bytes_of
+from workbench.methods.preprocessing.fields import LookupFields, PreparationFields
 
 if TYPE_CHECKING:
-    from workbench.store.scrub import Scrub
+    from workbench.store.files.scrub import Scrub
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -60,7 +60,7 @@ def encode(
     **given: Any,
 ) -> None:
     """Encode a corpus into a store, once; with several workers, over a Dask cluster where Dask is installed."""
-    from workbench.methods.precompute import Preparation
+    from workbench.methods.preprocessing.precompute import Preparation
 
     if given["workers"] > 1 and given["cluster"] is None and find_spec("distributed") is not None:
         given["cluster"] = "local"
@@ -89,8 +89,8 @@ def repair(
     as_json: AsJson = False,
 ) -> None:
     """Set damaged files aside, keep their whole blocks, and encode the others as `store encode` or `prepare` did."""
-    from workbench.methods import precompute
-    from workbench.store.places import place_of
+    from workbench.methods.preprocessing import precompute
+    from workbench.store.urls import place_of
 
     found = _scrubbed(folder, True)
     made = 0
@@ -110,7 +110,7 @@ def repair(
 @app.command(epilog="Example: workbench store stats prepared --json")
 def stats(folder: Place, as_json: AsJson = False) -> None:
     """Tell what a store holds, by the headers of its files."""
-    from workbench.store import scrub
+    from workbench.store.files import scrub
 
     found = scrub.describe_remote(folder) if is_url(folder) else scrub.describe(Path(folder))
     show(as_json, json.dumps(found), described(found))
@@ -124,7 +124,7 @@ def gc(
 ) -> None:
     """Delete what was set aside, then the files that were read longest ago, until the rest fits the budget."""
     place, most = folder_of(folder), bytes_of(budget)
-    from workbench.store.collection import collect_garbage
+    from workbench.store.files.eviction import collect_garbage
 
     found = collect_garbage(place, most)
     size = f"{found.before / 1e6:.1f} MB before, {found.after / 1e6:.1f} MB now"
@@ -135,7 +135,7 @@ def gc(
 @app.command(epilog="Example: workbench store export prepared prepared.tar.zst")
 def export(folder: Folder, archive: Archive, as_json: AsJson = False) -> None:
     """Write a folder into one archive, after its checksums were verified."""
-    from workbench.store import transfer
+    from workbench.store.files import transfer
 
     with progress("exporting") as advance:
         found = transfer.pack(folder_of(folder), archive, advance)
@@ -145,7 +145,7 @@ def export(folder: Folder, archive: Archive, as_json: AsJson = False) -> None:
 @app.command("import", epilog="Example: workbench store import prepared.tar.zst prepared")
 def import_command(archive: Archive, folder: Folder, as_json: AsJson = False) -> None:
     """Make a new folder of an archive, after its checksums were verified."""
-    from workbench.store import transfer
+    from workbench.store.files import transfer
 
     found = transfer.unpack(archive, folder_of(folder))
     show(as_json, json.dumps(asdict(found)), transferred(found, found.folder))
@@ -155,14 +155,14 @@ def import_command(archive: Archive, folder: Folder, as_json: AsJson = False) ->
 @taking([option for option in of_fields(LookupFields, defaults={}) if option.name != "folder"])
 def explain(folder: Place, *, as_json: AsJson = False, **given: Any) -> None:
     """Look up the blocks of a data set, and tell why some are not found; nothing is computed."""
-    from workbench.methods.lookups import Lookups
+    from workbench.methods.preprocessing.lookups import Lookups
 
     found = Lookups(folder, **given).run()
     show(as_json, json.dumps(found.to_json()), explained(found))
 
 
 def _scrubbed(folder: str, repair: bool) -> "Scrub":
-    from workbench.store import scrub
+    from workbench.store.files import scrub
 
     with progress("verifying") as advance:
         if is_url(folder):

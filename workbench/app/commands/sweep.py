@@ -9,11 +9,11 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from workbench.app.commands.options import OUTPUT, option, parse, taking
-from workbench.app.commands.text import progress
 from workbench.app.commands.trial import trial
+from workbench.app.console.options import OUTPUT, option, parse, taking
+from workbench.app.console.text import progress
 from workbench.core.errors import BadInput
-from workbench.experiments.trial_fields import TrialFields
+from workbench.experiments.trials.trial_fields import TrialFields
 from workbench.methods import registry
 
 SWITCH = {"true": True, "false": False}
@@ -63,10 +63,10 @@ def sweep(
             raise BadInput(f"--{odd[0].replace('_', '-')} is for trials: parameters of notebooks are -p NAME=LIST")
         run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
         return
-    from workbench.app.commands.sweep_report import show  # torch, transformers, pandas: not for `--help`
-    from workbench.experiments import sweep as sweeps
-    from workbench.experiments.sweep_grid import FIELDS, cases
-    from workbench.experiments.trial import Trial
+    from workbench.app.console.sweep_report import show  # torch, transformers, pandas: not for `--help`
+    from workbench.experiments.sweeps import sweep as sweeps
+    from workbench.experiments.sweeps.sweep_grid import FIELDS, cases
+    from workbench.experiments.trials.trial import Trial
 
     lists = {
         name: [_value(name, entry) for entry in registry.split(text)]
@@ -95,7 +95,7 @@ def run_notebooks(
     notebooks: list[Path], parameters: list[str], out: Path, jobs: int, cluster: str | None, retries: int, as_json: bool
 ) -> None:
     """Run notebooks over lists of their parameters, and print the table."""
-    from workbench.app import notebook_sweep  # papermill and nbconvert: not for trials
+    from workbench.app.notebooks import sweep as notebook_sweep
 
     if not notebooks:
         raise BadInput("no notebook is named: -p is for notebooks")

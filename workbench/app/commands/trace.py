@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from workbench.app.commands.text import plain
+from workbench.app.console.text import plain
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text, writing
+from workbench.core.utils.files import write_text, writing
 
 app = typer.Typer(add_completion=False)
 SOURCE = "Record of `workbench trial --receipt`, or the events of a serving run: a file, or a folder with events.json"
@@ -21,7 +21,7 @@ def trace(
     out: Annotated[Path, typer.Option(help="File to write, in Chrome's trace format")] = Path("trace.json"),
 ) -> None:
     """Write the events of a run in Chrome's trace format, which Perfetto opens."""
-    from workbench.experiments import trace as traces  # torch and transformers: not for `--help`
+    from workbench.experiments.latency import trace as traces
 
     events = traces.read(source)
     if out.is_dir() or not out.parent.is_dir():

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.app.commands.options import OUTPUT, of_fields, taking
-from workbench.app.commands.text import progress, show
-from workbench.core.files import check_folder
-from workbench.experiments.trial_fields import TrialFields, check_numbers
+from workbench.app.console.options import OUTPUT, of_fields, taking
+from workbench.app.console.text import progress, show
+from workbench.core.utils.files import check_folder
+from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
 from workbench.methods.method_fields import MethodFields
 from workbench.methods.presets import METHODS, options, tiles
 
@@ -45,11 +45,11 @@ def trial(
     """Answer questions with one method and report quality, time to first token and cost."""
     check_numbers(given)
 
-    from workbench.app.commands.trial_report import report  # torch and transformers: not for `--help`
-    from workbench.experiments import record, rows
-    from workbench.experiments.sweep_grid import Case
-    from workbench.experiments.trial import Trial
-    from workbench.store.places import place_of, preparation_of
+    from workbench.app.console.trial_report import report  # torch and transformers: not for `--help`
+    from workbench.experiments.sweeps.sweep_grid import Case
+    from workbench.experiments.trials import record, rows
+    from workbench.experiments.trials.trial import Trial
+    from workbench.store.urls import place_of, preparation_of
 
     given["sparse"] = tiles(given["sparse"], sparse_args)
     if given["store"] and method is None and given["prepare"] is None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.app.commands.options import of_fields, taking
+from workbench.app.console.options import of_fields, taking
 from workbench.core.errors import BadInput
-from workbench.data.lab_style import is_lab
+from workbench.data.lab_corpus.style import is_lab
 from workbench.training.minutes import check_minutes
 from workbench.training.tuning.config import TuneConfig
-from workbench.training.tuning.data_fields import DataFields
+from workbench.training.tuning.text.data_fields import DataFields
 
 if TYPE_CHECKING:
     from workbench.training.tuning.run import TuneProgress
@@ -79,11 +79,11 @@ def tune(
     given |= {"passages": passages, "kinds": kinds, "mix": mix, "exclude": tuple(map(str, exclude or ()))}
 
     from workbench.training.common import READ_EVERY, stoppable, watched  # torch, transformers: not for `--help`
-    from workbench.training.tuning.examples import Data
     from workbench.training.tuning.output import save_adapter, save_model
-    from workbench.training.tuning.own_answers import draw
     from workbench.training.tuning.scores import Evaluation
     from workbench.training.tuning.start import start
+    from workbench.training.tuning.text.examples import Data
+    from workbench.training.tuning.text.own_answers import draw
     from workbench.training.tuning.train import train
 
     scored = evaluate_data or (data if is_lab(data) else "lab")

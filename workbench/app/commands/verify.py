@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from workbench.app.commands.options import AsJson
-from workbench.app.commands.text import progress, show
+from workbench.app.console.options import AsJson
+from workbench.app.console.text import progress, show
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
+from workbench.core.utils.files import write_text
 
 app = typer.Typer(add_completion=False)
 
@@ -32,8 +32,8 @@ def verify(
     Exit code 1 where a verdict fails.
     """
     from workbench import data, models
-    from workbench.app.commands.verify_page import report, written  # torch, transformers: not for `--help`
-    from workbench.experiments.verification import verify_model
+    from workbench.app.console.verify_page import report, written  # torch, transformers: not for `--help`
+    from workbench.experiments.trials.verification import verify_model
 
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise BadInput(f"--html {str(html)!r}: a file in a folder that exists is needed")

@@ -19,15 +19,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.app.explore.editor.grid import prompt_page
+    from workbench.app.explore.editor.widget import prompt
     from workbench.app.explore.of_prompt import deviation, masks, sparse, tokens
     from workbench.app.explore.of_records import store, tradeoff
     from workbench.app.explore.of_requests import latency
-    from workbench.app.explore.prompt_grid import prompt_page
-    from workbench.app.explore.prompt_widget import prompt
 
 _HOME = {
-    "prompt": "prompt_widget",
-    "prompt_page": "prompt_grid",
+    "prompt": "editor.widget",
+    "prompt_page": "editor.grid",
     "masks": "of_prompt",
     "deviation": "of_prompt",
     "tokens": "of_prompt",

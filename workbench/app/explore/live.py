@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from workbench.app.explore.linked import Selection
 from workbench.app.explore.saving import save_row
 from workbench.core.errors import BadInput
-from workbench.plots.theme import STYLE
-from workbench.plots.token_axes import axes_of, marks, token_of
+from workbench.plots.attention.token_axes import axes_of, marks, token_of
+from workbench.plots.marks.theme import STYLE
 
 STYLE_TAG = f"<style>{STYLE}</style>"  # figures follow the theme of the page
 
@@ -89,7 +89,8 @@ def explorer(
     """Put controls over figures. `draw(*values)` gives the figures, always as many.
 
     Where a control's value makes them impossible (BadInput), the reason is shown beside the controls and the figures
-    stay as they were. Figures with token axes (`plots.token_axes`) share `selection`; `name_of` describes a token.
+    stay as they were. Figures with token axes (`plots.attention.token_axes`) share `selection`; `name_of` describes a
+    token.
     """
 
     def figures() -> list[go.Figure]:

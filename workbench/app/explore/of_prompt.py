@@ -8,14 +8,14 @@ import torch
 from ipywidgets import VBox
 from transformers import PreTrainedModel
 
-from workbench.app.explore.critical import answers
 from workbench.app.explore.given import Given, Model, loaded_of, reading_of
 from workbench.app.explore.linked import selection_of
 from workbench.app.explore.live import explorer, slider
-from workbench.app.explore.live_masks import masks_explorer
-from workbench.app.explore.long import long_explorer
+from workbench.app.explore.panels.critical import answers
+from workbench.app.explore.panels.long import long_explorer
+from workbench.app.explore.panels.masks import masks_explorer
+from workbench.app.explore.panels.tiles import tiles_explorer
 from workbench.app.explore.prompts import naming, selector_menu
-from workbench.app.explore.tiles import tiles_explorer
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.engine.assembly import assemble
@@ -23,12 +23,12 @@ from workbench.methods import prepare as preparations
 from workbench.methods import select
 from workbench.methods.sparse._small import small
 from workbench.metrics.answers import exact_match
-from workbench.metrics.kv_deviation import full_attention_kv, repair
-from workbench.metrics.tile_states import dense_states
-from workbench.plots.chosen_tokens import Choice, coloured
-from workbench.plots.deviation import deviation as deviation_map
-from workbench.plots.deviation_findings import of_repair
-from workbench.plots.styles import SELECTORS, reuse_name
+from workbench.metrics.kv.kv_deviation import full_attention_kv, repair
+from workbench.metrics.tiles.tile_states import dense_states
+from workbench.plots.kv.deviation import deviation as deviation_map
+from workbench.plots.kv.deviation_findings import of_repair
+from workbench.plots.marks.styles import SELECTORS, reuse_name
+from workbench.plots.tokens.chosen_tokens import Choice, coloured
 from workbench.store import MemoryStore
 
 TILE, LONG = 32, 4096  # tokens: of a tile; of a prompt from which on the choice of tiles is shown in a window

@@ -11,14 +11,14 @@ from ipywidgets import VBox
 
 from workbench.app.explore.live import explorer, menu
 from workbench.core.errors import BadInput
-from workbench.core.files import is_url
-from workbench.experiments import runs as reading
-from workbench.experiments.record import Record
-from workbench.experiments.runs import Run, distinct, of_record
-from workbench.plots.measures import MEASURES
-from workbench.plots.store_pages import held, requests_of
-from workbench.plots.trial_costs import COSTS, quality_by_cost
-from workbench.store import scrub
+from workbench.core.utils.files import is_url
+from workbench.experiments.trials import runs as reading
+from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.runs import Run, distinct, of_record
+from workbench.plots.marks.measures import MEASURES
+from workbench.plots.reports.store_pages import held, requests_of
+from workbench.plots.reports.trial_costs import COSTS, quality_by_cost
+from workbench.store.files import scrub
 
 METHOD = ("model", "mode", "prepare", "select")  # columns that name a trial
 Records = Any  # str | Path | pd.DataFrame | Record | Mapping[str, Any] | Sequence of these; `runs_of` checks them

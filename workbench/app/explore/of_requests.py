@@ -3,7 +3,7 @@
 from ipywidgets import VBox
 
 from workbench.app.explore.given import Given, Model, loaded_of, reading_of
-from workbench.app.explore.live_latency import request_explorer
+from workbench.app.explore.panels.latency import request_explorer
 
 
 def latency(model: Model, prompt: Given, question: str = "", repeats: int = 3) -> VBox:

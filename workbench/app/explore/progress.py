@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from tqdm.auto import tqdm
 
-from workbench.app import notebook
+from workbench.app.notebooks import notebook
 
 
 def progress(label: str) -> Callable[[int, int], None] | None:

@@ -11,9 +11,9 @@ from workbench.data.prompt_view import Reading, of_sample
 from workbench.data.sample import Sample
 from workbench.methods import select
 from workbench.models.loading import Loaded
-from workbench.plots.attention_mass import attention
-from workbench.plots.styles import SELECTORS
-from workbench.plots.token_axes import TokenAxes, counts_tokens
+from workbench.plots.attention.attention_mass import attention
+from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
+from workbench.plots.marks.styles import SELECTORS
 
 
 def view_of(loaded: Loaded, samples: Sequence[Sample], number: int) -> Reading:

@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
-from workbench.app.figure_files import KINDS, write_figure
+from workbench.app.reports.figure_files import KINDS, write_figure
 from workbench.core.errors import BadInput
 
 

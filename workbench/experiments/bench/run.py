@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from workbench.core.errors import BadInput
-from workbench.experiments.bench import CHUNKS, choices, chunk_attention, named, page_workloads, prefill_workloads
+from workbench.experiments.bench import CHUNKS, named
+from workbench.experiments.bench.kernels import choices, chunk_attention, page_workloads, prefill_workloads
+from workbench.experiments.bench.kernels.variants import variants
+from workbench.experiments.bench.kernels.workloads import Workload
 from workbench.experiments.bench.timing import Roof, Time, measure, roof
-from workbench.experiments.bench.variants import variants
-from workbench.experiments.bench.workloads import Workload
-from workbench.experiments.record import version_of
+from workbench.experiments.trials.record import version_of
 
 WORKLOADS = {
     **page_workloads.WORKLOADS,

@@ -29,9 +29,9 @@ from workbench.engine.forward import PrefillOutput, prefill_many
 from workbench.methods import Method, ReadyRequest
 from workbench.methods.answered import Generation
 from workbench.methods.generation import method_of
-from workbench.methods.lookups import Asked
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.receipts import Lookup, WatchedStore, receipts_of, timed
+from workbench.methods.preprocessing.lookups import Asked
+from workbench.methods.request_report import Lookup, WatchedStore, receipts_of, timed
 from workbench.methods.serving.tickets import Arrived, OnHost, Ticket, Wait
 from workbench.models.spec import spec_for
 from workbench.store import Store

@@ -9,14 +9,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.kv import KV
-from workbench.engine.paged_prompt import PagedPrompt
+from workbench.engine.pages.paged_prompt import PagedPrompt
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.independent import Independent
-from workbench.methods.receipts import Lookup
+from workbench.methods.request_report import Lookup
 from workbench.methods.serving.tickets import Arrived, Ticket
 from workbench.models.spec import spec_for
 from workbench.store import fingerprint, key_of
-from workbench.store.pages import PageTier
+from workbench.store.tiering.pages import PageTier
 
 REMEMBERED = 1 << 16  # look-ups
 

@@ -13,21 +13,21 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
-from workbench.engine.buckets import Bucket
-from workbench.engine.cuda_graphs import Runner
 from workbench.engine.decoding import StopStrings, TokenChoice, check_options, eos_ids, special_ids, text_of
 from workbench.engine.forward import PrefillRequest
+from workbench.engine.graphs.batch_buckets import Bucket
+from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.methods import ReadyRequest
 from workbench.methods.answered import Generation
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.paged_begin import rows_over_pages
+from workbench.methods.paged.begin import rows_over_pages
 from workbench.methods.prepare.independent import Independent
-from workbench.methods.receipts import receipts_of, timed
+from workbench.methods.request_report import receipts_of, timed
 from workbench.methods.select import budget
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.methods.serving.page_loads import PageLoads
 from workbench.methods.serving.tickets import Arrived, Ticket, Wait
-from workbench.store.pages import PageTier
+from workbench.store.tiering.pages import PageTier
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from workbench.core.blocks import Prompt
 from workbench.methods.answered import Generation
-from workbench.store.pages import NoRoom
+from workbench.store.tiering.pages import NoRoom
 
 __all__ = ["Arrivals", "Arrived", "Engine", "NoRoom", "OnHost", "State", "Ticket", "Wait"]
 

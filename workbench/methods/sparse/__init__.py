@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid, grid_of
-from workbench.core.tile_selection import TileRule
-from workbench.core.tiles import Tiles
-from workbench.engine import backends
+from workbench.core.tiling.tile_grid import Grid, grid_of
+from workbench.core.tiling.tile_selection import TileRule
+from workbench.core.tiling.tiles import Tiles
+from workbench.engine.attention_backends import choice as backends
 from workbench.methods import registry
 
 __all__ = [

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from workbench.core import block_scores, tile_selection
+from workbench.core.tiling import block_scores, tile_selection
 from workbench.methods.sparse import (
     HERE,
     Grid,

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.core.tile_grid import grid_of
+from workbench.core.tiling.tile_grid import grid_of
 from workbench.methods.sparse import HERE, Grid, Site, Sparse, Tiles, count, named
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core import block_scores, tile_selection
-from workbench.core.derived import Derived
+from workbench.core.kv_side_cache import Derived
+from workbench.core.tiling import block_scores, tile_selection
 from workbench.methods.sparse import Grid, Site, Sparse, TileRule, Tiles, count, fraction, fused
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workbench.core import tile_grid as grids
-from workbench.core.tile_selection import smallest
+from workbench.core.tiling import tile_grid as grids
+from workbench.core.tiling.tile_selection import smallest
 from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.core.tile_grid import Grid, attention
+from workbench.core.tiling.tile_grid import Grid, attention
 from workbench.methods.sparse import Site, Sparse, Tiles, count
 
 

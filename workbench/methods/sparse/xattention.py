@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core import block_scores, tile_selection
-from workbench.core import tile_grid as grids
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
 from workbench.core.plan import Plan, Site
-from workbench.core.tile_selection import TileRule, smallest
+from workbench.core.tiling import block_scores, tile_selection
+from workbench.core.tiling import tile_grid as grids
+from workbench.core.tiling.tile_selection import TileRule, smallest
+from workbench.core.utils.files import write_text
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
 from workbench.methods import seer_gate

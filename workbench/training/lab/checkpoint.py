@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench.core.files import folder_atomically
+from workbench.core.utils.files import folder_atomically
 from workbench.data.layouts import LAB
 from workbench.models.checkpoints import COMPACT
 from workbench.training import checkpoint

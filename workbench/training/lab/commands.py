@@ -11,7 +11,7 @@ import typer
 
 from workbench import data, models
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
+from workbench.core.utils.files import write_text
 from workbench.training.lab.config import HELD_OUT, RECIPES, STORAGES, PretrainConfig
 from workbench.training.lab.config import recipe as recipe_of
 from workbench.training.minutes import check_minutes

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput, not_allowed
-from workbench.data.lab_style import NAMED
+from workbench.core.utils.annotations import check_fields
+from workbench.data.lab_corpus.style import NAMED
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig

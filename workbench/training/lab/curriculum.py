@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from workbench.data.lab_questions import SEVERAL
-from workbench.data.lab_style import HARD
-from workbench.data.lab_words import LISTS
-from workbench.data.lab_world import Style, World, passages_of
+from workbench.data.lab_corpus.questions import SEVERAL
+from workbench.data.lab_corpus.style import HARD
+from workbench.data.lab_corpus.words import LISTS
+from workbench.data.lab_corpus.world import Style, World, passages_of
 from workbench.data.layouts import LAB, Layout
 from workbench.training.common import TensorBatch
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from workbench import data, models
-from workbench.data.lab_style import named
+from workbench.data.lab_corpus.style import named
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import all_rows, prefill, prefill_many
-from workbench.experiments.record import Record, device_name, versions
-from workbench.experiments.trial import Trial
+from workbench.experiments.trials.record import Record, device_name, versions
+from workbench.experiments.trials.trial import Trial
 from workbench.models.loading import Loaded
 from workbench.training.lab.config import HELD_OUT
 

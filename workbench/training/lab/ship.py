@@ -5,8 +5,8 @@ from pathlib import Path
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.core.files import folder_atomically
-from workbench.models import compact
+from workbench.core.utils.files import folder_atomically
+from workbench.models.weights import compact
 from workbench.training.lab.checkpoint import CHOICE, SCORES, TRAINING, write_card
 from workbench.training.lab.config import INT8, STORAGES
 

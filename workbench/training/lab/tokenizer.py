@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from workbench.data import segment
-from workbench.data.lab_style import HARD, PLAIN, Style
-from workbench.data.lab_world import World, passages_of
+from workbench.data.lab_corpus.style import HARD, PLAIN, Style
+from workbench.data.lab_corpus.world import World, passages_of
 from workbench.data.layouts import LAB, Layout
 
 SPECIALS = ("<pad>", "<s>", "</s>")

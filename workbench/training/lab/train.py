@@ -20,9 +20,9 @@ from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from workbench.core.determinism import deterministic
 from workbench.core.errors import BadInput
-from workbench.data.lab_questions import ALL_KINDS, KINDS, SEVERAL
+from workbench.core.utils.determinism import deterministic
+from workbench.data.lab_corpus.questions import ALL_KINDS, KINDS, SEVERAL
 from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, Training, optimizers
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES_OF, Batch, Stage, draw

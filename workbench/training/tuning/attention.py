@@ -18,8 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from workbench.core.errors import BadInput
 from workbench.core.masks import visible
-from workbench.models.seam import refuse
-from workbench.training.tuning.packing import PackedExamples
+from workbench.models.transformers_attention import refuse
+from workbench.training.tuning.text.packing import PackedExamples
 
 NAME = "workbench-train"
 LENGTHS = 64  # most sequence lengths that kernels are compiled for

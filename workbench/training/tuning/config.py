@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput
+from workbench.core.utils.annotations import check_fields
 
 ALLOWED = {
     "mode": ("mixed", "block", "full"),

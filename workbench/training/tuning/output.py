@@ -10,10 +10,10 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file, save_file
 
 from workbench import models
-from workbench.core.files import folder_atomically, write_text
-from workbench.experiments.record import device_name, versions
-from workbench.models import adapters
+from workbench.core.utils.files import folder_atomically, write_text
+from workbench.experiments.trials.record import device_name, versions
 from workbench.models.checkpoints import DIFFERENCE
+from workbench.models.weights import adapters
 from workbench.training import checkpoint
 from workbench.training.checkpoint import curve_table, exact_match, save_beside_weights, table
 from workbench.training.tuning.run import TuneProgress, TuneRun

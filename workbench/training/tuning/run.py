@@ -8,8 +8,8 @@ from typing import Any
 from workbench.models.loading import Loaded
 from workbench.training.common import Progress, Tally, Training
 from workbench.training.tuning.config import TuneConfig
-from workbench.training.tuning.examples import Example
 from workbench.training.tuning.teacher import Teacher
+from workbench.training.tuning.text.examples import Example
 
 
 class Clock:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput
-from workbench.experiments.trial import Trial
+from workbench.core.utils.annotations import check_fields
+from workbench.experiments.trials.trial import Trial
 from workbench.models.loading import Loaded
 
 SEED = 40_000  # of the held-out worlds; training worlds have names that no seed can spell

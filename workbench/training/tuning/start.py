@@ -13,20 +13,20 @@ from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.errors import BadInput, not_allowed
-from workbench.data.lab_style import is_lab
-from workbench.models.adapters import digest_of, is_adapter
+from workbench.data.lab_corpus.style import is_lab
 from workbench.models.families import decoder_config
 from workbench.models.loading import Loaded
+from workbench.models.weights.adapters import digest_of, is_adapter
 from workbench.store.keys import fingerprint
 from workbench.training.common import Tally, optimizers, phase
 from workbench.training.run_folder import check_run_folder, check_same, saved_record
 from workbench.training.tuning.attention import NAME
 from workbench.training.tuning.config import TuneConfig
-from workbench.training.tuning.examples import Data, Example, Files, Limits, OwnAnswers, Source
-from workbench.training.tuning.held_out import examples_of
 from workbench.training.tuning.run import TuneRun
 from workbench.training.tuning.scores import NEVER, Evaluation
 from workbench.training.tuning.teacher import Teacher
+from workbench.training.tuning.text.examples import Data, Example, Files, Limits, OwnAnswers, Source
+from workbench.training.tuning.text.held_out import examples_of
 
 ATTENTION = ("auto", "tiles", "parts")
 

@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from workbench.training.common import TensorBatch
 from workbench.training.tuning.attention import NAME, forward, masks_of
 from workbench.training.tuning.config import TuneConfig
-from workbench.training.tuning.examples import Example
-from workbench.training.tuning.packing import PackedExamples, pack
+from workbench.training.tuning.text.examples import Example
+from workbench.training.tuning.text.packing import PackedExamples, pack
 
 ROWS = 512  # rows of logits [rows, V] that are in fp32 at a time
 

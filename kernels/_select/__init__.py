@@ -1,0 +1,1 @@
+"""Parts of the kernels that select blocks."""

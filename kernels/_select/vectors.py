@@ -1,0 +1,88 @@
+"""Products of vectors that lie across tokens.
+
+`tokens` neighbours of [B, H, T, D] side by side are one vector of tokens · D channels, the last one padded with zeros.
+BFLA's flattened groups and XAttention's antidiagonals (queries in reverse) are such products; they are read where the
+tokens lie, and a tile of them never leaves the registers whole.
+"""
+
+from torch import Tensor
+
+from workbench.kernels._shared.attention import Config
+from workbench.kernels._shared.triton_import import TensorDescriptor, jit, tl, triton
+
+STEP = 128  # most bytes of a vector that are multiplied at a time
+
+
+def step(x: Tensor) -> int:
+    """Channels multiplied at a time: the largest power of two that divides the head width, up to STEP bytes."""
+    width = x.shape[-1]
+    return min(STEP // x.element_size(), width & -width)
+
+
+def shape(most: int, vectors: int, least: int) -> int:
+    """Vectors of a tile: `most`, no more than there are, at least what the matrix unit and one block need."""
+    return max(16, least, min(most, triton.next_power_of_2(vectors)))
+
+
+def described(config: Config, tokens: int, *tensors: Tensor) -> bool:
+    """Whether [B, H, T, D] can be read through tensor descriptors: a whole vector, steps of multiples of 16 bytes."""
+    return config.descriptors and all(
+        x.shape[2] >= tokens
+        and x.data_ptr() % 16 == 0
+        and all(step * x.element_size() % 16 == 0 and step for step in _strides(x))
+        for x in tensors
+    )
+
+
+def descriptor(x: Tensor, tokens: int, rows: int, channels: int) -> "TensorDescriptor":
+    """[B, H, T, D] as [B, H, tokens, T // tokens, D]: tiles of `rows` vectors by `channels`, zeros behind the last."""
+    batch, head, token = _strides(x)
+    sizes = [x.shape[0], x.shape[1], tokens, x.shape[2] // tokens, x.shape[3]]
+    return TensorDescriptor(x, sizes, [batch, head, token, token * tokens, 1], [1, 1, 1, rows, channels])
+
+
+def _strides(x: Tensor) -> list[int]:
+    """Of the first three axes; an axis of one has any."""
+    return [16 if size == 1 else step for size, step in zip(x.shape[:3], x.stride()[:3], strict=True)]
+
+
+@jit
+def products(
+    request, queries, their_keys, TOKENS: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_M, BLOCK_N] fp32: products of query vectors and key vectors of a request.
+
+    Each side is (pointer, descriptor, head, first vector, tokens, strides of batch, head and token).
+    """
+    q, q_tiles, head, first, count, q_batch, q_head, q_token = queries
+    keys, key_tiles, kv_head, first_key, length, key_batch, key_head, key_token = their_keys
+    PRECISION: tl.constexpr = "ieee" if q.dtype.element_ty == tl.float32 else "tf32"
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    steps = TOKENS * (D // STEP)
+    at_once = 0
+    if DESCRIPTORS:  # not where the tile holds a vector that is cut short: what lies behind it is another's
+        short = (count % TOKENS != 0) & (first + BLOCK_M > count // TOKENS)
+        short |= (length % TOKENS != 0) & (first_key + BLOCK_N > length // TOKENS)
+        at_once = tl.where(short, 0, steps)
+        for i in tl.range(0, at_once):
+            token, channel = i // (D // STEP), i % (D // STEP) * STEP
+            mine = TOKENS - 1 - token if REVERSED else token
+            x = tl.reshape(q_tiles.load([request, head, mine, first, channel]), [BLOCK_M, STEP])
+            k = tl.reshape(key_tiles.load([request, kv_head, token, first_key, channel]), [BLOCK_N, STEP])
+            acc = tl.dot(x, tl.trans(k), acc, input_precision=PRECISION)
+    row = (first + tl.arange(0, BLOCK_M)) * TOKENS
+    key = (first_key + tl.arange(0, BLOCK_N)) * TOKENS
+    col = tl.arange(0, STEP)
+    q += request.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    keys += request.to(tl.int64) * key_batch + kv_head.to(tl.int64) * key_head
+    for i in tl.range(at_once, steps):
+        token, channel = i // (D // STEP), i % (D // STEP) * STEP
+        mine = row + (TOKENS - 1 - token if REVERSED else token)
+        theirs = key + token
+        q_at = q + mine.to(tl.int64)[:, None] * q_token + (channel + col)[None, :]
+        k_at = keys + theirs.to(tl.int64)[:, None] * key_token + (channel + col)[None, :]
+        x = tl.load(q_at, mask=(mine < count)[:, None], other=0.0)
+        k = tl.load(k_at, mask=(theirs < length)[:, None], other=0.0)
+        acc = tl.dot(x, tl.trans(k), acc, input_precision=PRECISION)
+    return acc

@@ -1,0 +1,149 @@
+"""What the attention kernels share: steps of the online softmax, loads, angles, launch shapes, the size of the GPU.
+
+Names are those of FlashAttention and of Triton's examples:
+
+m_i, l_i   largest logit of a row and sum of its weights so far, in powers of two
+acc        sum of weights times values, fp32, not divided by l_i yet
+alpha      factor by which a step rescales acc and l_i: exp2(old m_i - new m_i)
+s, p       logits of a step in powers of two, and their weights
+D, DP      head width, and the power of two that holds it
+MASKED     whether the rows of the program see a part of the keys only; tiles before those need no mask
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from workbench.core import page_table
+from workbench.kernels._shared.triton_import import jit, tl
+
+LOG2E = 1.4426950408889634
+INVALID_POS = tl.constexpr(page_table.INVALID_POS)  # in kernels; the largest int32, so behind every index too
+TWO_PI = tl.constexpr(6.283185307179586)
+INV_TWO_PI = tl.constexpr(0.15915494309189535)
+SECTION_BYTES = 24 << 20  # heads whose keys and values fit this much of the L2 cache run together
+
+
+@dataclass(frozen=True)
+class Config:
+    """Rows and keys of a tile, warps of a program, depth of the software pipeline.
+
+    `descriptors`: keys and values come through tensor descriptors (Hopper's copy engine) where their strides allow it.
+    """
+
+    rows: int
+    keys: int
+    warps: int = 4
+    stages: int = 3
+    descriptors: bool = False
+
+    def __str__(self) -> str:
+        shape = f"{self.rows}x{self.keys}, {self.warps} warps, {self.stages} stages"
+        return shape + (", descriptors" if self.descriptors else "")
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of the GPU; a small number on a CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def together(keys: Tensor, group: int) -> int:
+    """How many query heads run side by side: those whose keys and values stay in the L2 cache."""
+    heads, length, width = keys.shape[1:]
+    fit = max(1, SECTION_BYTES // max(1, 2 * length * width * keys.element_size()))
+    return group * max(n for n in range(1, heads + 1) if heads % n == 0 and n <= fit)
+
+
+def rows_first(x: Tensor) -> Tensor:
+    """`x`, its channels lying side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None) -> Tensor:
+    """Plain attention in the dtype of its arguments: q [Hq, R, D], k and v [H, T, D], seen [R, T] or [Hq, R, T] bool.
+
+    A row that sees nothing is 0.
+    """
+    k, v = (x.repeat_interleave(len(q) // len(k), 0) for x in (k, v))
+    scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return weights.masked_fill(~seen, 0) @ v
+
+
+@jit
+def logits(x, k, scale):
+    """[M, N] fp32: scaled products of queries x [M, DP] and keys k [N, DP]."""
+    PRECISION: tl.constexpr = "ieee" if x.dtype == tl.float32 else "tf32"
+    return tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
+
+
+@jit
+def step(acc, m_i, l_i, s, v, SOME: tl.constexpr):
+    """Take one tile of logits s [M, N] (-inf where masked) and its values v into the running softmax.
+
+    FlashAttention, arXiv:2205.14135, algorithm 1. SOME: a row may have seen no key yet.
+    """
+    PRECISION: tl.constexpr = "ieee" if v.dtype == tl.float32 else "tf32"
+    new = tl.maximum(m_i, tl.max(s, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new) if SOME else new
+    p = tl.exp2(s - safe[:, None])
+    alpha = tl.exp2(m_i - safe)
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+    return acc, new, l_i * alpha + tl.sum(p, 1)
+
+
+@jit
+def empty_state(BLOCK_M: tl.constexpr, DP: tl.constexpr):
+    """(acc, m_i, l_i) before the first step."""
+    acc = tl.zeros([BLOCK_M, DP], tl.float32)
+    return acc, tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
+
+
+@jit
+def load_tile(at, inside, MASKED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """[N, DP] keys or values at pointers `at`: 0 behind the width, and, with MASKED, where not `inside` [N, 1]."""
+    col = tl.arange(0, DP)[None, :]
+    if MASKED:
+        x = tl.load(at, mask=inside & (col < D), other=0.0)
+    elif D != DP:
+        x = tl.load(at, mask=col < D, other=0.0)
+    else:
+        x = tl.load(at)
+    return x
+
+
+@jit
+def count_upto(bounds, begin, end, limit, CHUNK: tl.constexpr):
+    """How many of the rising bounds from `begin` to `end` are at most `limit`."""
+    count = 0
+    for at in range(begin, end, CHUNK):
+        i = at + tl.arange(0, CHUNK)
+        below = (tl.load(bounds + i, mask=i < end, other=INVALID_POS) <= limit) & (i < end)
+        count += tl.sum(below.to(tl.int32))
+    return count
+
+
+@jit
+def angles(shift, freq):
+    """Angles of `shift` positions at rotary frequencies, fp32 in [0, 2 pi): taken and reduced in fp64."""
+    angle = shift.to(tl.float64) * freq.to(tl.float64)
+    return (angle - TWO_PI * tl.floor(angle * INV_TWO_PI)).to(tl.float32)
+
+
+@jit
+def planes(col, shift, inv_freq, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BACK: tl.constexpr):
+    """For channels `col`: (the other channel of the plane, angle, sin); x · cos(angle) + other · sin is x rotated.
+
+    BACK: rotated by -shift.
+    """
+    rotary = col < 2 * HALF
+    second = (col % 2 == 1) if INTERLEAVED else (col >= HALF)
+    plane = col // 2 if INTERLEAVED else col % HALF
+    apart = 1 if INTERLEAVED else HALF
+    other = tl.where(rotary, tl.where(second, col - apart, col + apart), col)
+    angle = angles(shift, tl.load(inv_freq + plane, mask=rotary, other=0.0))
+    sin = tl.where(second, -tl.sin(angle), tl.sin(angle)) if BACK else tl.where(second, tl.sin(angle), -tl.sin(angle))
+    return other, angle, sin

@@ -1,0 +1,102 @@
+"""A page for every method: what it does with its formula and options, from its class, how to use it, and its code."""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from workbench.app.docs.text import escaped, table
+from workbench.methods import registry
+from workbench.methods.presets import METHODS
+
+KINDS = {  # folder of `workbench.methods` → heading, what its files are, notebook that compares them
+    "modes": ("Modes", "How a prompt gets its keys and values.", "03_reuse"),
+    "prepare": ("Preparations", "What a passage saw before its keys and values were cached.", "08_recompute_tradeoff"),
+    "select": ("Selectors", "Which cached tokens are recomputed.", "08_recompute_tradeoff"),
+    "sparse": ("Sparse methods", "Which key tiles are attended to.", "10_sparse_quality"),
+}
+MODE_OF = {"full": "full", "reuse": "block", "superposition": "superposition"}
+OPTIONS = {"prepare": "prepare", "select": "select", "sparse": "sparse"}  # of the command line and of `generate`
+FITTED = ("seer_attention",)
+GIVEN = {"corpus": None, "trained": None, "profiled": ()}  # options that a spec cannot say
+
+
+def pages(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and text of every page: `index`, then one a method, as `select-query_guided`."""
+    yield "index", _index()
+    for folder in KINDS:
+        for name in names(folder):
+            yield f"{folder}-{name}", page(root, folder, name)
+
+
+def names(folder: str) -> list[str]:
+    """List the methods of a folder."""
+    return registry.names(f"workbench.methods.{folder}")
+
+
+def page(root: Path, folder: str, name: str) -> str:
+    """Return the page of one method."""
+    heading, _, notebook = KINDS[folder]
+    file = f"workbench/methods/{folder}/{name}.py"
+    policy, _ = registry.found(f"workbench.methods.{folder}", name, GIVEN)
+    parts = [
+        f"# {name}",
+        f"*{heading}*: {_head(folder, name)}",
+        "## What it does",
+        f"```{{eval-rst}}\n.. autoclass:: {policy.__module__}.{policy.__name__}\n   :no-index:\n```",
+        "## Use it",
+        use(folder, name),
+        "## How it does",
+        f"`workbench report notebooks/{notebook}.ipynb` draws it beside the others, measured on the shipped models; "
+        "with `--results FOLDER`, from your own trials.",
+        "## Code",
+        f"`{file}`",
+        f"```python\n{(root / file).read_text(encoding='utf-8').rstrip()}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def use(folder: str, name: str) -> str:
+    """Return how to ask for a method, on the command line and in Python."""
+    method = command(folder, name)
+    python = f"MethodConfig({', '.join(f'{key}={value!r}' for key, value in fields(folder, name).items())})"
+    options = "" if folder == "modes" else f"Every option may be given: `{name}(option=value)`."
+    more = " It needs a gate that was fitted to the model: `workbench sparse --help`." if name in FITTED else ""
+    return (
+        f"```sh\n{method}\n```\n\n```python\nfrom workbench.methods.config import MethodConfig\n\n"
+        f"method = {python}\n```\n\n{options}{more}"
+    ).rstrip()
+
+
+def fields(folder: str, name: str) -> dict[str, str]:
+    """Return the fields of a trial that choose a method."""
+    if folder == "modes":
+        return {"mode": MODE_OF[name]}
+    return {"mode": "full", "sparse": name} if folder == "sparse" else {"mode": "block", OPTIONS[folder]: name}
+
+
+def command(folder: str, name: str) -> str:
+    """Return a trial of the method on the lab model."""
+    given = " ".join(f"--{key} {value}" for key, value in fields(folder, name).items())
+    return f"workbench trial --model lab-full --data lab --samples 20 {given}"
+
+
+def _head(folder: str, name: str) -> str:
+    """Return the first line of a method's file."""
+    return escaped((import_module(f"workbench.methods.{folder}.{name}").__doc__ or "").splitlines()[0])
+
+
+def _index() -> str:
+    """Return all methods by kind, and the published ones as choices of them."""
+    parts = ["# Methods", "Any preparation, selector, ratio and sparse method go together."]
+    parts.append("A published method is one choice of them: `workbench trial --method NAME`.")
+    published = [
+        (f"`{name}`", each.title, escaped(each.source), f"`{', '.join(f'{k}={v!r}' for k, v in each.fields.items())}`")
+        for name, each in METHODS.items()
+    ]
+    parts += ["## Published methods", table(("name", "published as", "source", "choice"), published)]
+    for folder, (heading, said, _) in KINDS.items():
+        entries = [(f"[{name}]({folder}-{name}.md)", _head(folder, name)) for name in names(folder)]
+        parts += [f"## {heading}", said, table(("name", "what it does"), entries)]
+        listed = "\n".join(f"{folder}-{name}" for name in names(folder))
+        parts.append(f"```{{toctree}}\n:hidden:\n:titlesonly:\n\n{listed}\n```")
+    return "\n\n".join(parts) + "\n"

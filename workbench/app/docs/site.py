@@ -1,0 +1,157 @@
+"""The documentation as a static site that needs no network: `make docs`, or `python -m workbench.app.docs.site`.
+
+docs/ holds what is written by hand. Pages of methods and the API reference are made of docstrings, by autodoc. A site
+that was built from the same files is left as it is.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from workbench.app.docs import measured as docs_measured
+from workbench.core.errors import BadInput
+from workbench.core.utils.files import write_text
+
+ROOT = Path(__file__).resolve().parents[3]
+SITE = ROOT / "runs" / "docs"
+NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml")
+READ = (
+    "docs/**/*.md",
+    "docs/**/*.css",
+    "docs/*.py",
+    "docs/*.json",
+    "workbench/**/*.py",
+    "kernels/**/*.py",
+)
+OTHER = ("__pycache__", "*.png", "*.json", "picture.py", "measured.py")  # in docs/, and no pages
+STAMP = ".built_from"
+LIMIT_S = 120  # a report waits no longer for it
+
+
+def missing() -> str:
+    """Say in one sentence why the documentation cannot be built here, "" where it can."""
+    if not (ROOT / "docs" / "conf.py").is_file():
+        return "the documentation is built in a checkout: its pages are not installed"
+    gone = [name for name in NEEDED if find_spec(name) is None]
+    return f"the documentation needs {', '.join(gone)}: pip install 'cached-block-workbench[docs]'" if gone else ""
+
+
+def build(site: Path = SITE) -> Path:
+    """Build the site into the folder `site`, unless it is there already, and return its first page.
+
+    Raises BadInput where a package is missing, and where Sphinx finds a fault: no page without one is left out.
+    """
+    if problem := missing():
+        raise BadInput(problem)
+    state = _state()
+    if (site / STAMP).is_file() and (site / STAMP).read_text(encoding="utf-8") == state:
+        return site / "index.html"
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder, "source"), Path(folder, "site")
+        write_sources(source)
+        command = [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-b",
+            "html",
+            "-j",
+            "auto",
+            "-q",
+            "-W",
+            "--keep-going",
+            str(source),
+            str(made),
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise BadInput(f"the documentation was not built: {done.stderr.strip()[-2000:]}")
+        shutil.rmtree(made / ".doctrees", ignore_errors=True)
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.copytree(made, site)
+    write_text(site / STAMP, state)
+    return site / "index.html"
+
+
+class Building:
+    """Builds the site in a process of its own, beside other work; leaving the `with` block ends that.
+
+    with Building(True) as docs:
+        ...                        # other work
+        docs.put(report / "docs")  # waits; whether the site is there now
+    """
+
+    def __init__(self, wanted: bool, limit_s: float = LIMIT_S) -> None:
+        self.wanted, self.limit_s = wanted and not missing(), limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "Building":
+        if self.wanted:
+            command = [sys.executable, "-m", __name__]
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def put(self, folder: Path) -> bool:
+        """Copy the site to `folder` once it is built; return whether it was. A report does without."""
+        shutil.rmtree(folder, ignore_errors=True)
+        if self._process is None:
+            return False
+        try:
+            built = self._process.wait(self.limit_s) == 0
+        except subprocess.TimeoutExpired:
+            built = False
+        if built:
+            shutil.copytree(SITE, folder)
+        return built
+
+
+def write_sources(folder: Path) -> None:
+    """Write everything that Sphinx reads into `folder`: pages by hand, and those that are made."""
+    shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns(*OTHER))
+    safe = folder / "safe.md"
+    safe.write_text(docs_measured.page(safe.read_text(encoding="utf-8"), ROOT / "docs" / "safe.json"), encoding="utf-8")
+    for part, pages in _made():
+        (folder / part).mkdir()
+        for name, text in pages:
+            (folder / part / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def _made() -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
+    from workbench.app.docs import api as docs_api
+    from workbench.app.docs import methods as docs_methods
+
+    yield "methods", docs_methods.pages(ROOT)
+    yield "api", docs_api.pages()
+
+
+def _state() -> str:
+    """Return a digest of all that is read."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in READ for path in ROOT.glob(pattern)):
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def main() -> None:
+    """Build the site and print where it is; exit code 2 with one sentence where it cannot be built."""
+    try:
+        print(build())
+    except BadInput as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What can be chosen of a prompt on the screen: its blocks, and the method that answers it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.methods import prepare, select, sparse
+from workbench.methods.modes.reuse import Reuse, positions_named
+from workbench.methods.presets import METHODS
+from workbench.methods.sparse._small import small
+from workbench.plots.marks.styles import REUSE_NAMES, SELECTORS, SPARSE_METHODS
+
+PREPARED = {"after_system": "behind the system block", "independent": "each by itself"}  # what needs no corpus
+POSITIONS = {"re-encoded": "re-encoded for their new place", "naive": "as cached (naive)"}
+KINDS = ("system", "passage", "question")
+MOST_BLOCKS, MOST_CHARACTERS = 512, 1_000_000
+LONG = 4096  # tokens from which the published settings of sparse methods choose
+Menu = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One block as text. `id` stays while it is moved and edited; `kind` is one of KINDS."""
+
+    id: str
+    text: str
+    kind: str = "passage"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A prompt and the method that answers it, as a person chose them. `revision` counts the changes."""
+
+    pieces: tuple[Piece, ...]
+    prepare: str = "after_system"
+    select: str = "none"
+    ratio: float = 0.15
+    positions: str = "re-encoded"
+    sparse: str = "none"
+    revision: int = 0
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Wanted":
+        """Read what the browser sends. Raises BadInput for what is no prompt or no method."""
+        pieces = tuple(_piece(one) for one in _list(values.get("blocks")))
+        if not 2 <= len(pieces) <= MOST_BLOCKS:
+            raise BadInput(f"{len(pieces)} blocks: a prompt here has 2 to {MOST_BLOCKS}, the question last")
+        if len({piece.id for piece in pieces}) < len(pieces):
+            raise BadInput("two blocks have the same id")
+        if [piece.kind for piece in pieces].index("question") != len(pieces) - 1:
+            raise BadInput("the question is the last block of a prompt")
+        if sum(len(piece.text) for piece in pieces) > MOST_CHARACTERS:
+            raise BadInput(f"the prompt is longer than {MOST_CHARACTERS:,} characters")
+        chosen = {name: _word(name, values.get(name, default)) for name, default in FIELDS.items()}
+        ratio, revision = values.get("ratio", 0.15), values.get("revision", 0)
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float):
+            raise BadInput(f"ratio is {ratio!r}: it is a number from 0 to 1")
+        if isinstance(revision, bool) or not isinstance(revision, int):
+            raise BadInput(f"revision is {revision!r}: it is a whole number")
+        wanted = cls(pieces, **chosen, ratio=float(ratio), revision=revision)
+        wanted.method()
+        return wanted
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `of` reads them back."""
+        blocks = [{"id": piece.id, "text": piece.text, "kind": piece.kind} for piece in self.pieces]
+        chosen = {name: getattr(self, name) for name in FIELDS}
+        return {"revision": self.revision, "blocks": blocks, **chosen, "ratio": self.ratio}
+
+    @property
+    def system(self) -> int:
+        """How many blocks at the front are no passages."""
+        return int(self.pieces[0].kind == "system")
+
+    def method(self, length: int = 0) -> Reuse:
+        """Return the method for a prompt of `length` tokens. Raises BadInput for an unknown name or ratio."""
+        if self.prepare not in PREPARED:
+            raise BadInput(f"prepare is {self.prepare!r}: here it is {' or '.join(PREPARED)}")
+        tiles = None if self.sparse == "none" else sparse.named(settings(self.sparse, length))
+        prepared = prepare.with_system(prepare.named(self.prepare), self.system)
+        chooser = None
+        if self.select.partition("(")[0] != "none":
+            chooser = replace(select.named(self.select), system=self.system)
+        return Reuse(positions_named(self.positions), prepared, chooser, self.ratio, tiles)
+
+
+FIELDS = {"prepare": "after_system", "select": "none", "positions": "re-encoded", "sparse": "none"}
+
+
+def settings(spec: str, length: int) -> str:
+    """Return the spec of a sparse method; a bare name has settings for `length` tokens where the prompt is short."""
+    return small(spec, 16 if length < 1024 else 32) if length < LONG else spec
+
+
+def menus(model: PreTrainedModel, selectors: Sequence[str] = (), only: Sequence[str] = ()) -> dict[str, Menu]:
+    """Return the menus {field of `Wanted`: entries}: what this model can be asked with.
+
+    selectors  of the menu of selectors; none: all of them
+    only       fields whose menu is left with its first entry, where a page holds nothing else
+    """
+    chosen = selectors or ["none", *(name for name in select.names() if name != "none")]
+    listed: dict[str, Menu] = {
+        "select": [entry(spec, SELECTORS.name_of(spec)) for spec in chosen],
+        "prepare": [{**entry(name, title), "reuse": REUSE_NAMES[name]} for name, title in PREPARED.items()],
+        "positions": [entry(name, title) for name, title in POSITIONS.items()],
+        "sparse": [entry("none", "all tiles"), *(entry(name, SPARSE_METHODS.name_of(name)) for name in ready(model))],
+    }
+    return {name: menu[:1] if name in only else menu for name, menu in listed.items()}
+
+
+def published(listed: Mapping[str, Menu]) -> Menu:
+    """Return the published methods that the menus can say, with the fields that each one sets."""
+    found = []
+    for method in METHODS.values():
+        fields = {**FIELDS, "prepare": "independent", **method.fields}
+        if fields.pop("mode") != "block" or fields.get("ratio", 0) is None:
+            continue
+        known = {name: {one["value"] for one in menu} for name, menu in listed.items()}
+        if all(fields[name] in known[name] for name in FIELDS):
+            found.append({"title": method.title, "source": method.source, "fields": fields})
+    return found
+
+
+def ready(model: PreTrainedModel) -> list[str]:
+    """Return the sparse methods that choose in this model without something that was fitted to it."""
+    names = []
+    for name in sparse.names():
+        try:
+            sparse.named(small(name)).ready(model)
+        except BadInput:
+            continue
+        names += [] if name == "dense" else [name]
+    return names
+
+
+def entry(value: str, title: str) -> dict[str, Any]:
+    """Make an entry of a menu."""
+    return {"value": value, "title": title}
+
+
+def _piece(one: Any) -> Piece:
+    if not isinstance(one, Mapping) or not all(isinstance(one.get(name), str) for name in ("id", "text", "kind")):
+        raise BadInput("a block is {id, text, kind}, all of them texts")
+    if one["kind"] not in KINDS:
+        raise BadInput(f"kind of a block is {one['kind']!r}: it is {', '.join(KINDS)}")
+    whole = one["text"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # no halves of characters
+    if not whole.strip():
+        raise BadInput("a block is empty: write something, or remove it")
+    return Piece(one["id"], whole, one["kind"])
+
+
+def _list(value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise BadInput(f"blocks is {type(value).__name__}: it is a list")
+    return value
+
+
+def _word(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise BadInput(f"{name} is {value!r}: it is a text")
+    return value

@@ -1,0 +1,111 @@
+"""What is known of every token, as bytes that a browser paints: deviation, score, attention and kept tiles."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.core.plan import Choose, Site
+from workbench.core.tiling.tiles import Tiles
+from workbench.engine import attention_maps
+
+CELLS = 64  # most cells of a side of the map of tiles
+DECADES = 3  # that a logarithmic scale spans
+ROUNDING = 1e-4  # squared deviation that counts as none, as in plots.deviation
+
+
+def painted(values: Tensor, log: bool = False, clip: float = 1.0) -> dict[str, Any]:
+    """Return values [L, T] or [L, I, J] as {shape, low, high, log, data: bytes as base64}; what is not finite is 0.
+
+    log   a byte stands for a step of a logarithmic scale from `low` to `high`, DECADES apart
+    clip  the quantile that is painted darkest: of attention, one sink would leave the others white
+    """
+    finite = torch.where(values.isfinite(), values, 0).float().cpu()
+    flat = finite.flatten()
+    top = flat.sort().values[min(len(flat) - 1, int(clip * len(flat)))] if len(flat) else finite.new_tensor(0)
+    high = float(top) or float(flat.max()) if len(flat) else 0.0
+    low = high * 10**-DECADES if log else 0.0
+    if high <= 0:
+        share = torch.zeros_like(finite)
+    elif log:
+        share = 1 + (finite.clamp(min=low) / high).log10() / DECADES
+    else:
+        share = finite / high
+    data = (share.clamp(0, 1) * 255).round().to(torch.uint8)
+    return {
+        "shape": list(data.shape),
+        "low": low,
+        "high": high,
+        "log": log,
+        "data": base64.b64encode(data.numpy().tobytes()).decode(),
+    }
+
+
+def floats(values: Tensor) -> str:
+    """Return values [T] as base64 of little-endian float32."""
+    return base64.b64encode(values.float().cpu().numpy().astype("<f4").tobytes()).decode()
+
+
+def deviation(gaps: Tensor) -> dict[str, Any]:
+    """Paint squared deviation [T, L] as distances, on a logarithmic scale; what is within rounding is none."""
+    return painted(gaps.where(gaps > ROUNDING, 0).sqrt().T, log=True)
+
+
+def from_question(model: PreTrainedModel, queries: Mapping[int, Tensor], kv: KV, prompt: Prompt) -> Tensor:
+    """Return [L, T] fp32 attention from the question to every token: mean over its rows and over heads.
+
+    `queries` [Hq, R, D] by layer, of rows that end with the question.
+    """
+    rows, length = prompt.question, len(prompt)
+    layers = []
+    for layer, of_layer in queries.items():
+        total = torch.zeros(length)
+        asked, keys = of_layer[:, -len(rows) :], kv.keys[layer][:, :length]
+        for _, logits in attention_maps.logits(model, layer, asked, keys, rows):
+            total += attention_maps.softmax(logits).sum((0, 1)).cpu()
+        layers.append(total / (len(rows) * len(asked)))
+    return torch.stack(layers)
+
+
+class Recorded:
+    """A sparse method that notes the tiles it chose, by layer."""
+
+    def __init__(self, sparse: Choose):
+        self.sparse, self.tiles = sparse, dict[int, Tiles]()
+        if hasattr(sparse, "size"):
+            self.size = sparse.size
+
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
+        tiles = self.sparse(queries, keys, rows, site)
+        self.tiles[site.layer] = tiles
+        return tiles
+
+
+def kept_tokens(tiles: Mapping[int, Tiles], layers: int, length: int) -> Tensor:
+    """Return [L, T]: share of (head, query tile) whose tiles hold a token. Layers where nothing was chosen keep all."""
+    shares = torch.ones(layers, length)
+    for layer, of_layer in tiles.items():
+        by_tile = of_layer.kept.float().mean((0, 1)).cpu()
+        shares[layer] = by_tile.repeat_interleave(of_layer.size)[:length]
+        if of_layer.columns is not None:
+            shares[layer] = torch.maximum(shares[layer], of_layer.columns[:, :length].float().mean(0).cpu())
+    return shares
+
+
+def tile_map(tiles: Mapping[int, Tiles], layers: int) -> Tensor | None:
+    """Return [L, I, J] share of heads that keep a tile, at most CELLS a side; None where no layer chose."""
+    if not tiles:
+        return None
+    first = next(iter(tiles.values())).paged().kept
+    shape = [min(CELLS, side) for side in first.shape[1:]]
+    shares = torch.ones(layers, *shape)
+    for layer, of_layer in tiles.items():
+        share = of_layer.paged().kept.float().mean(0).cpu()
+        shares[layer] = interpolate(share[None, None], shape, mode="area")[0, 0]
+    return shares

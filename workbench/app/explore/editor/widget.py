@@ -1,0 +1,167 @@
+"""A prompt one can touch, as a widget: the browser says what is wanted, a thread answers the newest wish.
+
+`prompt(model, prompt)` is the one call. The state of the widget is in its traits: `wanted` (what a person chose),
+`text`, `answers`, `bill` and `heat` (what is known, each with the `revision` of the wish that it answers).
+"""
+
+import threading
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from workbench.app.explore.debounce import Newest, Superseded
+from workbench.app.explore.editor.answers import PromptAnswers
+from workbench.app.explore.editor.choices import Wanted
+from workbench.app.explore.editor.grid import PromptPage, answered_page, asked
+from workbench.app.explore.editor.html import summary
+from workbench.app.explore.given import Given, Model
+from workbench.app.explore.linked import Selection, selection_of
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.plots.marks.styles import SELECTORS
+
+RESULTS = ("text", "answers", "bill", "heat")
+
+
+class PromptWidget(anywidget.AnyWidget):
+    """Blocks of a prompt as text that can be moved, edited, removed and added, with two answers side by side.
+
+    token    position of the token that is marked, or None; `hovered` follows the mouse
+    problem  why the wish cannot be answered, "" where it can
+    """
+
+    _esm = (Path(__file__).parent / "prompt_widget.js").read_text(encoding="utf-8")
+    _css = (Path(__file__).parent / "prompt_widget.css").read_text(encoding="utf-8")
+    options = traitlets.Dict().tag(sync=True)
+    wanted = traitlets.Dict().tag(sync=True)
+    text = traitlets.Dict().tag(sync=True)
+    answers = traitlets.Dict().tag(sync=True)
+    bill = traitlets.Dict().tag(sync=True)
+    heat = traitlets.Dict().tag(sync=True)
+    busy = traitlets.Unicode().tag(sync=True)
+    problem = traitlets.Unicode().tag(sync=True)
+    token = traitlets.Int(None, allow_none=True).tag(sync=True)
+    hovered = traitlets.Int(None, allow_none=True).tag(sync=True)
+
+    def __init__(self, work: PromptAnswers, wanted: Wanted, options: dict[str, Any]):
+        self._sending = threading.RLock()  # a wish that comes in and an answer that goes out do not mix
+        self._work, self._newest = work, Newest(self._answer)
+        self._selection: Selection | None = None
+        super().__init__(options=options, wanted=wanted.to_json())
+        self.observe(self._ask, "wanted")
+        self.observe(self._mark_elsewhere, ["token", "hovered"])
+        self._ask(None)
+
+    def change(self, **fields: Any) -> "PromptWidget":
+        """Change what is wanted: `blocks`, `prepare`, `select`, `ratio`, `positions` or `sparse`; returns itself."""
+        if unknown := set(fields) - set(self.wanted):
+            raise BadInput(f"{sorted(unknown)[0]!r} cannot be changed: there are {', '.join(self.wanted)}")
+        values = {**self.wanted, **fields, "revision": self.wanted["revision"] + 1}
+        Wanted.of(values)
+        self.wanted = values
+        return self
+
+    def wait(self, timeout: float | None = None) -> "PromptWidget":
+        """Wait until the newest wish is answered, at most `timeout` seconds; returns itself."""
+        self._newest.wait(timeout)
+        return self
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What is known of the newest wish that was answered: {wanted, text, answers, bill, heat, problem}."""
+        return {name: getattr(self, name) for name in ("wanted", *RESULTS, "problem")}
+
+    def save(self, path: str | PathLike[str], **grid: Any) -> Path:
+        """Write a page without a kernel: the same prompt over a grid of orders, selectors and ratios.
+
+        `grid`: arguments of `answered_page`. The page stands alone and asks no network.
+        """
+        self.wait()
+        return self.page(**grid).write(path)
+
+    def page(self, **grid: Any) -> PromptPage:
+        """Answer the prompt over a grid and return the page; `grid`: arguments of `answered_page`."""
+        return answered_page(self._work, Wanted.of(self.wanted), self.options, **grid)
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        with self._sending:
+            super().set_state(sync_data)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        bundle = super()._repr_mimebundle_(**kwargs)
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        if data is not None and self.text:
+            data["text/html"] = summary(
+                self.record, SELECTORS.name_of(self.wanted["select"])
+            )  # for readers without widgets
+        return bundle
+
+    def _ask(self, _: Any) -> None:
+        self._newest.ask(self.wanted)
+
+    def _answer(self, values: dict[str, Any], alive: Callable[[], None]) -> None:
+        """Answer one wish, in the thread; what cannot be answered is said in `problem`."""
+        problem = ""
+        try:
+            for name, result in self._work.stages(Wanted.of(values), alive):
+                if name == "text":
+                    self._follow(result.pop("prompt"))
+                self._show(busy=BUSY[name], **{name: {**result, "revision": values["revision"]}})
+        except BadInput as error:
+            problem = str(error)
+        except Superseded:
+            raise
+        except Exception as error:  # in a thread it would not be seen
+            problem = f"{type(error).__name__}: {error}"
+        self._show(busy="", problem=problem)
+
+    def _follow(self, prompt: Prompt) -> None:
+        """Share the marked token with the explorers of this prompt."""
+        if self._selection is not None:
+            self._selection.unobserve(self._mark_here, "token")
+        self._selection = selection_of(prompt)
+        self._selection.observe(self._mark_here, "token")
+
+    def _mark_here(self, change: dict[str, Any]) -> None:
+        self.unobserve(self._mark_elsewhere, ["token", "hovered"])  # it comes from there
+        self.token = None if change["new"] < 0 else change["new"]
+        self.observe(self._mark_elsewhere, ["token", "hovered"])
+
+    def _mark_elsewhere(self, _: Any) -> None:
+        marked = self.token if self.hovered is None else self.hovered
+        if self._selection is not None:
+            self._selection.unobserve(self._mark_here, "token")  # it comes from here
+            self._selection.token = -1 if marked is None else marked
+            self._selection.observe(self._mark_here, "token")
+
+    def _show(self, **traits: Any) -> None:
+        with self._sending, self.hold_sync():
+            for name, value in traits.items():
+                setattr(self, name, value)
+
+
+BUSY = {
+    "text": "Caching and recomputing",
+    "bill": "Answering with the chosen method",
+    "answers": "Answering",
+    "heat": "",
+}
+
+
+def prompt(model: Model, prompt: Given, question: str = "", **chosen: Any) -> PromptWidget:
+    """Show a prompt one can touch: move, edit, remove and add blocks, and see both answers and every token's values.
+
+    model     a name or folder, or what `models.load` returns
+    prompt    a text (its last paragraph is the question, unless `question` is given), the texts of the blocks (the
+              question last), a `Prompt` or a `Sample`
+    chosen    what is chosen at first: `select` ("query_guided"), `ratio` (0.15), `prepare` ("after_system",
+              "independent"), `positions` ("re-encoded", "naive"), `sparse` ("none"); and `max_new_tokens` (24)
+
+    Raises BadInput for what is no model, prompt or method.
+    """
+    work, wanted, options = asked(model, prompt, question, **chosen)
+    return PromptWidget(work, wanted, options)

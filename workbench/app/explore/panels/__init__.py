@@ -1,0 +1,1 @@
+"""Explorers with controls, one file each."""

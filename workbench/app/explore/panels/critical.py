@@ -1,0 +1,66 @@
+"""Choose a question, a selector and a ratio, and see on the text what is recomputed, and what the model answers."""
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+import torch
+from ipywidgets import VBox
+
+from workbench.app.explore.live import explorer, number_slider, slider
+from workbench.app.explore.prompts import selector_menu, view_of
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.data.sample import Sample
+from workbench.engine.assembly import assemble
+from workbench.engine.decoding import by_request, check_length, decode, text_of
+from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.methods import registry, select
+from workbench.methods.prepare import Prepare
+from workbench.metrics.answers import exact_match
+from workbench.models.loading import Loaded
+from workbench.plots.marks.styles import SELECTORS, reuse_name
+from workbench.plots.tokens.chosen_tokens import Choice, coloured
+from workbench.store import MemoryStore
+
+
+def critical_explorer(loaded: Loaded, samples: Sequence[Sample], prepare: Prepare, max_new_tokens: int = 24) -> VBox:
+    """Explore number of the sample, selector and percent of the document tokens; one store has all passages."""
+    store, cached = MemoryStore(), reuse_name(registry.spec_of(prepare))
+
+    def draw(number: int, spec: str, percent: int) -> go.Figure:
+        view = view_of(loaded, samples, number)
+        kv = assemble(loaded.model, view.prompt, prepare(loaded.model, [view.prompt], store)[0])
+        scores = select.named(spec)(loaded.model, view.prompt, kv)
+        rows = select.choose(scores, view.prompt, percent / 100)
+        choices = [rows[:0], rows, torch.arange(view.prompt.starts[-1])]
+        reuse, partly, full = answers(loaded, view.prompt, kv, choices, max_new_tokens)
+        right = "right" if exact_match(partly, view.answers) else "wrong"
+        return coloured(
+            {SELECTORS.name_of(spec): Choice(scores.numpy(), rows.numpy())},
+            view.tokens,
+            view.block_of,
+            marked=view.supporting,
+            title=f"“{partly}” ({right})",
+            notice=f"“{view.question}” With {len(rows)} tokens recomputed the answer is “{partly}”; {cached} says "
+            f"“{reuse}”, full attention “{full}”. Expected: {', '.join(view.answers) or 'unknown'}.",
+            caption=f"{view.source}. Colour: rank of the score; framed: recomputed; ★: needed.",
+        )
+
+    percent = slider("recomputed (%)", 15, 0, 100)
+    return explorer([number_slider("question", samples), selector_menu("answer_guided"), percent], draw)
+
+
+def answers(loaded: Loaded, prompt: Prompt, kv: KV, choices: Sequence[torch.Tensor], max_new_tokens: int) -> list[str]:
+    """Return what the model answers with each of `choices` [R] recomputed over the assembled cache `kv`.
+
+    The cache stays as it is; all choices are packed together.
+    """
+    model, tokenizer, layout = loaded
+    check_length(max_new_tokens, loaded.spec.context)
+    kvs = [kv.clone(max_new_tokens) for _ in choices]
+    plans = [Plan(torch.cat((rows, prompt.question))) for rows in choices]
+    requests = [PrefillRequest(prompt.tokens, plan, own) for plan, own in zip(plans, kvs, strict=True)]
+    logits = [step.logits for step in prefill_many(model, requests, logits_to_keep=1) if step.logits is not None]
+    steps = decode(model, kvs, logits, max_new_tokens, stop=layout.stop, tokenizer=tokenizer)
+    return [text_of(tokenizer, tokens, layout.stop).strip() for tokens in by_request(steps, len(choices))]

@@ -1,0 +1,71 @@
+"""A prompt of any length, answered now: where its time to the first token goes, with three methods."""
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+from ipywidgets import VBox
+
+from workbench.app.explore.live import explorer, slider
+from workbench.core.blocks import Prompt
+from workbench.data.sample import Sample
+from workbench.experiments.latency import ttft
+from workbench.experiments.trials.record import device_name
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.select.query_guided import QueryGuided
+from workbench.metrics.latency import STAGES, stages
+from workbench.models.loading import Loaded
+from workbench.plots.marks.bars import breakdown, listed
+from workbench.plots.reports.findings import times
+from workbench.store import MemoryStore, Store
+
+MOST = 4096  # tokens
+
+
+def latency_explorer(loaded: Loaded, samples: Sequence[Sample], question: int = 50, repeats: int = 3) -> VBox:
+    """Explore length of the prompt, share of its blocks that is in the store, share of its tokens recomputed."""
+    model, tokenizer, layout = loaded
+    longest = min(loaded.spec.context or MOST, MOST)
+
+    def draw(length: int, cached: int, percent: int) -> go.Figure:
+        prompt = ttft.prompt_of_length(length, samples, tokenizer, layout, min(question, length // 2))
+        return stages_of(loaded, prompt, ttft.filled(model, prompt.context), cached, percent, repeats)
+
+    tokens = slider("tokens", 512, min(64, longest), longest)
+    return explorer([tokens, slider("cached (%)", 100, 0, 100), slider("recomputed (%)", 0, 0, 100)], draw)
+
+
+def request_explorer(loaded: Loaded, prompt: Prompt, repeats: int = 3) -> VBox:
+    """Explore share of the blocks of one prompt that is in the store, and share of its tokens recomputed."""
+    store = ttft.filled(loaded.model, prompt.context)
+
+    def draw(cached: int, percent: int) -> go.Figure:
+        return stages_of(loaded, prompt, store, cached, percent, repeats)
+
+    return explorer([slider("cached (%)", 100, 0, 100), slider("recomputed (%)", 15, 0, 100)], draw)
+
+
+def stages_of(loaded: Loaded, prompt: Prompt, store: MemoryStore, cached: int, percent: int, repeats: int) -> go.Figure:
+    """Measure and draw the stages of three methods; `cached` and `percent` recomputed in percent."""
+    model = loaded.model
+    partial = ttft.partial_store(model, prompt.context, store, round(cached / 100 * len(prompt.context)))
+    select = QueryGuided() if percent else None
+    recomputed = f"the same, {percent}% recomputed"
+    methods: dict[str, tuple[Full | Reuse, Store]] = {
+        "full attention": (Full(), store),
+        f"blocks, {cached}% cached": (Reuse(), partial),
+        recomputed: (Reuse(select=select, ratio=percent / 100), partial),
+    }
+    seconds = {
+        name: stages(model, prompt, method, blocks, repeats).seconds for name, (method, blocks) in methods.items()
+    }
+    full, _, partly = (sum(of_stages.values()) for of_stages in seconds.values())
+    return breakdown(
+        seconds,
+        STAGES,
+        title=f"{len(prompt):,} tokens in {len(prompt.blocks)} blocks",
+        notice=f"With {percent}% recomputed the first token comes {times(full / partly, 'sooner', 'later')} than with "
+        f"full attention: {listed(STAGES, seconds[recomputed])}. Blocks that are not cached are encoded while others "
+        "are put in place.",
+        caption=f"Medians of {repeats} requests, {device_name(model.device)}.",
+    )

@@ -1,0 +1,71 @@
+"""A long prompt: the whole choice at a glance, and the tiles of a window over true attention, asked for on demand."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import plotly.graph_objects as go
+from ipywidgets import VBox
+
+from workbench.app.explore.linked import Selection
+from workbench.app.explore.live import explorer, menu, slider
+from workbench.app.explore.panels.tiles import method_and_threshold, method_of
+from workbench.core.tiling.tiles import Tiles
+from workbench.metrics.tiles.tile_recall import TileWindow, choice, window
+from workbench.metrics.tiles.tile_states import States
+from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
+from workbench.plots.marks.styles import SPARSE_METHODS
+from workbench.plots.tiles.tile_overview import REDUCTIONS, reduced, zoomed
+from workbench.plots.tiles.tile_recall import Span, in_window, span_of
+
+
+def long_explorer(
+    states: States,
+    specs: Sequence[str],
+    *,
+    cells: int = 512,
+    side: int = 64,
+    share: float = 0.8,
+    caption: str = "",
+    selection: Selection | None = None,
+    name_of: Callable[[int], str] | None = None,
+) -> VBox:
+    """Explore the first layer of `states`; the overview has at most `cells` a side, the window `side` tiles.
+
+    True attention is computed for the rows of the window only.
+    """
+    layer = states.layers[0]
+
+    @lru_cache(maxsize=4)
+    def tiles_of(spec: str, value: float | None) -> Tiles:
+        return choice(states, layer, method_of(None, spec, value))
+
+    @lru_cache(maxsize=4)
+    def rows_of(spec: str, value: float | None, head: int, row: int) -> TileWindow:
+        return window(states, layer, head, tiles_of(spec, value), slice(row, row + side), share)
+
+    def draw(spec: str, value: float | None, how: str, head: int, row: int, key: int) -> go.Figure:
+        tiles = tiles_of(spec, value)
+        count = tiles.kept.shape[2]
+        row, key = min(row, max(0, count - side)), min(key, max(0, count - side))
+        rows = rows_of(spec, value, head, row)
+        detail = rows.at(slice(key, key + side))
+        drawn = zoomed(
+            reduced(tiles.kept[head].cpu().numpy(), cells, how),
+            Span.whole(states),
+            in_window(detail, count),
+            span_of(detail),
+            title=f"{SPARSE_METHODS.name_of(spec)}, head {head}",
+            names=[f"all {len(states):,} tokens: {REDUCTIONS[how]}", "the frame, tile by tile"],
+            notice=f"{tiles.size}-token tiles; of the rows in the frame it keeps {rows.held():.0%} of the attention, "
+            f"{rows.missed():.0%} is in tiles that are dropped though needed for {share:.0%}.",
+            caption=caption,
+        )
+        return counts_tokens(drawn, TokenAxes(len(states), len(states), y=True))
+
+    methods, threshold = method_and_threshold(specs)
+    last = tiles_of(specs[0], threshold.value).kept.shape[2] - 1
+    overview = menu({name: how for how, name in REDUCTIONS.items()}, "overview")
+    row = slider("frame: first row (tile)", (last + 1) // 2, 0, last)
+    key = slider("frame: first key (tile)", 0, 0, last)
+    controls = [methods, threshold, overview, slider("head", 1, 0, states.heads - 1), row, key]
+    return explorer(controls, draw, selection=selection, name_of=name_of)

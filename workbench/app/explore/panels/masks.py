@@ -1,0 +1,53 @@
+"""Change a mask rule and see at once whom a token sees and where the model then looks."""
+
+import plotly.graph_objects as go
+from ipywidgets import VBox
+
+from workbench.app.explore.linked import selection_of
+from workbench.app.explore.live import explorer, text_field
+from workbench.app.explore.prompts import attention_of, layer_and_head, naming
+from workbench.core import mask_rules
+from workbench.core.masks import block_attention, causal
+from workbench.data.prompt_view import Reading
+from workbench.metrics.attention_mass import masked
+from workbench.models.loading import Loaded
+from workbench.plots.attention.masks import MaskPanel, masks
+from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
+from workbench.plots.tiles.reduce import firsts, shares
+
+LONGEST = 4096  # tokens of a prompt of which attention is measured too
+CELLS = 512  # most cells a side, and for longer prompts
+
+
+def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> VBox:
+    """Explore a sentence of `core.mask_rules`, a layer and a head: masks, and where the answering token looks.
+
+    Of a prompt over 4,096 tokens only the masks are drawn.
+    """
+    model, prompt, length = loaded.model, reading.prompt, len(reading.prompt)
+    known = {"full attention": causal, "block attention": block_attention(prompt)}
+    panels = [MaskPanel(name, shares(sees, length, CELLS)) for name, sees in known.items()]
+    measured = length <= min(LONGEST, loaded.spec.context or LONGEST)
+    full = masked(model, prompt).tokens.numpy() if measured else None
+    places = firsts(length, CELLS)
+
+    def draw(sentence: str, layer: int, head: int) -> list[go.Figure]:
+        sees = mask_rules.parse(sentence, prompt)
+        own = shares(sees, length, CELLS)
+        seen = own.sum(dtype=float) / panels[0].shares.sum(dtype=float)
+        shapes = masks(
+            [*panels, MaskPanel("your rule", own)],
+            [reading.tokens[i] for i in places],
+            reading.block_of[places],
+            notice=f"Your rule shows {seen:.1%} of the pairs of full attention.",
+            caption=f"{reading.source}, {length:,} tokens. Words of a rule: {mask_rules.WORDS}.",
+        )
+        counts_tokens(shapes, TokenAxes(length, len(places), y=True))
+        if full is None:
+            return [shapes]
+        mass = {"full": full, "your rule": masked(model, prompt, sees).tokens.numpy()}
+        caption = f"Attention of the last token of the prompt, computed on {model.device}."
+        return [shapes, attention_of(mass, reading, layer, head, caption)]
+
+    controls = [text_field("rule", rule, 560), *layer_and_head(loaded)]
+    return explorer(controls, draw, selection=selection_of(prompt), name_of=naming(reading))

@@ -1,0 +1,63 @@
+"""Ask one question with three methods and see the answers, and where the model looked for them."""
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+from ipywidgets import VBox
+
+from workbench.app.explore.live import explorer, number_slider
+from workbench.app.explore.prompts import attention_of, layer_and_head, view_of
+from workbench.core.blocks import Prompt
+from workbench.data.sample import Sample
+from workbench.methods import Method
+from workbench.methods.answered import Generation
+from workbench.methods.generation import generate
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.metrics.answers import exact_match
+from workbench.metrics.attention_mass import masked, reused
+from workbench.metrics.kv.position_drift import POSITIONS
+from workbench.models.loading import Loaded
+from workbench.plots.marks.styles import MODE_NAMES
+from workbench.plots.marks.table import table
+from workbench.store import MemoryStore
+
+METHODS: dict[str, Method] = {"full": Full(), "block": Reuse(), "naive": Reuse("naive")}
+
+
+def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 24) -> VBox:
+    """Explore number of the sample, layer and head; blocks that were seen before come from one store."""
+    model, store = loaded.model, MemoryStore()
+
+    def draw(number: int, layer: int, head: int) -> list[go.Figure]:
+        view = view_of(loaded, samples, number)
+        rows = []
+        for name, answer in ask(loaded, view.prompt, max_new_tokens, store).items():
+            right = "yes" if exact_match(answer.text, view.answers) else "no"
+            counts = [f"{answer.rows_computed:,}", f"{answer.rows_reused:,}"]
+            rows.append([MODE_NAMES[name], answer.text.strip(), right, *counts])
+        answered = table(
+            ["method", "answer", "right", "computed", "reused"],
+            rows,
+            widths=[2.4, 3, 0.6, 0.8, 0.8],
+            words=3,
+            title=view.question,
+            notice=f"Expected: {', '.join(view.answers) or 'unknown'} ({samples[number].kind}).",
+            caption=f"Greedy; store of cached blocks: hit rate {store.stats.hit_rate:.0%}, "
+            f"{store.stats.bytes / 2**20:.1f} MiB.",
+        )
+        mass = {"full": masked(model, view.prompt).tokens.numpy()}
+        for mode, positions in POSITIONS.items():
+            mass[mode] = reused(model, view.prompt, positions).tokens.numpy()
+        return [answered, attention_of(mass, view, layer, head, f"{view.source}, {len(view.prompt)} tokens.")]
+
+    return explorer([number_slider("question", samples), *layer_and_head(loaded)], draw)
+
+
+def ask(loaded: Loaded, prompt: Prompt, max_new_tokens: int, store: MemoryStore) -> dict[str, Generation]:
+    """Return the answers of all METHODS."""
+    model, tokenizer, layout = loaded
+    return {
+        name: generate(model, tokenizer, [prompt], method, store, max_new_tokens, stop=layout.stop)[0]
+        for name, method in METHODS.items()
+    }

@@ -1,0 +1,175 @@
+"""Choose method, threshold, layer and head: kept tiles over true attention, and the union or the rules behind them."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import plotly.graph_objects as go
+from ipywidgets import Checkbox, Dropdown, Layout, SelectionSlider, VBox
+from transformers import PreTrainedModel
+
+from workbench.app.explore.linked import Selection
+from workbench.app.explore.live import explorer, menu, number_slider, slider
+from workbench.core.errors import BadInput
+from workbench.methods import sparse
+from workbench.methods.sparse import Sparse
+from workbench.methods.sparse._small import small
+from workbench.methods.sparse.bfla import Bfla
+from workbench.metrics.tiles.tile_recall import Chosen, bfla_rules, chosen, needed
+from workbench.metrics.tiles.tile_states import States
+from workbench.metrics.tiles.tile_union import union
+from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
+from workbench.plots.marks.styles import SPARSE_METHODS
+from workbench.plots.tiles.bfla_rules import bfla_rules as rules_figure
+from workbench.plots.tiles.bfla_rules import first_rule
+from workbench.plots.tiles.tile_recall import Span, maps, of_head
+from workbench.plots.tiles.union import union as union_figure
+
+SECOND = {"union to pages": "union", "which rule keeps a tile (BFLA)": "rules"}
+
+
+def others(specs: Sequence[str], tile: int, model: PreTrainedModel) -> list[str]:
+    """Return specs of the methods that `specs` leave out, in tiles of `tile` tokens.
+
+    Those that have nothing fitted to the model are left out too.
+    """
+    given, left = {spec.partition("(")[0] for spec in specs}, []
+    for name in sparse.names():
+        spec = small(name, tile)
+        try:
+            sparse.named(spec).ready(model)
+        except BadInput:
+            continue
+        left += [] if name in given else [spec]
+    return left
+
+
+def thresholds_of(spec: str) -> tuple[list[tuple[str, float | None]], float | None]:
+    """Return the labelled values of the method's threshold, from few tiles to many, and the one that `spec` sets."""
+    method = sparse.named(spec)
+    option, steps = method.threshold_steps
+    if not option:
+        return [("–", None)], None
+    inner = getattr(method, "inner", method)
+    own = getattr(inner, option)
+    if not isinstance(own, float | int):  # a file of thresholds
+        own = steps[len(steps) // 2]
+    values = sorted({*steps, own}, reverse=steps[0] > steps[-1])
+    return [(f"{option} = {value:g}", value) for value in values], own
+
+
+def method_and_threshold(specs: Sequence[str]) -> tuple[Dropdown, SelectionSlider]:
+    """Return a menu of methods, and a slider over the threshold of the one that is chosen."""
+    methods = menu([(SPARSE_METHODS.name_of(spec), spec) for spec in specs], "method", value=specs[0])
+    options, own = thresholds_of(specs[0])
+    form = {"description": "threshold", "continuous_update": False, "layout": Layout(width="380px")}
+    threshold = SelectionSlider(options=options, value=own, **form)
+
+    def follow(change: dict[str, Any]) -> None:
+        options, own = thresholds_of(change["new"])
+        threshold.options = options
+        threshold.value = own
+
+    methods.observe(follow, "value")
+    return methods, threshold
+
+
+def method_of(model: PreTrainedModel | None, spec: str, value: float | None) -> Sparse:
+    """Return the method at this value of its threshold, ready for the model where there is one."""
+    method = sparse.named(spec) if value is None else sparse.named(spec).with_threshold(value)
+    return method if model is None else method.ready(model)
+
+
+def tiles_explorer(
+    model: PreTrainedModel,
+    states: States,
+    specs: Sequence[str],
+    *,
+    share: float = 0.8,
+    chunk: int = 512,
+    caption: str = "",
+    layer: int = 0,
+    head: int = 0,
+    selection: Selection | None = None,
+    name_of: Callable[[int], str] | None = None,
+) -> VBox:
+    """Explore `states` of one prompt.
+
+    `layer` and `head` are their places in the lists and begin. Below the tiles: the union of one chunk, or the rules of
+    BFLA.
+    """
+    length = len(states)
+
+    @lru_cache(maxsize=8)
+    def choice_of(spec: str, value: float | None, layer: int, chunks: bool) -> Chosen:
+        return chosen(states, layer, method_of(model, spec, value), share, chunk if chunks else None)
+
+    def draw(
+        spec: str, value: float | None, at: int, head: int, second: str, chunks: bool, number: int
+    ) -> list[go.Figure]:
+        layer, method = states.layers[at], method_of(model, spec, value)
+        choice = choice_of(spec, value, layer, chunks)
+        best = needed(states, layer, method.size, share)
+        tiles = maps(
+            {
+                f"needed for {share:.0%}": [[of_head(best, head)]],
+                SPARSE_METHODS.name_of(spec): [[of_head(choice, head)]],
+            },
+            Span.whole(states),
+            layers=[layer],
+            heads=[head],
+            columns=2,
+            title="Kept tiles over true attention",
+            notice=said(choice, head),
+            caption=caption,
+        )
+        counts_tokens(tiles, TokenAxes(length, length, y=True))
+        if second == "rules":
+            return [tiles, rules(states, layer, method, head, caption)]
+        rows = slice(number * chunk, min((number + 1) * chunk, length))
+        steps = union(states, layer, method, rows)
+        shares = " → ".join(f"{value:.0%}" for value in steps.densities())
+        pages = union_figure(
+            [steps],
+            layers=[layer],
+            group=head // steps.group,
+            caption=caption,
+            notice=f"Rows {rows.start:,} to {rows.stop - 1:,}, layer {layer}: {shares} of the causal pairs after steps "
+            "1 to 4, mean over heads.",
+        )
+        return [tiles, pages]
+
+    layers, heads = number_slider("layer", states.layers, layer), slider("head", head, 0, states.heads - 1)
+    below = menu(SECOND, "below")
+    chunks = Checkbox(value=False, description=f"choose in chunks of {chunk}")
+    last = (length - 1) // chunk
+    methods = method_and_threshold([*specs, *others(specs, sparse.named(specs[0]).size, model)])
+    controls = [*methods, layers, heads, below, chunks, slider("chunk", last, 0, last)]
+    return explorer(controls, draw, selection=selection, name_of=name_of)
+
+
+def said(choice: Chosen, head: int) -> str:
+    """Return one head of a choice in a sentence."""
+    missed = int(choice.missed[head].sum())
+    return (
+        f"Head {head} keeps {choice.density()[head]:.0%} of the causal pairs and {choice.held()[head]:.0%} of the "
+        f"attention; {missed} tiles are dropped though needed, with "
+        f"{choice.held(choice.missed)[head]:.0%} of it. Chosen in {1000 * choice.seconds:.0f} ms."
+    )
+
+
+def rules(states: States, layer: int, method: Sparse, head: int, caption: str) -> go.Figure:
+    """Draw which of BFLA's rules keeps a tile, of one KV head. BadInput for other methods."""
+    if not isinstance(method, Bfla):
+        raise BadInput("only BFLA has rules that rescue tiles: choose BFLA above, or another picture below")
+    measured = bfla_rules(states, layer, method)
+    kv_head = head // (states.heads // states.kv_heads)
+    return rules_figure(
+        [[first_rule(measured, kv_head)]],
+        Span.whole(states),
+        measured.added,
+        layers=[layer],
+        heads=[kv_head],
+        caption=caption,
+        notice=f"Layer {layer}, KV head {kv_head}; the bars are of all heads of the layer.",
+    )

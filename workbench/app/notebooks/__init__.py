@@ -1,0 +1,1 @@
+"""What notebooks call, and running them without a person."""

@@ -1,0 +1,217 @@
+"""For every notebook: checked parameters, results in a folder, and whether a person watches.
+
+    samples: int = 100               # questions to ask          (cell tagged `parameters`)
+    mode: str = "block"              # full or block
+    output: Optional[str] = None     # folder for the results; none: keep them here
+
+    notebook.validate(globals(), samples=notebook.between(1, 10_000), mode=notebook.one_of("full", "block"))
+
+    notebook.sized(globals(), lm, samples=(100, 4))               # for parameters that are None, once a model is loaded
+
+    found = notebook.results(results)                             # tables of the folders that the reader names
+    notebook.save(output, {"f1": 0.91}, tables={"by_kind": frame})                            (last cell)
+
+Papermill passes values without a look at their type. `validate` belongs into the cell after the parameters, which
+imports `workbench.app.notebooks.notebook` only, so that a report can check every notebook before it runs the first.
+"""
+
+import json
+import math
+import os
+import types
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from IPython.core.getipython import get_ipython
+from IPython.display import HTML, display
+
+from workbench.app.notebooks import values as notebook_values
+from workbench.core.errors import BadInput, shown
+from workbench.core.utils.annotations import check as check_value
+from workbench.core.utils.annotations import fits, plain, words
+from workbench.core.utils.files import write_atomically, write_text
+
+if TYPE_CHECKING:
+    import pandas
+    from transformers import PreTrainedModel
+
+    from workbench.results import Results
+
+HERE = "here"  # source of what a notebook measures itself
+SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
+BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
+SMALL = 50_000_000  # parameters; of a larger model, two cores read some 400 tokens a second at most
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition on a value beyond its type, with its text. It is applied to every element of a list."""
+
+    allowed: str
+    holds: Callable[[Any], bool]
+
+
+KV_HEAD = Check("the number of a KV head", lambda value: value >= 0)
+
+
+def between(low: float, high: float) -> Check:
+    """Check that low <= value <= high."""
+    return Check(f"between {low:,} and {high:,}", lambda value: low <= value <= high)
+
+
+def at_least(low: float) -> Check:
+    """Check that low <= value."""
+    return Check(f"at least {low:,}", lambda value: low <= value)
+
+
+def one_of(*choices: object) -> Check:
+    """Check that a value is one of `choices`."""
+    return Check(f"one of {', '.join(map(str, choices))}", lambda value: value in choices)
+
+
+def multiple_of(step: int) -> Check:
+    """Check that a value is a positive multiple of `step`."""
+    return Check(f"a multiple of {step:,}", lambda value: value > 0 and value % step == 0)
+
+
+def policy(kind: str) -> Check:
+    """Check that a value is the name of a policy, with options or without; `kind` is prepare, select or sparse."""
+    return Check(f"a name of workbench.methods.{kind}", lambda value: notebook_values.is_policy(kind, value))
+
+
+def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
+    """Check every annotated name of `namespace` against its annotation, and against its check if it has one.
+
+    Values are replaced by what the annotation asks for: a number written 1e-3 (text, in YAML) becomes a float, a list
+    becomes a tuple where a tuple is annotated. BadInput says in one sentence the name, the value and what is allowed.
+    """
+    if is_live():  # figures of this notebook follow the theme of JupyterLab from here on
+        style = import_module("workbench.plots.marks.theme").STYLE
+        display(HTML(f"<style>{style}</style>"))
+    annotations = namespace.get("__annotations__", {})
+    _check_names(checks, annotations)
+    for name, annotation in annotations.items():
+        value = _typed(name, namespace[name], annotation)
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if name in checks and value is not None and not _holds(checks[name], name, item):
+                raise BadInput(f"parameter {name} is {shown(item)}: allowed is {checks[name].allowed}")
+        namespace[name] = value
+    of_keys = {name for name, check in checks.items() if check is KV_HEAD}
+    notebook_values.check({f"kv_{name}" if name in of_keys else name: namespace[name] for name in annotations})
+
+
+def _holds(check: Check, name: str, value: Any) -> bool:
+    """Whether the check holds; one that knows why not says so itself."""
+    try:
+        return check.holds(value)
+    except BadInput as why:
+        raise BadInput(f"parameter {name} is {shown(value)}: {why}") from None
+
+
+def _check_names(given: Collection[str], annotations: Mapping[str, Any]) -> None:
+    """Refuse names that are no parameters."""
+    if unknown := sorted(set(given) - set(annotations)):
+        raise BadInput(
+            f"no parameter is named {', '.join(unknown)}: there are {', '.join(sorted(annotations)) or 'none'}"
+        )
+
+
+def _typed(name: str, value: Any, annotation: Any) -> Any:
+    """Return `value` as `annotation` says; raise BadInput where it cannot be."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        for part in parts:
+            if _fits(value, part):
+                return _typed(name, value, part)
+    elif _fits(value, annotation):
+        if origin in (list, tuple) and parts:
+            return origin(_typed(name, item, parts[0]) for item in value)
+        return plain(annotation)(value) if annotation is float else value
+    check_value(f"parameter {name}", value, annotation)
+    raise BadInput(f"parameter {name} is {shown(value)}: it must be {words(annotation)}")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether `value` has the outer shape of `annotation` (elements of a list are looked at one by one later)."""
+    kind = plain(annotation)
+    if kind is float:
+        return fits(value, int) or (isinstance(value, float | str) and _is_finite(value))
+    if kind in (list, tuple):
+        return isinstance(value, list | tuple)
+    return fits(value, kind)
+
+
+def _is_finite(value: float | str) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except ValueError:
+        return False
+
+
+def sized(namespace: MutableMapping[str, Any], model: "PreTrainedModel", **values: tuple[Any, Any]) -> None:
+    """Give every parameter that is None the value that suits `model`, so that its notebook takes a minute or two.
+
+    `values` holds two for each name: the first for a small model and for any on an accelerator, the second for a larger
+    model on a CPU. A parameter that was chosen keeps its value. BadInput says which name is no parameter.
+    """
+    _check_names(values, namespace.get("__annotations__", {}))
+    is_quick = model.device.type != "cpu" or sum(weight.numel() for weight in model.parameters()) <= SMALL
+    for name, (quick, slow) in values.items():
+        if namespace[name] is None:
+            namespace[name] = quick if is_quick else slow
+
+
+def is_live() -> bool:
+    """Return whether a person runs this notebook: explorers and progress bars if so, else plotly's own controls.
+
+    Jupyter's server names the session of a kernel that a person opens, VS Code the file, Colab its release; papermill
+    and nbconvert set none of these names.
+    """
+    shell = get_ipython()
+    if shell is None or os.environ.get(BATCH):
+        return False
+    return "__vsc_ipynb_file__" in shell.user_ns or not {"JPY_SESSION_NAME", "COLAB_RELEASE_TAG"}.isdisjoint(os.environ)
+
+
+def results(places: str | Sequence[str]) -> "Results":
+    """Read the result tables of a notebook's parameter `results`: "shipped", and folders that `--out` wrote."""
+    from workbench import results as tables  # imports pandas: not while parameters are checked
+
+    return tables.read(places)
+
+
+def save(
+    output: str | os.PathLike[str] | None,
+    metrics: Mapping[str, Any],
+    tables: "Mapping[str, pandas.DataFrame | Sequence[Mapping[str, Any]]] | None" = None,
+    read: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`; `_SUCCESS` comes last.
+
+    `metrics` are of what was measured here, `read` those of results that were read, by source: metrics.json holds
+    {source: metrics}, "here" first. A table is a DataFrame or a list of records; it gets a column `source`, "here",
+    where it has none. Every file appears whole or not at all. Nothing is written when `output` is None.
+    """
+    if output is None:
+        return
+    metrics = {HERE: dict(metrics), **(read or {})}
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUCCESS).unlink(missing_ok=True)
+    text = json.dumps(metrics, indent=2, default=_jsonable, allow_nan=False)
+    write_text(folder / "metrics.json", text + "\n")
+    for name, table in (tables or {}).items():
+        frame = import_module("pandas").DataFrame(table)
+        frame = frame if "source" in frame else frame.assign(source=HERE)
+        write_atomically(folder / f"{name}.parquet", frame.to_parquet)
+    write_text(folder / SUCCESS, "")
+
+
+def _jsonable(value: Any) -> Any:
+    """Return numbers of numpy and torch, and arrays of them."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"metrics hold numbers, texts, lists and mappings, not {type(value).__name__}")

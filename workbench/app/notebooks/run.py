@@ -1,0 +1,223 @@
+"""Run a notebook without a person: check its parameters, execute it, make its page and picture, report its outcome.
+
+<out>/<name>/<name>.ipynb, <name>.html   executed notebook; the same as one page, interactive without a network
+             metrics.json, *.parquet     written by the notebook into its parameter `output` (`notebook.save`)
+             picture.js                  picture of its main figure, for the index (`thumbnail`)
+             _SUCCESS                    written last: a folder without it is partial or failed
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+# isort: split
+import nbformat
+import papermill
+from papermill.exceptions import PapermillExecutionError
+
+from workbench.app.notebooks import notebook
+from workbench.app.reports import html, thumbnail
+from workbench.core.errors import BadInput
+from workbench.core.utils.files import write_text
+from workbench.models.checkpoints import first_line
+
+HERE = Path(__file__).resolve().parents[3]  # the folder that holds the package
+
+
+@dataclass(frozen=True)
+class Run:
+    """The outcome of one notebook. `message` says why it failed; `metrics` is its metrics.json."""
+
+    name: str
+    title: str
+    seconds: float = 0.0
+    message: str = ""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ran to its end and saved its results."""
+        return not self.message
+
+
+@dataclass(frozen=True)
+class Task:
+    """A notebook, the folder of its results and its parameters: JSON values, sent from one process to another."""
+
+    path: str
+    out: str
+    parameters: Mapping[str, Any]
+    cell_timeout_s: int = 600
+    name: str = ""  # of its folder and files; without one, that of the notebook
+
+
+class Workers:
+    """Runs tasks in processes of their own, `jobs` at a time; leaving the `with` block early ends them."""
+
+    def __init__(self, jobs: int) -> None:
+        self.pool = ThreadPoolExecutor(jobs)
+        self.alive: set[subprocess.Popen[bytes]] = set()
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
+        self.environment = os.environ | {
+            notebook.BATCH: "1",
+            "PLOTLY_RENDERER": "plotly_mimetype",  # a figure is stored once
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # bars stick in a stored notebook
+            "TQDM_DISABLE": "1",
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+            "OMP_NUM_THREADS": threads,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))),
+        }
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(self.alive):
+            process.kill()  # its kernel notices and ends
+        self.pool.shutdown()
+
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Raise BadInput if a notebook's own validation refuses its parameters."""
+        if refusal := self._call("check", [asdict(task) for task in tasks]):
+            raise BadInput(refusal)
+
+    def run(self, tasks: Sequence[Task], skip: Callable[[Task], bool] = lambda task: False) -> Iterator[Run]:
+        """Yield the outcomes, each as soon as its notebook has ended.
+
+        `skip` is asked when it is a task's turn, in a thread that may wait; what it leaves out has no outcome.
+        """
+        futures = {self.pool.submit(self._run, task, skip): task for task in tasks}
+        for future in as_completed(futures):
+            path, name = Path(futures[future].path), futures[future].name
+            try:
+                if (outcome := future.result()) is not None:
+                    yield Run(**outcome)
+            except ProcessDied as error:
+                yield Run(name or path.stem, html.title(path), message=str(error))
+
+    def _run(self, task: Task, skip: Callable[[Task], bool]) -> Any:
+        return None if skip(task) else self._call("run", asdict(task))
+
+    def _call(self, action: str, argument: Any) -> Any:
+        """Run `main` of this module in another process and return its answer."""
+        with tempfile.TemporaryDirectory() as folder:
+            question, answer, log = (Path(folder, name) for name in ("question.json", "answer.json", "log"))
+            question.write_text(json.dumps(argument))
+            command = [sys.executable, "-m", __name__, action, str(question), str(answer)]
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    command, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                )
+            self.alive.add(process)
+            process.wait()
+            self.alive.discard(process)
+            if not answer.exists():
+                last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                raise ProcessDied(": ".join([f"its process ended with exit code {process.returncode}", *last]))
+            return json.loads(answer.read_text(encoding="utf-8"))
+
+
+class ProcessDied(RuntimeError):
+    """A worker process ended without an answer, e.g. for lack of memory."""
+
+
+def check(path: Path, parameters: Mapping[str, Any]) -> None:
+    """Execute the cell tagged `parameters` and the one after it, which validates; its BadInput is the caller's."""
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    tagged = [index for index, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", [])]
+    if not tagged:
+        return
+    namespace: dict[str, Any] = {}
+    try:
+        exec(cells[tagged[0]].source, namespace)
+        namespace |= parameters
+        for cell in cells[tagged[0] + 1 : tagged[0] + 2]:
+            exec(cell.source, namespace)
+    except BadInput:
+        raise
+    except Exception:  # any other failure is the notebook's own: running it shows it in full
+        return
+
+
+def declared(path: Path) -> dict[str, Any]:
+    """Return the parameters that a notebook declares, as papermill tells them. BadInput for what is no notebook."""
+    if path.suffix != ".ipynb" or not path.is_file():
+        raise BadInput(f"{path} is no notebook file")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return dict(papermill.inspect_notebook(path))
+    except Exception as problem:  # of nbformat, jsonschema and papermill, each with errors of its own
+        raise BadInput(f"{path} is no notebook that can be read: {first_line(problem)}") from None
+
+
+def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, name: str = "") -> Run:
+    """Execute one notebook in a folder of its own, and make its page and picture."""
+    name = name or path.stem
+    folder = out / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    executed, started = folder / f"{name}.ipynb", time.monotonic()
+    takes_output = "output" in declared(path)
+    message = ""
+    try:
+        papermill.execute_notebook(
+            path,
+            executed,
+            parameters={**parameters, **({"output": str(folder)} if takes_output else {})},
+            kernel_name="python3",
+            cwd=path.parent,
+            progress_bar=False,
+            execution_timeout=cell_timeout_s,
+            store_widget_state=False,
+            extra_arguments=["--log-level=ERROR"],
+        )
+    except PapermillExecutionError as error:
+        message = f"{error.ename}: {error.evalue}" if error.ename != BadInput.__name__ else str(error.evalue)
+    except Exception as error:  # a dead kernel, a time-out, an unreadable file: this notebook's end, not the report's
+        message = f"{type(error).__name__}: {error}"
+    success, metrics = folder / notebook.SUCCESS, None
+    if success.exists():  # the notebook's own; ours covers page and picture too
+        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        success.unlink()
+    if executed.exists():
+        html.notebook_page(executed, folder / f"{name}.html")
+        thumbnail.write(executed, folder)
+    if not message and takes_output and metrics is None:
+        message = "it ended without results: metrics.json was not written"
+    if not message:
+        write_text(success, "")
+    return Run(name, html.title(path), time.monotonic() - started, message, metrics or {})
+
+
+def main(action: str, question: Path, answer: Path) -> None:
+    """Answer a question of `Workers` in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    argument = json.loads(question.read_text(encoding="utf-8"))
+    result: Any = None
+    if action == "check":
+        try:
+            for task in argument:
+                check(Path(task["path"]), task["parameters"])
+        except BadInput as error:
+            result = str(error)
+    else:
+        result = asdict(execute(Path(argument.pop("path")), Path(argument.pop("out")), **argument))
+    write_text(answer, json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,171 @@
+"""Notebooks over lists of their parameters, run by papermill: in processes of this machine, or on a Dask cluster.
+
+<out>/<notebook>-<key>/   the results of a run (`notebook_run`); _SUCCESS in it says that it is finished
+      runs.parquet        a row a run: {run, notebook, ok, message}, its parameters, and numbers of its metrics
+      _SUCCESS            written last, where no run failed
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+
+from workbench.app.notebooks import notebook
+from workbench.app.notebooks.run import Run, Task, Workers, declared
+from workbench.app.reports import html
+from workbench.core.errors import BadInput
+from workbench.core.utils.files import write_atomically, write_text
+from workbench.core.utils.runner import Workers as Cluster
+from workbench.core.utils.runner import check_jobs
+
+Advance = Callable[[int, int], None]  # (runs that are over, of how many)
+
+
+@dataclass(frozen=True)
+class NotebookRuns:
+    """The table of a sweep of notebooks, as on disk; `failures` say why a run failed, by its name."""
+
+    table: pd.DataFrame
+    failures: dict[str, str]
+
+
+def tasks(notebooks: Sequence[Path], out: Path, lists: Mapping[str, Sequence[Any]], cell_timeout_s: int) -> list[Task]:
+    """Return a task for every combination of values, of every notebook with those parameters that it declares.
+
+    Raises BadInput for what is no notebook, and for a parameter that none has.
+    """
+    taken = {path: declared(path).keys() - {"output"} for path in notebooks}
+    known = set().union(*taken.values()) if taken else set()
+    if unknown := [name for name in lists if name not in known]:
+        raise BadInput(f"unknown parameter {unknown[0]}: the notebooks take {', '.join(sorted(known)) or 'none'}")
+    found: dict[str, Task] = {}
+    for path in notebooks:
+        own = {name: values for name, values in lists.items() if name in taken[path]}
+        for values in product(*own.values()):
+            given = dict(zip(own, values, strict=True))
+            name = f"{path.stem}-{_key(path, given)}"
+            found[name] = Task(str(path.resolve()), str(out.resolve()), given, cell_timeout_s, name)
+    return list(found.values())
+
+
+def _key(path: Path, given: Mapping[str, Any]) -> str:
+    """Hash the parameters of a run and the notebook itself, so that nothing stale is taken for finished."""
+    content = json.dumps(given, sort_keys=True, default=str).encode() + path.read_bytes()
+    return sha256(content).hexdigest()[:10]
+
+
+def run(
+    notebooks: Sequence[Path],
+    out: Path,
+    lists: Mapping[str, Sequence[Any]],
+    jobs: int = 1,
+    cluster: str | None = None,
+    retries: int = 1,
+    progress: Advance | None = None,
+    cell_timeout_s: int = 600,
+) -> NotebookRuns:
+    """Run what `out` does not hold yet, and write the table.
+
+    jobs     notebooks that run at a time; of a Dask cluster that is begun here its workers
+    cluster  a Dask cluster that runs them instead: its workers need the notebooks under the same names, results come
+             back to this process
+    retries  how often a notebook that failed is run again
+
+    Raises BadInput, before the first run, for what a notebook's own validation refuses.
+    """
+    check_jobs(jobs, retries)
+    asked = tasks(notebooks, out, lists, cell_timeout_s)
+    todo = [task for task in asked if not (out / task.name / notebook.SUCCESS).is_file()]
+    with ExitStack() as stack:
+        workers = stack.enter_context(Workers(jobs))
+        workers.check(todo)
+        gpu = [str(task.parameters.get("device", "")).startswith("cuda") for task in todo]
+        there = _here(workers, todo, retries)
+        if cluster and todo:
+            there = _on(stack.enter_context(Cluster(jobs, cluster, gpu=any(gpu))), todo, retries, gpu)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / notebook.SUCCESS).unlink(missing_ok=True)
+        failures = {}
+        if progress:
+            progress(len(asked) - len(todo), len(asked))
+        for done, ended in enumerate(stack.enter_context(closing(there)), len(asked) - len(todo) + 1):
+            if not ended.ok:
+                failures[ended.name] = ended.message
+            if progress:
+                progress(done, len(asked))
+    table = pd.DataFrame([_row(task, failures.get(task.name, "")) for task in asked])
+    write_atomically(out / "runs.parquet", table.to_parquet)
+    if not failures:
+        write_text(out / notebook.SUCCESS, "")
+    return NotebookRuns(table, failures)
+
+
+def _here(workers: Workers, todo: Sequence[Task], retries: int) -> Generator[Run, None, None]:
+    """Yield runs as they end, in processes of this machine; those that failed come last, once tried again."""
+    left = {task.name: task for task in todo}
+    for allowed in reversed(range(retries + 1)):
+        for ended in workers.run(list(left.values())):
+            if ended.ok or not allowed:
+                yield ended
+                left.pop(ended.name)
+
+
+def _on(cluster: Cluster, todo: Sequence[Task], retries: int, gpu: Sequence[bool]) -> Generator[Run, None, None]:
+    """Yield runs as they end on a Dask cluster; their files are written here, the mark of success last."""
+    for task, outcome in cluster.run(_on_worker, todo, retries, gpu):
+        ended, files = outcome.result or (None, {})
+        if ended is None:
+            yield Run(task.name, html.title(Path(task.path)), message=outcome.problem.removeprefix("NotebookFailed: "))
+            continue
+        folder = Path(task.out) / task.name
+        shutil.rmtree(folder, ignore_errors=True)
+        for name in sorted(files, key=lambda name: name == notebook.SUCCESS):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(files[name])
+        yield Run(**ended)
+
+
+class NotebookFailed(RuntimeError):
+    """A notebook failed on a worker: Dask runs it again as often as is allowed."""
+
+
+def _on_worker(task: Task) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Run a notebook in a process of a Dask worker; return its outcome and its files."""
+    if not Path(task.path).is_file():
+        raise NotebookFailed(f"a worker has no notebook {task.path}")
+    with TemporaryDirectory() as scratch, Workers(1) as workers:
+        (ended,) = workers.run([replace(task, out=scratch)])
+        if not ended.ok:
+            raise NotebookFailed(ended.message)
+        folder = Path(scratch) / task.name
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        return asdict(ended), {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def _row(task: Task, problem: str) -> dict[str, Any]:
+    """Return a row of the table; metrics that are numbers or texts, inner ones as `outer.inner`, those of other sources
+    than this run as `source.name`."""
+    file = Path(task.out) / task.name / "metrics.json"
+    metrics = json.loads(file.read_text(encoding="utf-8")) if file.is_file() and not problem else {}
+    about = {"run": task.name, "notebook": Path(task.path).stem, "ok": not problem, "message": problem}
+    given = {
+        name: value if isinstance(value, str | int | float) else str(value) for name, value in task.parameters.items()
+    }
+    return about | dict(_flat({**metrics.pop(notebook.HERE, {}), **metrics}.items())) | given
+
+
+def _flat(items: Iterable[tuple[str, Any]], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in items:
+        if isinstance(value, Mapping):
+            yield from _flat(value.items(), f"{before}{name}.")
+        elif isinstance(value, str | int | float):
+            yield f"{before}{name}", value

@@ -1,0 +1,104 @@
+"""Parameters of notebooks that name something: checked against the model, the data and the device, before any work.
+
+What ships is looked up without a model library, so that a report can check every notebook before it runs the first.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput, shown
+from workbench.core.utils import json_text
+from workbench.core.utils.files import check_folder, is_dir
+
+MOST_SAMPLES = 10_000  # of data that are drawn: a notebook draws all up to the one it shows
+PARTS = {"layer": "num_hidden_layers", "head": "num_attention_heads", "kv_head": "num_key_value_heads"}
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first of these values that is not there, or cannot be: it names what is allowed.
+
+    device, model, data     by name; files of questions are read
+    sample                  one that the data have
+    layer, head, kv_head    one that the model has
+    output                  a folder that can be made and written to
+    """
+    for name, look in (("device", _device), ("model", _model), ("data", _data), ("output", _output)):
+        if isinstance(values.get(name), str):
+            look(values[name])
+    if isinstance(values.get("sample"), int) and isinstance(values.get("data"), str):
+        _in_range("sample", values["sample"], _samples(values["data"]), f"data {values['data']!r}")
+    for name, field in PARTS.items():
+        count = _declared(values["model"]).get(field) if isinstance(values.get("model"), str) else None
+        if isinstance(values.get(name), int) and isinstance(count, int):
+            _in_range(name.removeprefix("kv_"), values[name], count, f"model {values['model']!r}")
+
+
+def is_policy(kind: str, spec: str) -> bool:
+    """Return True for a policy of workbench/methods/<kind> by its name alone; any other is made, to see that it can be.
+
+    Raises BadInput where it cannot.
+    """
+    if spec in {path.stem for path in (Path(__file__).parents[2] / "methods" / kind).glob("[!_]*.py")}:
+        return True
+    import_module("workbench.methods.registry").check_spec(f"workbench.methods.{kind}", spec)
+    return True
+
+
+def _in_range(name: str, value: int, count: int, of: str) -> None:
+    if not 0 <= value < count:
+        raise BadInput(f"parameter {name} is {shown(value)}: {of} has 0 to {count - 1:,}")
+
+
+def _device(name: str) -> None:
+    if name != "cpu":
+        from workbench.models.loading import device_of
+
+        device_of(name)
+
+
+def _output(place: str) -> None:
+    check_folder("parameter output", place)
+
+
+def _model(name: str) -> None:
+    _declared(name)
+
+
+@cache
+def _declared(name: str) -> dict[str, Any]:
+    """Return the configuration of a model's decoder; nothing of one that can be fetched and is not yet."""
+    from workbench.data import assets
+
+    folder = Path(name) if is_dir(name) else assets.ROOT / "models" / name if name in assets.models() else None
+    if folder is None or not (folder / "config.json").is_file():
+        from workbench.models import checkpoints, pretrained
+
+        if name in pretrained.CATALOGUE and not pretrained.is_there(name):
+            return {}
+        folder = checkpoints.base_folder(checkpoints.folder(name))
+    config = json_text.read(folder / "config.json")
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def _data(name: str) -> None:
+    _samples(name)
+
+
+@cache
+def _samples(name: str) -> int:
+    """Return how many samples data have; of what is drawn, as many as a notebook may draw."""
+    from workbench import data
+    from workbench.data.installed_docs import samples as manuals
+    from workbench.data.lab_corpus import style as lab_style
+
+    if lab_style.is_lab(name):
+        lab_style.named(name)
+        return MOST_SAMPLES
+    if data.is_generated(name) or re.fullmatch("|".join(map(re.escape, manuals.PARTS)), name):
+        return MOST_SAMPLES
+    return len(data.load(name, answered=False))

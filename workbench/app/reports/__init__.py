@@ -1,0 +1,1 @@
+"""The report: executed notebooks as pages, with an index."""

@@ -1,0 +1,102 @@
+"""A comparison of runs as Markdown and as one HTML page, from the same rows."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jinja2 import Environment
+from plotly.offline import get_plotlyjs
+
+from workbench.app.reports.html import script_json
+from workbench.app.reports.sanitize_figure import inert
+from workbench.experiments.trials.run_differences import COSTS, RunComparison
+from workbench.plots.marks.theme import PAGE_STYLE
+from workbench.plots.reports.run_differences import difference_rows, differences, said
+
+DIFFERENCES = ("run", "score", "value", "base", "difference", "95% interval", "questions")
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Runs side by side</title><style>
+:root { color-scheme: light dark; --line: #8884; --soft: #777; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 900px; margin: 24px auto; padding: 0 12px; }
+@media (prefers-color-scheme: dark) { body { background: #121212; color: #e4e1dc; } }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+td, th { text-align: left; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td:nth-child(n+3) { white-space: nowrap; } td { min-width: 60px; font-size: 14px; }
+.small { color: var(--soft); font-size: 13px; }
+{{ style }}</style><script>{{ plotly }}</script></head><body><div class="wide"><div id="figure"></div></div>
+{%- for title, head, rows in tables %}
+<h2>{{ title }}</h2><div class="wide"><table><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr>
+{%- for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}
+</table></div>{% endfor %}
+<p class="small">{{ sources }}</p>
+<script>const figure = {{ figure }}; figure.config = {displaylogo: false}; Plotly.newPlot("figure", figure);</script>
+</body></html>
+"""
+
+Table = tuple[str, Sequence[str], list[Sequence[str]]]
+
+
+def tables(found: RunComparison) -> Iterable[Table]:
+    """Yield the tables of a comparison: title, head and rows of texts."""
+    names = [run.name for run in found.runs]
+    yield f"Differences to {found.base.name}", DIFFERENCES, [*difference_rows(found)]
+    costs = [(row["run"], *(_cost(row, name) for name in COSTS)) for row in found.costs()]
+    if any(text != "–" for row in costs for text in row[1:]):
+        yield "Costs of a request", ("run", *COSTS.values()), [*costs]
+    for title, what in (("Parameters that differ", found.parameters), ("Versions that differ", found.versions)):
+        if what:
+            yield title, ("", *names), [(key, *map(_text, values)) for key, values in what.items()]
+        else:
+            yield title, ("none",), []
+
+
+def markdown(found: RunComparison) -> str:
+    """Return the comparison as Markdown; texts of users stay text."""
+    parts = ["# Runs side by side", _md(said(found))]
+    for title, head, rows in tables(found):
+        parts.append(f"## {_md(title)}")
+        if not rows:
+            parts.append("none")
+            continue
+        lines = [head, ["---"] * len(head), *rows]
+        parts.append("\n".join(f"| {' | '.join(_md(cell) for cell in line)} |" for line in lines))
+    parts.append(_md(_sources(found)))
+    return "\n\n".join(parts) + "\n"
+
+
+def page(found: RunComparison) -> str:
+    """Return the comparison as one HTML page that loads nothing and follows the reader's theme."""
+    safe = Environment(autoescape=True)
+    mark = safe.filters["safe"]
+    own = {"figure": script_json(inert(_json(differences(found)))), "plotly": get_plotlyjs(), "style": PAGE_STYLE}
+    texts = {"tables": list(tables(found)), "sources": _sources(found)}
+    return safe.from_string(PAGE).render(**{name: mark(text) for name, text in own.items()}, **texts)
+
+
+def _json(figure: Any) -> Any:
+    import json
+
+    return json.loads(figure.to_json())
+
+
+def _cost(row: dict[str, Any], name: str) -> str:
+    if row[name] is None:
+        return "–"
+    ratio = row[f"{name}_ratio"]
+    return f"{row[name]:,.4g}" + (f" ({ratio:.2f}×)" if ratio is not None else "")
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+def _md(text: str) -> str:
+    """Return a text that Markdown shows as it is, in one line."""
+    for sign in "\\`*_[]<>|#":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def _sources(found: RunComparison) -> str:
+    return "Read from " + ", ".join(dict.fromkeys(run.source for run in found.runs if run.source)) + "."

@@ -1,0 +1,131 @@
+"""A figure as a file: PNG, SVG and PDF are drawn by the Chromium of this machine; HTML, CSV and LaTeX need none."""
+
+import re
+import subprocess
+import tempfile
+from html import unescape
+from pathlib import Path
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from workbench.app.reports.thumbnail import FLAGS, chromium, screenshot
+from workbench.core.errors import BadInput
+from workbench.core.utils.files import write_atomically, write_text
+from workbench.plots.marks.theme import PAGE_STYLE, TURNED
+from workbench.results import figure_data, latex
+
+KINDS = ("png", "svg", "pdf", "html", "csv", "tex")
+LARGEST = 40_000_000  # bytes of a page
+DARK = "#121212"  # what white paper is turned to
+
+PAGE = """<!doctype html><html lang="en" data-theme="{theme}"><head><meta charset="utf-8"><title>Figure</title>
+<style>:root {{ color-scheme: light dark; }} body {{ margin: 0; }}
+:root[data-theme='dark'] body {{ background: {dark}; }}
+@media (prefers-color-scheme: dark) {{ :root:not([data-theme='light']) body {{ background: {dark}; }} }}{style}</style>
+<script>{plotly}</script></head><body><div id="figure"></div>
+<script>const figure = {figure}; figure.config = {config};
+const drawn = Plotly.newPlot("figure", figure);{then}</script></body></html>
+"""
+AS_SVG = """
+drawn.then(plot => [plot, plot._fullLayout])
+  .then(([plot, {width, height}]) => Plotly.toImage(plot, {format: "svg", width, height}))
+  .then(url => { const out = document.createElement("pre"); out.id = "svg";
+    out.textContent = decodeURIComponent(url.slice(url.indexOf(",") + 1)); document.body.append(out); });"""
+OWN = '{responsive: false, displaylogo: false, toImageButtonOptions: {format: "svg"}}'
+
+
+def page_of(figure: go.Figure, theme: str = "", then: str = "", still: bool = False) -> str:
+    """Return a page with one figure that loads nothing; `theme` is light, dark, or "" for that of the reader."""
+    drawn = figure.to_json().replace("</", "<\\/").replace("<!--", "<\\!--")
+    config = "{staticPlot: true}" if still else OWN
+    about = {"theme": theme, "style": PAGE_STYLE, "dark": DARK, "config": config, "then": then}
+    return PAGE.format(plotly=get_plotlyjs(), figure=drawn, **about)
+
+
+def write_figure(figure: go.Figure, path: str | Path, dark: bool = False) -> Path:
+    """Write a figure as PNG, SVG, PDF or HTML, or its data as CSV or LaTeX, by the ending of `path`; return the path.
+
+    An HTML page follows the reader's theme unless `dark` is set. Raises BadInput for another ending, for a folder that
+    is not there, where a picture is asked for and no Chromium is installed, and for a page over 40 MB.
+    """
+    path = Path(path)
+    kind = path.suffix.lower().lstrip(".")
+    if kind not in KINDS:
+        raise BadInput(f"{path.name!r} ends in {path.suffix or 'nothing'!r}: figures are written as {', '.join(KINDS)}")
+    if not path.parent.is_dir():
+        raise BadInput(f"{str(path.parent)!r} is no folder: a file in a folder that exists is needed")
+    if kind == "html":
+        text = page_of(figure, "dark" if dark else "")
+        if len(text) > LARGEST:
+            raise BadInput(f"the page would have {len(text) / 1e6:.0f} MB, at most {LARGEST / 1e6:.0f} are written")
+        write_text(path, text)
+        return path
+    if kind in ("csv", "tex"):
+        data = figure_data(figure)
+        write_text(path, data.to_csv(index=False) if kind == "csv" else latex(data))
+        return path
+    if chromium() is None:
+        raise BadInput(f"no Chromium draws {kind} on this machine: install chromium, or write .html")
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder, "figure.html")
+        drawn = page_of(figure, "dark" if dark else "light", then=AS_SVG * (kind == "svg"), still=True)
+        page.write_text(drawn, encoding="utf-8")
+        return {"svg": _svg, "pdf": _pdf, "png": _png}[kind](figure, page, path, dark)
+
+
+def _size(figure: go.Figure) -> tuple[int, int]:
+    return int(figure.layout.width or 700), int(figure.layout.height or 450)
+
+
+def _pdf(figure: go.Figure, page: Path, path: Path, dark: bool) -> Path:
+    """Print the page on paper of the figure's size."""
+    width, height = _size(figure)
+    paper = f"<style>@page {{ size: {width}px {height + 1}px; margin: 0; }}</style>"
+    drawn = page.read_text(encoding="utf-8").replace("</head>", f"{paper}</head>", 1)
+    page.write_text(drawn, encoding="utf-8")
+    printed = page.with_suffix(".pdf")
+    options = [f"--user-data-dir={page.parent}", "--no-pdf-header-footer", f"--print-to-pdf={printed}"]
+    done = _chromium([*options, "--virtual-time-budget=10000", page.as_uri()])
+    if done is None or not printed.is_file():
+        raise BadInput(f"Chromium has not drawn {path.name}: write .html instead")
+    write_atomically(path, lambda part: part.write_bytes(printed.read_bytes()))
+    return path
+
+
+def _png(figure: go.Figure, page: Path, path: Path, dark: bool) -> Path:
+    size = _size(figure)
+
+    def draw(part: Path) -> None:
+        picture = page.with_suffix(".png")
+        if not screenshot(page, picture, *size):
+            raise BadInput(f"Chromium has not drawn {path.name}: write .html instead")
+        part.write_bytes(picture.read_bytes())
+
+    write_atomically(path, draw)
+    return path
+
+
+def _chromium(options: list[str]) -> subprocess.CompletedProcess[bytes] | None:
+    """Run Chromium; None where it does not end."""
+    try:
+        command = [str(chromium()), *FLAGS.split(), *options]
+        return subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _svg(figure: go.Figure, page: Path, path: Path, dark: bool) -> Path:
+    done = _chromium([f"--user-data-dir={page.parent}", "--dump-dom", page.as_uri()])
+    found = re.search(r'<pre id="svg">(.*?)</pre>', done.stdout.decode() if done else "", re.DOTALL)
+    if not found:
+        raise BadInput(f"Chromium has not drawn {path.name}: write .html instead")
+    text = unescape(found[1])
+    if dark:
+        turn = f"filter: invert({TURNED[0]}) hue-rotate({TURNED[1]}deg)"
+        root, rest = text.split(">", 1)
+        own = ' style="' if ' style="' in root else None
+        root = root.replace(own, f"{own}{turn}; ", 1) if own else f'{root} style="{turn}"'
+        text = f"{root}>{rest}"
+    write_text(path, text)
+    return path

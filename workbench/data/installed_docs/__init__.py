@@ -1,0 +1,1 @@
+"""Questions over the documentation that is installed with the packages."""

@@ -1,0 +1,174 @@
+"""Pages of the documentation that is installed: docstrings of public objects, cut into passages with their questions.
+
+A package that is not installed is left out. Modules are imported from a fixed list, so the pages depend on nothing but
+the packages and their versions.
+"""
+
+import inspect
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
+
+import numpy
+
+from workbench.data.installed_docs.docstrings import Item, items
+from workbench.data.installed_docs.questions import Question, questions
+
+LEAST, MOST = 60, 220  # words of a passage
+REPEATED = 3  # objects that may share a paragraph or an entry; what more of them share is boilerplate, and left out
+PLACES = {  # classes before the module that holds them too: an object stands at the first of its places
+    "numpy": "numpy.ndarray numpy.random.Generator numpy numpy.fft numpy.linalg numpy.ma numpy.random numpy.strings"
+    " numpy.polynomial numpy.lib.stride_tricks",
+    "pandas": "pandas.DataFrame pandas.Series pandas.Index pandas.MultiIndex pandas.DatetimeIndex pandas.Timestamp"
+    " pandas.Series.str pandas.Series.dt pandas.api.typing.DataFrameGroupBy pandas.api.typing.Rolling"
+    " pandas.api.typing.Resampler pandas pandas.api.types pandas.api.extensions",
+    "scikit-learn": "sklearn.cluster sklearn.compose sklearn.covariance sklearn.cross_decomposition sklearn.datasets"
+    " sklearn.decomposition sklearn.discriminant_analysis sklearn.dummy sklearn.ensemble sklearn.feature_extraction"
+    " sklearn.feature_extraction.text sklearn.feature_selection sklearn.gaussian_process sklearn.impute"
+    " sklearn.inspection sklearn.isotonic sklearn.kernel_approximation sklearn.linear_model sklearn.manifold"
+    " sklearn.metrics sklearn.metrics.pairwise sklearn.mixture sklearn.model_selection sklearn.multiclass"
+    " sklearn.naive_bayes sklearn.neighbors sklearn.neural_network sklearn.pipeline sklearn.preprocessing"
+    " sklearn.random_projection sklearn.semi_supervised sklearn.svm sklearn.tree sklearn.utils",
+    "torch": "torch.Tensor torch torch.fft torch.linalg torch.special torch.nn torch.nn.functional torch.nn.init"
+    " torch.nn.utils torch.optim torch.optim.lr_scheduler torch.distributions torch.utils.data torch.autograd"
+    " torch.sparse",
+}
+
+
+@dataclass(frozen=True)
+class Page:
+    """A passage on `name`, an object of `place`, with the questions that it answers."""
+
+    package: str
+    place: str  # the module or class that lists the object
+    name: str
+    text: str
+    questions: tuple[Question, ...]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that pages are cut from."""
+    return {package: _version(package) or "not installed" for package in PLACES}
+
+
+@cache
+def pages() -> tuple[Page, ...]:
+    """Return all pages, by package, place and name; computed once a process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names on their way out warn when they are looked at
+        documented = [(package, place, name, items(doc)) for package, place, name, doc in _documents()]
+    times = Counter(text for *_, listed in documented for text in {item.text for item in listed})
+    texts: dict[str, Page] = {}
+    for package, place, name, listed in documented:
+        own = [item for item in listed if times[item.text] <= REPEATED]
+        asked = questions(name, own)
+        for run in passages(own):
+            text = _text(own[run.start : run.stop])
+            page = Page(package, place, name, text, tuple(question for i, question in asked if i in run))
+            texts.setdefault(text, page)
+    return tuple(texts.values())
+
+
+def passages(listed: Sequence[Item]) -> list[range]:
+    """Return runs of items of 60 to 220 words; an item that is longer is left out, and what is left too short."""
+    runs, begin = [], 0
+    while begin < len(listed):
+        end, words = begin, 0
+        while end < len(listed) and (more := words + _words(listed, begin, end)) <= MOST:
+            end, words = end + 1, more
+        if words >= LEAST:
+            runs.append(range(begin, end))
+        begin = max(end, begin + 1)
+    return runs
+
+
+def _words(listed: Sequence[Item], begin: int, i: int) -> int:
+    """Return words that item `i` adds to a passage from `begin` on: its own, and its heading's where that is new."""
+    item = listed[i]
+    new = i == begin or item.heading != listed[i - 1].heading
+    return len(item.text.split()) + new * len(item.heading.split())
+
+
+def _documents() -> Iterator[tuple[str, str, str, str]]:
+    """Yield package, place, name and docstring of every object, each docstring once: at the first of its places."""
+    found = [(package, place, _found(place)) for package, places in PLACES.items() for place in places.split()]
+    seen: set[str] = set()
+    for package, place, holder in found:  # all are imported by now: SciPy changes a docstring of numpy when it is
+        for name, thing in _objects(place, holder):
+            doc = _doc(thing)
+            if doc and doc not in seen:
+                seen.add(doc)
+                yield package, place, name, inspect.cleandoc(doc)
+
+
+def _text(listed: Sequence[Item]) -> str:
+    lines, heading = [], ""
+    for item in listed:
+        if item.heading != heading:
+            heading = item.heading
+            lines.append(f"{heading}:")
+        lines.append(item.text)
+    return "\n".join(lines)
+
+
+def _objects(place: str, holder: Any) -> Iterator[tuple[str, Any]]:
+    """Yield public functions, classes and methods of a place, by name; nothing where it could not be imported."""
+    of_module = isinstance(holder, ModuleType)
+    listed = getattr(holder, "__all__", None) if of_module else dir(holder)
+    for name in sorted({name for name in listed or dir(holder) if not name.startswith("_")}):
+        thing = _member(holder, name)
+        if not callable(thing) or not _belongs(thing, place.partition(".")[0], place if listed is None else ""):
+            continue
+        yield f"{place}.{name}", thing
+        if inspect.isclass(thing) and of_module:
+            methods = {own: of for own, of in vars(thing).items() if not (own.startswith("_") or inspect.isclass(of))}
+            yield from ((f"{place}.{name}.{own}", methods[own]) for own in sorted(methods))
+
+
+def _found(place: str) -> Any:
+    """Return the module or the class of a place; None where there is none."""
+    parts = place.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            thing = import_module(".".join(parts[:cut]))
+        except Exception:  # not installed, or broken, or the last part is a class
+            continue
+        for name in parts[cut:]:
+            thing = _member(thing, name)
+        return thing
+    return None
+
+
+def _member(holder: Any, name: str) -> Any:
+    try:
+        return getattr(holder, name)
+    except Exception:  # packages refuse names in their own ways: experimental ones, removed ones
+        return None
+
+
+def _belongs(thing: Any, root: str, place: str = "") -> bool:
+    """Whether a thing is of package `root` or `place`: a module without `__all__` also holds what is not its own."""
+    module = getattr(thing, "__module__", None) or "builtins"
+    own = module == "builtins" or module.startswith((place or root, f"{root}._C", f"_{root}"))
+    return own and module.partition(".")[0] in (root, f"_{root}", "builtins")
+
+
+def _doc(thing: Any) -> str:
+    """Return the object's own docstring, as it is written."""
+    kinds = (staticmethod, classmethod, numpy.ufunc)
+    own = inspect.isroutine(thing) or inspect.isclass(thing) or isinstance(thing, kinds)
+    doc = getattr(thing, "__doc__", None) if own else None
+    return doc if isinstance(doc, str) else ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

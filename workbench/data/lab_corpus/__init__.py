@@ -1,0 +1,1 @@
+"""The lab corpus: a seeded generator of passages and questions about an invented world."""

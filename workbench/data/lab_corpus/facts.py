@@ -1,0 +1,130 @@
+"""What the passages of a lab sample state, read back from their text, and what they therefore say to a question."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from workbench.core.errors import BadInput
+from workbench.data.lab_corpus.hard_words import CONTRASTS, NAME_ALL, sentences_of
+from workbench.data.lab_corpus.questions import named_all
+from workbench.data.lab_corpus.words import ALSO_CALLED, EARLIER, OBJECT_PRONOUNS, PLACED, RELATIONS
+from workbench.data.sample import Passage, Sample, continues
+
+_RELATIONS = [relation for relations in RELATIONS.values() for relation in relations]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A passage says of `subject`, by its name, that `relation` is `object`."""
+
+    subject: str
+    relation: str
+    object: str
+
+
+def statements(ctxs: Sequence[Passage]) -> list[Statement]:
+    """Return all that the passages state, of their subjects and, in contrast, of others.
+
+    A passage is about whom it names first, or, if it names no one, about its title. One that continues the passage
+    before it (`sample.continues`) goes on about the subject of that. A company's other name is stated as the relation
+    "alias".
+    """
+    stated, subject = [], ""
+    for before, passage in zip([Passage("", ""), *ctxs], ctxs, strict=False):
+        told = list(_told(passage.text))
+        if not continues(passage, before):
+            named = (said.subject for said, contrast in told if not contrast and said.subject not in OBJECT_PRONOUNS)
+            subject = next(named, passage.title)
+        stated += [said if contrast else Statement(subject, said.relation, said.object) for said, contrast in told]
+    return stated
+
+
+def _told(text: str) -> Iterator[tuple[Statement, bool]]:
+    """Return what each sentence says of its own subject, and whether that is another than its text's.
+
+    The subject is a name or a pronoun.
+    """
+    for sentence in re.split(r"(?<=\.)\s+", text):
+        rest = _CONTRAST.sub("", sentence)
+        told = next(((relation, match) for relation, rule in _SAYS if (match := rule.fullmatch(rest))), None)
+        if told:
+            relation, match = told
+            thing = f"the {match['o']}" if relation == "alias" else match["o"]
+            yield Statement(match["s"], relation, thing), rest != sentence
+
+
+def supported(sample: Sample) -> tuple[str, ...]:
+    """Every answer to the sample's question that its passages state, aliases included; none where they are silent.
+
+    Of a question for all values, every way to name all that are stated.
+
+    Raises BadInput for a question that the lab corpus does not ask.
+    """
+    told = statements(sample.ctxs)
+    for end, questions in PLACED.items():
+        if sample.question in questions:
+            return (sample.ctxs[0 if end == "first" else -1].title,)
+    for relation, rule in _EARLIER:
+        if match := rule.fullmatch(sample.question):
+            years = {s.subject: int(s.object) for s in told if s.relation == relation and s.subject in match.groups()}
+            first = [name for name in years if len(years) == 2 and years[name] < max(years.values())]
+            return tuple(alias for name in first for alias in _names(name, told))
+    answers: list[str] = []
+    readings = list(_asked(sample.question))
+    for asked, subject in readings:
+        for name in _subjects(subject, told):
+            things = [_names(s.object, told) for s in told if s.relation == asked and s.subject == name]
+            whole = sample.question.endswith(NAME_ALL) and len(things) > 1
+            answers += named_all(things) if whole else [alias for names in things for alias in names]
+    if not readings:
+        about = "only its own questions can be checked exactly"
+        raise BadInput(f"the lab corpus does not ask {sample.question!r}: {about}")
+    return tuple(dict.fromkeys(answers))
+
+
+def asked(question: str) -> str:
+    """Return the relation that a question asks for.
+
+    "" for one about places in the context or about which came first.
+    """
+    return next((relation for relation, _ in _asked(question)), "")
+
+
+def _asked(question: str) -> Iterator[tuple[str, str]]:
+    """Yield (relation, subject as the question says it)"""
+    for relation, rule in _ASKS:
+        if match := rule.fullmatch(question.removesuffix(NAME_ALL).rstrip()):
+            yield relation, match["n"]
+
+
+def _subjects(said: str, told: Sequence[Statement]) -> set[str]:
+    """Return the names of what a question means by "Ada Kelric" or by "the employer of Ada Kelric"."""
+    for relation, rule in _NOUNS:
+        if match := rule.fullmatch(said):
+            things = [s.object for s in told if s.relation == relation and s.subject == match["n"]]
+            return {name for thing in things for name in _names(thing, told)}
+    return {said}
+
+
+def _names(name: str, told: Sequence[Statement]) -> list[str]:
+    """Return a name with the others that the passages give the same company."""
+    aliases = [(s.subject, s.object) for s in told if s.relation == "alias"]
+    return list(dict.fromkeys([name, *(other for pair in aliases if name in pair for other in pair)]))
+
+
+def _rule(template: str) -> re.Pattern[str]:
+    """Return a sentence template as a pattern: `{s}` becomes the group s."""
+    return re.compile(re.sub(r"\\{(\w)\\}", r"(?P<\1>.+?)", re.escape(template)))
+
+
+def _rules(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[str]]]:
+    """(relation, pattern), those with more words of their own first: "was born in the year" before "was born in"."""
+    return [(relation, _rule(template)) for relation, template in sorted(pairs, key=lambda pair: -len(pair[1]))]
+
+
+_STATED = ((relation.name, says) for relation in _RELATIONS for says in sentences_of(relation))
+_SAYS = _rules([*_STATED, *(("alias", says) for says in ALSO_CALLED)])
+_ASKS = _rules((r.name, asks) for r in _RELATIONS for asks in r.asks)
+_NOUNS = _rules((r.name, r.noun) for r in _RELATIONS if r.noun)
+_EARLIER = _rules((name, asks) for name, questions in EARLIER.items() for asks in questions)
+_CONTRAST = re.compile("|".join(before.format(s=rf"(?:{'|'.join(OBJECT_PRONOUNS.values())})") for before in CONTRASTS))

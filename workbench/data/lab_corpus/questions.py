@@ -1,0 +1,124 @@
+"""Questions over a context of lab documents."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+from random import Random
+from typing import Any
+
+from workbench.data.lab_corpus.entities import Entity, Fact, passages_of
+from workbench.data.lab_corpus.hard_words import NAME_ALL
+from workbench.data.lab_corpus.words import EARLIER, PLACED
+from workbench.data.sample import CONTINUED
+
+KINDS = ("single-hop", "continuation", "two-hop", "comparison", "order", "epithet")
+SEVERAL = "multi-value"  # a kind of worlds whose style has several values
+ALL_KINDS = (*KINDS, SEVERAL)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question of a lab world; `kind` is one of ALL_KINDS."""
+
+    text: str
+    answers: tuple[str, ...]
+    kind: str
+    titles: tuple[str, ...]  # of the passages that hold the answer
+
+
+About = tuple[Any, ...]
+"""What a question asks about: (entity, fact); two facts of a two-hop question; (relation, [(entity, fact), …]) of a
+comparison; (end of the order, context) of "order"."""
+
+
+def questions(context: Sequence[Entity]) -> dict[str, list[About]]:
+    """Return everything that can be asked of a context, by kind, as arguments of `ask`.
+
+    A fact that holds of several objects is asked for as a whole only, so every question has one answer.
+    """
+    here = {id(entity) for entity in context}
+    by_kind: dict[str, list[About]] = {kind: [] for kind in ALL_KINDS}
+    for entity in context:
+        first, *later = ([fact for fact in facts if _single(entity, fact)] for facts in entity.facts)
+        for fact in first:
+            by_kind["single-hop"].append((entity, fact))
+            if fact.relation.noun and fact.target and id(fact.target) in here:
+                seconds = (second for second in fact.target.facts[0] if _single(fact.target, second))
+                by_kind["two-hop"] += [(entity, fact, second) for second in seconds]
+        for fact in (fact for facts in later for fact in facts):
+            by_kind["continuation"].append((entity, fact))
+            if epithet(entity):
+                by_kind["epithet"].append((entity, fact))
+        several = {fact.relation: fact for facts in entity.facts for fact in facts if not _single(entity, fact)}
+        by_kind[SEVERAL] += [(entity, fact) for fact in several.values()]
+    for name in EARLIER:
+        dated = [(e, f) for e in context for f in e.facts[0] if f.relation.name == name]
+        if len({fact.object for _, fact in dated}) > 1:
+            by_kind["comparison"].append((name, dated))
+    if len(context) > 1:
+        by_kind["order"] = [(end, context) for end in PLACED]
+    return by_kind
+
+
+def ask(rng: Random, kind: str, about: About) -> Question:
+    """Return one question of a kind, about one entry of `questions`."""
+    if kind == "comparison":
+        return _comparison(rng, *about)
+    if kind == "order":
+        end, context = about
+        title = passages_of(context)[0 if end == "first" else -1].title
+        return Question(rng.choice(PLACED[end]), (title,), kind, (title,))
+    if kind == SEVERAL:
+        return _several(rng, *about)
+    entity, fact = about[0], about[-1]
+    titles: tuple[str, ...]
+    if kind == "two-hop":
+        subject, evidence = about[1].relation.noun.format(n=entity.name), [entity, about[1].target]
+        titles = tuple(each.passages[0].title for each in evidence)
+    elif kind == "epithet":
+        subject, titles = epithet(entity), (entity.passages[1].title,)
+    else:
+        last = _page(entity, fact) if kind == "continuation" else 0
+        subject, titles = entity.name, _titles(entity, last)
+    return Question(rng.choice(fact.relation.asks).format(n=subject), fact.names, kind, titles)
+
+
+def _comparison(rng: Random, name: str, dated: list[tuple[Entity, Fact]]) -> Question:
+    pair = rng.sample(dated, 2)
+    while pair[0][1].object == pair[1][1].object:
+        pair = rng.sample(dated, 2)
+    winner, _ = min(pair, key=lambda entry: int(entry[1].object))
+    (first, second), titles = (entity.name for entity, _ in pair), tuple(e.passages[0].title for e, _ in pair)
+    return Question(rng.choice(EARLIER[name]).format(n=first, m=second), winner.names, "comparison", titles)
+
+
+def _several(rng: Random, entity: Entity, fact: Fact) -> Question:
+    """Ask for all objects of a fact; the first answer has them in reading order, any other order counts as well."""
+    said = entity.values(fact.relation)
+    text = f"{rng.choice(fact.relation.asks).format(n=entity.name)} {NAME_ALL}"
+    return Question(text, named_all([each.names for _, each in said]), SEVERAL, _titles(entity, said[-1][0]))
+
+
+def named_all(objects: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return all ways to name every object, "the harp, the horn and the lute", each by any of its names."""
+    lists = (names for order in permutations(objects) for names in product(*order))
+    return tuple(f"{', '.join(names[:-1])} and {names[-1]}" for names in lists)
+
+
+def epithet(entity: Entity) -> str:
+    """Return what the title of a document's second passage calls its subject; "" where it says nothing."""
+    title = entity.passages[1].title
+    return title.removeprefix(CONTINUED).strip(" ()") if title.startswith(CONTINUED) else ""
+
+
+def _single(entity: Entity, fact: Fact) -> bool:
+    return len(entity.values(fact.relation)) == 1
+
+
+def _page(entity: Entity, fact: Fact) -> int:
+    return next(page for page, facts in enumerate(entity.facts) if any(each is fact for each in facts))
+
+
+def _titles(entity: Entity, last: int) -> tuple[str, ...]:
+    """Return titles of the passages of a document up to number `last`, each once."""
+    return tuple(dict.fromkeys(passage.title for passage in entity.passages[: last + 1]))

@@ -1,0 +1,80 @@
+"""Conversations in the language of the lab corpus: the user pastes passages and asks, now and turns later.
+
+A turn is a `Sample`: its passages are what the user pastes (none in some turns), its question is asked behind them.
+
+Kinds of question
+    told now     a fact of the passage that comes with the question
+    told before  a fact of an earlier turn, whose passage names its subject
+    follow-up    a fact of an earlier turn that went on about a person ("She …") of a turn before it
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from workbench.core.errors import BadInput
+from workbench.data.lab_corpus.world import Entity, Fact, Style, World
+from workbench.data.sample import Sample
+
+KINDS = ("told now", "told before", "follow-up")
+MOST_TURNS = 30
+BRING = 0.6  # share of turns in which the user pastes a passage
+
+
+@dataclass(frozen=True)
+class _Told:
+    """One passage of an entity that the user has pasted, and in which turn."""
+
+    turn: int
+    entity: Entity
+    page: int
+
+
+def conversations(n: int, seed: int = 0, turns: int = 12, memory: int = 8) -> list[list[Sample]]:
+    """`n` conversations of `turns` turns; a question asks for what the last `memory` turns before it, or its own, told.
+
+    Every conversation is about a world of its own. Raises BadInput for a number that is out of range.
+    """
+    if n < 1:
+        raise BadInput(f"conversations is {n}; at least 1 is needed")
+    if not 2 <= turns <= MOST_TURNS:
+        raise BadInput(f"turns is {turns}; a conversation has 2 to {MOST_TURNS}")
+    if memory < 1:
+        raise BadInput(f"memory is {memory}; at least 1 turn is remembered")
+    return [list(_conversation(f"chat-{seed}-{i}", turns, memory)) for i in range(n)]
+
+
+def _conversation(name: str, turns: int, memory: int) -> Iterator[Sample]:
+    rng = Random(name)
+    world = World(rng, 2 * turns, Style(continued=0.6))  # no turn needs more than two passages
+    coming = iter([(entity, page) for entity in world.documents for page in range(len(entity.passages))])
+    told: list[_Told] = []
+    for turn in range(turns):
+        told = [past for past in told if past.turn >= turn - memory]
+        if turn < 2 or rng.random() < BRING:
+            told.append(_Told(turn, *next(coming)))
+        while not any(_questions(told, turn).values()):  # all that could be asked is forgotten
+            told.append(_Told(turn, *next(coming)))
+        yield _turn(f"{name}-{turn}", world, told, turn)
+
+
+def _turn(name: str, world: World, told: list[_Told], turn: int) -> Sample:
+    subjects = _questions(told, turn)
+    kind = world.rng.choice([kind for kind in KINDS if subjects[kind]])
+    entity, fact = world.rng.choice(subjects[kind])
+    question = world.ask("continuation" if kind == "follow-up" else "single-hop", (entity, fact))
+    pasted = tuple(past.entity.passages[past.page] for past in told if past.turn == turn)
+    return Sample(name, question.text, question.answers, pasted, question.titles, 1, kind)
+
+
+def _questions(told: list[_Told], turn: int) -> dict[str, list[tuple[Entity, Fact]]]:
+    """Return what can be asked, by kind. A follow-up needs both passages of its entity."""
+    subjects: dict[str, list[tuple[Entity, Fact]]] = {kind: [] for kind in KINDS}
+    named = {id(past.entity) for past in told if past.page == 0}
+    for past in told:
+        facts = [(past.entity, fact) for fact in past.entity.facts[past.page]]
+        if past.page == 0:
+            subjects["told now" if past.turn == turn else "told before"] += facts
+        elif past.turn < turn and id(past.entity) in named:
+            subjects["follow-up"] += facts
+    return subjects

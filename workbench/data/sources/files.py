@@ -1,0 +1,219 @@
+"""Question files as they are published: JSON, JSON lines, gzipped or not; the layout is recognised record by record.
+
+ours, CacheBlend, FiD,     {question, answers, ctxs: [{title, text}]}; a passage may also be [title, text], a text, or
+NQ lost-in-the-middle      [title, [sentences]]
+HotpotQA, 2WikiMultihopQA  {question, answer, context: [[title, [sentences]]], supporting_facts: [[title, i]]}
+LongBench                  {input, context: text, answers}; the context is cut at "Passage N:", else by `segment.text`
+MuSiQue                    {id: "2hop__…", question, answer, answer_aliases, paragraphs: [{title, paragraph_text,
+                           is_supporting}]}; by its id, also in our layout, the number of hops is the kind
+KILT                       {input, output: [{answer, provenance: [{title, text}]}]}
+"""
+
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput, brief, shown
+from workbench.core.utils import json_text
+from workbench.core.utils.files import is_file
+from workbench.core.utils.json_text import NotJson
+from workbench.data import segment
+from workbench.data.sample import Sample, filled, plain, titles, words
+
+ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+Record = dict[str, Any]
+
+
+def read(path: str | Path, answered: bool = True) -> list[Sample]:
+    """Return all samples of a file; with `answered` False, a question without answers is a sample too.
+
+    Raises BadInput that names the file, the line (or the record of a JSON array) and the field, for the first record
+    that is not a question with at least one answer and one passage; and for a file that is missing, empty or broken.
+    """
+    path = Path(path)
+    samples = []
+    for where, number, record in _records(path):
+        try:
+            samples.append(_sample(record, f"{path.name.split('.')[0]}-{number}", answered))
+        except BadInput as problem:
+            raise BadInput(f"{path}, {where}: {problem}") from None
+    if not samples:
+        raise BadInput(f"{path} holds no records")
+    return samples
+
+
+def records(path: Path) -> list[Any]:
+    """Return all records of a file as they stand. Raises BadInput for a file that cannot be read."""
+    return [record for _, _, record in _records(path)]
+
+
+def _records(path: Path) -> Iterator[tuple[str, int, Any]]:
+    text = _text(path)
+    if ".jsonl" not in path.name:
+        try:
+            whole = json_text.loads(text)
+        except NotJson as problem:
+            if not problem.is_more:  # more than one record: JSON lines under another name
+                raise BadInput(f"{path}, line {problem.line}: {problem}") from None
+        except BadInput as problem:
+            raise BadInput(f"{path} cannot be read: {problem}") from None
+        else:
+            if isinstance(whole, dict) and isinstance(whole.get("data"), list):
+                whole = whole["data"]
+            records = whole if isinstance(whole, list) else [whole]
+            yield from ((f"record {i}", i, record) for i, record in enumerate(records, 1))
+            return
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"line {number}", number, json_text.loads(line)
+        except BadInput as problem:
+            raise BadInput(f"{path}, line {number}: {problem}") from None
+
+
+def _text(path: Path) -> str:
+    if not path.name.endswith(ENDINGS):
+        raise BadInput(f"{brief(path)}: a data file ends in {', '.join(ENDINGS)}")
+    if not is_file(path):
+        raise BadInput(f"{brief(path)}: no such file")
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as problem:  # gzip reports a cut file as EOFError
+        raise BadInput(f"{path} cannot be read: {problem}") from None
+
+
+def _sample(record: Any, name: str, answered: bool) -> Sample:
+    if not isinstance(record, dict):
+        raise BadInput(f"a record is an object, not {type(record).__name__}")
+    if not answered and not any(record.get(field) for field in ("answers", "answer", "output")):
+        return replace(_sample(record | {"answers": ["?"]}, name, True), answers=())
+    reader = next((reader for fits, reader in LAYOUTS if fits(record)), _passages_listed)
+    return Sample.from_json({"id": record.get("id") or record.get("_id") or name} | reader(record))
+
+
+def _passages_listed(record: Record) -> Record:
+    ctxs, answers = filled(record, "ctxs"), _answers(record)
+    gold = [str(ctx["title"]) for ctx in ctxs if isinstance(ctx, dict) and ctx.get("isgold") and ctx.get("title")]
+    named = titles(record) or tuple(gold)
+    musique = re.match(r"([2-4])hop\d?__", str(record.get("id")))  # its ids begin with the number of hops
+    return {
+        "question": words(record, "question"),
+        "answers": answers,
+        "ctxs": [_passage(ctx, i) for i, ctx in enumerate(ctxs)],
+        "supporting_titles": named,
+        "hops": record.get("hops") or (int(musique[1]) if musique else max(1, len(named))),
+        "kind": record.get("kind") or record.get("type") or (f"{musique[1]}hop" if musique else ""),
+    }
+
+
+def _hotpotqa(record: Record) -> Record:
+    context, facts = record["context"], record.get("supporting_facts") or []
+    if isinstance(context, dict):  # columns, as the Hub stores it
+        columns = [_listed(context.get(name) or [], f"context.{name}") for name in ("title", "sentences")]
+        if len(columns[0]) != len(columns[1]):
+            raise BadInput(f"field 'context' has {len(columns[0])} titles for {len(columns[1])} lists of sentences")
+        context = [list(pair) for pair in zip(*columns, strict=True)]
+    if isinstance(facts, dict):
+        listed = _listed(facts.get("title") or [], "supporting_facts.title")
+    else:
+        pairs = [_listed(fact, "supporting_facts", 1) for fact in _listed(facts, "supporting_facts")]
+        listed = [fact[0] for fact in pairs]
+    named = titles({"supporting_titles": listed})
+    return _passages_listed(record | {"ctxs": context, "supporting_titles": list(dict.fromkeys(named))})
+
+
+def _musique(record: Record) -> Record:
+    ctxs = [ctx if isinstance(ctx, dict) else {} for ctx in filled(record, "paragraphs")]
+    gold = [plain(ctx.get("title"), "paragraphs.title") for ctx in ctxs if ctx.get("is_supporting")]
+    read = [{"title": ctx.get("title"), "text": ctx.get("paragraph_text")} for ctx in ctxs]
+    answers = [words(record, "answer"), *_listed(record.get("answer_aliases") or [], "answer_aliases")]
+    named = list(dict.fromkeys(filter(None, gold)))
+    return _passages_listed(record | {"ctxs": read, "supporting_titles": named, "answers": answers})
+
+
+def _longbench(record: Record) -> Record:
+    cuts = re.split(r"(?m)^Passage \d+:\n", words(record, "context"))
+    if len(cuts) > 1:
+        ctxs = [cut.strip().partition("\n")[::2] for cut in cuts[1:]]
+    else:
+        ctxs = [("", piece.strip()) for piece in segment.text(record["context"])]
+    passages = [{"title": title, "text": text} for title, text in ctxs]
+    question, answers = words(record, "input"), _answers(record)
+    return {"question": question, "answers": answers, "ctxs": passages, "kind": record.get("dataset")}
+
+
+def _kilt(record: Record) -> Record:
+    outputs = [_object(output, "output") for output in filled(record, "output")]
+    lists = [_listed(output.get("provenance") or [], "output.provenance") for output in outputs]
+    sources = [_object(source, "output.provenance") for source in chain.from_iterable(lists)]
+    with_text = {json.dumps(source, sort_keys=True): source for source in sources if source.get("text")}
+    ctxs = _listed(record.get("ctxs") or list(with_text.values()), "ctxs")
+    named = [plain(source["title"], "output.provenance.title") for source in sources if source.get("title")]
+    return {
+        "question": words(record, "input"),
+        "answers": _answers({"answers": [output["answer"] for output in outputs if output.get("answer")]}),
+        "ctxs": [_passage(ctx, i) for i, ctx in enumerate(ctxs)],
+        "supporting_titles": list(dict.fromkeys(named)),
+    }
+
+
+def _listed(value: Any, field: str, least: int = 0) -> list[Any]:
+    if not isinstance(value, list) or len(value) < least:
+        raise BadInput(f"field '{field}' holds {shown(value)}; a list{' of at least one' * bool(least)} is needed")
+    return value
+
+
+def _object(value: Any, field: str) -> Record:
+    if not isinstance(value, dict):
+        raise BadInput(f"field '{field}' holds {shown(value)}; objects are needed")
+    return value
+
+
+LAYOUTS: tuple[tuple[Callable[[Record], bool], Callable[[Record], Record]], ...] = (
+    (lambda record: isinstance(record.get("context"), str), _longbench),
+    (lambda record: isinstance(record.get("context"), list | dict), _hotpotqa),
+    (lambda record: isinstance(record.get("paragraphs"), list), _musique),
+    (lambda record: "output" in record and "input" in record, _kilt),
+)
+
+
+def _answers(record: Record) -> list[str]:
+    if "answers" not in record and isinstance(record.get("answer"), str):
+        return [words(record, "answer")]
+    listed = (answer if isinstance(answer, list) else [answer] for answer in filled(record, "answers"))
+    flat = list(chain.from_iterable(listed))
+    if bad := [alias for alias in flat if not _is_answer(alias)]:
+        raise BadInput(f"field 'answers' holds {shown(bad[0])}; each answer is a text")
+    return filled({"answers": [str(alias) for alias in flat]}, "answers")
+
+
+def _is_answer(alias: Any) -> bool:
+    if isinstance(alias, str):
+        return bool(alias.strip())
+    return isinstance(alias, int | float) and math.isfinite(alias)
+
+
+def _passage(ctx: Any, i: int) -> dict[str, str]:
+    match ctx:
+        case str(text) | [str(text)]:
+            title = ""
+        case {"text": text}:
+            title = plain(ctx.get("title"), f"ctxs[{i}].title")
+        case [str(title), text]:
+            pass
+        case _:
+            raise BadInput(f"field 'ctxs[{i}]' is neither a text, {{title, text}} nor [title, text]")
+    if isinstance(text, list) and all(isinstance(sentence, str) for sentence in text):
+        text = re.sub(r"\s+", " ", " ".join(text)).strip()
+    if not isinstance(text, str):
+        raise BadInput(f"field 'ctxs[{i}].text' is {type(text).__name__}; a text is needed")
+    return {"title": str(title), "text": text}

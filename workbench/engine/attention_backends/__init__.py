@@ -1,0 +1,1 @@
+"""Attention backends of one layer, and how one is chosen."""

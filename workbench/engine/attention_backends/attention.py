@@ -1,0 +1,240 @@
+"""A plan carried out on one contiguous KV: one request of a packed forward pass.
+
+In every layer a request writes its fresh keys and values to its own KV and attends under its own plan: by a kernel, or
+by torch with masks that are kept from layer to layer.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from workbench.core.errors import BadInput, shown
+from workbench.core.kv import KV
+from workbench.core.masks import MaskRule, causal, visible, window
+from workbench.core.plan import Plan, Site
+from workbench.core.tiling.tiles import Tiles
+from workbench.engine.attention_backends import block_sparse, few_rows
+from workbench.engine.attention_backends import choice as backends
+from workbench.engine.attention_backends.attention_problem import problem_of
+from workbench.models.transformers_attention import LayerInput
+
+# A mask is built in chunks of rows of at most this many elements, and kept from layer to layer below it.
+MASK_ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of rows and the columns that they attend to."""
+
+    rows: slice
+    cols: slice | Tensor
+    bias: Tensor | None = None  # [r, C] or [Hq, r, C], 0 where visible and -inf elsewhere; None: all is visible
+    is_causal: bool = False
+    blind: Tensor | None = None  # [r] or [Hq, r] bool, rows that see nothing: their result is 0
+
+
+class PlannedRequest:
+    """A plan carried out on one KV: lives for one forward pass and keeps its masks from layer to layer.
+
+    kept   how many of the last rows get logits; in the last layer the others only write their keys and values
+    wait   is called with the number of a layer before its cached keys and values are read: they may still be on the way
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        kv: KV,
+        device: torch.device,
+        kept: int | None = None,
+        wait: Callable[[int], None] | None = None,
+    ):
+        self.plan, self.kv, self.num_layers, self.wait = plan, kv, plan.num_layers, wait
+        self._tail: PlannedRequest | None = None
+        together = 1 if plan.sparse is None else getattr(plan.sparse, "rows_together", 0)
+        if kept and together and not (plan.backend or plan.num_layers):
+            first = max(0, len(plan.rows) - kept) // together * together  # those in front change nothing behind them
+            if first:
+                self._tail = PlannedRequest(replace(plan, rows=plan.rows[first:], return_queries=()), kv, device)
+        self.rows = plan.rows.to(device)
+        self.queries: dict[int, Tensor] = {}
+        self.backends: dict[int, str] = {}  # what carried out the attention of a layer
+        self._first, self._end = int(plan.rows[0]), int(plan.rows[-1]) + 1
+        self._whole = self._end - self._first == len(plan.rows)  # a run without gaps
+        self._pieces: dict[tuple[int | None, torch.device], list[Piece]] = {}
+
+    def place(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Return where fresh keys and values of a layer lie in the KV, [H, R, D] each.
+
+        None where they may not be written there before `attend` is called: they may where the rows are a run without
+        gaps, and nothing of the cache is still on its way.
+        """
+        if self.wait is not None or not self._whole:
+            return None
+        keys, values = (x[layer][:, self._first : self._end] for x in (self.kv.keys, self.kv.values))
+        return (keys, values) if keys.stride(-1) == values.stride(-1) == 1 else None
+
+    def attend(self, x: LayerInput) -> Tensor | None:
+        """Write the fresh keys and values, then attend: [Hq, R, D], None where the output is not needed."""
+        if self.wait is not None:
+            self.wait(x.layer)
+        self._write(self.kv.keys[x.layer], x.k)
+        self._write(self.kv.values[x.layer], x.v)
+        self.kv.derived(x.layer).changed(self._first)
+        if x.layer in self.plan.return_queries:
+            self.queries[x.layer] = x.q
+        if x.last:
+            return None
+        if self._tail and x.layer == len(self.kv.keys) - 1:
+            count = len(self._tail.rows)
+            out = x.v.new_zeros(x.q.shape[0], x.q.shape[1], x.v.shape[-1])
+            out[:, -count:] = self._tail.over(x._replace(q=x.q[:, -count:]))
+            self.backends |= self._tail.backends
+            return out
+        return self.over(x)
+
+    def over(self, x: LayerInput) -> Tensor:
+        """Attend with queries [Hq, R, D] over the keys and values as they are -> [Hq, R, D]."""
+        rows, sees = self.rows.to(x.q.device), self.plan.sees
+        end = self._end if sees is causal else len(self.kv)
+        keys, values = self.kv.keys[x.layer][:, :end], self.kv.values[x.layer][:, :end]
+        tiles = self._tiles(x, keys, rows)
+        problem = problem_of(x.q, keys, sees, x.window, self._whole and not self._first, tiles)
+        backend: Any = self.plan.backend or backends.backend_for(problem)
+        self.backends[x.layer] = backends.name_of(backend)
+        if backend is not backends.TORCH:
+            backends.check(backend, problem)
+            rule = MaskRule(sees, "plan") & window(x.window) if x.window and problem.windowed else sees
+            out = backend(x.q, keys, values, rows, rule, tiles, x.scale)
+            backends.check_output(backend, out, x.q, values)
+            return out
+        if tiles is not None and sees is causal and not problem.windowed and not x.q.is_cuda:
+            return block_sparse.attention(x.q, keys, values, rows, tiles, x.scale)
+        if tiles is None and sees is causal and self._whole and not problem.windowed and few_rows.suits(x.q, keys):
+            return few_rows.attend(x.q, keys, values, x.scale)
+        if tiles is not None:
+            pieces: Iterable[Piece] = self._masked(rows, end, x.window, x.q.dtype, tiles)
+        else:
+            pieces = self._kept(rows, end, x.window, x.q.dtype)
+        outputs = [_attend(x.q[:, piece.rows], keys, values, piece, x.scale) for piece in pieces]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+    def _tiles(self, x: LayerInput, keys: Tensor, rows: Tensor) -> Tiles | None:
+        """Ask the plan's sparse method. It weighs by 1/sqrt(D): a model's own scale is put into the queries."""
+        if not self.plan.sparse or (x.window and x.window < len(self.kv)):
+            return None
+        own = 1.0 if x.scale is None else x.scale * x.q.shape[-1] ** 0.5
+        queries = x.q if abs(own - 1) < 1e-6 else x.q * own
+        tiles = self.plan.sparse(queries, keys, rows, Site(x.layer, len(self.kv), self.kv.derived(x.layer)))
+        if tiles is not None and not isinstance(tiles, Tiles):
+            raise BadInput(f"sparse chooses {shown(tiles)}: Tiles are needed")
+        if tiles is not None:
+            tiles.check_fits(len(x.q), len(rows), keys.shape[1])
+        return tiles
+
+    def _write(self, cached: Tensor, fresh: Tensor) -> None:
+        if self._whole:
+            target = cached[:, self._first : self._end]
+            if target.data_ptr() != fresh.data_ptr():  # else it was written in its `place`
+                _copy(target, fresh)
+        else:
+            cached.index_copy_(1, self.rows.to(cached.device), fresh.to(cached.dtype))
+
+    def _kept(self, rows: Tensor, end: int, size: int | None, dtype: torch.dtype) -> Iterable[Piece]:
+        """The pieces of a layer without tiles, made once for all layers of one sliding window."""
+        size = size if size and size < end else None
+        key = (size, rows.device)
+        if key not in self._pieces:
+            pieces = self._plain(end, size) or self._masked(rows, end, size, dtype)
+            if len(rows) * end > MASK_ELEMENTS:
+                return pieces  # made and dropped one by one, in every layer
+            self._pieces[key] = list(pieces)
+        return self._pieces[key]
+
+    def _plain(self, end: int, size: int | None) -> list[Piece]:
+        """Causal attention that needs no mask at all: a prompt from its start, or one row."""
+        if self.plan.sees is not causal:
+            return []
+        if len(self.rows) == 1:
+            return [Piece(slice(None), slice(end - size if size else 0, end))]
+        if self._whole and not self._first and size is None:
+            return [Piece(slice(None), slice(0, end), is_causal=True)]
+        return []
+
+    def _masked(
+        self, rows: Tensor, end: int, size: int | None, dtype: torch.dtype, tiles: Tiles | None = None
+    ) -> Iterator[Piece]:
+        """Pieces of at most `MASK_ELEMENTS` elements, each with the mask of rule, sliding window and tiles."""
+        step = max(1, MASK_ELEMENTS // (end * (1 if tiles is None else len(tiles.kept))))
+        cols = torch.arange(end, device=rows.device)
+        for at in range(0, len(rows), step):
+            chunk = slice(at, min(at + step, len(rows)))
+            seen = visible(self.plan.sees, rows[chunk], cols)
+            if size:
+                seen = seen & visible(window(size), rows[chunk], cols)
+            if tiles is not None:
+                seen = seen & tiles.visible(chunk.stop - at, end, at)
+            yield _piece(chunk, seen, dtype)
+
+
+def _piece(rows: slice, seen: Tensor, dtype: torch.dtype) -> Piece:
+    """Cut to the columns that some row sees: columns that no row sees are not read, whatever they hold."""
+    by_row, flat = seen.any(-1), seen.flatten(0, -2)
+    used = flat.any(0).nonzero()[:, 0]
+    if not len(used):
+        used = torch.zeros(1, dtype=torch.long, device=seen.device)
+    first, end = int(used[0]), int(used[-1]) + 1
+    cols: slice | Tensor = slice(first, end) if end - first == len(used) else used
+    seen = seen[..., cols]
+    blind = None if bool(by_row.all()) else ~by_row
+    if bool(seen.all()):
+        return Piece(rows, cols)
+    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+    if blind is not None:
+        bias = bias.masked_fill(blind[..., None], 0)
+    return Piece(rows, cols, bias, blind=blind)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """[H, R, D] each. On a GPU 8 bytes go at a time: torch copies rows that lie apart number by number."""
+    per = 8 // target.element_size()
+    strides = (*target.stride()[:2], *source.stride()[:2], target.storage_offset(), source.storage_offset())
+    packed = target.shape[-1] % per == 0 and target.stride(-1) == source.stride(-1) == 1
+    if target.is_cuda and target.dtype == source.dtype and packed and not any(s % per for s in strides):
+        target.view(torch.int64).copy_(source.view(torch.int64))
+    else:
+        target.copy_(source)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: Piece, scale: float | None) -> Tensor:
+    """q [Hq, r, D] over the columns of a piece -> [Hq, r, D]. The heads of a GQA group share keys without copies."""
+    k, v = keys[:, piece.cols], values[:, piece.cols]
+    heads, count, kv_heads = q.shape[0], q.shape[1], k.shape[0]
+    group = heads // kv_heads
+    if piece.bias is None and not piece.is_causal:  # every row sees every column: the group's rows are one long query
+        out = scaled_dot_product_attention(q.reshape(1, kv_heads, group * count, -1), k[None], v[None], scale=scale)
+        return out.reshape(heads, count, -1)
+    bias = piece.bias
+    if bias is not None and bias.ndim == 3:
+        bias = bias.unflatten(0, (kv_heads, group))
+    q = q.unflatten(0, (kv_heads, group))
+    k, v = (x[:, None].expand(-1, group, -1, -1) for x in (k, v))  # no copy: the group axis has stride 0
+    with _kernels(q, bias):
+        out = scaled_dot_product_attention(q, k, v, bias, is_causal=piece.is_causal, scale=scale).flatten(0, 1)
+    return out if piece.blind is None else out.masked_fill(piece.blind[..., None], 0)
+
+
+def _kernels(q: Tensor, bias: Tensor | None) -> AbstractContextManager[None]:
+    """Leave a mask for each head, on a GPU, to torch's own products.
+
+    The logits are no more than the mask, which is there already. By torch's own choice such a call took 12 ms (H200,
+    torch 2.11, ever new shapes), perhaps because cuDNN plans each shape.
+    """
+    if bias is None or bias.ndim != 4 or not q.is_cuda:
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.MATH])

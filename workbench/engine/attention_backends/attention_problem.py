@@ -1,0 +1,46 @@
+"""The attention of one layer as a choice between backends sees it: shapes, dtype, device, and what is hidden."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.core.masks import Sees, causal
+from workbench.core.tiling.tiles import Tiles
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """The attention of one layer: all that a choice depends on. `rows` are computed over `length` keys."""
+
+    rows: int
+    length: int
+    heads: tuple[int, int]  # query heads, KV heads
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+    causal: bool = True  # the rule is plain causality
+    windowed: bool = False  # a sliding window hides some keys
+    whole: bool = False  # the rows are a prompt from its start
+    tile: int | None = None  # tokens of a tile, where tiles are chosen
+    columns: bool = False  # single keys are chosen besides
+
+
+def problem_of(
+    q: Tensor, keys: Tensor, sees: Sees, window: int | None, whole: bool, tiles: Tiles | None = None
+) -> AttentionProblem:
+    """Describe q [Hq, R, D] over keys [H, T, D] under a rule, a sliding window and a choice of tiles."""
+    length = keys.shape[1]
+    return AttentionProblem(
+        q.shape[1],
+        length,
+        (q.shape[0], keys.shape[0]),
+        q.shape[2],
+        q.dtype,
+        q.device,
+        sees is causal,
+        bool(window and window < length),
+        whole,
+        None if tiles is None else tiles.size,
+        tiles is not None and tiles.columns is not None,
+    )

@@ -1,0 +1,76 @@
+"""Ways to attend within many blocks at once, for the packed pass that fills a cache.
+
+encode_blocks   our Triton kernel: blocks of any lengths
+tile_attention  our dense kernel, blocks of one length as a batch
+cudnn           cuDNN's as torch brings it, blocks of one length as a batch
+flash           FlashAttention 2 as torch brings it: blocks of any lengths, 16-bit numbers
+
+All take (q [Hq, N, D], keys [H, N, D], values [H, N, D], cu_seqlens [B + 1], longest block, scale) and return
+[Hq, N, D].
+Which is the fastest is measured (`measured_backends`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from workbench.engine.attention_backends import measured as measured_backends
+from workbench.engine.attention_backends.choice import kernel
+
+Way = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None], Tensor]
+OWN = "encode_blocks"
+
+
+def triton(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:
+    """Attend by `encode_blocks`."""
+    return kernel(OWN).launch(q, keys, values, cu_seqlens, longest, scale)
+
+
+def batched(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:
+    """Attend by `tile_attention`: blocks of one length, as views of a batch."""
+    count = len(cu_seqlens) - 1
+    q, keys, values = (x.unflatten(1, (count, longest)).transpose(0, 1) for x in (q, keys, values))
+    rows = _rows(count, longest, q.device)
+    out: Tensor = kernel("tile_attention").launch(q, keys, values, rows, scale=scale)  # [B, Hq, L, D]
+    return out.transpose(0, 1).flatten(1, 2)
+
+
+def cudnn(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:
+    """Attend by cuDNN: blocks of one length, as views of a batch."""
+    count = len(cu_seqlens) - 1
+    q, keys, values = (x.unflatten(1, (count, longest)).transpose(0, 1) for x in (q, keys, values))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = scaled_dot_product_attention(q, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+    return out.transpose(0, 1).flatten(1, 2)
+
+
+@cache
+def _rows(count: int, longest: int, device: torch.device) -> Tensor:
+    return torch.arange(longest, device=device).expand(count, -1).contiguous()
+
+
+def flash(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:
+    """Attend by torch's FlashAttention 2 over lengths that differ."""
+    q, keys, values = (x.transpose(0, 1) for x in (q, keys, values))  # [N, H, D]
+    forward = torch.ops.aten._flash_attention_forward
+    out: Tensor = forward(q, keys, values, cu_seqlens, cu_seqlens, longest, longest, 0.0, True, False, scale=scale)[0]
+    return out.transpose(0, 1)
+
+
+WAYS: Mapping[str, Way] = {OWN: triton, "tile_attention": batched, "cudnn": cudnn, "flash": flash}
+EQUAL = ("tile_attention", "cudnn")  # ways for blocks of one length
+MANY = 16  # blocks below which these are not taken: cuDNN makes a plan for every new length
+
+
+def chosen(q: Tensor, keys: Tensor, lengths: Sequence[int]) -> str:
+    """Return the fastest way for blocks of `lengths` that can be taken here."""
+    heads, width, longest = (len(q), len(keys)), q.shape[2], max(lengths)
+    if q.dtype == torch.float32 or not q.is_cuda:
+        return OWN
+    equal = len({*lengths}) == 1 and len(lengths) >= MANY
+    way = measured_backends.choice(q.device, "blocks" if equal else "blocks of lengths", heads, width, longest, OWN)
+    return way if way in WAYS and (equal or way not in EQUAL) else OWN

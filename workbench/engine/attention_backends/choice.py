@@ -1,0 +1,237 @@
+"""Backends of a request's attention over its own contiguous KV: one of our kernels, or torch with a mask.
+
+On a GPU, plain causal attention in bf16 or fp16 runs on our kernels: few rows over a long cache on
+`question_attention`, all else, with and without tiles, on `tile_attention`. Torch's `scaled_dot_product_attention`
+keeps what they do not do (other mask rules, sliding windows, single columns beside tiles, other tile sizes, fp32) and
+short prompts from their start; where one of its kernels was measured to be faster on longer ones, it is taken
+(`measured_backends`); on a CPU it does everything, kept tiles query tile by query tile (`block_sparse`), a question
+over a long cache without a mask (`few_rows`).
+`PrefillOutput.backends` tells what ran in each layer.
+
+`Plan(backend=backends.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's
+interpreter), or refused in a sentence.
+"""
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from workbench.core.errors import BadInput, shown
+from workbench.core.masks import Sees
+from workbench.core.page_table import INVALID_POS, Paged
+from workbench.core.rope import Pairing
+from workbench.core.tiling.tiles import Tiles
+from workbench.engine.attention_backends import measured as measured_backends
+from workbench.engine.attention_backends.attention_problem import AttentionProblem
+
+WIDTHS = (16, 256)  # head widths
+TILES = (16, 32, 64, 128, 256)  # tokens of a tile
+ROWS = 128  # rows of a program of tile_attention
+PAGE = 128  # tokens of a page of the identity table that question_attention is given
+SHORT = 1024  # a whole prompt below it is torch's: one launch is all it takes
+Scale = float | None  # of the logits; None: 1/sqrt(D)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """Torch's scaled_dot_product_attention, with a mask where one is needed; carried out by the request itself."""
+
+    name = "torch"
+
+    def refuses(self, problem: AttentionProblem) -> str:
+        return ""
+
+
+class _Kernel:
+    name = ""
+
+    def refuses(self, problem: AttentionProblem) -> str:
+        """Say why it cannot solve the problem; "" if it can."""
+        if not problem.causal:
+            return "it knows plain causal attention, no other mask rule"
+        if problem.windowed:
+            return "it knows no sliding window"
+        if problem.columns:
+            return "it knows whole tiles, no single columns"
+        if not WIDTHS[0] <= problem.width <= WIDTHS[1]:
+            return f"heads are {problem.width} wide, it takes {WIDTHS[0]} to {WIDTHS[1]}"
+        if problem.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return f"it takes bf16, fp16 and fp32, not {problem.dtype}"
+        return "" if _triton() else "Triton is not installed here"
+
+
+@dataclass(frozen=True)
+class QuestionAttention(_Kernel):
+    """Few rows over a long cache, the keys split among programs."""
+
+    name = "question_attention"
+
+    def refuses(self, problem: AttentionProblem) -> str:
+        return "it knows no tiles: name tile_attention" if problem.tile else super().refuses(problem)
+
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: Tiles | None, scale: Scale
+    ) -> Tensor:
+        pages = identity(keys.shape[1], keys.device)
+        return kernel(self.name).launch(q[None], keys, values, rows[None], pages, scale=scale)[0]
+
+
+@dataclass(frozen=True)
+class TileAttention(_Kernel):
+    """Many rows, dense or over kept tiles.
+
+    A choice that is `alike` for all query tiles (CompactAttention) is one list for each group of heads, as
+    `page_list_attention` reads it for a batch of caches of whole pages.
+    """
+
+    name = "tile_attention"
+
+    def refuses(self, problem: AttentionProblem) -> str:
+        if problem.tile and problem.tile not in TILES:
+            return f"tiles are {problem.tile} tokens, it takes {', '.join(map(str, TILES))}"
+        return super().refuses(problem)
+
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: Tiles | None, scale: Scale
+    ) -> Tensor:
+        module, arguments = kernel(self.name), (q[None], keys[None], values[None], rows[None])
+        if tiles is None:
+            return module.launch(*arguments, scale=scale)[0]
+        if not tiles.alike:
+            lists = kernel("_pages.lists").tile_lists(tiles, q.shape[1], keys.shape[1])
+            return module.launch(*arguments, *lists, tiles.size, tiles.size, scale)[0]
+        last, length = -(-q.shape[1] // tiles.size), -(-keys.shape[1] // tiles.size)
+        lists = kernel("_pages.lists").lists_of(tiles.kept[:: tiles.shared, last - 1 : last, :length])
+        return module.launch(*arguments, *lists, tiles.size, q.shape[1], scale)[0]
+
+
+@dataclass(frozen=True)
+class WholePrompt(_Kernel):
+    """A prompt from its start by one kernel of torch's: FlashAttention 2 ("flash"), or cuDNN's ("cudnn")."""
+
+    name: str
+
+    def refuses(self, problem: AttentionProblem) -> str:
+        if not problem.whole or problem.tile:
+            return "it attends within whole prompts, without tiles"
+        if problem.device.type != "cuda" or problem.dtype == torch.float32:
+            return "it runs on a GPU, in bf16 or fp16"
+        return super().refuses(problem)
+
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: Tiles | None, scale: Scale
+    ) -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION if self.name == "cudnn" else SDPBackend.FLASH_ATTENTION):
+            found = scaled_dot_product_attention(
+                q[None], keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True
+            )
+        return found[0]
+
+
+TORCH = Torch()
+WHOLE = {name: WholePrompt(name) for name in ("cudnn", "flash")}
+KERNELS = (QuestionAttention(), TileAttention())
+
+
+def named(name: str) -> QuestionAttention | TileAttention:
+    """Return a kernel for `Plan.backend`. BadInput for an unknown name."""
+    for backend in KERNELS:
+        if backend.name == name:
+            return backend
+    raise BadInput(f"no backend is named {name!r}: it is one of {', '.join(backend.name for backend in KERNELS)}")
+
+
+def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAttention | WholePrompt:
+    """Choose the backend of `problem` where the plan names none, by the rule at the head of this file."""
+    if not on_gpu(problem.device) or problem.dtype == torch.float32:
+        return TORCH
+    if problem.whole and problem.rows < SHORT and not problem.tile:
+        return TORCH
+    few = few_programs(problem.rows, problem.heads[0], problem.device)
+    chosen: Any = KERNELS[0] if few and not problem.tile else KERNELS[1]
+    if problem.whole and not few and not problem.tile:
+        name = measured_backends.choice(
+            problem.device, "dense", problem.heads, problem.width, problem.length, chosen.name
+        )
+        chosen = WHOLE.get(name, chosen)
+    return TORCH if chosen.refuses(problem) else chosen
+
+
+def few_programs(rows: int, heads: int, device: torch.device) -> bool:
+    """Return whether so many rows of query heads are too few programs of `tile_attention` to fill a GPU twice.
+
+    It does not split the keys: then `question_attention` is faster, which splits them.
+    """
+    return on_gpu(device) and -(-rows // ROWS) * heads < 2 * _processors(device)
+
+
+def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:
+    """Refuse what a backend answers to queries [Hq, R, D] where it is no [Hq, R, width of values] of their kind."""
+    shape = (*q.shape[:2], values.shape[-1])
+    wanted = f"[heads, rows, width] = {shape} of {q.dtype} on {q.device} is needed"
+    if not isinstance(out, Tensor):
+        raise BadInput(f"backend {name_of(backend)} answers {shown(out)}: {wanted}")
+    if (out.shape, out.dtype, out.device) != (shape, q.dtype, q.device):
+        raise BadInput(
+            f"backend {name_of(backend)} answers {tuple(out.shape)} of {out.dtype} on {out.device}: {wanted}"
+        )
+
+
+def check(backend: Any, problem: AttentionProblem) -> None:
+    """Refuse a backend that the user names and that cannot solve the problem."""
+    refuses = getattr(backend, "refuses", None)  # a callable of the user's own has none
+    if refuses and (reason := refuses(problem)):
+        raise BadInput(f"{name_of(backend)} cannot carry out this plan: {reason}")
+
+
+def name_of(backend: Any) -> str:
+    """Return the name of a backend, or of any callable in its place."""
+    return str(getattr(backend, "name", None) or getattr(backend, "__name__", type(backend).__name__))
+
+
+def rerotate(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, out: Tensor, kernels: bool) -> None:
+    """Rerotate `keys` [H, T, D] by `distance` [T] into `out`: by `rotate_keys`, or by its reference in torch."""
+    module = kernel("rotate_keys")
+    if kernels:
+        module.launch(keys, distance, inv_freq, pairing, out=out)
+    else:
+        out.copy_(module.reference(keys, distance, inv_freq, pairing))
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Whether kernels run there without being asked for by name."""
+    return device.type == "cuda" and _triton()
+
+
+@lru_cache(maxsize=8)
+def identity(length: int, device: torch.device) -> Paged:
+    """Return a contiguous KV of `length` tokens as pages: page i is the i-th, and every slot stands at its place."""
+    count = -(-length // PAGE)
+    at = torch.arange(count * PAGE, dtype=torch.int32, device=device)
+    pages = torch.arange(count, dtype=torch.int32, device=device)[None]
+    first, last = pages * PAGE, pages * PAGE + PAGE - 1
+    positions = at.masked_fill(at >= length, INVALID_POS).view(1, count, PAGE)
+    return Paged(pages, positions, first, last.masked_fill(last >= length, INVALID_POS), partial_pages=False)
+
+
+@cache
+def kernel(name: str) -> Any:
+    """Return a module of `workbench.kernels`; it is loaded when it is first used, with Triton."""
+    return import_module(f"workbench.kernels.{name}")
+
+
+@cache
+def _triton() -> bool:
+    return find_spec("triton") is not None
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,1 @@
+"""CUDA graphs over batches of fixed shape: buckets, captured steps, the `Runner`."""

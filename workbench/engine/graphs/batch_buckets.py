@@ -1,0 +1,82 @@
+"""Shapes of batches: requests are padded to a `Bucket`, by which captured steps are kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from workbench.engine.pages.page_tables import common_pages
+from workbench.engine.pages.paged_prompt import PagedPrompt
+
+LARGE = 1024  # rows of a request, above which a batch is neither padded nor captured
+SHARED = 8  # pages at the front that several requests must have in common to be read together
+UNIT = 8  # a number of rows is padded to a multiple of it
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Shape of a batch, by which captured graphs are kept.
+
+    batch, rows, pages  requests, and rows and pages of each
+    shared              pages at the front that all requests have in common
+    shifted             some keys are rerotated as they are read
+    partial_pages       many pages have slots that no row sees
+    reserve             slots for an answer, 0 for a prefill
+    queries             layers whose queries are kept, for what is chosen by them
+    hidden              tokens are hidden one by one, so the position of every slot is sent
+    run                 so many pages side by side are rerotated alike
+    """
+
+    batch: int
+    rows: int
+    pages: int
+    shared: int
+    shifted: bool
+    partial_pages: bool
+    reserve: int = 0
+    queries: tuple[int, ...] = ()
+    hidden: bool = False
+    run: int = 1
+
+    @classmethod
+    def of(cls, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0, queries: tuple[int, ...] = ()) -> "Bucket":
+        tables, shared = [prompt.table for prompt in prompts], common(prompts, rows)
+        shifted = [table.run for table in tables if table.shifts is not None]
+        return cls(
+            _power(len(prompts)),
+            1 if reserve else rows if rows > LARGE else max(16, _octave(rows, UNIT)),
+            _octave(max(map(len, tables)) - shared),
+            shared and _octave(shared),
+            bool(shifted),
+            any(table.partial_pages for table in tables),
+            reserve and max(64, _power(reserve)),
+            queries,
+            any(table.positions is not None for table in tables),
+            min(shifted, default=1),
+        )
+
+    @property
+    def large(self) -> bool:
+        return self.rows > LARGE
+
+    @property
+    def coarse(self) -> "Bucket":
+        """The bucket of powers of two that holds this one: fewer captures for requests of many lengths."""
+        rows = self.rows if self.large else _power(self.rows)
+        return replace(self, rows=rows, pages=_power(self.pages), shared=self.shared and _power(self.shared), run=1)
+
+
+def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
+    """How many pages at the front all requests have in common, where it pays to read them together: else 0."""
+    if len(prompts) < 2 or rows > 1:
+        return 0
+    count = common_pages([prompt.table for prompt in prompts])
+    return count if count >= SHARED else 0
+
+
+def _power(count: int) -> int:
+    return 1 << (max(count, 1) - 1).bit_length()
+
+
+def _octave(count: int, least: int = 1) -> int:
+    """The next of 8 … 15 times a power of two, 8 at least, in steps of `least` or more."""
+    unit = max(least, 1 << max(0, count.bit_length() - 4))
+    return max(8, -(-count // unit) * unit)

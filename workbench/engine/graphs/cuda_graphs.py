@@ -1,0 +1,251 @@
+"""Prompts over a pool of pages: prefill and decoding by steps that are captured once as CUDA graphs and replayed.
+
+A forward pass of an 8B model over 50 rows is some 1,400 short kernels; started one by one, they take longer to start
+than to run. A CUDA graph starts them all at once, if nothing but the contents of its inputs changes: that is what a
+`StaticBatch` is for. What was captured is kept by bucket; `Runner.captured` says in how many seconds. Elsewhere than on
+CUDA, and for large batches, whose kernels run longer than they take to start, the same batches run without a graph.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput, shown
+from workbench.engine.graphs.batch_buckets import Bucket, common
+from workbench.engine.graphs.graph_step import Captured, capture
+from workbench.engine.graphs.request_tokens import Fetch, check_prompts, check_tokens
+from workbench.engine.graphs.static_batch import DecodeBatch, StaticBatch
+from workbench.engine.graphs.weight_guard import WeightWatch
+from workbench.engine.layers.compile import fused
+from workbench.engine.layers.fused_layers import FusedLayers, layers_of
+from workbench.engine.layers.gemm_dispatch import TORCH, Products, kept
+from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.paged_prompt import PagedPrompt
+from workbench.models.spec import attach
+
+LAYERS = ("fused", "compiled", "model")
+LOG = logging.getLogger(__name__)  # says what is being prepared
+
+
+@dataclass
+class Runner:
+    """Prefill and decoding of prompts over one pool.
+
+    graphs   capture steps; None: on CUDA, where the pool is read by kernels
+    compile  the same as layers="compiled"
+    layers   "fused": own kernels between products (`engine.layers.fused_layers`); "compiled": by torch
+             (`engine.layers.compile`), which takes some seconds more for every bucket; "model": as they are. None:
+             fused where steps are captured and the model's layers are known, else the model's. `why` says what is
+             against fused ones.
+    measured fused layers multiply by what was measured to be the fastest (`engine.layers.gemm_dispatch`), once for
+             each shape
+    coarse   pad requests to powers of two: fewer captures where their lengths are many
+    """
+
+    model: PreTrainedModel
+    pool: Pool
+    graphs: bool | None = None
+    compile: bool = False
+    captured: dict[Bucket, Captured] = field(default_factory=dict)
+    layers: str | None = None
+    measured: bool = True
+    coarse: bool = False
+    why: str = field(default="", init=False)
+    why_uncaptured: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        if self.layers not in (None, *LAYERS):
+            raise BadInput(f"layers {self.layers!r}: it is one of {', '.join(LAYERS)}, or None")
+        if self.compile:
+            self.layers = "compiled"
+        self.compile = self.layers == "compiled"
+        if not isinstance(self.pool, Pool):
+            raise BadInput(f"pool is {shown(self.pool)}: a Pool of this model is needed")
+        self.pool.check_model(self.model)
+        if self.graphs is None:
+            self.graphs = self.pool.device.type == "cuda" and self.pool.kernels
+        if self.graphs and self.pool.device.type != "cuda":
+            raise BadInput(f"CUDA graphs on {self.pool.device}: they need a GPU")
+        if self.compile and not self.graphs:
+            raise BadInput(
+                "layers are compiled for graphs only: without them, run within `workbench.engine.layers.compile.fused`"
+            )
+        self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
+        self._fused: FusedLayers | None = None
+        # where steps are captured, weights are put side by side now: a graph keeps the addresses that it has seen
+        products = Products(kept() if self.measured else None)
+        found = (
+            layers_of(self.model, self.pool.kernels, products)
+            if self.graphs or self.layers == "fused"
+            else "not captured"
+        )
+        if isinstance(found, str):
+            self.why = found
+            if self.layers == "fused":
+                raise BadInput(f"layers of this model cannot be fused: {found}")
+        elif self.layers in (None, "fused"):
+            self._fused = found
+        self.layers = self.layers or ("fused" if self._fused else "model")
+        self._weights = WeightWatch(self.model)
+
+    @property
+    def products(self) -> dict[str, str]:
+        """By which way products of every shape that was looked at are multiplied."""
+        return {} if self._fused is None else {s: str(way or TORCH) for s, way in self._fused.products.chosen.items()}
+
+    @torch.no_grad()
+    def prefill(
+        self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor], wait: Callable[[int], None] | None = None
+    ) -> Tensor:
+        """Compute the logits [B, V] after the last token of every request.
+
+        `tokens[i]` [R] are those of the rows that are computed now: at first the recomputed tokens of the context, then
+        the question. `wait(layer)` is called before cached pages of a layer are read, which may be on the way; such a
+        step is not captured.
+        """
+        return self._prefill(prompts, tokens, wait=wait)[0]
+
+    @torch.no_grad()
+    def prefill_queries(
+        self,
+        prompts: Sequence[PagedPrompt],
+        tokens: Sequence[Tensor],
+        layers: tuple[int, ...],
+        wait: Callable[[int], None] | None = None,
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Compute what `prefill` does, and the queries [B, Hq, R, D] of `layers`, R the most tokens of a request.
+
+        Rows behind a request's own tokens are padding. The next call writes over the queries.
+        """
+        logits, batch = self._prefill(prompts, tokens, layers, wait)
+        most = max(map(len, tokens))
+        return logits, {layer: x[: len(prompts), :, :most] for layer, x in batch.queries.items()}
+
+    def _prefill(
+        self,
+        prompts: Sequence[PagedPrompt],
+        tokens: Sequence[Tensor],
+        layers: tuple[int, ...] = (),
+        wait: Callable[[int], None] | None = None,
+    ) -> tuple[Tensor, StaticBatch]:
+        host = [ids.cpu().numpy() for ids in tokens]
+        check_tokens(self.pool, prompts, host)
+        bucket = self._bucket(prompts, max(map(len, tokens)), queries=layers)
+        ready = self._ready(bucket, wait is not None)
+        batch = ready.batch
+        batch.wait = wait
+        batch.clear(common(prompts, max(map(len, tokens))))
+        for i, (prompt, ids) in enumerate(zip(prompts, host, strict=True)):
+            batch.put(i, prompt, len(ids))
+            batch.on_host["ids"][i, : len(ids)] = ids
+        batch.send()
+        logits = ready.run()[: len(prompts)].clone()
+        for prompt, rows in zip(prompts, host, strict=True):  # where it fails, nothing counts as written
+            prompt.written += len(rows)
+        return logits, batch
+
+    @torch.no_grad()
+    def decode(
+        self,
+        prompts: Sequence[PagedPrompt],
+        logits: Tensor,
+        count: int,
+        eos: frozenset[int] = frozenset(),
+        ahead: int = 1,
+        waiting: Callable[[Any], None] | None = None,
+    ) -> Iterator[list[int | None]]:
+        """Stream greedy answers: one list of token ids a step, None for a request that has ended with one of `eos`.
+
+        `logits` [B, V] behind the prompts, or [B] their first tokens.
+
+        The end token itself is not streamed. The device is `ahead` steps ahead of the reader; `waiting(event)` comes
+        before it is waited for. Answers are read to their end before others of the same bucket are begun.
+        """
+        if count < 1 or any(prompt.reserve < count - 1 for prompt in prompts):
+            raise BadInput(f"{count} tokens for prompts with room for {[prompt.reserve for prompt in prompts]}")
+        check_prompts(self.pool, prompts)
+        ready = self._ready(self._bucket(prompts, 1, max(1, count)))
+        batch = ready.batch
+        assert isinstance(batch, DecodeBatch)
+        batch.clear(common(prompts, 1))
+        for i, prompt in enumerate(prompts):
+            batch.put(i, prompt, min(1, prompt.reserve))
+        batch.send()
+        first = (logits if logits.ndim == 1 else logits.argmax(-1)).int()
+        batch.begin(first)
+        fetch = Fetch(batch, count, len(prompts))
+        fetch.start(first)
+        return self._stream(ready, batch, prompts, fetch, eos, max(1, ahead), waiting)
+
+    def _stream(
+        self,
+        ready: Captured,
+        batch: DecodeBatch,
+        prompts: Sequence[PagedPrompt],
+        fetch: Fetch,
+        eos: frozenset[int],
+        ahead: int,
+        waiting: Callable[[Any], None] | None,
+    ) -> Iterator[list[int | None]]:
+        ended = [False] * len(prompts)
+        count, begun = len(fetch.host), 0
+        for number in range(count):
+            if batch.generation != fetch.generation:
+                raise BadInput("other answers of the same shape were begun: read one decode() to its end first")
+            for step in range(begun, min(number + ahead, count - 1)):
+                with torch.no_grad():
+                    ready.run()
+                fetch.start(batch.tokens[step, : len(prompts)])
+                for prompt in prompts:
+                    prompt.written += 1
+                begun = step + 1
+            tokens = fetch.wait(number, waiting)
+            ended = [done or token in eos for done, token in zip(ended, tokens, strict=True)]
+            if all(ended):
+                return
+            yield [None if done else token for done, token in zip(ended, tokens, strict=True)]
+
+    def _bucket(
+        self, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0, queries: tuple[int, ...] = ()
+    ) -> Bucket:
+        bucket = Bucket.of(prompts, rows, reserve, queries)
+        return bucket.coarse if self.coarse else bucket
+
+    def _ready(self, bucket: Bucket, waits: bool = False) -> Captured:
+        if self._fused is None:
+            attach(self.model)  # if the model was switched to another attention in between
+        if self._weights.exchanged:
+            self.captured.clear()
+            if self._fused is not None:
+                self._fused = FusedLayers(self.model, self.pool.kernels, self._fused.products)
+            self._weights = WeightWatch(self.model)
+        if bucket.large or waits:
+            return Captured(StaticBatch(self.model, self.pool, bucket, self._fused))
+        if bucket not in self.captured:
+            batch = (DecodeBatch if bucket.reserve else StaticBatch)(self.model, self.pool, bucket, self._fused)
+            batch.send()
+            if self._fused is not None and self.measured and self.graphs:
+                self._fused.prepare(bucket.batch * bucket.rows, bucket.batch)
+            LOG.info("preparing %s, layers %s", bucket, self.layers)
+            with fused(self.model) if self.compile else nullcontext():
+                self.captured[bucket] = self._captured(batch)
+        return self.captured[bucket]
+
+    def _captured(self, batch: StaticBatch) -> Captured:
+        """Capture a step; where the model cannot be captured, note why, and run it and all others as they are."""
+        if not self.graphs:
+            return Captured(batch)
+        try:
+            return capture(batch, self._memory)
+        except (BadInput, torch.OutOfMemoryError):
+            raise
+        except RuntimeError as problem:
+            self.graphs, self.why_uncaptured = False, str(problem)
+            LOG.warning("%s is not captured, and runs as it is: %s", self.pool.spec.name, problem)
+            return Captured(batch)

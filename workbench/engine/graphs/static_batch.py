@@ -1,0 +1,266 @@
+"""Batches of fixed shape over a pool of pages: static inputs, and the forward pass over them.
+
+Requests are padded to a `Bucket`: a batch to the next power of two, rows and pages to the next of 8 … 15 times a power
+of two (rows from 16, by 8 at least). More than 1,024 rows are not padded: such a batch is used once. A padded row
+stands at -1, sees nothing and writes to the pool's scratch page.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.page_table import INVALID_POS, Paged
+from workbench.engine.attention_backends.choice import few_programs, kernel
+from workbench.engine.graphs.batch_buckets import Bucket
+from workbench.engine.graphs.host_buffers import HostBuffer, Ints, views
+from workbench.engine.layers.fused_layers import FusedLayers
+from workbench.engine.pages.page_allocator import SCRATCH
+from workbench.engine.pages.page_tables import PageTable
+from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.paged_prompt import PagedPrompt
+from workbench.models.transformers_attention import LayerInput
+
+ROWS = 256  # rows times query heads of a group, up to which question_attention carries a batch out in any case
+BUFFERS = 2  # of inputs on the host: one is filled while the other is on its way
+PARTS = ("numbers", "first", "last", "page_max", "slots", "shifts")  # of a `PageTable`, [P] each
+BEHIND = ("first", "last", "page_max")  # INVALID_POS behind the last page
+
+
+class StaticBatch:
+    """The static inputs of a bucket, and the forward pass over them: one request of the pass (`PackedRequest`).
+
+    All inputs are views of one int32 tensor, so a request is one copy to the device, from page-locked memory: the host
+    fills one buffer while the other is on its way. What slots hold is worked out on the device. `queries` [B, Hq, R, D]
+    of the layers that the bucket keeps are those of the last pass.
+    """
+
+    num_layers = None
+
+    def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket, layers: FusedLayers | None = None):
+        self.model, self.pool, self.bucket, self.layers = model, pool, bucket, layers
+        self.skip = 0  # pages that the present requests have in common
+        self.wait: Callable[[int], None] | None = None  # called with a layer before its cached pages are read
+        self.queries: dict[int, Tensor] = {}
+        batch, rows, reserve = bucket.batch, bucket.rows, bucket.reserve
+        self.shapes: dict[str, tuple[int, ...]] = {
+            "ids": (batch, rows),
+            "at": (batch, rows),
+            "slots": (batch, rows),
+            "last": (batch,),
+            "live": (batch, 1),
+            "answer": (batch, reserve),
+        }
+        for whose, (count, pages) in self._tables().items():
+            for part in PARTS:
+                self.shapes[f"{whose} {part}"] = (count, pages)
+            if bucket.hidden:
+                self.shapes[f"{whose} positions"] = (count, pages, pool.size)
+        self._buffers = [HostBuffer(self.shapes, pool.device, not bucket.large) for _ in range(BUFFERS)]
+        self._next = 0
+        self._padding = self._all_padding(self._buffers[0])
+        self.inputs = self._buffers[0].tensor.to(pool.device, copy=True)
+        self.on_device = views(self.inputs, self.shapes)
+        self.rows = self.on_device["at"].view(-1)  # of the `PackedRequest`
+        self.offsets = torch.arange(pool.size, dtype=torch.int32, device=pool.device)
+        self.positions = {
+            whose: self.on_device[f"{whose} positions"]
+            if bucket.hidden
+            else torch.empty(*shape, pool.size, dtype=torch.int32, device=pool.device)
+            for whose, shape in self._tables().items()
+        }
+        self.pages = [self._paged(whose) for whose in self._tables()]
+        self.clear()
+
+    @property
+    def on_host(self) -> dict[str, Ints]:
+        """The inputs that are sent next, by name."""
+        return self._buffers[self._next].views
+
+    def _tables(self) -> dict[str, tuple[int, int]]:
+        """Requests and pages of every page table."""
+        own = {"own": (self.bucket.batch, self.bucket.pages)}
+        return {"shared": (1, self.bucket.shared)} | own if self.bucket.shared else own
+
+    def _paged(self, whose: str) -> Paged:
+        numbers, first, last, page_max, _, shifts = (self.on_device[f"{whose} {part}"] for part in PARTS)
+        length = self.bucket.pages * self.pool.size if not self.bucket.shared else None
+        shifted = shifts if self.bucket.shifted else None
+        partial = self.bucket.partial_pages
+        run = (
+            self.bucket.run if whose == "shared" or not self.bucket.shared else 1
+        )  # others begin behind what is shared
+        return Paged(numbers, self.positions[whose], first, last, shifted, partial, length, page_max, run)
+
+    def clear(self, skip: int = 0) -> None:
+        """Make every row and page padding. Requests to come have `skip` pages in common."""
+        self.skip = skip
+        buffer = self._buffers[self._next]
+        buffer.free()
+        buffer.array[:] = self._padding
+
+    def _all_padding(self, buffer: HostBuffer) -> Ints:
+        """What the inputs are where every row and page is padding."""
+        host = buffer.views
+        buffer.array.fill(0)
+        for whose in self._tables():
+            for part in BEHIND + ("positions",) * self.bucket.hidden:
+                host[f"{whose} {part}"].fill(INVALID_POS)
+        host["at"].fill(-1)
+        for name in ("slots", "answer"):
+            host[name].fill(SCRATCH * self.pool.size)
+        return buffer.array.copy()
+
+    def put(self, i: int, prompt: PagedPrompt, count: int) -> None:
+        """Set request i: its page table, and its next `count` rows."""
+        host, begin = self.on_host, prompt.written
+        if self.bucket.shared and not i:
+            self._fill("shared", 0, prompt.table, slice(0, self.skip))
+        self._fill("own", i, prompt.table, slice(self.skip, None))
+        host["at"][i, :count] = prompt.places[begin : begin + count]
+        host["slots"][i, :count] = prompt.own[begin : begin + count]
+        host["last"][i] = i * self.bucket.rows + count - 1
+        host["live"][i] = 1
+        if self.bucket.reserve:
+            answer = prompt.own[begin : begin + self.bucket.reserve]
+            host["answer"][i, : len(answer)] = answer
+
+    def _fill(self, whose: str, i: int, table: PageTable, which: slice) -> None:
+        host = self.on_host
+        for part in PARTS:
+            source = getattr(table, part)
+            if source is not None:
+                source = source[which]
+                host[f"{whose} {part}"][i, : len(source)] = source
+        if self.bucket.hidden:
+            source = table.every_position()[which]
+            host[f"{whose} positions"][i, : len(source)] = source
+
+    def send(self) -> None:
+        """Copy the inputs to the device. The other buffer is then the one to fill."""
+        self._buffers[self._next].send(self.inputs)
+        self._next = (self._next + 1) % BUFFERS
+
+    def expand(self) -> None:
+        """Work out on the device which position every slot holds."""
+        if not self.bucket.hidden:
+            for whose, positions in self.positions.items():
+                first, slots = self.on_device[f"{whose} first"], self.on_device[f"{whose} slots"]
+                torch.add(first[..., None], self.offsets, out=positions)
+                positions.masked_fill_(self.offsets >= slots[..., None], INVALID_POS)
+
+    @property
+    def backend(self) -> str:
+        """The kernel that carries the attention out."""
+        if self.bucket.shared:
+            return "shared_attention"
+        heads, rows = self.model.config.get_text_config(decoder=True).num_attention_heads, self.bucket.rows
+        few = rows * heads // len(self.pool.keys[0]) <= ROWS
+        few = few or few_programs(rows, heads * self.bucket.batch, self.pool.device)
+        return "question_attention" if few else "q_sparse_attention"
+
+    def attend(self, x: LayerInput) -> Tensor | None:
+        """Attend with q [Hq, B · R, D] over the pages; fresh keys and values go to the requests' own slots."""
+        if self.wait is not None:
+            self.wait(x.layer)
+        keys, values = self.pool.keys[x.layer], self.pool.values[x.layer]
+        keys.index_copy_(1, self.slots, x.k)
+        values.index_copy_(1, self.slots, x.v)
+        queries = x.q.unflatten(1, (self.bucket.batch, self.bucket.rows)).transpose(0, 1)
+        if x.layer in self.bucket.queries:
+            self.queries[x.layer] = queries.clone()
+        return self._over_pages(x.layer, queries, self.on_device["at"], x.scale).transpose(0, 1).flatten(1, 2)
+
+    def attend_written(self, layer: int, q: Tensor, scale: float, last: bool) -> Tensor:
+        """Attend with queries [B · R, Hq, D] whose keys and values are written already -> [B · R, Hq · D].
+
+        With `last`, of the last row of each request only: [B, Hq · D].
+        """
+        if self.wait is not None:
+            self.wait(layer)
+        rows, at = self.bucket.rows, self.on_device["at"]
+        if layer in self.bucket.queries:
+            self.queries[layer] = q.unflatten(0, (-1, rows)).transpose(1, 2).clone()
+        if last:
+            q, rows, at = q[self.on_device["last"]], 1, self.last_at
+        queries = q.unflatten(0, (-1, rows)).transpose(1, 2)
+        return self._over_pages(layer, queries, at, scale).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _over_pages(self, layer: int, queries: Tensor, at: Tensor, scale: float | None) -> Tensor:
+        """Attention [B, Hq, R, D] of queries at positions `at` [B, R]; a single row needs no `q_sparse_attention`."""
+        name = "question_attention" if at.shape[1] == 1 and not self.bucket.shared else self.backend
+        module = kernel(name)
+        call = module.launch if self.pool.kernels else module.reference
+        if self.layers is not None and self.pool.kernels and name != "q_sparse_attention":
+            call = partial(call, early=True)  # a kernel that writes the cache is between
+        inv_freq = self.pool.inv_freq[layer] if self.bucket.shifted else None
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        out: Tensor = call(queries, keys, values, at, *self.pages, inv_freq, self.pool.pairing, scale)
+        return out
+
+    def forward(self) -> Tensor:
+        """Compute the logits [B, V] after the last row of every request."""
+        self.expand()
+        return self.step()
+
+    def step(self) -> Tensor:
+        """Do the same where positions are worked out already."""
+        given = self.on_device
+        if self.layers is not None:
+            ids, positions, slots = given["ids"].view(-1), self.rows.clamp(min=0), given["slots"].view(-1)
+            pools = list(zip(self.pool.keys, self.pool.values, strict=True))
+            wanted = given["last"] if self.bucket.rows > 1 else None
+            # here, not before the last layer: attention may read positions while the kernel before it runs
+            self.last_at = given["at"].view(-1, 1)[given["last"]]
+            return self.layers.forward(ids, positions, slots, pools, self.attend_written, wanted)
+        self.slots = given["slots"].view(-1).long()
+        out = self.model(
+            input_ids=given["ids"].view(1, -1),
+            position_ids=self.rows.clamp(min=0)[None],
+            use_cache=False,
+            logits_to_keep=given["last"].long(),
+            requests=[self],
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+
+class DecodeBatch(StaticBatch):
+    """A step of decoding: one row a request.
+
+    It takes the likeliest token itself and makes the next step's inputs, so a step needs nothing from the host.
+    `tokens` [reserve, B]: the token chosen by each step.
+    """
+
+    def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket, layers: FusedLayers | None = None):
+        super().__init__(model, pool, bucket, layers)
+        self.tokens = torch.zeros(bucket.reserve, bucket.batch, dtype=torch.int32, device=pool.device)
+        self.number = torch.zeros(1, dtype=torch.long, device=pool.device)
+        self.taken = torch.zeros(bucket.batch, 1, dtype=torch.int32, device=pool.device)
+        self.generation = 0  # how often answers were begun
+
+    def begin(self, ids: Tensor) -> None:
+        """Begin answers with their first tokens [B], which are on the device."""
+        self.generation += 1
+        self.number.zero_()
+        self.taken.zero_()
+        self.on_device["ids"][: len(ids), 0] = ids
+
+    def send(self) -> None:
+        """Copy the inputs to the device, and work out positions once for all steps."""
+        super().send()
+        self.expand()
+
+    def forward(self) -> Tensor:
+        given = self.on_device
+        logits = self.step()
+        ids = logits.argmax(-1)[:, None].int()
+        self.tokens.index_copy_(0, self.number, ids.T)
+        given["ids"].copy_(ids)
+        given["at"].add_(given["live"])
+        self.taken.add_(given["live"])
+        given["slots"].copy_(given["answer"].gather(1, self.taken.clamp(max=self.bucket.reserve - 1).long()))
+        self.number.add_(1).clamp_(max=self.bucket.reserve - 1)
+        return logits

@@ -1,0 +1,1 @@
+"""Decoder layers run with fewer kernels or calls than transformers runs them."""

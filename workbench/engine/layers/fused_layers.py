@@ -1,0 +1,249 @@
+"""Decoder layers with few kernels: what a `Runner` runs, and packed requests on a GPU, where the layers are known.
+
+Per layer: q, k and v are one product, and gate and up are one; a kernel each adds and norms, rotates and writes the
+cache, and gates. The last layer computes no more rows than logits are wanted of. Weights are not copied: those that
+are multiplied together lie side by side in one tensor, and the model's own parameters become views of it. So
+`state_dict`, adapters that are merged later and the model's own forward pass stay right, and memory does not grow.
+
+`layers_of` says of a model why it cannot be run so; it then runs as it is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from workbench.engine.attention_backends.choice import kernel, on_gpu
+from workbench.engine.layers.gemm_dispatch import Products
+from workbench.models.spec import attach
+from workbench.models.transformers_attention import PackedRequest, registered
+
+KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are those of Llama, q and k normed or not
+Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias
+
+
+@dataclass(frozen=True, eq=False)
+class FusedLayer:
+    """The weights of one layer, those that are multiplied together as one."""
+
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+    before_attention: Tensor
+    before_mlp: Tensor
+    norms: tuple[Tensor, Tensor] | None  # of the heads of q and k
+    eps: float
+    scale: float
+
+
+class FusedLayers:
+    """The layers of a model over one pool.
+
+    `kernels`: Triton's; else their torch references. `products`: how rows are multiplied.
+    """
+
+    def __init__(self, model: PreTrainedModel, kernels: bool, products: Products | None = None):
+        self.kernels, self.products = kernels, products or Products()
+        self.decoder: Any = model.get_decoder()
+        self.head: Any = model.get_output_embeddings()
+        self.layers = [_fused(layer) for layer in self.decoder.layers]
+        self._add_rms_norm, self._silu_and_mul, self._rope_and_cache = (
+            getattr(kernel(name), "launch" if kernels else "reference")
+            for name in ("add_rms_norm", "silu_and_mul", "rope_and_cache")
+        )
+
+    @property
+    def stale(self) -> bool:
+        """Whether a parameter was exchanged since, so that the weights here are no longer the model's."""
+        return any(
+            mine.qkv[0].data_ptr() != theirs.self_attn.q_proj.weight.data_ptr()
+            or mine.gate_up[0].data_ptr() != theirs.mlp.gate_proj.weight.data_ptr()
+            or mine.o[0].data_ptr() != theirs.self_attn.o_proj.weight.data_ptr()
+            for mine, theirs in zip(self.layers, self.decoder.layers, strict=True)
+        )
+
+    def prepare(self, rows: int, requests: int) -> None:
+        """Find the fastest way to multiply so many rows, `requests` of which get logits."""
+        if not self.kernels:
+            return
+        for name in ("qkv", "o", "gate_up", "down"):
+            found = [getattr(layer, name) for layer in self.layers]
+            if all(bias is None for _, bias in found):
+                weights = [weight for weight, _ in found]
+                gated = name == "gate_up"
+                self.products.prepare(rows, weights, parts=not gated, gate=self._silu_and_mul if gated else None)
+        if self.head.bias is None:
+            self.products.prepare(requests, [self.head.weight])
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        pools: Sequence[tuple[Tensor, Tensor]],
+        attend_own: Callable[[int, Tensor, float, bool], Tensor],
+        wanted: Tensor | None,
+    ) -> Tensor:
+        """Compute logits [W, V] of the rows `wanted` [W], of all [R] where None.
+
+        `ids`, `positions` and `slots` [R]; `pools`: keys and values of every layer; `attend_own(layer, q [R, Hq, D],
+        scale, last)` returns [R, Hq · D], in the last layer of the rows `wanted` only.
+        """
+
+        def attention(number: int, qkv: Tensor, cos: Tensor, sin: Tensor, last: bool) -> Tensor:
+            layer = self.layers[number]
+            q = self._rope_and_cache(qkv, cos, sin, slots, *pools[number], layer.norms, layer.eps)
+            return attend_own(number, q, layer.scale, last)
+
+        return self._through(ids, positions, attention, wanted)
+
+    def packed(
+        self, ids: Tensor, positions: Tensor, requests: Sequence[PackedRequest], wanted: Tensor | None
+    ) -> Tensor:
+        """Compute logits [W, V] of the rows `wanted` [W] of packed requests, as the model does that calls the seam.
+
+        Raises StopForward where no request needs a further layer.
+        """
+        slots = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
+        attend, place_of = registered(), getattr(requests[0], "place", None) if len(requests) == 1 else None
+
+        def attention(number: int, qkv: Tensor, cos: Tensor, sin: Tensor, last: bool) -> Tensor:
+            layer, module = self.layers[number], self.decoder.layers[number].self_attn
+            heads, width = len(layer.qkv[0]) // module.head_dim, module.head_dim
+            heads = (heads - len(layer.o[0][0]) // width) // 2
+            place = place_of(number) if place_of else None  # of a cache, where nothing has to be copied then
+            k, v = cos.new_empty(2, heads, len(ids), width) if place is None else place
+            q = self._rope_and_cache(qkv, cos, sin, slots, k, v, layer.norms, layer.eps)
+            out, _ = attend(
+                module, q.transpose(0, 1)[None], k[None], v[None], None, requests=requests, scaling=layer.scale
+            )
+            out = out[0].flatten(1)
+            return out[wanted] if last else out
+
+        return self._through(ids, positions, attention, wanted)
+
+    def _through(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attention: Callable[[int, Tensor, Tensor, Tensor, bool], Tensor],
+        wanted: Tensor | None,
+    ) -> Tensor:
+        product, x = self.products, self.decoder.embed_tokens(ids)
+        cos, sin = (part[0] for part in self.decoder.rotary_emb(x[None], positions[None]))
+        residual: Tensor | None = None
+        for number, layer in enumerate(self.layers):
+            residual, x = self._add_rms_norm(x, layer.before_attention, layer.eps, residual)
+            last = number + 1 == len(self.layers) and wanted is not None
+            x = attention(number, product(x, *layer.qkv, parts=True), cos, sin, last)
+            x = product(x, *layer.o, parts=True)
+            if last:
+                residual = residual[wanted]
+            residual, x = self._add_rms_norm(x, layer.before_mlp, layer.eps, residual)
+            x = product(product.gated(x, *layer.gate_up, self._silu_and_mul), *layer.down, parts=True)
+        norm = self.decoder.norm
+        _, x = self._add_rms_norm(x, norm.weight, norm.variance_epsilon, residual)
+        return product(x, self.head.weight, self.head.bias)
+
+
+_KNOWN: WeakKeyDictionary[PreTrainedModel, FusedLayers] = WeakKeyDictionary()  # they hold parts of it, not itself
+
+
+def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
+    """Return the layers by which packed requests of this model run on a GPU; None where its own are used."""
+    if not on_gpu(model.device) or attach(model).window is not None or reason_against(model):
+        return None
+    known = _KNOWN.get(model)
+    if known is None or known.stale:
+        known = _KNOWN[model] = FusedLayers(model, kernels=True)
+    return known
+
+
+def layers_of(model: PreTrainedModel, kernels: bool, products: Products | None = None) -> FusedLayers | str:
+    """Return the fused layers of a model, or say in a clause why it has none.
+
+    The weights that are multiplied together are moved side by side, once.
+    """
+    return reason_against(model) or FusedLayers(model, kernels, products)
+
+
+def reason_against(model: PreTrainedModel) -> str:
+    """Say why a model's layers cannot be run so; "" if they can. Nothing is changed."""
+    decoder: Any = model.get_decoder()
+    kind = decoder.config.model_type
+    if kind not in KNOWN:
+        return f"layers of {kind} are not known to be those of {', '.join(KNOWN)}"
+    head: Any = model.get_output_embeddings()
+    if type(head) is not nn.Linear or type(decoder.embed_tokens) is not nn.Embedding:
+        return "its embeddings are not plain"
+    if getattr(decoder.config, "hidden_act", "") != "silu":
+        return f"its activation is {decoder.config.hidden_act!r}, not 'silu'"
+    if model.training:
+        return "it is being trained"
+    return next((reason for layer in decoder.layers if (reason := _odd(layer))), "")
+
+
+def _odd(layer: Any) -> str:
+    linears = [module for group in _groups(layer) for module in group]
+    for module in linears:
+        if type(module) is not nn.Linear:
+            return f"a projection is {type(module).__name__}, not a plain Linear"
+    if len({(x.weight.dtype, x.weight.device) for x in linears}) > 1:
+        return "projections of a layer lie on different devices, or differ in dtype"
+    if any(len({x.bias is None for x in group}) > 1 for group in _groups(layer)):
+        return "some projections of a layer have a bias, others none"
+    for module in layer.modules():
+        if module._forward_hooks or module._forward_pre_hooks or "_hf_hook" in vars(module):
+            return "a module of it has a hook"
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            return "its layers are compiled"
+        if "forward" in vars(module):
+            return f"the forward pass of a {type(module).__name__} of it is replaced"
+    return ""
+
+
+def _groups(layer: Any) -> tuple[list[nn.Linear], ...]:
+    """Projections of a layer that are multiplied with the same rows."""
+    a, m = layer.self_attn, layer.mlp
+    return [a.q_proj, a.k_proj, a.v_proj], [a.o_proj], [m.gate_proj, m.up_proj], [m.down_proj]
+
+
+def _fused(layer: Any) -> FusedLayer:
+    a, norm = layer.self_attn, layer.input_layernorm
+    norms = (a.q_norm.weight, a.k_norm.weight) if hasattr(a, "q_norm") else None
+    qkv, o, gate_up, down = (_joined(group) for group in _groups(layer))
+    after = layer.post_attention_layernorm
+    return FusedLayer(qkv, o, gate_up, down, norm.weight, after.weight, norms, norm.variance_epsilon, a.scaling)
+
+
+def _joined(linears: Sequence[nn.Linear]) -> Linear:
+    weight = side_by_side([x.weight for x in linears])
+    biases = [x.bias for x in linears if x.bias is not None]
+    return weight, side_by_side(biases) if biases else None
+
+
+@torch.no_grad()
+def side_by_side(parameters: Sequence[Tensor]) -> Tensor:
+    """Return parameters [n_i, …] as one tensor [sum of n_i, …] whose parts they are from now on.
+
+    Where they lie so already, nothing is moved.
+    """
+    first = parameters[0].data
+    if len(parameters) == 1:
+        return first
+    heights = [len(x) for x in parameters]
+    ends = torch.tensor(heights).cumsum(0).tolist()
+    row = first.stride(0) * first.element_size()
+    at = [first.data_ptr() + (end - height) * row for end, height in zip(ends, heights, strict=True)]
+    same = {x.untyped_storage().data_ptr() for x in parameters} == {first.untyped_storage().data_ptr()}
+    if same and [x.data_ptr() for x in parameters] == at and all(x.is_contiguous() for x in parameters):
+        return first.as_strided((ends[-1], *first.shape[1:]), first.stride())
+    whole = torch.cat([x.data for x in parameters])
+    for x, part in zip(parameters, whole.split(heights), strict=True):
+        x.data = part
+    return whole

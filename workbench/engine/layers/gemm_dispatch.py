@@ -1,0 +1,190 @@
+"""Products of few rows with large matrices, by whichever way is the fastest on this GPU: torch's, or our kernel's.
+
+Which it is depends on the shape and on the versions of libraries, so it is measured: once for each shape, on the
+weights at hand, in a captured run over all layers, so that matrices are not found in the cache. What came out is kept
+in a file (`kept`), by GPU and versions; a way whose result is not torch's, or that does not run there, is left out.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from workbench.core.utils import files
+from workbench.engine.attention_backends.choice import kernel
+from workbench.models.pretrained import cache
+
+TORCH = "torch"
+LARGE = 16 << 20  # bytes of a matrix below which torch's product is taken unmeasured
+ADDED = 3e9  # bytes of parts that the kernel behind reads in a millisecond
+REPEATS = 5
+CLOSE = 0.02  # by which results may differ, of the largest
+
+
+def kept() -> Path:
+    """Return the file of what was measured, beside what is fetched."""
+    return cache() / "products.json"
+
+
+RINGS = ((64, 1, 128, 6), (128, 1, 128, 4))  # the fastest of ten that were tried on an H200: each is compiled
+GATED = ((64, 2, 128, 4), (128, 2, 128, 2))
+TILES = ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6))  # elsewhere than on Hopper
+
+
+def ways(
+    width: int, channels: int, parts: bool, rows: int = 64, hopper: bool = False, gated: bool = False
+) -> list[Any]:
+    """Return the launches that are tried for few rows [R, channels] times [width, channels]; with `parts`, of K too.
+
+    `gated`: of the two halves of a matrix, the one gating the other.
+    """
+    config, ring = kernel("few_rows_linear").LinearConfig, kernel("_shared.linear_hopper").RingConfig
+
+    def splits(tile: int, depth: int) -> list[int]:
+        tiles = -(-width // tile)
+        several = sorted({max(1, 132 // tiles), max(1, 264 // tiles)}) if parts else [1]
+        return [n for n in several if channels // n >= 2 * depth]
+
+    found: list[Any] = []
+    if not gated and not hopper:
+        for tile, depth, warps, stages in TILES:
+            found += [config(tile, depth, warps, stages, n) for n in splits(tile, depth)]
+    for box, boxes, depth, stages in (GATED if gated else RINGS) if hopper else ():
+        new = [ring(box, boxes, depth, stages, n, gated) for n in splits(box * boxes, depth)]
+        found += [way for way in new if way.fits(rows)]
+    return found
+
+
+@dataclass
+class Products:
+    """Which way to take, by shape: None is torch's. `times`: what was measured, milliseconds for each way."""
+
+    path: Path | None = None
+    chosen: dict[str, Any] = field(default_factory=dict)
+    times: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, parts: bool = False) -> Tensor:
+        """Multiply x [R, K] by weight [N, K] -> [R, N]; where `parts` are taken, maybe [S, R, N] in fp32."""
+        way = self.chosen.get(_shape(x, weight, parts)) if bias is None else None
+        if way is None:
+            return linear(x, weight, bias)
+        found = _launched(x, weight, way)
+        return found[0] if len(found) == 1 else found
+
+    def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Callable[[Tensor], Tensor]) -> Tensor:
+        """Multiply x [R, K] by the two halves of weight [2 F, K], and `gate` the products [R, 2 F] -> [R, F]."""
+        way = self.chosen.get(_shape(x, weight, False, True)) if bias is None else None
+        return gate(self(x, weight, bias)) if way is None else _launched(x, weight, way)[0]
+
+    def prepare(
+        self,
+        rows: int,
+        weights: Sequence[Tensor],
+        parts: bool = False,
+        gate: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Find the fastest way for so many rows, if it is not known: `weights` of one shape, one of each layer.
+
+        With `gate`, of products that are gated.
+        """
+        module = kernel("few_rows_linear")
+        x = torch.randn(rows, weights[0].shape[1], dtype=weights[0].dtype, device=weights[0].device)
+        shape = _shape(x, weights[0], parts, gate is not None)
+        hopper = kernel("_shared.linear_hopper").fits(x, weights[0])
+        if shape in self.chosen or not x.is_cuda or weights[0].nbytes < LARGE or not module.fits(x, weights[0]):
+            return
+        width, channels = weights[0].shape
+        tried = {str(way): way for way in ways(width, channels, parts, rows, hopper, gate is not None)}
+        name = _where(x.device) + ", " + shape
+        times = self._read().get(name)
+        if not isinstance(times, dict):
+            plain = partial(_plain, self, x, gate)
+            times = {TORCH: timed(plain, weights)}
+            for label, way in tried.items():
+                if (ms := _tried(x, weights, way, plain)) is not None:
+                    times[label] = ms
+            self._write(name, times)
+        self.times[shape] = times
+        self.chosen[shape] = tried.get(min(times, key=lambda label: times[label], default=TORCH))
+        if gate is not None and self.chosen[shape] is None:
+            self.prepare(rows, weights)  # the products before they are gated
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8")) if self.path else {}
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _write(self, name: str, entry: Mapping[str, float]) -> None:
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            files.write_text(self.path, json.dumps(self._read() | {name: entry}, indent=1))
+        except OSError:
+            return  # a folder that cannot be written: it is measured once more next time
+
+
+def timed(work: Any, weights: Sequence[Tensor]) -> float:
+    """Median milliseconds of `work(weight)`, of captured runs over all weights."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work(weights[0])
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for weight in weights:
+            work(weight)
+    times = []
+    for _ in range(REPEATS):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last) / len(weights))
+    return sorted(times)[len(times) // 2]
+
+
+def _plain(products: Products, x: Tensor, gate: Callable[[Tensor], Tensor] | None, weight: Tensor) -> Tensor:
+    """What a way is compared with: torch's product, or the best that is known before it is gated."""
+    return linear(x, weight) if gate is None else gate(products(x, weight))
+
+
+def _launched(x: Tensor, weight: Tensor, way: Any) -> Tensor:
+    """Multiply by our kernel -> [splits, R, N]."""
+    module = "few_rows_linear" if isinstance(way, kernel("few_rows_linear").LinearConfig) else "_shared.linear_hopper"
+    found: Tensor = kernel(module).launch_parts(x, weight, way)
+    return found
+
+
+def _tried(x: Tensor, weights: Sequence[Tensor], way: Any, plain: Callable[[Tensor], Tensor]) -> float | None:
+    """Milliseconds of our kernel; None where it is not right, or does not run."""
+    added = way.splits * x.shape[0] * len(weights[0]) * 4 / ADDED if way.splits > 1 else 0.0
+    try:
+        wanted, found = plain(weights[0]).float(), _launched(x, weights[0], way).float().sum(0)
+        if not bool((found - wanted).abs().max() <= CLOSE * wanted.abs().max()):
+            return None
+        return timed(lambda w: _launched(x, w, way), weights) + added
+    except Exception:  # a compiler refuses a shape, or shared memory does not hold it, in ways of its own
+        return None
+
+
+def _shape(x: Tensor, weight: Tensor, parts: bool, gated: bool = False) -> str:
+    kind = " parts" * parts + " gated" * gated
+    return f"{len(x)}x{weight.shape[1]}x{weight.shape[0]} {str(x.dtype).removeprefix('torch.')}{kind}"
+
+
+def _where(device: torch.device) -> str:
+    import triton
+
+    versions = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, triton {triton.__version__}"
+    return versions + ", overlapping" * kernel("_shared.triton_import").OVERLAP

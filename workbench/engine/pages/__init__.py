@@ -1,0 +1,1 @@
+"""Paged KV: the pool, its allocator, page tables, and prompts over pages."""

@@ -1,0 +1,119 @@
+"""Cached blocks in the pages of a pool, found again by the very KV that they were copied from.
+
+A block that many prompts reuse is copied once. It stays until its KV is gone or its pages are needed, the least
+recently used first; what a prompt in work reads is pinned.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from weakref import ref
+
+from workbench.core.kv import KV
+from workbench.engine.pages.page_allocator import NoPages
+from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.paged_prompt import Cached
+
+
+class BlockPages:
+    """The blocks of `pool`; `place` pins what it returns, `unpin` lets it go."""
+
+    def __init__(self, pool: Pool):
+        self.pool = pool
+        self._entries: OrderedDict[int, tuple[ref[KV], Cached]] = OrderedDict()  # by the id of the KV
+        self._pins = Counter[int]()  # by the id of the `Cached`
+        self._idle = 0  # pages of blocks that nobody reads
+        self._gone = deque[int]()  # keys whose KV is gone
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Cached]:
+        """Yield the blocks that have pages."""
+        return (cached for _, cached in self._entries.values())
+
+    @property
+    def pinned(self) -> int:
+        """Blocks that prompts in work read."""
+        return len(self._pins)
+
+    @property
+    def room(self) -> int:
+        """Pages that are free, or would be after dropping every block that nobody reads."""
+        return self.pool.free + self._idle
+
+    def make_room(self, pages: int, what: str = "the request") -> None:
+        """Drop blocks that nobody reads until so many pages are free.
+
+        Those whose KV is gone first. Raises NoPages, dropping nothing, if they are not enough.
+        """
+        if pages > self.room:
+            raise NoPages(pages, self.room, what)
+        if self.pool.free >= pages:
+            return
+        for _ in range(len(self._gone)):
+            key = self._gone.popleft()
+            if key in self._entries and self._entries[key][0]() is None:
+                if id(self._entries[key][1]) in self._pins:
+                    self._gone.append(key)
+                else:
+                    self._drop(key)
+        for key in [key for key, (_, cached) in self._entries.items() if id(cached) not in self._pins]:
+            if self.pool.free >= pages:
+                break
+            self._drop(key)
+
+    def place(self, kvs: Sequence[KV]) -> list[Cached]:
+        """Return where these blocks lie, pinned; those that do not yet are copied, each once."""
+        known: dict[int, Cached] = {}
+        fresh: dict[int, KV] = {}
+        for kv in kvs:
+            entry = self._entries.get(id(kv))
+            if entry is not None and entry[0]() is kv:
+                known[id(kv)] = entry[1]
+                self._entries.move_to_end(id(kv))
+            else:
+                fresh[id(kv)] = kv
+        for cached in known.values():
+            self._pin(cached)
+        try:
+            size = self.pool.size
+            self.make_room(sum(-(-len(kv) // size) for kv in fresh.values()), "the context")
+            copied = self.pool.put_many(list(fresh.values()))
+        finally:
+            self.unpin(known.values())
+        for key in fresh:
+            if (gone := self._entries.pop(key, None)) is not None:  # of a KV that is gone, whose id is used once more
+                self._entries[-id(gone[1])] = gone
+                self._gone.append(-id(gone[1]))
+        for (key, kv), cached in zip(fresh.items(), copied, strict=True):
+            self._entries[key] = ref(kv, partial(_note, self._gone, key)), cached
+            self._idle += len(cached.pages)
+            known[key] = cached
+        placed = [known[id(kv)] for kv in kvs]
+        for cached in placed:
+            self._pin(cached)
+        return placed
+
+    def unpin(self, context: Iterable[Cached]) -> None:
+        """Let blocks go that `place` has returned."""
+        for cached in context:
+            self._pins[id(cached)] -= 1
+            if self._pins[id(cached)] <= 0:
+                del self._pins[id(cached)]
+                self._idle += len(cached.pages)
+
+    def _pin(self, cached: Cached) -> None:
+        if id(cached) not in self._pins:
+            self._idle -= len(cached.pages)
+        self._pins[id(cached)] += 1
+
+    def _drop(self, key: int) -> None:
+        _, cached = self._entries.pop(key)
+        self._idle -= len(cached.pages)
+        self.pool.give(cached)
+
+
+def _note(gone: deque[int], key: int, _: object) -> None:
+    """Note that the KV of a block is gone."""
+    gone.append(key)

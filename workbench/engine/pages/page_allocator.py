@@ -1,0 +1,106 @@
+"""Who holds which page of a pool: pages are taken and given back, each time with a new generation.
+
+A generation is counted up when a page is taken and when it is given back, so it is odd while somebody holds the page.
+Whoever took it knows its generation; what was kept from before does not fit any more.
+"""
+
+from collections.abc import Sequence
+from threading import Condition
+
+import numpy as np
+from torch import Tensor
+
+from workbench.core.errors import BadInput
+from workbench.engine.pages.page_tables import Ints
+
+SCRATCH = 0  # the page that rows of a padded batch write to
+
+
+class NoPages(BadInput):
+    """A pool has not as many free pages as are needed."""
+
+    def __init__(self, needed: int, there: int, what: str = "the request"):
+        super().__init__(f"{what} needs {needed} pages, {there} of the pool are free: {needed - there} are missing")
+        self.missing = needed - there
+
+
+class Taken(list[int]):
+    """Pages that somebody holds, as `numbers` too, and the generations they were taken with."""
+
+    def __init__(self, pages: Sequence[int], generations: Ints, numbers: Ints | None = None):
+        super().__init__(pages)
+        self.numbers: Ints = np.array(self, np.int32) if numbers is None else numbers
+        self.generations = generations
+
+
+class PageOwners:
+    """The pages 1 … `pages` - 1 of a pool; used by several threads."""
+
+    def __init__(self, pages: int):
+        self.pages = pages
+        self.generation: Ints = np.zeros(pages, np.int32)
+        self.given = 0  # how often pages were given back that others may read: what was in order stays so until then
+        self._free = list(range(pages - 1, SCRATCH, -1))
+        self._changed = Condition()
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._free)
+
+    def take(self, count: int, what: str = "the request", wait: float = 0.0) -> Taken:
+        """Take pages; where they are too few, wait so many seconds for others to give some back.
+
+        Raises NoPages, taking none.
+        """
+        with self._changed:
+            if count > len(self._free) and (
+                count > self.pages - 1 or not self._changed.wait_for(lambda: count <= len(self._free), wait)
+            ):
+                raise NoPages(count, len(self._free), what)
+            taken = [self._free.pop() for _ in range(count)]
+            numbers = np.array(taken, np.int32)
+            generations: Ints = self.generation[numbers] + 1
+            self.generation[numbers] = generations
+            return Taken(taken, generations, numbers)
+
+    def give(self, pages: Sequence[int] | Tensor, generations: Ints | None = None, counted: bool = True) -> None:
+        """Give pages back. BadInput, giving none, where one of them is not held or was taken by others since.
+
+        Not `counted` where nobody else can have known them: the own pages of a prompt that ends.
+        """
+        known = generations if generations is not None else getattr(pages, "generations", None)
+        with self._changed:
+            numbers = self._own(pages, known)
+            self.generation[numbers] += 1
+            self.given += counted  # behind it: who reads this first, and finds pages in order, looks again
+            self._free.extend(numbers.tolist())
+            self._changed.notify_all()
+
+    def _own(self, pages: Sequence[int] | Tensor, generations: Ints | None) -> Ints:
+        """Return page numbers that are held. A few that are as they were taken need no closer look."""
+        taken = isinstance(pages, Taken) and generations is pages.generations and pages == pages.numbers.tolist()
+        if isinstance(pages, Taken) and taken and self.holds(pages.numbers, pages.generations):
+            return pages.numbers
+        return self.check(pages, generations)
+
+    def holds(self, numbers: Ints, generations: Ints) -> bool:
+        """Whether pages are held in these generations still."""
+        return bool((self.generation[numbers] == generations).all())
+
+    def check(self, pages: Sequence[int] | Tensor, generations: Ints | None = None) -> Ints:
+        """Return page numbers that are held, in these generations. BadInput for others."""
+        numbers = np.asarray(pages, dtype=np.int64).reshape(-1)
+        if ((numbers <= SCRATCH) | (numbers >= self.pages)).any():
+            odd = next(int(n) for n in numbers if not SCRATCH < n < self.pages)
+            what = "page 0 is scratch, which nobody holds" if odd == SCRATCH else f"page {odd} is not of this pool"
+            raise BadInput(f"{what}: its pages are 1 to {self.pages - 1}")
+        now = self.generation[numbers]
+        if not (now & 1).all():
+            raise BadInput(f"page {int(numbers[np.argmin(now & 1)])} is not taken: it was given back before")
+        if generations is not None and (now != generations).any():
+            page = int(numbers[np.argmax(now != generations)])
+            raise BadInput(f"page {page} was given back before, and others have taken it since")
+        if len(np.unique(numbers)) < len(numbers):
+            raise BadInput(f"a page is named twice among {numbers.tolist()}")
+        return numbers.astype(np.int32)

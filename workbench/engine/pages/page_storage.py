@@ -1,0 +1,152 @@
+"""Keys and values in pages: what a pool holds, and how it comes in and out.
+
+Whose pages they are is no matter here: `paged_pool.Pool` keeps that.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV, side_by_side
+from workbench.core.utils.annotations import check
+from workbench.engine.assembly import Positions, check_positions
+from workbench.engine.attention_backends.attention_problem import AttentionProblem
+from workbench.engine.attention_backends.choice import named, rerotate
+from workbench.engine.encoding import index_copy, packed_pass, packs
+from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
+from workbench.models.spec import attach
+
+STEP = 128  # tokens that a step of the kernels for Hopper takes, where they are rerotated alike
+LEAST = 16  # tokens of a page that kernels on a GPU read: tensor cores multiply no fewer
+
+
+class PageStorage:
+    """`keys[layer]` and `values[layer]` [H, pages · size, D] on the model's device; page 0 is scratch.
+
+    kernels  Triton's kernels carry out the attention; None: on a GPU, over pages of `LEAST` tokens or more. Without
+             them it is their torch reference.
+    """
+
+    def __init__(self, model: PreTrainedModel, pages: int, size: int = 64, kernels: bool | None = None):
+        spec = self.spec = attach(model)
+        gpu = spec.device.type == "cuda"
+        self.kernels = gpu and size >= LEAST if kernels is None else kernels
+        if self.kernels and gpu and size < LEAST:
+            raise BadInput(f"a pool of pages of {size} tokens: kernels on a GPU need {LEAST} at least")
+        check("pages", pages, int)
+        check("size", size, int)
+        if pages < 2 or size < 1 or size & (size - 1):
+            raise BadInput(f"a pool of {pages} pages of {size} tokens: at least 2 pages, of a power of two tokens")
+        if spec.window:
+            raise BadInput(f"a pool takes no model with a sliding window ({spec.window} tokens): assemble its blocks")
+        for heads, width in set(spec.shapes) if self.kernels else ():
+            reason = named("question_attention").refuses(
+                AttentionProblem(1, pages * size, (heads, heads), width, spec.dtype, spec.device)
+            )
+            if reason:
+                raise BadInput(f"question_attention cannot read this pool: {reason}")
+        self.pages, self.size, self.pairing = pages, size, spec.pairing
+        hopper = gpu and torch.cuda.get_device_capability(spec.device)[0] == 9
+        self.run = max(1, STEP // size) if self.kernels and hopper else 1  # pages that are best rerotated alike
+        self.inv_freq = [table.to(spec.device, torch.float32).contiguous() for table in spec.inv_freq]
+        try:
+            self.keys, self.values = (
+                side_by_side(torch.zeros, spec.shapes, pages * size, dtype=spec.dtype, device=spec.device, joined=True)
+                for _ in range(2)
+            )  # zeros: what a masked slot holds must be a number
+        except torch.OutOfMemoryError:  # of a GPU: others may give back what they hold
+            raise
+        except RuntimeError as problem:
+            room = 2 * sum(heads * width for heads, width in spec.shapes) * pages * size * spec.dtype.itemsize
+            taken = f"a pool of {pages:,} pages takes {room / 1e9:,.1f} GB"
+            raise BadInput(f"{taken}, which {spec.device} has not") from problem
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys[0].device
+
+    def slots(self, cached: Cached) -> Tensor:
+        """[T] int64, CPU: where in the pool the tokens of a block are."""
+        at = cached.pages[:, None] * self.size + torch.arange(self.size)
+        return at.flatten()[: len(cached)]
+
+    def fill(self, model: PreTrainedModel, blocks: Sequence[Block], cached: Sequence[Cached]) -> None:
+        """Encode blocks, each alone, into the pages of `cached`: packed into few forward passes, without padding."""
+        passes = []
+        for group in packs([len(block) for block in blocks]):
+            slots = torch.cat([self.slots(cached[i]) for i in group]).to(self.device)
+
+            def write(layer: int, k: Tensor, v: Tensor, at: Tensor = slots) -> None:
+                index_copy(self.keys[layer], at, k)
+                index_copy(self.values[layer], at, v)
+
+            texts = [torch.tensor(blocks[i].tokens) for i in group]
+            passes.append(packed_pass(model, texts, self.spec.layers, write, self.kernels))
+        for run in passes:
+            run()
+
+    def copy_in(self, kvs: Sequence[KV], cached: Sequence[Cached]) -> None:
+        """Copy runs of tokens into the pages of `cached`, one copy a layer for all of them."""
+        if kvs:
+            slots = torch.cat([self.slots(one) for one in cached]).to(self.device)
+            for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
+                whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
+                mine.index_copy_(1, slots, whole.to(mine.device, mine.dtype))
+
+    def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:
+        """Copy a prompt's context into one contiguous KV, its keys rerotated to where its blocks stand.
+
+        For thousands of recomputed rows one copy costs less than rerotation in every tile. `reserve` tokens behind the
+        context are unwritten.
+        """
+        check_positions(positions)
+        if not context:
+            raise BadInput("a prompt has at least one block")
+        slots = torch.cat([self.slots(block) for block in context]).to(self.device)
+        lengths = torch.tensor([len(block) for block in context])
+        shifts = lengths.cumsum(0) - lengths - torch.tensor([block.start for block in context])
+        if positions == "naive":
+            shifts = torch.zeros_like(shifts)
+        distance = shifts.repeat_interleave(lengths).to(self.device)
+        length = len(slots)
+        kv = self.spec.empty(length + reserve)
+        for layer, table in enumerate(self.inv_freq):
+            rerotate(
+                self.keys[layer][:, slots], distance, table, self.pairing, kv.keys[layer][:, :length], self.kernels
+            )
+            kv.values[layer][:, :length] = self.values[layer][:, slots]
+        return kv
+
+    def read(
+        self,
+        context: Sequence[Cached],
+        prompt: PagedPrompt,
+        rows: int,
+        positions: Positions = "re-encoded",
+        reserve: int = 0,
+    ) -> KV:
+        """Copy a prompt as its pages hold it into one contiguous KV: `context`, and over it its first `rows` own rows.
+
+        Capacity for `reserve` more tokens.
+        """
+        length = max(prompt.length, int(prompt.places[rows - 1]) + 1)
+        if context:
+            kv = self.gather(context, length - prompt.length, positions)
+            kv.reserve(reserve)
+        else:
+            kv = self.spec.empty(length, reserve)
+        slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
+        for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
+            theirs.index_copy_(1, places, mine[:, slots])
+        return kv
+
+    def write(self, prompt: PagedPrompt, kv: KV, rows: int) -> None:
+        """Copy the first `rows` own rows of a prompt into its pages from a contiguous KV of it; they are computed."""
+        slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
+        for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
+            mine.index_copy_(1, slots, theirs[:, places])
+        prompt.written = rows

@@ -1,0 +1,243 @@
+"""A pool of pages: cached blocks that concurrent prompts read where they lie, and never write.
+
+A page holds `size` tokens of every layer. A block takes whole pages. A prompt is a page table: the pages of its blocks,
+which others may share, each with the shift by which its keys are rerotated as they are read, and pages of its own for
+all that is computed for it: recomputed tokens of blocks, the question, the answer. Nothing is copied.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block
+from workbench.core.errors import BadInput, shown
+from workbench.core.kv import KV
+from workbench.core.utils import annotations
+from workbench.engine.assembly import Positions, check_positions
+from workbench.engine.pages.page_allocator import NoPages, PageOwners, Taken
+from workbench.engine.pages.page_storage import PageStorage
+from workbench.engine.pages.page_tables import ContextTable, Ints, context_of, joined_pages, table_of
+from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
+from workbench.models.spec import attach
+
+CONTEXTS = 16  # contexts whose tables are kept
+_SERIAL_OF = attrgetter("serial")
+
+
+class Pool(PageStorage):
+    """Pages of keys and values, and who holds which of them. Its parameters are those of `PageStorage`."""
+
+    def __init__(self, model: PreTrainedModel, pages: int, size: int = 64, kernels: bool | None = None):
+        super().__init__(model, pages, size, kernels)
+        self.owners = PageOwners(pages)
+        self._model = ref(model)
+        self._contexts: dict[tuple[int, ...] | None, tuple[int, ContextTable]] = {}
+
+    @property
+    def free(self) -> int:
+        """Pages that are not taken."""
+        return self.owners.free
+
+    def take(self, tokens: int, wait: float = 0.0) -> Taken:
+        """Take pages for so many tokens, and wait so many seconds for them. Raises NoPages where they do not come."""
+        return self.owners.take(-(-tokens // self.size), f"{tokens} tokens: it", wait)
+
+    def give(self, pages: Sequence[int] | Tensor | Cached) -> None:
+        """Give pages back that are no longer read: what `take` returned, or those of a block.
+
+        BadInput, giving none back, where they are not held, or not any more.
+        """
+        if isinstance(pages, Cached):
+            self.check_block(pages)
+            self.owners.give(pages.pages, pages.generations)
+        else:
+            self.owners.give(pages)
+
+    def close(self, prompt: PagedPrompt) -> None:
+        """Give back a prompt's own pages; it cannot be computed any more. BadInput for one that is closed."""
+        if prompt.closed or prompt.pool is not self:
+            raise BadInput("a prompt is closed twice" if prompt.closed else "this prompt is of another pool")
+        self.owners.give(prompt.owned, counted=False)
+        prompt.closed = True
+
+    def check(self, prompt: PagedPrompt) -> None:
+        """Refuse a prompt that is closed or of another pool, and one whose pages somebody else has by now."""
+        if prompt.pool is not self or prompt.closed:
+            raise BadInput("this prompt is closed" if prompt.closed else "this prompt is of another pool")
+        given = self.owners.given
+        if prompt.checked != given and not self.owners.holds(*prompt.held):
+            self.owners.check(prompt.owned, prompt.owned.generations)
+            for block in prompt.context:
+                self.check_block(block)
+        prompt.checked = given
+
+    def check_blocks(self, context: Sequence[Cached]) -> Ints | None:
+        """Refuse what `check_block` refuses; blocks that are in order are looked at all at once.
+
+        Returns `pages_of` all blocks; None where a block's generations are not known.
+        """
+        if odd := [block for block in context if not isinstance(block, Cached)]:
+            raise BadInput(f"{shown(odd[0])} is no block of this pool: `Pool.encode` returns those")
+        known = [x for block in context if block.pool is self and (x := block.known) is not None]
+        if len(known) == len(context):
+            joined: Ints = np.frombuffer(b"".join(known), np.int32).reshape(-1, 5).T
+            if self.owners.holds(joined[0], joined[-1]):
+                return joined[:-1]
+        for block in context:
+            self.check_block(block)
+        return None
+
+    def check_block(self, block: Cached) -> None:
+        """Refuse a block of another pool, and one whose pages were given back."""
+        if block.pool is not None and block.pool is not self:
+            raise BadInput("this block is of another pool")
+        if block.generations is None or not self.owners.holds(block.numbers, block.generations):
+            self.owners.check(block.pages, block.generations)
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Refuse another model than the pool was made for."""
+        if self._model() is not model:
+            raise BadInput(f"this pool is of another model: make one for {attach(model).name}")
+
+    def cached(self, length: int, start: int = 0, pages: Taken | None = None) -> Cached:
+        """Return a block in pages that were taken for it, or that are taken now."""
+        pages = self.take(length) if pages is None else pages
+        return Cached(torch.tensor(pages), length, start, self, pages.generations)
+
+    def encode(
+        self, model: PreTrainedModel, blocks: Sequence[Block], cached: Sequence[Cached] | None = None
+    ) -> list[Cached]:
+        """Encode blocks, each alone, into pages: packed into few forward passes, without padding or copies.
+
+        `cached` are pages that were taken for them; where that is None, pages are taken, and given back if it fails.
+        """
+        self.check_model(model)
+        for block in blocks:
+            self.spec.check_block(len(block))
+            self.spec.check_tokens(torch.tensor(block.tokens))
+        lengths = [len(block) for block in blocks]
+        if cached is not None:
+            self.fill(model, blocks, cached)
+            return list(cached)
+        self._check_room(lengths)
+        taken = [self.cached(n) for n in lengths]
+        with self._or_back(taken):
+            self.fill(model, blocks, taken)
+        return taken
+
+    @contextmanager
+    def _or_back(self, cached: Sequence[Cached]) -> Iterator[None]:
+        """Give the pages of blocks back where what fills them fails: out of memory, say."""
+        try:
+            yield
+        except BaseException:
+            for block in cached:
+                self.give(block)
+            raise
+
+    def put(self, kv: KV) -> Cached:
+        """Copy a run of tokens into pages, wherever it was encoded and whatever it saw."""
+        return self.put_many([kv])[0]
+
+    def put_many(self, kvs: Sequence[KV]) -> list[Cached]:
+        """Copy runs of tokens into pages, one copy a layer for all of them."""
+        for kv in kvs:
+            self.spec.check_shapes(kv)
+        self._check_room([len(kv) for kv in kvs])
+        cached = [self.cached(len(kv), kv.start) for kv in kvs]
+        with self._or_back(cached):
+            self.copy_in(kvs, cached)
+        return cached
+
+    def open(
+        self,
+        context: Sequence[Cached],
+        reserve: int,
+        recompute: Tensor | None = None,
+        positions: Positions = "re-encoded",
+        wait: float = 0.0,
+    ) -> PagedPrompt:
+        """Make the page table of a prompt whose context is these blocks, with pages for `reserve` more tokens.
+
+        recompute  [R] rising positions of context tokens that are recomputed: their cached entries are not seen
+        positions  "re-encoded" where the blocks stand now, or "naive", as cached
+        wait       seconds to wait for pages that others hold, until they give them back
+
+        BadInput for a block of another pool or one whose pages were given back; NoPages where they are too few.
+        """
+        annotations.check("context", context, Sequence[object])
+        if reserve < 1 or not context:
+            raise BadInput(
+                f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"
+            )
+        check_positions(positions)
+        given = self.owners.given
+        recomputes = recompute is not None and len(recompute) > 0
+        table = self._context(context, positions == "naive", 1 if recomputes else self.run, given)
+        length = table.length
+        places = np.arange(length, length + reserve, dtype=np.int32)
+        if recompute is not None and recomputes:
+            recomputed = recompute.cpu().numpy().astype(np.int32)
+            _check_recompute(recomputed, length)
+            places = np.concatenate((recomputed, places))
+        return self._prompt(context, places, table, wait, given)
+
+    def blank(self, reserve: int) -> PagedPrompt:
+        """Make the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
+        if reserve < 1:
+            raise BadInput(f"room for {reserve} tokens: a prompt has one at least")
+        return self._prompt((), np.arange(reserve, dtype=np.int32), context_of(joined_pages((), self.size), self.size))
+
+    def _context(self, context: Sequence[Cached], naive: bool, run: int, given: int) -> ContextTable:
+        """Return the table of a context whose blocks are in order; those of the last contexts are kept.
+
+        `given`: how often pages had been given back before this; blocks that were in order then are so still.
+        """
+        key = (naive, run, *map(_SERIAL_OF, context)) if {*map(type, context)} == {Cached} else None
+        known = self._contexts.get(key)
+        if known is not None and known[0] == given:
+            return known[1]
+        joined = self.check_blocks(context)
+        if joined is None or key is None:
+            return context_of(joined_pages(context, self.size), self.size, naive, run)
+        table = known[1] if known is not None else context_of(joined, self.size, naive, run)
+        self._contexts[key] = given, table
+        for old in list(self._contexts)[:-CONTEXTS]:
+            self._contexts.pop(old, None)
+        return table
+
+    def _prompt(
+        self, context: Sequence[Cached], places: Ints, table: ContextTable, wait: float = 0.0, given: int = -1
+    ) -> PagedPrompt:
+        owned = self.take(len(places), wait)
+        try:
+            mine = owned.numbers
+            pages = table_of(table, mine, places, self.size)
+        except BaseException:
+            self.give(owned)
+            raise
+        offsets = np.arange(self.size, dtype=np.int32)
+        own: Ints = (mine[:, None] * np.int32(self.size) + offsets).ravel()[: len(places)]
+        return PagedPrompt(table.length, pages, own, places, owned, self, tuple(context), checked=given)
+
+    def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:
+        """Copy a prompt's context into one contiguous KV, as `PageStorage.gather`. BadInput for blocks given back."""
+        for block in context:
+            self.check_block(block)
+        return super().gather(context, reserve, positions)
+
+    def _check_room(self, lengths: Sequence[int]) -> None:
+        needed = sum(-(-n // self.size) for n in lengths)
+        if needed > self.free:
+            raise NoPages(needed, self.free, f"the context of {len(lengths)} blocks")
+
+
+def _check_recompute(rows: Ints, length: int) -> None:
+    if rows[0] < 0 or rows[-1] >= length or (rows[1:] <= rows[:-1]).any():
+        raise BadInput(f"positions to compute again are rising, from 0 to {length - 1}")

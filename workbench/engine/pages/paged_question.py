@@ -1,0 +1,94 @@
+"""Attention that context tokens get from the question, over a pool of pages: what question-guided methods choose by.
+
+The question is prefilled by a `Runner`, as a captured step where there is a GPU, and its queries are kept. Keys are
+then weighed layer by layer: copied out of their pages, rerotated to where their block stands now. The scores are those
+of `attention_maps.from_question` over an assembled cache; they stay on the device.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.engine import attention_maps
+from workbench.engine.attention_backends.choice import rerotate
+from workbench.engine.attention_maps import Layers, layers_of
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.paged_prompt import Cached
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The tokens of B blocks in a pool, each block padded to the longest; on the pool's device.
+
+    slots    [B · W] where in the pool a token lies; padding repeats a slot of its block
+    shift    [B · W] by how many positions its key is rerotated; None: all keys stand where they were encoded
+    beyond   [B, W] bool, padding
+    """
+
+    slots: Tensor
+    shift: Tensor | None
+    beyond: Tensor
+
+    @classmethod
+    def of(cls, pool: Pool, context: Sequence[Cached]) -> "Places":
+        lengths = torch.tensor([len(block) for block in context])
+        offset = torch.arange(int(lengths.max()))
+        beyond = offset >= lengths[:, None]
+        slots = torch.stack([pool.slots(block)[offset.clamp(max=len(block) - 1)] for block in context])
+        by_block = lengths.cumsum(0) - lengths - torch.tensor([block.start for block in context])
+        shift = by_block.repeat_interleave(len(offset)) if bool(by_block.any()) else None
+        where = pool.device
+        return cls(slots.flatten().to(where), None if shift is None else shift.to(where), beyond.to(where))
+
+    def keys(self, pool: Pool, layer: int) -> Tensor:
+        """[H, B · W, D] keys of a layer, at the positions where they stand now."""
+        keys = pool.keys[layer][:, self.slots]
+        if self.shift is None:
+            return keys
+        table, out = pool.inv_freq[layer], torch.empty_like(keys)
+        rerotate(keys, self.shift, table, pool.pairing, out, pool.kernels)
+        return out
+
+
+@torch.no_grad()
+def from_question(
+    runner: Runner,
+    context: Sequence[Cached],
+    question: Tensor,
+    layers: Layers = "last",
+    last: int | None = None,
+    wait: Callable[[int], None] | None = None,
+) -> Tensor:
+    """[T] fp32: attention that each context token gets from the question, softmax within each block apart.
+
+    `context`: the blocks in reading order; `question` [R]: token ids. Summed over `layers`, heads and the `last`
+    question tokens (None: all). The pool is left as it was; it needs room for the question. `wait` is that of
+    `Runner.prefill`.
+    """
+    pool, chosen = runner.pool, tuple(layers_of(runner.model, layers))
+    prompt = pool.open(context, len(question))
+    try:
+        _, queries = runner.prefill_queries([prompt], [question], chosen, wait)
+    finally:
+        pool.close(prompt)
+    places = Places.of(pool, context)
+    total = torch.zeros(places.beyond.shape, device=pool.device)
+    for layer in chosen:
+        own = getattr(runner.model.get_decoder().layers[layer].self_attn, "scaling", None)
+        asked = queries[layer][0, :, -(last or len(question)) :]
+        total += within_blocks(asked, places.keys(pool, layer), places.beyond, own)
+    return total[~places.beyond]
+
+
+def within_blocks(queries: Tensor, keys: Tensor, beyond: Tensor, scale: float | None = None) -> Tensor:
+    """[B, W] fp32: softmax of queries [Hq, R, D] over each of B padded blocks of keys [H, B · W, D], summed."""
+    grouped = queries.float().unflatten(0, (len(keys), -1)).flatten(1, 2) * (scale or queries.shape[-1] ** -0.5)
+    wide, total = keys.float().mT, torch.zeros(beyond.shape, device=keys.device)
+    step = max(1, attention_maps.ELEMENTS // (len(keys) * wide.shape[-1]))
+    for part in grouped.split(step, 1):
+        logits = (part @ wide).unflatten(-1, beyond.shape).masked_fill_(beyond, -torch.inf)
+        total += logits.softmax(-1).sum((0, 1))
+    return total

@@ -1,0 +1,1 @@
+"""Workloads of kernels, and checks against their references."""

@@ -1,0 +1,1 @@
+"""Whole-model benchmarks beside stock transformers."""

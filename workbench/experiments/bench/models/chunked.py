@@ -1,0 +1,225 @@
+"""A whole prompt prefilled in chunks of 1,024 rows under every method: CompactAttention's figure 5, end to end.
+
+One pass over the longest prompt gives the times of the shorter ones on its way: what was taken until there. The model
+has random weights, so thresholds are set for a density, on the last chunk of a shorter prompt. Methods run on the
+engine as it is, one prompt at a time; QUOKA's tokens are gathered into a copy, all else is read in place. How much a
+method keeps is counted in a run of its own, which is not timed. SeerAttention's gate is drawn at random and keeps
+pooled keys from chunk to chunk; its rotations are left out, so its time is the least that such a gate takes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from workbench.core.plan import Plan, Site
+from workbench.core.tiling.tile_grid import Grid
+from workbench.core.tiling.tile_selection import TileRule
+from workbench.core.tiling.tiles import Tiles
+from workbench.engine.assembly import empty
+from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.experiments.bench import timing
+from workbench.experiments.bench.kernels.chunk_choices import KeptGate
+from workbench.experiments.bench.kernels.density import Counted
+from workbench.experiments.bench.kernels.workloads import Workload
+from workbench.experiments.bench.models.whole_model import GPU, Scene
+from workbench.experiments.bench.run import DENSE, dense_time, result
+from workbench.experiments.bench.timing import Roof, Time
+from workbench.methods.sparse import Sparse
+from workbench.methods.sparse.compact import Compact
+from workbench.methods.sparse.flash_prefill import FlashPrefill
+from workbench.methods.sparse.quoka import Quoka
+from workbench.methods.sparse.xattention import Xattention
+
+LENGTHS = (16, 32, 64, 128)  # units
+DENSITY, SHARE = 0.15, 0.25  # of the causal tiles; of those that a union keeps, and of the tokens that QUOKA keeps
+DEEP, FIT, HALVINGS = 4, 32, 8  # layers, units of the prompt and steps by which a threshold is set
+RUNS = 2  # timed runs of each method; one of the whole prompt comes before them, as kernels are built for its lengths
+
+
+@dataclass(frozen=True)
+class DrawnGate(Sparse):
+    """SeerAttention by gates drawn at random, one for every layer (`chunk_choices.KeptGate`)."""
+
+    THRESHOLD = "mass"
+
+    block: int = 64
+    mass: float = 0.9
+    layers: dict[int, KeptGate] = field(default_factory=dict, repr=False, compare=False)
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        rule = TileRule(self.block, self.block, self.mass)
+        gate = self.layers.setdefault(site.layer, KeptGate(rule))
+        gate.rule = rule
+        return Tiles(gate(queries[None], keys[None], grid.rows[None])[0], self.block)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the comparison; `density` is what its threshold is set for, None: it has none to set."""
+
+    name: str
+    sparse: Sparse | Counted | None = None
+    density: float | None = None
+    backend: Callable[..., Tensor] | None = None
+
+
+def methods(unit: int) -> list[Method]:
+    """List the methods: dense attention first, then ours, the union over FlashPrefill."""
+    size = max(16, unit // 8)
+    flash, gate = FlashPrefill(block=size), DrawnGate(block=max(16, unit // 16))
+    return [
+        Method(DENSE),
+        Method("ours", Compact(flash), SHARE),
+        Method("xattention", Xattention(block=size), DENSITY),
+        Method("quoka", Quoka(keep=SHARE, block=size), None, partial(over_copy, SHARE)),
+        Method("seer_attention", gate, DENSITY),
+        Method("flash_prefill", flash, DENSITY),
+        Method("ours over seer_attention", Compact(gate), SHARE),
+    ]
+
+
+def over_copy(
+    keep: float, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Any, tiles: Tiles, scale: float | None
+) -> Tensor:
+    """Attend to the tokens of a choice in a copy of their keys and values, as a plan's backend."""
+    own, length = q.shape[1], keys.shape[1]
+    assert tiles.columns is not None
+    count = round(keep * (length - own)) + own
+    chosen = tiles.columns[:: len(q) // len(keys), :length].int()
+    place = torch.where(chosen > 0, chosen.cumsum(-1) - 1, count)  # of a token in the copy; the others go behind it
+    token = torch.arange(length, device=keys.device).expand_as(place)
+    at = place.new_zeros(len(keys), count + 1).scatter_(1, place, token)[:, :count, None].expand(-1, -1, keys.shape[-1])
+    k, v = (x.gather(1, at)[None] for x in (keys, values))
+    mask = causal_lower_right(own, count)
+    return scaled_dot_product_attention(q[None], k, v, mask, scale=scale, enable_gqa=True)[0]
+
+
+def chunk_of(scene: Scene, ids: Tensor, kv: Any, number: int, method: Method, layers: int | None = None) -> None:
+    """Compute one chunk of a prompt over the cache that the chunks before it left."""
+    rows = torch.arange(number * scene.unit, (number + 1) * scene.unit)
+    plan = Plan(rows, sparse=method.sparse, backend=method.backend, num_layers=layers)
+    prefill_many(scene.model, [PrefillRequest(ids, plan, kv)], 0 if layers else 1)
+
+
+def fitted(scene: Scene, method: Method, units: int) -> Method:
+    """Set the threshold by which the last of `units` chunks keeps at most the density asked for.
+
+    Masses are searched as 1 - 10^-x, shares of the largest as 10^-x: untrained models spread them widely.
+    """
+    if method.density is None or not isinstance(method.sparse, Sparse):
+        return method
+    layers = min(DEEP, scene.model.config.num_hidden_layers)
+    tokens = (units + 1) * scene.unit  # the end of a prompt keeps everything, so it is left out
+    ids, kv = scene.ids(tokens), empty(scene.model, tokens)
+    for number in range(units):
+        chunk_of(scene, ids, kv, number, Method(""), layers)
+    masses = method.sparse.threshold_steps[0] != "alpha"
+    low, high = 0.0, 7.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        counted = Counted(method.sparse.with_threshold(_threshold(middle, masses)))
+        chunk_of(scene, ids, kv, units - 1, replace(method, sparse=counted), layers)
+        low, high = (low, middle) if counted.density > method.density else (middle, high)
+    return replace(method, sparse=method.sparse.with_threshold(_threshold(low, masses)))
+
+
+def _threshold(exponent: float, mass: bool) -> float:
+    return max(1e-7, 1 - 10**-exponent) if mass else 10**-exponent
+
+
+def timed(scene: Scene, method: Method, until: int, marks: tuple[int, ...] = ()) -> dict[int, float]:
+    """Prefill `until` chunks; return the milliseconds until every one of `marks`."""
+    ids, kv = scene.ids(until * scene.unit), empty(scene.model, until * scene.unit)
+    taken = {}
+    wait()
+    begin = perf_counter()
+    for number in range(until):
+        chunk_of(scene, ids, kv, number, method)
+        if number + 1 in marks:
+            wait()
+            taken[number + 1] = (perf_counter() - begin) * 1e3
+    return taken
+
+
+def densities(scene: Scene, method: Method, until: int, marks: tuple[int, ...]) -> dict[int, float]:
+    """Prefill `until` chunks, untimed; return the share of causal tiles kept until every one of `marks`.
+
+    Where nothing is to be counted the first and the last chunk warm up.
+    """
+    ids, kv = scene.ids(until * scene.unit), empty(scene.model, until * scene.unit)
+    if method.density is None:
+        for number in (0, until - 1):
+            chunk_of(scene, ids, kv, number, method)
+        return dict.fromkeys(marks, 1.0)
+    counted, found = Counted(method.sparse), {}
+    for number in range(until):
+        chunk_of(scene, ids, kv, number, replace(method, sparse=counted))
+        if number + 1 in marks:
+            kept, causal = torch.stack(counted.counts).sum(0).tolist()
+            found[number + 1] = kept / causal
+    return found
+
+
+def wait() -> None:
+    """Wait until the device is idle."""
+    if GPU:
+        torch.cuda.synchronize()
+
+
+def works(scene: Scene) -> dict[int, Workload]:
+    """Describe the prompts, by their length in units; operations are those of the layers and of all causal pairs."""
+    listed = {}
+    for length in LENGTHS:
+        tokens = length * scene.unit
+        shape = {"tokens": tokens, "chunk": scene.unit, "batch": 1, "density": DENSITY, "union": SHARE}
+        flops = scene.flops(tokens, tokens * (tokens + 1) / 2)
+        listed[length] = Workload(f"{length}K in chunks of 1024", shape, flops, scene.bytes(tokens))
+    return listed
+
+
+def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the entry of every length again after every method, so a report holds all that was measured so far.
+
+    Every row holds the time of dense attention in its run, so `run.add` keeps those of methods that were cut off.
+    Lengths go up to the longest whose name holds `only`; the shorter ones are on its way.
+    """
+    listed = works(scene)
+    longest = max((length for length, work in listed.items() if only in work.name), default=0)
+    lengths = tuple(length for length in LENGTHS if length <= longest)
+    listed = {length: listed[length] for length in lengths}
+    times: dict[int, dict[str, Time | str]] = {length: {} for length in lengths}
+    facts: dict[int, dict[str, dict[str, Any]]] = {length: {} for length in lengths}
+    for method in methods(scene.unit) if lengths else ():
+        for length in lengths:
+            listed[length].candidates[method.name] = []
+        begin = perf_counter()
+        try:
+            ready = fitted(scene, method, min(FIT, lengths[-1]))
+            shares = densities(scene, ready, lengths[-1], lengths)  # it warms up, too
+            ready_s = perf_counter() - begin
+            runs = [timed(scene, ready, lengths[-1], lengths) for _ in range(RUNS)]
+            for length in lengths:
+                times[length][method.name] = timing.of([run[length] for run in runs])
+                facts[length][method.name] = {
+                    "spec": str(ready.sparse),
+                    "density": shares[length],
+                    "ready_s": ready_s,
+                }
+        except Exception as problem:  # out of memory, or a backend that refuses the shape
+            for length in lengths:
+                times[length][method.name] = timing.reason(problem)
+        if GPU:
+            torch.cuda.empty_cache()
+        for length, work in listed.items():
+            entry = result(work, times[length], ceiling)
+            dense = next((dense_time(row) for row in entry["contestants"] if row["who"] == DENSE and "ms" in row), None)
+            for row in entry["contestants"]:
+                row.update(facts[length].get(row["who"], {}) | ({"dense": dense} if dense else {}))
+            yield entry

@@ -1,0 +1,172 @@
+"""Whole models beside stock transformers, on the same GPU in one run: Llama-3.1-8B's shape, random weights.
+
+question    time to the first token of a 50-token question over 4K to 64K tokens of cached blocks that are shifted
+recompute   27K tokens of cached blocks, 15% of them chosen and recomputed, and the question: `bench.recompute`
+prefill     2K to 128K tokens at once: the tiles that BFLA keeps, beside all of them
+chunked     16K to 128K tokens in chunks of 1,024 rows under every method: `bench.chunked`
+decode      one token of each of eight answers over a shared context of 32K tokens
+encode      4K to 32K tokens as blocks of 512, each attending to itself, beside prefilling them as one prompt
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from workbench.core.errors import BadInput
+from workbench.engine.forward import all_rows, prefill_many
+from workbench.experiments.bench.kernels.density import Counted
+from workbench.experiments.bench.kernels.workloads import Workload
+from workbench.experiments.bench.models import chunked, over_pages, stock
+from workbench.experiments.bench.models.over_pages import VARIANTS
+from workbench.experiments.bench.models.pools import BLOCK, token_of
+from workbench.experiments.bench.models.recompute import QUESTION, recompute
+from workbench.experiments.bench.models.whole_model import (
+    GPU,
+    Candidate,
+    Comparison,
+    Sample,
+    Scene,
+    build,
+    clock,
+    measured,
+)
+from workbench.experiments.bench.run import gpu_facts
+from workbench.experiments.bench.timing import roof
+from workbench.methods.sparse.bfla import Bfla
+
+DENSITY = 0.15  # of the causal tiles that BFLA keeps
+DEEP = 8  # layers by which the density is set
+CONTEXTS = (32, 4, 8, 16, 64)  # units under the question; variants of ours are timed on the first
+ENCODED = (32, 4, 8, 16)  # units that are encoded as blocks
+PROMPTS = (128, 2, 4, 8, 16, 32, 64)  # units that are prefilled at once
+
+
+def question(scene: Scene) -> Iterator[Comparison]:
+    """Yield the question over each context; with `scene.tuning`, other ways in place of the baselines."""
+    for length in CONTEXTS:
+        context, count = length * scene.unit, min(QUESTION, scene.unit)
+        pairs = count * context + count * (count + 1) / 2
+        shape = {"context": context, "question": count, "block": min(BLOCK, scene.unit)}
+        name = f"50-token question over {length}K cached"
+        asked = partial(over_pages.question, scene, context, count)
+        candidates = [Candidate("ours", asked, 30)]
+        if scene.tuning:
+            candidates += [Candidate(f"ours, {name}", partial(asked, **how), 30) for name, how in VARIANTS.items()]
+        else:
+            if length == CONTEXTS[0]:
+                candidates += [
+                    Candidate("ours, layers not fused", partial(asked, layers="model"), 30),
+                    Candidate("ours, layers compiled", partial(asked, layers="compiled"), 30),
+                    Candidate("ours, nor captured", partial(asked, graphs=False), 10),
+                ]
+            candidates += [
+                Candidate("transformers, ready prefix cache", partial(stock.prefix, scene, context, count), 15),
+                Candidate("transformers, full prefill", partial(stock.whole, scene, context + count, ""), 4),
+            ]
+        yield Workload(name, shape, scene.flops(count, pairs), scene.bytes(context)), candidates
+
+
+def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
+    """Return `method` with the mass at which it keeps at least DENSITY of the causal tiles, over a few layers.
+
+    The search halves a range of the exponent in mass = 1 - 10^-exponent: in an untrained model most of the mass lies in
+    few blocks and the rest is spread over very many, so only masses very near 1 change the density.
+    """
+    model = scene.model
+    counted = Counted(method)
+    layers = min(DEEP, model.config.num_hidden_layers)
+    low, high = 0.0, 7.0
+    for _ in range(7):
+        exponent = (low + high) / 2
+        counted.over = method.with_threshold(1 - 10**-exponent)
+        prefill_many(model, [all_rows(model, scene.ids(tokens), sparse=counted, num_layers=layers)])
+        low, high = (low, exponent) if counted.density > DENSITY else (exponent, high)
+    return method.with_threshold(1 - 10**-high)
+
+
+def long(scene: Scene, tokens: int, sparse: Bfla | None, candidate: Candidate) -> Sample:
+    """Prefill a whole prompt at once, as the engine does. Density is that of a pass of its own, which is not timed."""
+    method = at_density(scene, tokens, sparse) if sparse else None
+
+    def first_token(choice: Any) -> int:
+        (output,) = prefill_many(scene.model, [all_rows(scene.model, scene.ids(tokens), sparse=choice)], 1)
+        return token_of(output, candidate)
+
+    if method:
+        counted = Counted(method)
+        first_token(counted)
+        candidate.facts |= {"mass": method.mass, "density": counted.density}
+    return lambda: clock(partial(first_token, method))
+
+
+def whole_prompt(scene: Scene) -> Iterator[Comparison]:
+    """Prefill 128K tokens at once, then shorter prompts: from some length on, BFLA is slower than dense attention."""
+    for length in PROMPTS:
+        tokens, block = length * scene.unit, min(256, scene.unit)
+        shape = {"tokens": tokens, "block": block, "tile": block // 2, "flat": block // 4}
+        method = Bfla(block=block, tile=block // 2, flat=block // 4)
+        flops = scene.flops(tokens, DENSITY * tokens * (tokens + 1) / 2)
+        longest = length == PROMPTS[0]
+        runs = max(2, min(20, 64 // length))  # of two, the least and the most are known
+        candidates = [Candidate("ours", partial(long, scene, tokens, method), max(3, runs), warmed=longest)]
+        candidates.append(Candidate("ours, dense", partial(long, scene, tokens, None), runs))
+        for name in stock.BACKENDS:
+            if name in scene.against:
+                whole = partial(stock.whole, scene, tokens, name)
+                candidates.append(Candidate(f"transformers, dense ({name})", whole, runs, warmed=longest))
+        name = f"{length}K at once, BFLA at 15%" if longest else f"{length}K tokens at once, BFLA at 15% or its least"
+        yield Workload(name, shape, flops, scene.bytes(tokens)), candidates
+
+
+def decode(scene: Scene) -> Iterator[Comparison]:
+    """Yield a token of each of eight answers; with `scene.tuning`, other ways in place of the baselines."""
+    context, batch = 32 * scene.unit, 8
+    shape = {"context": context, "batch": batch, "shared": True}
+    flops = scene.flops(batch, float(batch * context), batch)
+    decoded = partial(over_pages.answers, scene, context, batch)
+    candidates = [Candidate("ours", decoded, 30)]
+    if scene.tuning:
+        tried = {name: how for name, how in VARIANTS.items() if "unit" not in how and "run" not in how}
+        candidates += [Candidate(f"ours, {name}", partial(decoded, **how), 30) for name, how in tried.items()]
+    else:
+        candidates += [
+            Candidate("ours, layers not fused", partial(decoded, layers="model"), 4),
+            Candidate("ours, layers compiled", partial(decoded, layers="compiled"), 4),
+            Candidate("transformers", partial(stock.answers, scene, context, batch), 5),
+        ]
+    yield Workload("a token of each of 8 over 32K", shape, flops, scene.bytes(context)), candidates
+
+
+def encode(scene: Scene) -> Iterator[Comparison]:
+    """Encode contexts as blocks that attend to themselves, beside a prefill of the whole."""
+    for length in ENCODED:
+        tokens, size = length * scene.unit, min(BLOCK, scene.unit)
+        shape = {"tokens": tokens, "block": size, "blocks": tokens // size}
+        flops = scene.flops(tokens, tokens * (size + 1) / 2)
+        encoding = partial(over_pages.encoding, scene, tokens)
+        candidates = [Candidate("ours", encoding, max(3, min(30, 1024 // length)))]
+        if length == ENCODED[0]:
+            candidates.append(Candidate("ours, layers not fused", partial(encoding, packed=False), 5))
+        for name in ("", *(name for name in stock.BACKENDS if name in scene.against)):
+            whole = partial(stock.whole, scene, tokens, name)
+            label = "transformers, full prefill" + (f" ({name})" if name else "")
+            candidates.append(Candidate(label, whole, max(3, min(30, 320 // length))))
+        yield Workload(f"{length}K encoded as {tokens // size} blocks", shape, flops, scene.bytes(tokens)), candidates
+
+
+OPERATIONS = {"question": question, "recompute": recompute, "prefill": whole_prompt, "decode": decode, "encode": encode}
+
+
+def run(name: str, against: list[str], only: str = "", tuning: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the report as it grows, in the form of `bench.run.run`. BadInput where there is no GPU."""
+    if not GPU:
+        raise BadInput("whole models are timed on a GPU, and there is none here")
+    ceiling = roof()
+    yield gpu_facts() | {"kernel": name, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
+    scene = Scene(build(), against, tuning=tuning)
+    if name == "chunked":
+        yield from chunked.entries(scene, ceiling, only)
+        return
+    for work, candidates in OPERATIONS[name](scene):
+        if only in work.name:
+            yield measured(work, candidates, ceiling)

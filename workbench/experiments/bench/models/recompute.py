@@ -1,0 +1,197 @@
+"""27K tokens of cached blocks, 15% of them recomputed, and the question: FusionRAG's online step, with its choice.
+
+The time of a candidate that chooses contains the choice: the question is prefilled over the cached pages by a captured
+step, the tokens are scored on the device by what the question attends to, and the best go to the host as positions.
+`choice_ms` of a report is the part of it until then. "Random rows, no choice" has its rows ready before the clock runs:
+what recomputation itself costs.
+
+Other shares than 15% stand in workloads of their own: none, 5% and 30% (FusionRAG, figure 14a). "Loaded" adds the load:
+the context's pages are copied from pinned host memory to the GPU before anything else begins, within the time.
+
+The first block stands for the system prompt, whose tokens are never chosen. Rows are recomputed in place (cached pages
+stay as they are, fresh rows go to pages of their own), or over a gathered copy of the context.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.plan import Plan
+from workbench.engine.forward import prefill
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.layers.compile import fused
+from workbench.engine.pages.paged_question import from_question
+from workbench.experiments.bench.kernels.workloads import Workload
+from workbench.experiments.bench.models import stock
+from workbench.experiments.bench.models.pools import describe, filled, token_of
+from workbench.experiments.bench.models.whole_model import GPU, Candidate, Comparison, Sample, Scene, clock
+from workbench.methods.select.answer_guided import AnswerGuided
+from workbench.methods.select.query_guided import QueryGuided
+
+QUESTION, SHARE, CONTEXT = 50, 0.15, 27  # tokens of the question, share that is recomputed, units of the context
+SHARES = (0.0, 0.05, 0.30)  # besides
+LOADED = "ours, loaded from host memory"
+NO_CHOICE = "random rows, no choice"
+Choice = QueryGuided | AnswerGuided | None  # None: rows that were drawn before
+
+
+@dataclass
+class Online:
+    """One prompt over a pool: its cached blocks, the question, and how many rows are recomputed.
+
+    captured   the question, as it chooses, is a captured step; without it its kernels are started one by one
+    """
+
+    scene: Scene
+    candidate: Candidate
+    captured: bool = True
+    share: float = SHARE
+    choosing: list[float] = field(default_factory=list)  # milliseconds of each run
+
+    def __post_init__(self) -> None:
+        self.context, self.asked = sizes(self.scene)
+        self.count = int(self.context * self.share)
+        self.pool, self.blocks = filled(self.scene, self.context, self.asked + self.count, self.candidate)
+        self.runner = Runner(self.scene.model, self.pool, self.captured and GPU)
+        runs = self.scene.ids(self.context).split(len(self.blocks[-1]))
+        self.tokens = torch.cat((*runs[::-1], self.scene.ids(self.asked)))  # blocks stand in another order
+
+    @cached_property
+    def drawn(self) -> Tensor:
+        return drawn(self.context, self.count)
+
+    def rows(self, choice: Choice) -> Tensor:
+        """Choose the rows of the context that are recomputed, rising, on the host."""
+        if choice is None:
+            return self.drawn
+        begin = perf_counter()
+        question = self.tokens[self.context :]
+        scores = from_question(self.runner, self.blocks, question, choice.layers, choice.last)
+        scores[: len(self.blocks[0])] = -torch.inf
+        rows = scores.topk(self.count).indices.sort().values.cpu()
+        self.choosing.append((perf_counter() - begin) * 1e3)
+        self.candidate.facts["choice_ms"] = median(self.choosing[1:] or self.choosing)  # the first one compiles
+        return rows
+
+    @cached_property
+    def host(self) -> list[Tensor]:
+        """Keys and values of the context's pages in host memory, pinned on a GPU."""
+        kept = [tensor[:, self._slots].cpu() for tensor in (*self.pool.keys, *self.pool.values)]
+        return [tensor.pin_memory() for tensor in kept] if GPU else kept
+
+    @cached_property
+    def _slots(self) -> slice:
+        """The slots of the context in the pool, whose pages were taken one after another."""
+        pages = torch.cat([block.pages for block in self.blocks])
+        return slice(int(pages.min()) * self.pool.size, (int(pages.max()) + 1) * self.pool.size)
+
+    def load(self) -> None:
+        """Copy the pages of the context to the device."""
+        for there, here in zip((*self.pool.keys, *self.pool.values), self.host, strict=True):
+            there[:, self._slots].copy_(here, non_blocking=True)
+        self.candidate.facts["loaded_gb"] = sum(tensor.nbytes for tensor in self.host) / 1e9
+
+    def loaded(self, choice: Choice) -> int:
+        """Load the context, then compute over the pages."""
+        self.load()
+        return self.in_place(choice)
+
+    def in_place(self, choice: Choice) -> int:
+        """Compute chosen rows and the question over the pages, and return the first token."""
+        rows = self.rows(choice)
+        prompt = self.pool.open(self.blocks, self.asked, rows)
+        ids = torch.cat((self.tokens[rows], self.tokens[self.context :]))
+        token = int(self.runner.prefill([prompt], [ids])[0].argmax())
+        self.pool.close(prompt)
+        for captured in self.runner.captured.values():
+            describe(self.candidate, captured)
+        return token
+
+    def gathered(self, choice: Choice) -> int:
+        """Gather the blocks into one contiguous KV, rerotating their keys once, compute the rows over it."""
+        rows = torch.cat((self.rows(choice), torch.arange(self.context, self.context + self.asked)))
+        kv = self.pool.gather(self.blocks, self.asked)
+        return token_of(prefill(self.scene.model, self.tokens, Plan(rows), kv, logits_to_keep=1), self.candidate)
+
+
+def sizes(scene: Scene) -> tuple[int, int]:
+    """Return the tokens of the context and of the question."""
+    return CONTEXT * scene.unit, min(QUESTION, scene.unit)
+
+
+def drawn(context: int, count: int) -> Tensor:
+    """Draw `count` rows of the context, rising."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randperm(context, generator=draw)[:count].sort().values
+
+
+def online(
+    scene: Scene,
+    choice: Choice,
+    way: Callable[[Online, Choice], int],
+    compiled: bool,
+    candidate: Candidate,
+    share: float = SHARE,
+) -> Sample:
+    """Prepare one candidate; layers that are not `compiled` are not captured either."""
+    prompt = Online(scene, candidate, compiled, share)
+    if way is Online.loaded:
+        _ = prompt.host  # copied before the clock runs
+    if choice is not None:
+        candidate.facts["choice"] = type(choice).__name__
+    if compiled and GPU:
+        candidate.after.enter_context(fused(scene.model))
+    return partial(clock, partial(way, prompt, choice))
+
+
+def recompute(scene: Scene) -> Iterator[Comparison]:
+    """Yield the workloads, 15% first; operations and bytes count the rows and the question, and no choice."""
+    question, answer, place, gather = QueryGuided(), AnswerGuided(), Online.in_place, Online.gathered
+    listed: list[tuple[str, Choice, Callable[[Online, Choice], int], bool]] = [
+        ("ours", question, place, True),
+        ("ours, answer-guided", answer, place, True),
+        (LOADED, question, Online.loaded, True),
+        ("ours, gathered", question, gather, True),
+        ("ours, layers not fused, question not captured", question, place, False),
+        (f"ours, {NO_CHOICE}", None, place, True),
+        (f"ours, {NO_CHOICE}, gathered", None, gather, True),
+        (f"ours, {NO_CHOICE}, layers not fused", None, place, False),
+    ]
+    candidates = [
+        Candidate(name, partial(online, scene, choice, way, compiled), 20) for name, choice, way, compiled in listed
+    ]
+    yield _workload(scene, SHARE), candidates + _full(scene, 5)
+    for share in SHARES:
+        choice = question if share else None  # nothing is chosen where nothing is recomputed
+        ways: list[tuple[str, Choice, Callable[[Online, Choice], int]]] = [("ours", choice, place)]
+        ways += [(f"ours, {NO_CHOICE}", None, place)] if share else []
+        ways.append((LOADED, choice, Online.loaded))
+        candidates = [
+            Candidate(name, partial(online, scene, choice, way, True, share=share), 20) for name, choice, way in ways
+        ]
+        yield _workload(scene, share), candidates + _full(scene, 3)
+
+
+def _workload(scene: Scene, share: float) -> Workload:
+    """Describe the work of one share."""
+    context, count = sizes(scene)
+    rows = torch.cat((drawn(context, int(context * share)), torch.arange(context, context + count)))
+    shape: dict[str, Any] = {"context": context, "rows": len(rows), "question": count, "recomputed": share}
+    shape |= {"choice": "question-guided"} if share else {}
+    flops = scene.flops(len(rows), float((rows + 1).sum()))
+    return Workload(f"{share:.0%} of 27K computed again", shape, flops, scene.bytes(context))
+
+
+def _full(scene: Scene, runs: int) -> list[Candidate]:
+    """Return the baseline: stock transformers over the whole prompt."""
+    listed = []
+    for name in [name for name in stock.BACKENDS if name in scene.against] or [""]:
+        label = f"transformers, full prefill{name and f' ({name})'}"
+        listed.append(Candidate(label, partial(stock.whole, scene, sum(sizes(scene)), name), runs))
+    return listed

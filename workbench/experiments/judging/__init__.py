@@ -1,0 +1,1 @@
+"""What the papers claim, judged on any results."""

@@ -1,0 +1,158 @@
+"""What the papers claim, as data: `data/claims.json` holds every numbered table and figure, a row a finding.
+
+{"papers": {name: title}, "methods": {name: selector}, "items": [{item, sentence, published, missing, claims: […]}]}
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from workbench.core.errors import BadInput, brief
+from workbench.core.utils.annotations import check_fields
+from workbench.data.assets import ROOT
+from workbench.experiments.judging.claim_numbers import ANSWERS, ROWS
+from workbench.experiments.judging.claim_rows import Asked
+from workbench.results.schema import MEASURES
+
+FILE = ROOT / "claims.json"
+SELECTORS = ("left", "right", "full", "scope", "than")
+HOW: Mapping[str, Any] = {"answers": ANSWERS, "counts": ROWS, "timings": ("ratio",), "": ()}  # statistics of a table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(Asked):
+    """One finding that an item of a paper stands on: which number, and on which side of which bar it is claimed.
+
+    kind    "finding" decides its item; "shown" stands beside; "mechanism" is held by a test of our own code
+    bar     a number; with `than`, the near end of the interval of the same number where `than` replaces selectors
+    least   observations that decide; fewer are shown
+    telling bounds {"least", "most"} of the right side's mean, outside of which a comparison says nothing
+    reach   columns that must be as large as the paper's own, else the claim stays open
+    unless  ids of claims of this item: where one of them decides, this one is shown beside it
+    form    how numbers are written: "points", "x" (a ratio), or a format specification
+    test    of a mechanism: the test that holds it
+    """
+
+    id: str
+    item: str
+    what: str
+    kind: Literal["mechanism", "finding", "shown"] = "finding"
+    side: Literal["above", "below", "equals"] = "above"
+    bar: float = 0.0
+    than: Mapping[str, Any] | None = None
+    least: int = 1
+    telling: Mapping[str, float] = field(default_factory=dict)
+    reach: Mapping[str, float] = field(default_factory=dict)
+    unless: tuple[str, ...] = ()
+    form: str = ".3g"
+    test: str = ""
+
+    @property
+    def paper(self) -> str:
+        """The first word of the item."""
+        return self.item.partition("-")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A numbered table or figure of a paper: what it claims in one sentence, its numbers as printed, its claims.
+
+    `missing` says what of it is out of reach, and why.
+    """
+
+    item: str  # "fusionrag-fig-16": cells of notebooks name what they answer
+    sentence: str
+    published: str = ""
+    missing: str = ""
+    claims: tuple[Claim, ...] = ()
+
+    @property
+    def paper(self) -> str:
+        """The first word of the item."""
+        return self.item.partition("-")[0]
+
+    @property
+    def name(self) -> str:
+        """As the paper calls it: "Figure 16"."""
+        _, kind, number = self.item.split("-")
+        return f"{'Figure' if kind == 'fig' else 'Table'} {number}"
+
+
+@cache
+def load(path: Path = FILE) -> tuple[Mapping[str, str], tuple[Item, ...]]:
+    """Return {paper: its name} and the items of a file of claims. Raises BadInput for a bad row."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        papers, methods, rows = (content[name] for name in ("papers", "methods", "items"))
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise BadInput(f"{brief(path)} is no file of claims: {brief(problem)}") from None
+    items = tuple(_item(row, methods, path) for row in rows)
+    for item in items:
+        ids = [claim.id for claim in item.claims]
+        if double := [one for one in ids if ids.count(one) > 1]:
+            raise BadInput(f"{brief(path)}: claim {double[0]} stands there twice")
+        if unknown := {other for claim in item.claims for other in claim.unless} - set(ids):
+            raise BadInput(f"{brief(path)}: unless names {min(unknown)!r}, which {item.item} does not have")
+        if item.paper not in papers:
+            raise BadInput(f"{brief(path)}: {item.item} is of no paper there; papers are {', '.join(papers)}")
+    return papers, items
+
+
+def papers() -> Mapping[str, str]:
+    """Return {paper: its name}."""
+    return load()[0]
+
+
+def items() -> tuple[Item, ...]:
+    """Return all numbered tables and figures, by paper."""
+    return load()[1]
+
+
+def _item(row: Mapping[str, Any], methods: Mapping[str, Any], path: Path) -> Item:
+    name = row.get("item") if isinstance(row, Mapping) else None
+    if not isinstance(name, str) or name.count("-") != 2 or not name.rpartition("-")[2].isdecimal():
+        raise BadInput(f"{brief(path)}: an item is named {name!r}; PAPER-fig-N or PAPER-table-N is needed")
+    try:
+        claims = tuple(_claim({"item": name, **one}, methods) for one in row["claims"])
+        item = Item(**{**row, "claims": claims})
+        check_fields(item)
+    except (BadInput, TypeError, KeyError) as problem:
+        raise BadInput(f"{brief(path)}, {name}: {brief(problem)}") from None
+    if not claims and not item.missing:
+        raise BadInput(f"{brief(path)}, {name}: without claims it has to say what is missing")
+    return item
+
+
+def _claim(row: Mapping[str, Any], methods: Mapping[str, Any]) -> Claim:
+    if odd := sorted(set(row) - {each.name for each in fields(Claim)}):
+        raise BadInput(f"{odd[0]!r} is no field of a claim")
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    for name in SELECTORS:
+        if given.get(name) is not None:
+            given[name] = _selector(given[name], methods)
+    claim = Claim(**given)
+    check_fields(claim)
+    if claim.kind == "mechanism":
+        if not claim.test:
+            raise BadInput(f"{claim.id} is a mechanism: the test that holds it is needed")
+    elif claim.how not in HOW[claim.table]:
+        raise BadInput(
+            f"{claim.id} asks for {claim.how!r} of table {claim.table!r}: allowed are {', '.join(HOW[claim.table])}"
+        )
+    elif (claim.right is None) != (claim.how == "value"):
+        raise BadInput(f"{claim.id} asks for {claim.how!r}: only 'value' has no right side")
+    elif claim.table == "answers" and claim.measure not in MEASURES:
+        raise BadInput(f"{claim.id} speaks of {claim.measure!r}, which is no score of answers")
+    return claim
+
+
+def _selector(wanted: Any, methods: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a selector with a method's name, alone or as `like`, replaced by the method's own."""
+    given = {"like": wanted} if isinstance(wanted, str) else dict(wanted)
+    name = given.pop("like", None)
+    if name is not None and name not in methods:
+        raise BadInput(f"method {name!r} is not among {', '.join(methods)}")
+    return {**(methods[name] if name is not None else {}), **given}

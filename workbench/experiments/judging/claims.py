@@ -1,0 +1,204 @@
+"""One judge of what the papers claim (`claim_file`), on any results.
+
+    found = results.read(["shipped", "runs/mine"])
+    judged = claims.judge(found)            # a row a claim and place (source, model, data) where it was measured
+    claims.verdicts(judged, "runs/mine")    # {"fusionrag-fig-16": "contradicted", …}
+
+The 95% interval decides, never the eye: on the claimed side of its bar it confirms, on the other side it contradicts,
+and where it holds the bar the claim stays open, as where nothing was measured.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workbench.experiments.judging.claim_file import Claim, Item, items, papers
+from workbench.experiments.judging.claim_numbers import Number, numbers
+from workbench.experiments.judging.claim_rows import Tables
+from workbench.metrics.answers import Records
+from workbench.results import EXPERIMENTS, Results
+
+CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
+VERDICTS = (CONFIRMED, CONTRADICTED, OPEN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A claim in one place where it was measured; `number` None: not measured in this source."""
+
+    claim: Claim
+    source: str
+    verdict: str
+    decides: bool
+    number: Number | None = None
+    bar: float = 0.0
+    needs: str = ""  # what would decide it
+
+    @property
+    def where(self) -> str:
+        """The model and data, or the device, of the number: "smollm2 on nq"."""
+        row = self.number.where if self.number else {}
+        model, data = (str(row.get(name) or "") for name in ("model", "data"))
+        return " on ".join(filter(None, (model, data))) or str(row.get("device") or "")
+
+    @property
+    def text(self) -> str:
+        """The number with its interval and n, and the bar."""
+        named = self.claim.what + (f" ({self.where})" if self.where else "")
+        if self.number is None:
+            return f"{named}: {self.needs or self.claim.test}"
+        one, form = self.number, self._form
+        ends = "" if one.low == one.high else f" [{form(one.low)}, {form(one.high)}]"
+        seeds = f", {one.seeds} training seeds" if one.seeds > 1 else ""
+        side = {"above": "above", "below": "below", "equals": "exactly"}[self.claim.side]
+        return f"{named}: {form(one.value)}{ends}, n = {one.n:,}{seeds}; claimed: {side} {form(self.bar)}"
+
+    def _form(self, value: float) -> str:
+        if self.claim.form == "points":
+            return f"{100 * value:+z.1f} points"
+        return f"{value:.2f}×" if self.claim.form == "x" else f"{value:{self.claim.form}}"
+
+
+def judge(found: Results, of: Sequence[Item] | None = None) -> list[Judged]:
+    """Judge every claim on every source: a row a place where it was measured, or one that says what to measure.
+
+    `of`: items, all that ship where none are given.
+    """
+    tables = Tables(found)
+    judged: list[Judged] = []
+    for item in items() if of is None else of:
+        of_item = [one for claim in item.claims for one in _judge(claim, tables)]
+        judged += [_beside(one, of_item) for one in of_item]
+    return judged
+
+
+def verdict(judged: Iterable[Judged]) -> str:
+    """Return the verdict of an item from its claims: one contradiction contradicts, all that decides must confirm."""
+    decided = {one.verdict for one in judged if one.decides}
+    if CONTRADICTED in decided:
+        return CONTRADICTED
+    return CONFIRMED if decided == {CONFIRMED} else OPEN
+
+
+def verdicts(judged: Iterable[Judged], source: str) -> dict[str, str]:
+    """Return {item: verdict} of one source, for all items that ship."""
+    of_item: dict[str, list[Judged]] = {item.item: [] for item in items()}
+    for one in judged:
+        if one.source == source:
+            of_item.setdefault(one.claim.item, []).append(one)
+    return {item: verdict(found) for item, found in of_item.items()}
+
+
+def rows(judged: Iterable[Judged]) -> Records:
+    """Return a row a judged claim, as files and `--json` hold it."""
+    sentences = {item.item: item.sentence for item in items()}
+    return [
+        {
+            **{name: getattr(one.claim, name) for name in ("id", "paper", "item")},
+            "sentence": sentences.get(one.claim.item, ""),
+            **{name: getattr(one.claim, name) for name in ("what", "kind")},
+            **{name: getattr(one, name) for name in ("source", "where", "verdict", "decides")},
+            **{name: getattr(one.number, name, None) for name in ("method", "value", "low", "high", "n", "seeds")},
+            "side": one.claim.side,
+            "bar": one.bar,
+            "needs": one.needs,
+        }
+        for one in judged
+    ]
+
+
+def compare(value: float, low: float, high: float, side: str, bar: float) -> str:
+    """Return the verdict of an interval beside a bar."""
+    if side == "equals":
+        return CONFIRMED if low == bar == high else CONTRADICTED
+    if low > bar or high < bar:
+        return CONFIRMED if (low > bar) == (side == "above") else CONTRADICTED
+    return CONTRADICTED if low == high else OPEN
+
+
+def _judge(claim: Claim, tables: Tables) -> list[Judged]:
+    if claim.kind == "mechanism":
+        return [Judged(claim=claim, source=source, verdict=CONFIRMED, decides=True) for source in tables.sources]
+    measured = numbers(tables, claim)
+    bars = numbers(tables, _elsewhere(claim)) if claim.than else []
+    judged = [one for number in measured if (one := _judged(claim, number, bars)) is not None]
+    without = [source for source in tables.sources if source not in {one.source for one in judged}]
+    empty = Judged(claim=claim, source="", verdict=OPEN, decides=False, bar=claim.bar, needs=_command(claim))
+    return judged + [replace(empty, source=source) for source in without]
+
+
+def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | None:
+    bar = claim.bar
+    if claim.than:
+        places = [other for other in bars if _place(other) == _place(number)]
+        if not places:
+            return None
+        bar = places[0].high if claim.side == "above" else places[0].low
+    said = compare(number.value, number.low, number.high, claim.side, bar)
+    short = [name for name, least in claim.reach.items() if float(number.where[name]) < least]
+    needs = _more(number, bar) if said == OPEN else ""
+    if short:
+        said = OPEN
+        needs = f"{short[0]} {claim.reach[short[0]]:,.0f} is claimed, {float(number.where[short[0]]):,.0f} measured"
+    decides = claim.kind == "finding"
+    if decides and number.n < claim.least:
+        decides, needs = False, f"at least {claim.least} of which {number.n} are measured"
+    if decides and number.beside is not None and not _within(number.beside, claim.telling):
+        decides, needs = False, f"the baseline scores {number.beside:.0%}, which tells methods apart badly"
+    source = str(number.where["source"])
+    return Judged(claim=claim, source=source, verdict=said, decides=decides, number=number, bar=bar, needs=needs)
+
+
+def _place(number: Number) -> tuple[Any, ...]:
+    return tuple(str(number.where.get(name)) for name in ("source", "model", "data", "device"))
+
+
+def _within(value: float, bounds: Mapping[str, float]) -> bool:
+    return bounds.get("least", value) <= value <= bounds.get("most", value)
+
+
+def _elsewhere(claim: Claim) -> Claim:
+    """Return the claim whose number is the bar: `than` replaces what the selectors ask for."""
+    than = dict(claim.than or {})
+    right = None if claim.right is None else {**claim.right, **{k: v for k, v in than.items() if k in claim.right}}
+    scope = {**claim.scope, **{k: v for k, v in than.items() if k in claim.scope}}
+    return replace(claim, left={**claim.left, **than}, right=right, scope=scope, than=None)
+
+
+def _beside(one: Judged, of_item: Sequence[Judged]) -> Judged:
+    """Let a claim be shown only, where one that it yields to decides in the same source."""
+    told = any(other.decides for other in of_item if other.claim.id in one.claim.unless and other.source == one.source)
+    return replace(one, decides=False) if told else one
+
+
+def _command(claim: Claim) -> str:
+    """Say what to measure where nothing was."""
+    command = EXPERIMENTS.get(claim.experiment, "")
+    what = f"{claim.measure or 'times'} of {claim.experiment}"
+    return f"{what}: `{command}` measures it" if command else f"{what} is not measured"
+
+
+def _more(number: Number, bar: float) -> str:
+    """Say how many observations would decide, if the number stays as it is."""
+    away, half = abs(number.value - bar), max(number.high - number.value, number.value - number.low)
+    if not away or number.n < 2:
+        return "the interval holds the bar"
+    return f"the interval holds the bar: about {number.n * (half / away) ** 2 * 1.1:,.0f} decide, if the number stays"
+
+
+__all__ = [
+    "CONFIRMED",
+    "CONTRADICTED",
+    "OPEN",
+    "VERDICTS",
+    "Claim",
+    "Item",
+    "Judged",
+    "compare",
+    "items",
+    "judge",
+    "papers",
+    "rows",
+    "verdict",
+    "verdicts",
+]

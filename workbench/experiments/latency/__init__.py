@@ -1,0 +1,1 @@
+"""Time to first token: measured, computed and traced."""

@@ -1,0 +1,122 @@
+"""How time to first token, throughput and memory grow with context, blocks, batch and length of the question.
+
+    for row in curves(scene): ...
+
+A row is one point of one axis: {axis, x, ms, p5, p95, runs, replay_ms, ...}. Contexts are cached blocks that are read
+in another order than they were encoded, so their keys are rerotated. `context`, `question` and `blocks`: time to the
+first token of one request, from an idle GPU to the token on the host, and `replay_ms` of the captured step alone.
+`batch`: one decoding step of so many requests over one shared context. `peak_gb` is the most memory that tensors held,
+`pool_gb` the part of it that keys and values of the pool take.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workbench.core.blocks import Block
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.paged_prompt import Cached
+from workbench.experiments.bench import timing
+from workbench.experiments.bench.models.over_pages import replayed
+from workbench.experiments.bench.models.whole_model import GPU, Scene, clock
+
+QUESTION, CONTEXT, BLOCK, PAGE = 50, 32, 512, 64  # tokens, units, tokens, tokens
+CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128)  # units of 1024 tokens
+QUESTIONS = (1, 16, 50, 128, 256, 512, 1024)  # tokens
+BLOCKS = (8, 16, 32, 64, 128, 256, 512)  # that one context is made of
+BATCHES = (1, 2, 4, 8, 16, 32, 64)  # requests that decode at once
+STEPS = 33  # of decoding
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is varied, over which values."""
+
+    name: str
+    values: Sequence[int]
+
+
+AXES = (Axis("context", CONTEXTS), Axis("question", QUESTIONS), Axis("blocks", BLOCKS), Axis("batch", BATCHES))
+
+
+def curves(scene: Scene, axes: Sequence[Axis] = AXES, runs: int = 30) -> Iterator[dict[str, Any]]:
+    """Yield the points of every axis, smallest first."""
+    for axis in axes:
+        for x in axis.values:
+            yield {"axis": axis.name, "x": x} | point(scene, axis.name, x, runs)
+
+
+def point(scene: Scene, axis: str, x: int, runs: int) -> dict[str, Any]:
+    """Measure one point: `x` tokens of context in units, tokens of the question, blocks, or requests."""
+    context = (x if axis == "context" else CONTEXT) * scene.unit
+    question = x if axis == "question" else min(QUESTION, scene.unit)
+    block = context // x if axis == "blocks" else min(BLOCK, scene.unit)
+    own = x * (question + STEPS + PAGE) if axis == "batch" else question + PAGE
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
+    pool, cached, encoding = _filled(scene, context, block, own)
+    runner = Runner(scene.model, pool)
+    if axis == "batch":
+        found = _decoded(scene, runner, cached, x, question, runs)
+    else:
+        found = _first_tokens(scene, runner, cached, question, runs)
+    found |= {"context": context, "question": question, "block": block, "encode_ms": encoding}
+    found |= {"pool_gb": sum(t.nbytes for t in (*pool.keys, *pool.values)) / 1e9}
+    found |= {"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if GPU else {}
+    del runner, pool, cached
+    gc.collect()
+    if GPU:
+        torch.cuda.empty_cache()
+    return found
+
+
+def _filled(scene: Scene, context: int, block: int, own: int) -> tuple[Pool, list[Cached], float]:
+    """Return a pool of cached blocks, and the milliseconds that encoding took.
+
+    The blocks stand in another order than they were encoded.
+    """
+    ids = scene.ids(context).split(block)
+    pool = Pool(scene.model, 2 + sum(-(-len(run) // PAGE) for run in ids) + -(-own // PAGE), PAGE)
+    cached: list[Cached] = []
+    blocks = [Block(tuple(run.tolist())) for run in ids]
+    ms = clock(lambda: cached.extend(pool.encode(scene.model, blocks)))
+    return pool, cached[::-1], ms
+
+
+def _first_tokens(scene: Scene, runner: Runner, cached: list[Cached], count: int, runs: int) -> dict[str, Any]:
+    ids = scene.ids(count)
+
+    def first_token() -> int:
+        prompt = runner.pool.open(cached, count)
+        (row,) = runner.prefill([prompt], [ids])
+        runner.pool.close(prompt)
+        return int(row.argmax())
+
+    first_token()
+    time = timing.of([clock(first_token) for _ in range(runs)])
+    replays = [replayed(ready) for ready in runner.captured.values()]
+    return time.to_json() | {"replay_ms": replays[-1] if replays else None}
+
+
+def _decoded(
+    scene: Scene, runner: Runner, cached: list[Cached], batch: int, question: int, runs: int
+) -> dict[str, Any]:
+    ids = scene.ids(question)
+
+    def step() -> float:
+        prompts = [runner.pool.open(cached, question + STEPS) for _ in range(batch)]
+        logits = runner.prefill(prompts, [ids] * batch)
+        ms = clock(lambda: list(runner.decode(prompts, logits, STEPS))) / (STEPS - 1)
+        for prompt in prompts:
+            runner.pool.close(prompt)
+        return ms
+
+    step()
+    time = timing.of([step() for _ in range(max(2, runs // 3))])
+    replays = [replayed(ready) for bucket, ready in runner.captured.items() if bucket.reserve]
+    found = {"replay_ms": replays[-1] if replays else None, "tokens_per_s": batch / time.ms * 1e3}
+    return time.to_json() | found

@@ -1,0 +1,122 @@
+"""What happened while requests were served, in Chrome's trace format, which Perfetto (ui.perfetto.dev) opens.
+
+Two groups of tracks: "machine" has a track for the engine, each loader, the scheduler and the tiers; "requests" has one
+for every request, from its arrival to its last token. Format: "Trace Event Format", JSON Object Format (Google, 2016):
+complete events (`ph` X) for spans, instant events (i) for moments, async events (b, e) where spans of a track overlap.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput
+from workbench.experiments.results import read_json, write_json
+from workbench.methods.request_report import STAGES, Receipt
+from workbench.store.events import SPANS, Event, Span, from_rows, to_rows
+
+MACHINE, REQUESTS = 1, 2  # process numbers
+OF_REQUEST: tuple[Span, ...] = ("wait", "load", "encode", "prefill", "decode")  # spans of a request's own track
+EVENTS = "events.json"  # of a run that is a folder
+_SHOWN = ("key", "tier", "bytes", "tokens", "detail", "request")
+
+
+def write_run(path: Path, events: Iterable[Event], **facts: Any) -> None:
+    """Write the events of a run, and facts about it, for `read`."""
+    write_json(path, facts | {"events": to_rows(events)})
+
+
+def read(path: Path) -> list[Event]:
+    """Read the events of a run (a file of `write_run`, or a folder that holds events.json), or of a trial's record.
+
+    A record has the stages of every request, where the trial was asked for receipts. Raises BadInput for another file.
+    """
+    file = _record_in(path) if path.is_dir() else path
+    if not file.is_file():
+        raise BadInput(f"{file} is not there: give a record of `workbench trial --receipt`, or the events of a run")
+    try:
+        content = read_json(file)
+    except UnicodeDecodeError:
+        raise BadInput(f"{file} is no JSON file") from None
+    if isinstance(content, Mapping) and isinstance(rows := content.get("events"), list):
+        return from_rows(rows)
+    content = content.get("record", content) if isinstance(content, Mapping) else content
+    if isinstance(content, Mapping) and "trial" in content:
+        if content.get("receipts") is None:
+            raise BadInput(f"{file} is a record without receipts: run `workbench trial` with --receipt")
+        return of_receipts(content["receipts"])
+    raise BadInput(f"{file} holds neither the record of a trial nor events")
+
+
+def _record_in(folder: Path) -> Path:
+    """Return the file of a folder that holds one trial (`trial --out`), or the events of a run."""
+    trials = [path for path in (folder / "trials").glob("*.json") if not path.name.endswith(".failed.json")]
+    if len(trials) > 1:
+        raise BadInput(f"{folder} holds {len(trials)} trials: name the file of one, in {folder / 'trials'}")
+    return trials[0] if trials else folder / EVENTS
+
+
+def of_receipts(receipts: Iterable[Mapping[str, Any]]) -> list[Event]:
+    """Return the stages of the requests of a trial, one behind the other; a batch is computed together."""
+    events: list[Event] = []
+    for number, row in enumerate(receipts):
+        if not isinstance(row, Mapping) or not {"id", "at", "receipt"} <= set(row):
+            raise BadInput(f"receipt {number} lacks its id, its time or itself")
+        receipt, at, name = Receipt.from_json(row["receipt"]), float(row["at"]), str(row["id"])
+        events.append(Event("arrive", at, lane="scheduler", request=name))
+        for stage in STAGES:
+            seconds = receipt.seconds.get(stage, 0.0)
+            if seconds:
+                events += _of_stage(stage, at, seconds, name, receipt)
+            at += seconds
+        events.append(Event("finish", at, lane="scheduler", request=name))
+    return events
+
+
+def chrome(events: Iterable[Event]) -> dict[str, Any]:
+    """Return events as an object of Chrome's trace format; times are in microseconds."""
+    listed = sorted(events, key=lambda event: (event.at, -event.seconds))
+    lanes = _numbered(event.lane for event in listed)
+    requests = _numbered(event.request for event in listed if event.request)
+    traced = [_named("process_name", MACHINE, 0, "machine"), _named("process_name", REQUESTS, 0, "requests")]
+    traced += [_named("thread_name", MACHINE, number, lane) for lane, number in lanes.items()]
+    traced += [_named("thread_name", REQUESTS, number, f"request {name}") for name, number in requests.items()]
+    for number, event in enumerate(listed):
+        traced += _traced(event, number, lanes, requests)
+    return {"traceEvents": traced, "displayTimeUnit": "ms"}
+
+
+def _of_stage(stage: str, at: float, seconds: float, name: str, receipt: Receipt) -> list[Event]:
+    about: dict[str, Any] = {"seconds": seconds, "request": name}
+    if stage == "load":
+        tiers = receipt.bytes
+        return [Event("load", at, lane="engine", bytes=sum(tiers.values()), tier=", ".join(sorted(tiers)), **about)]
+    if span := next((span for span in OF_REQUEST if span == stage), None):
+        return [Event(span, at, lane="engine", **about)]
+    return [Event("encode", at, lane="engine", detail=stage, **about)]  # store and place: work on its blocks
+
+
+def _traced(event: Event, number: int, lanes: Mapping[str, int], requests: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the entries of one event: on the track of its request, and where it kept a part of the machine busy."""
+    shown = {name: value for name in _SHOWN if (value := getattr(event, name))}
+    base = {"name": event.what, "cat": event.tier or event.lane, "ts": event.at * 1e6, "args": shown}
+    track = {"pid": REQUESTS, "tid": requests[event.request]} if event.request else {}
+    lane = {"pid": MACHINE, "tid": lanes[event.lane]}
+    if event.what not in SPANS:
+        return [base | (track or lane) | {"ph": "i", "s": "t"}]
+    whole = {"ph": "X", "dur": event.seconds * 1e6}
+    if event.what in OF_REQUEST and track:
+        busy = event.what == "load" and event.lane != "scheduler"
+        return [base | track | whole, *([base | lane | whole] if busy else [])]
+    if event.what == "run":
+        return [base | lane | whole]
+    ends = {"ph": "e", "ts": event.end * 1e6}
+    return [base | lane | {"ph": "b", "id": number}, base | lane | ends | {"id": number}]
+
+
+def _numbered(names: Iterable[str]) -> dict[str, int]:
+    """Number names from 1, in the order in which they come first."""
+    return {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
+
+
+def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "ts": 0, "pid": process, "tid": thread, "args": {"name": name}}

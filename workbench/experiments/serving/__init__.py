@@ -1,0 +1,1 @@
+"""Served and replayed sessions, measured."""

@@ -1,0 +1,299 @@
+"""Serve questions through the scheduler and measure, mode by mode: time to first token, throughput, idle engine.
+
+    loaded = models.load("lab-full")
+    prompts = loaded.layout.prompts(data.load("lab", samples=24), loaded.tokenizer)
+    for run in measure(loaded, prompts):
+        print(run.mode, run.ttft.p50, run.per_second, run.idle)
+
+On a GPU requests share the pages of a pool and read cached blocks in place; on a CPU each has a contiguous KV.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput, not_allowed
+from workbench.engine.decoding import check_length
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.paged_pool import Pool
+from workbench.experiments.serving.serve_fields import ServeFields, check_load
+from workbench.methods.engines import PAGE, EngineChoice, choose_engine
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.serving import MODES, Engine, Scheduler, Ticket
+from workbench.methods.serving.contiguous import ContiguousEngine
+from workbench.methods.serving.paged import PagedEngine
+from workbench.methods.serving.scheduler import Mode
+from workbench.metrics.latency import Quantiles, quantiles
+from workbench.models.loading import Loaded
+from workbench.store import UNLIMITED, FolderStore, HostTier, StoreTier, TieredStore
+from workbench.store.events import Events, idle_share
+from workbench.store.tiering.pages import PageTier
+
+NAMES = {"sync": "sync", "request": "async by request", "layer": "async by layer"}
+WARM_UP = 2  # questions that a CPU answers before anything is timed
+
+
+@dataclass(frozen=True)
+class Served:
+    """All questions under one mode of the scheduler.
+
+    seconds         from the first arrival until the last answer
+    ttfts           seconds from arrival to first token, a question
+    idle            share of that time in which the engine computed nothing
+    hit_rate        share of the context blocks that were found in pages, memory or on disk
+    rows_computed   tokens computed for a question, the mean; blocks that are encoded for the cache are not counted
+    """
+
+    mode: str
+    engine: str
+    questions: int
+    seconds: float
+    ttfts: tuple[float, ...]
+    idle: float
+    hit_rate: float
+    rows_computed: float
+
+    @property
+    def ttft(self) -> Quantiles:
+        """Percentiles of the time to first token, in seconds."""
+        return quantiles(self.ttfts)
+
+    @property
+    def ttft_mean(self) -> float:
+        """Mean time to first token, in seconds."""
+        return float(np.mean(self.ttfts))
+
+    @property
+    def per_second(self) -> float:
+        """Answers a second."""
+        return self.questions / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        values = asdict(self) | {"per_second": self.per_second, "ttft_s": {"mean": self.ttft_mean} | asdict(self.ttft)}
+        return {name: value for name, value in values.items() if name != "ttfts"}
+
+
+def measure(
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    modes: Sequence[str] = MODES,
+    method: Reuse | None = None,
+    *,
+    start: str = "cold",
+    engine: str = "auto",
+    rate: float | None = None,
+    batch: int = 8,
+    loaders: int = 2,
+    max_new_tokens: int = 8,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Served]:
+    """Serve all prompts once in every mode of the scheduler, and return what was measured, a `Served` a mode.
+
+    method    reuse of cached blocks, with or without recomputation; None: `Reuse()`
+    start     where blocks are at first: "cold" on disk, "warm" in memory, "empty" nowhere: they are encoded when missed
+    engine    "paged", "contiguous" or "auto", as in `generate`
+    rate      prompts a second, at moments drawn by `seed` (Poisson); None: all arrive at once
+    batch     prompts that are computed together, at most
+    progress  is called with how many modes have ended, of how many
+
+    Every mode begins with the same blocks in the same places. Files that were just written may be in the system's own
+    cache. Raises BadInput, before any work, for a value that is not allowed.
+    """
+    check_modes(modes)
+    check_load(batch, loaders, max_new_tokens, start, rate)
+    if not prompts:
+        raise BadInput("no prompts: at least one is needed")
+    loaded = Loaded(*loaded)
+    check_length(max_new_tokens, loaded.spec.context)
+    method = Reuse() if method is None else method
+    choice = _choice(loaded, method, prompts, max_new_tokens, engine)
+    served = []
+    with TemporaryDirectory() as place:
+        bench = _Bench(loaded, prompts, method, choice, batch, loaders, max_new_tokens)
+        bench.check()
+        stores = _stores(bench, start, Path(place) / "blocks")
+        few = prompts if bench.pool is not None else prompts[:WARM_UP]
+        bench.serve("request", next(stores), few, [0.0] * len(few))  # threads start, steps are captured
+        arrivals = _arrivals(len(prompts), rate, seed)
+        for number, mode in enumerate(modes):
+            served.append(bench.serve(mode, next(stores), prompts, arrivals))
+            if progress is not None:
+                progress(number + 1, len(modes))
+    return served
+
+
+def check_modes(modes: Sequence[str]) -> None:
+    """Raise BadInput for a mode that the scheduler does not have, and where there is none."""
+    if not modes:
+        raise BadInput(f"no mode: at least one of {', '.join(MODES)} is needed")
+    for mode in modes:
+        _mode(mode)
+
+
+def origin(asked: ServeFields) -> dict[str, Any]:
+    """Return the columns that all rows share."""
+    names = ("model", "data", "passages", "select", "seed", "dtype")
+    shared = {name: value for name in names if (value := getattr(asked, name)) is not None}
+    ratio = 0.0 if asked.select == "none" else asked.ratio  # of what is recomputed
+    return {**shared, "method": "reuse", "mode": "block", "positions": "re-encoded", "ratio": ratio}
+
+
+def setting(asked: ServeFields) -> dict[str, Any]:
+    """Return what was asked for that no column holds; {scheduler} is added a row."""
+    return {name: getattr(asked, name) for name in ("rate", "engine", "batch", "loaders", "max_new_tokens")}
+
+
+def timings(runs: Sequence[Served], setting: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row of `results.Timing` a mode: milliseconds to the first token."""
+    return [
+        {"workload": "first token", "candidate": run.mode, "runs": run.questions}
+        | {"setting": {**setting, "scheduler": run.mode}}
+        | {"ms": 1e3 * run.ttft.p50, "p5": 1e3 * run.ttft.p5, "p95": 1e3 * run.ttft.p95}
+        | {"least": 1e3 * min(run.ttfts), "most": 1e3 * max(run.ttfts), "samples": [1e3 * one for one in run.ttfts]}
+        for run in runs
+    ]
+
+
+def counts(runs: Sequence[Served], start: str, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row of `results.Count` a mode and number, under the names of the page on serving."""
+    rows = []
+    for run in runs:
+        about = {"kind": start, "setting": {**setting, "scheduler": run.mode}, "n": run.questions}
+        values = {"ttft_ms": 1e3 * run.ttft_mean, "ttft_p95": 1e3 * run.ttft.p95, "per_second": run.per_second}
+        values |= {"idle": run.idle, "reused": run.hit_rate, "rows_computed": run.rows_computed}
+        rows += [{**about, "measure": name, "value": value} for name, value in values.items()]
+    return rows
+
+
+@dataclass
+class _Bench:
+    """A model, its prompts and the engine that answers them; the pool is made once for all modes."""
+
+    loaded: Loaded
+    prompts: Sequence[Prompt]
+    method: Reuse
+    choice: EngineChoice
+    batch: int
+    loaders: int
+    max_new_tokens: int
+
+    def __post_init__(self) -> None:
+        paged = self.choice.name == "paged"
+        self.pool = Pool(self.loaded.model, self._pages(), PAGE) if paged else None
+        self.runner = None if self.pool is None else Runner(self.loaded.model, self.pool, coarse=True)
+
+    def check(self) -> None:
+        """Raise BadInput for a prompt that the engine cannot compute."""
+        engine = self._engine(TieredStore([HostTier()]))
+        for number, prompt in enumerate(self.prompts):
+            engine.check(Ticket(f"{number}", prompt, self.max_new_tokens))
+
+    def serve(self, mode: str, store: TieredStore, prompts: Sequence[Prompt], arrivals: Sequence[float]) -> Served:
+        """Serve prompts that arrive at these seconds. Raises what a request fails with."""
+        events, engine = Events(), self._engine(store)
+        scheduler = Scheduler(engine, _mode(mode), self.loaders, self.batch, self.batch, len(prompts) + 1, events)
+        begin = perf_counter()
+        with closing(scheduler):
+            tickets = _asked(scheduler, prompts, arrivals, self.max_new_tokens)
+        seconds = perf_counter() - begin
+        answers = [ticket.result(0) for ticket in tickets]
+        if isinstance(engine, PagedEngine):
+            for key in list(engine.pages):
+                engine.pages.drop(key)
+        blocks = [block for one in answers if one.receipt is not None for block in one.receipt.blocks]
+        return Served(
+            mode=mode,
+            engine=str(self.choice),
+            questions=len(answers),
+            seconds=seconds,
+            ttfts=tuple(one.ttft for one in answers),
+            idle=idle_share(events),
+            hit_rate=sum(block.status == "reused" for block in blocks) / max(1, len(blocks)),
+            rows_computed=float(np.mean([one.rows_computed for one in answers])),
+        )
+
+    def _engine(self, store: TieredStore) -> Engine:
+        model, tokenizer, layout = self.loaded
+        if self.runner is None:
+            return ContiguousEngine(model, tokenizer, store, self.method, stop=layout.stop)
+        return PagedEngine(self.runner, PageTier(self.runner.pool, store), tokenizer, self.method, stop=layout.stop)
+
+    def _pages(self) -> int:
+        """Return pages for the blocks, and for all that is computed for requests that are loaded or run at a time."""
+        most = max(sum(-(-len(block) // PAGE) for block in set(prompt.context)) for prompt in self.prompts)
+        blocks = sum(-(-len(block) // PAGE) for block in {b for prompt in self.prompts for b in prompt.context})
+        together = 2 * self.batch
+        computed = [len(p) if self.method.select else len(p.question) for p in self.prompts]
+        return 1 + min(blocks, together * most) + together * -(-(max(computed) + self.max_new_tokens) // PAGE)
+
+
+def _mode(name: str) -> Mode:
+    for mode in MODES:
+        if name == mode:
+            return mode
+    raise not_allowed("mode", name, MODES)
+
+
+def _choice(loaded: Loaded, method: Reuse, prompts: Sequence[Prompt], count: int, asked: str) -> EngineChoice:
+    choice = choose_engine(loaded.model, method, prompts, count, asked)
+    if asked == "auto" and getattr(method.select, "fresh", False):
+        return EngineChoice("contiguous", "the selector writes to cached rows")
+    return choice
+
+
+def _stores(bench: _Bench, start: str, folder: Path) -> Iterator[TieredStore]:
+    """Yield the tiers of one run after the other, with every block of the prompts in the place where it starts."""
+    pinned = bench.pool is not None and bench.pool.device.type == "cuda"
+    host = partial(HostTier, UNLIMITED, pinned=pinned)
+    while start == "empty":
+        yield TieredStore([host()])
+    held = TieredStore([host()]) if start == "warm" else FolderStore(folder, new=True, durable=False)
+    for prompt in bench.prompts:
+        bench.method.prepare(bench.loaded.model, [prompt], held)
+    while isinstance(held, TieredStore):
+        yield held
+    while True:
+        yield TieredStore([host(), StoreTier(FolderStore(folder, durable=False, pinned=pinned))], loaders=bench.loaders)
+
+
+def _arrivals(count: int, rate: float | None, seed: int) -> list[float]:
+    """Return the seconds at which prompts arrive, the first at 0."""
+    if rate is None:
+        return [0.0] * count
+    gaps = np.random.default_rng(seed).exponential(1 / rate, count - 1)
+    return [0.0, *np.cumsum(gaps).tolist()]
+
+
+def _asked(
+    scheduler: Scheduler, prompts: Sequence[Prompt], arrivals: Sequence[float], max_new_tokens: int
+) -> list[Ticket]:
+    """Serve in this thread what another one asks; return the tickets of requests that have all ended."""
+    if not any(arrivals):
+        return scheduler.run(prompts, max_new_tokens)
+    tickets: list[Ticket] = []
+
+    def ask() -> None:
+        begin = perf_counter()
+        try:
+            for prompt, at in zip(prompts, arrivals, strict=True):
+                sleep(max(0.0, begin + at - perf_counter()))
+                tickets.append(scheduler.submit(prompt, max_new_tokens))
+        finally:
+            scheduler.close()
+
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    scheduler.serve()
+    asking.join()
+    return tickets

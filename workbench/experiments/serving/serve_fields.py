@@ -1,0 +1,62 @@
+"""What `workbench serve-bench` is asked for; nothing heavy is imported, so that its `--help` is there at once."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Annotated
+
+from workbench.core.errors import BadInput, not_allowed
+from workbench.experiments.trials.trial_fields import check_numbers
+from workbench.methods.method_fields import SELECTORS, DataName, DeviceName, LayoutName, ModelName
+
+STARTS = ("cold", "warm", "empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeFields:
+    """Questions that the scheduler serves, and how. Raises BadInput for a value that is not allowed."""
+
+    model: ModelName = "lab-full"
+    data: DataName = "lab"
+    samples: Annotated[int, "Questions to serve, at most"] = 24
+    passages: Annotated[
+        int | None, "Passages a question, cut or filled in; without it 10, or as many as a file has"
+    ] = None
+    mode: Annotated[
+        str, "Scheduler modes, with commas between: sync, request (asynchronous by request), layer (by layer)"
+    ] = "sync,request,layer"
+    rate: Annotated[float | None, "Questions a second, at random moments; without it, all arrive at once"] = None
+    start: Annotated[
+        str, "Where cached blocks are at first: cold (on disk), warm (in memory), empty (encoded when missed)"
+    ] = "cold"
+    select: Annotated[str, f"Which cached tokens are recomputed: {SELECTORS}. Default: none"] = "none"
+    ratio: Annotated[float | None, "With --select: recompute this share of the tokens of all passages"] = 0.15
+    engine: Annotated[str, "paged, contiguous, or auto: paged on a GPU wherever model and method allow"] = "auto"
+    batch: Annotated[int, "Questions computed together, at most"] = 8
+    loaders: Annotated[int, "Threads that load blocks"] = 2
+    max_new_tokens: Annotated[int, "Most tokens of an answer"] = 8
+    device: DeviceName = "cpu"
+    dtype: Annotated[str | None, "float32, bfloat16 or float16; without it, float32 on cpu, else the checkpoint's"] = (
+        None
+    )
+    layout: LayoutName = None
+    seed: Annotated[int, "Seed of the draw of samples and of the moments of arrival"] = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(vars(self))
+        check_load(self.batch, self.loaders, self.max_new_tokens, self.start, self.rate)
+
+    @property
+    def modes(self) -> list[str]:
+        """The scheduler modes by name, each once."""
+        return list(dict.fromkeys(name.strip() for name in self.mode.split(",")))
+
+
+def check_load(batch: int, loaders: int, max_new_tokens: int, start: str, rate: float | None) -> None:
+    """Raise BadInput for the first of these that cannot be served."""
+    for name, value in (("batch", batch), ("loaders", loaders), ("max_new_tokens", max_new_tokens)):
+        if value < 1:
+            raise BadInput(f"{name} is {value!r}: a whole number of at least 1 is needed")
+    if start not in STARTS:
+        raise not_allowed("start", start, STARTS)
+    if rate is not None and not (isfinite(rate) and rate > 0):
+        raise BadInput(f"rate is {rate!r}: a positive number of questions a second is needed")

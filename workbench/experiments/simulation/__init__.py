@@ -1,0 +1,1 @@
+"""Simulated workloads, caches and machines."""

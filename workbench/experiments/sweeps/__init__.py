@@ -1,0 +1,1 @@
+"""Many trials: grids, checks before the first, runs in parallel."""

@@ -1,0 +1,199 @@
+"""What is wrong in a list of trials, said before the first of them runs: no weights are read.
+
+Checked are models, dtypes, devices, data, layouts, judges, what sparse methods were fitted to, folders of prepared
+blocks, how many neighbours a corpus has for a passage, and the length of every prompt.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+
+from workbench import data, models
+from workbench.core.errors import BadInput, not_allowed
+from workbench.data import chat_template
+from workbench.data.layouts import Layout
+from workbench.data.retrieval_corpus import check_neighbours
+from workbench.data.sample import Sample
+from workbench.engine.decoding import check_length
+from workbench.experiments.trials.trial import Trial
+from workbench.methods import prepare as preparations
+from workbench.methods import registry, seer_gate
+from workbench.methods.sparse import Sparse
+from workbench.methods.sparse.compact import Compact
+from workbench.methods.sparse.seer_attention import SeerAttention
+from workbench.methods.sparse.xattention import Xattention
+from workbench.metrics.faithfulness import check_judge
+from workbench.models.checkpoints import base_folder, first_line
+from workbench.models.families import decoder_config
+from workbench.models.loading import DTYPES, Loaded
+from workbench.models.model_card import UNREADABLE, layout_of, tokenizer_of
+from workbench.store.urls import opened
+
+SHOWN = 3  # problems that are told at most
+
+
+class _Model:
+    """What is known of a model without its weights; read once."""
+
+    def __init__(self, name: str, loaded: Loaded | None):
+        self.name, self.loaded = name, loaded
+
+    @cached_property
+    def folder(self) -> Path:
+        path = models.folder(self.name)
+        models.check(path)
+        return path
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        if self.loaded:
+            return decoder_config(self.loaded.model.config)
+        base = base_folder(self.folder)
+        try:
+            return decoder_config(AutoConfig.from_pretrained(base, local_files_only=True))
+        except UNREADABLE as problem:
+            raise BadInput(f"{base} has a config.json that cannot be read: {first_line(problem)}") from None
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.loaded.tokenizer if self.loaded else tokenizer_of(base_folder(self.folder))
+
+    def layout(self, name: str | None) -> Layout:
+        """Return the layout of that name; the model's own for None."""
+        if name is not None:
+            return chat_template.layout_named(name, self.tokenizer)
+        return self.loaded.layout if self.loaded else layout_of(self.folder, self.tokenizer)
+
+    @cached_property
+    def fitted_to(self) -> Path:
+        """The folder beside whose weights a gate lies."""
+        return models.folder(str(self.loaded.model.config.name_or_path)) if self.loaded else self.folder
+
+
+def check(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> None:
+    """Raise BadInput that names what is wrong, and in how many trials, before any of them runs.
+
+    loaded  the model of all trials where it is in memory
+    here    False: they run on other machines, which may have other devices
+    """
+    known: dict[str, _Model] = {}
+    problems: dict[str, list[Trial]] = {}
+    remembered, counted = lru_cache(maxsize=4)(_samples), lru_cache(maxsize=4)(_passages)
+    longest: dict[tuple[Any, ...], str] = {}
+    for trial in trials:
+        model = known.setdefault(trial.model, _Model(trial.model, loaded))
+        try:
+            _check_place(trial, model, here)
+            _check_method(trial, model)
+            _check_neighbours(trial, counted)
+            samples = remembered(trial.data, trial.samples, trial.seed, trial.passages)
+            if trial.faithfulness is not None:
+                check_judge(trial.faithfulness, samples)
+            key = (trial.model, trial.layout, trial.data, trial.samples, trial.seed, trial.passages)
+            if key not in longest:
+                longest[key] = _too_long(samples, model, trial.layout)
+            if longest[key]:
+                raise BadInput(longest[key])
+        except BadInput as problem:
+            problems.setdefault(str(problem), []).append(trial)
+    if problems:
+        raise BadInput(told(problems, len(trials)))
+
+
+def told(problems: dict[str, list[Trial]], count: int) -> str:
+    """Say what is wrong, in how many of all trials; of more problems than a few, how many there are."""
+    if count == 1:
+        return next(iter(problems))
+    wrong = sum(map(len, problems.values()))
+    parts = [f"{problem} ({_which(of, count)})" for problem, of in list(problems.items())[:SHOWN]]
+    more = f"; and {len(problems) - SHOWN} more problems" if len(problems) > SHOWN else ""
+    head = f"{wrong} of {count} trials cannot run: " if len(problems) > 1 else ""
+    return f"{head}{'; '.join(parts)}{more}"
+
+
+def _which(trials: Sequence[Trial], count: int) -> str:
+    return f"{len(trials)} of {count} trials" if len(trials) > 1 else "1 trial"
+
+
+def _check_place(trial: Trial, model: _Model, here: bool) -> None:
+    if model.loaded is None:
+        _ = model.folder
+        if trial.dtype is not None and trial.dtype not in DTYPES:
+            raise not_allowed("dtype", trial.dtype, DTYPES)
+        if here:
+            models.device_of(trial.device)
+        else:
+            _check_device_name(trial.device)
+    check_length(trial.max_new_tokens, getattr(model.config, "max_position_embeddings", None))
+    if trial.prepared is not None:
+        opened(trial.prepared)
+
+
+def _check_device_name(name: str) -> None:
+    try:
+        known = torch.device(name).type in ("cpu", "cuda")
+    except RuntimeError:
+        known = False
+    if not known:
+        raise BadInput(f"unknown device {name!r}: allowed are cpu, cuda and cuda:N")
+
+
+def _check_method(trial: Trial, model: _Model) -> None:
+    """Refuse a sparse method whose gate or thresholds are not there, or whose groups do not fit the model's heads."""
+    for tiles in _nested(trial.tiles()):
+        if isinstance(tiles, SeerAttention):
+            seer_gate.training(Path(tiles.gate) if tiles.gate else model.fitted_to / seer_gate.FILE)
+        if isinstance(tiles, Xattention) and isinstance(tiles.threshold, str):
+            _check_file(tiles.threshold)
+        if isinstance(tiles, Compact):
+            tiles.group(model.config.num_attention_heads, model.config.num_key_value_heads)
+
+
+def _check_neighbours(trial: Trial, count: Callable[[str, int, int, int | None], int]) -> None:
+    """Refuse a preparation that takes more neighbours than the corpus has for a passage."""
+    policy, options = registry.found(preparations.__name__, trial.prepare, ("corpus",))
+    known = {field.name: field.default for field in fields(policy)}
+    if trial.mode != "full" and {"n", "search"} <= known.keys():  # it searches the corpus for its nearest
+        passages = count(trial.data, trial.samples, trial.seed, trial.passages)
+        check_neighbours(options.get("n", known["n"]), passages)
+
+
+def _passages(name: str, samples: int, seed: int, passages: int | None) -> int:
+    """Return how many passages neighbours come from; one that stands twice counts once."""
+    corpus = data.corpus(name, samples, seed, passages)
+    return len({(passage.title, passage.text) for sample in corpus for passage in sample.ctxs})
+
+
+def _nested(tiles: Sparse | None) -> Iterator[Sparse]:
+    while tiles is not None:
+        yield tiles
+        tiles = tiles.inner if isinstance(tiles, Compact) else None
+
+
+def _check_file(name: str) -> None:
+    if not Path(name).is_file():
+        raise BadInput(f"there are no thresholds {name!r}: `workbench sparse profile` writes them")
+
+
+def _samples(name: str, samples: int, seed: int, passages: int | None) -> list[Sample]:
+    return data.load(name, samples, seed, passages, answered=False)
+
+
+def _too_long(samples: Sequence[Sample], model: _Model, layout: str | None) -> str:
+    """Return what is wrong with the longest prompt, "" where it fits the model's context with an answer."""
+    context = getattr(model.config, "max_position_embeddings", None)
+    if not context:
+        return ""
+    prompts = model.layout(layout).prompts(samples, model.tokenizer)
+    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
+    if len(prompts[longest]) < context:
+        return ""
+    return (
+        f"the prompt of sample {samples[longest].id!r} has {len(prompts[longest])} tokens, the model's context is "
+        f"{context}, answer included: ask for fewer passages"
+    )

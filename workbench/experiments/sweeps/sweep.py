@@ -1,0 +1,175 @@
+"""Many trials: every combination of lists of a trial's fields, on disk as they finish.
+
+    table = sweep(Trial("lab-full"), out="runs/sweep", select=["none", "query_guided"], ratio=[0.05, 0.15])
+
+<out>/answers|counts|timings   result tables, a part a trial (`workbench.results`)
+      trials/<key>.json        a trial and its record; <key>.failed.json why it failed
+      _SUCCESS                 written last, where no trial failed
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+
+from workbench.core.errors import BadInput
+from workbench.core.utils import dask_cluster
+from workbench.core.utils.files import write_text
+from workbench.core.utils.runner import Workers, check_jobs
+from workbench.experiments.sweeps import preflight, sweep_runs
+from workbench.experiments.sweeps.sweep_grid import Case, cases
+from workbench.experiments.trials import rows
+from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial import Progress, Trial
+from workbench.metrics.answers import Interval, bootstrap
+from workbench.models.loading import Loaded
+from workbench.store.files.manifest import MANIFEST
+
+SUCCESS = "_SUCCESS"
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A row a trial and kind of question, and a row a trial and question; `failures`: trial → why it failed."""
+
+    table: pd.DataFrame
+    answers: pd.DataFrame
+    failures: dict[str, str]
+
+
+class Failed(RuntimeError):
+    """Some trials failed; `outcome` holds the result of the others."""
+
+    def __init__(self, outcome: SweepResult):
+        name, why = next(iter(outcome.failures.items()))
+        super().__init__(f"{len(outcome.failures)} trials failed; the first was {name}: {why}")
+        self.outcome = outcome
+
+
+def sweep(
+    base: Trial,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    loaded: Loaded | None = None,
+    cluster: str | None = None,
+    **lists: Sequence[Any],
+) -> pd.DataFrame:
+    """Return one row a trial and kind of question, over all combinations of `lists`; other fields are those of `base`.
+
+    A list is named after a field of `Trial`, or `method` for published ones. Without `out` nothing is kept on disk.
+    `cluster` as in `run`.
+    Raises BadInput before the first trial, and `Failed` after the last where some failed.
+    """
+    with TemporaryDirectory() as scratch:
+        outcome = run(cases(asdict(base), lists), Path(out or scratch), jobs, progress, loaded, cluster=cluster)
+    if outcome.failures:
+        raise Failed(outcome)
+    return outcome.table
+
+
+def run(
+    cases: Sequence[Case],
+    out: Path,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    loaded: Loaded | None = None,
+    keep_gib: float = 0.0,
+    cluster: str | None = None,
+    retries: int = 1,
+) -> SweepResult:
+    """Run what `out` does not hold yet, a failure or not, and write the tables.
+
+    jobs      processes that run trials side by side, each with one model in memory at a time (times to first token
+              suffer); of a cluster that is begun here its workers
+    keep_gib  each of them keeps so much of cached blocks from trial to trial (hit rates are then of a warm store)
+    cluster   a Dask cluster that runs them instead (`core.utils.dask_cluster`): its workers need the files of models
+              and data under the same names, results come back to this process
+    retries   how often a trial that failed is tried again
+
+    What is finished when this process ends, however it does, is not run again. Raises BadInput, before the first trial,
+    for what could not run.
+    """
+    _check(out, jobs, retries)
+    folder = out / rows.FOLDER
+    todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
+    preflight.check([case.trial for case in todo], loaded, here=cluster in (None, dask_cluster.LOCAL))
+    runs = sweep_runs.Runs(folder, loaded, keep_gib, retries)
+    total = sum(case.trial.samples for case in cases)
+    done = total - sum(case.trial.samples for case in todo)
+
+    def tell(answered: int, _questions: int = 0) -> None:
+        if progress:
+            progress(done + answered, total)
+
+    failures = {}
+    with ExitStack() as stack:
+        side_by_side = jobs if len(todo) > 1 or cluster is not None else 1
+        gpu = any(sweep_runs.needs_gpu(case.trial) for case in todo)
+        workers = stack.enter_context(Workers(side_by_side, cluster if todo else None, gpu=gpu))
+        folder.mkdir(parents=True, exist_ok=True)
+        (out / SUCCESS).unlink(missing_ok=True)
+        tell(0)
+        for case, problem in stack.enter_context(closing(runs.over(workers, todo, tell))):
+            done += case.trial.samples
+            tell(0)
+            if problem:
+                failures[case.name] = problem
+    outcome = SweepResult(*_tables(cases, folder), failures)
+    if not failures:
+        write_text(out / SUCCESS, "")
+    return outcome
+
+
+def _check(out: Path, jobs: int, retries: int) -> None:
+    check_jobs(jobs, retries)
+    if out.is_file() or (out / MANIFEST).is_file():
+        held = "a file" if out.is_file() else "a folder of cached blocks"
+        raise BadInput(f"{out} is {held}: results need a folder of their own")
+
+
+def difference(
+    answers: pd.DataFrame, one: str, other: str, score: str = "em", kind: str | None = None
+) -> tuple[float, Interval]:
+    """Return how much more trial `one` scores than `other`, with a bootstrap 95% interval paired by question.
+
+    `score` is a column of `answers`: em, f1, nll, kl, agree, … Questions that lack it are left out. `compare.paired`
+    says more of two methods.
+    """
+    asked = answers if kind is None else answers[answers["kind"] == kind]
+    first, second = (asked[asked["trial"] == key].set_index("id")[score] for key in (one, other))
+    if not len(first) or not first.index.equals(second.index):
+        raise BadInput(f"trials {one!r} and {other!r} have not answered the same questions")
+    gap = (first - second).dropna().tolist()
+    if not gap:
+        raise BadInput(f"no question of trials {one!r} and {other!r} has a score {score!r}")
+    return sum(gap) / len(gap), bootstrap(gap)
+
+
+def _tables(cases: Sequence[Case], folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    made: list[dict[str, Any]] = []
+    answers = []
+    for case in cases:
+        if not (path := folder / f"{case.key}.json").is_file():
+            continue
+        record = Record.from_json(json.loads(path.read_text(encoding="utf-8"))["record"])
+        made += _rows(case, record)
+        answers.append(pd.DataFrame(rows.answers_of(folder.parent, case.key)).assign(trial=case.key))
+    return pd.DataFrame(made), pd.concat(answers, ignore_index=True) if answers else pd.DataFrame()
+
+
+def _rows(case: Case, record: Record) -> list[dict[str, Any]]:
+    costs = {name: value for name, value in record.to_json().items() if isinstance(value, float | int)}
+    times = {f"ttft_{name}": value for name, value in asdict(record.ttft_s).items() if name != "n"}
+    judged = {f"faithfulness_{name}": value for name, value in (record.faithfulness or {}).items()}
+    answered = {f"answered_{name}": value for name, value in (record.answered or {}).items()}
+    trial = {"trial": case.key, "method": case.method, "way": record.label} | case.trial.settings()
+    trial["note"] = record.note
+    if case.trial.mode != "block":
+        trial["ratio"] = None
+    return [trial | {"kind": row["kind"]} | costs | row | times | judged | answered | trial for row in record.rows()]

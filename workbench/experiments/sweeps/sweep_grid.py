@@ -1,0 +1,75 @@
+"""The trials of a sweep: every combination of lists of a trial's fields, once."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from workbench import models
+from workbench.core.errors import BadInput
+from workbench.experiments.trials.trial import Trial
+from workbench.methods import presets
+from workbench.methods.method_fields import REUSE
+
+FIELDS = tuple(field.name for field in fields(Trial))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trial of a sweep, and the published method it was asked for by, if any."""
+
+    trial: Trial
+    method: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of the trial and of the state of its files, so that nothing stale is taken for finished."""
+        state = [self.trial.settings(), files_of(self.trial)]
+        return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def name(self) -> str:
+        """The model and every field that is not at its default, as text."""
+        default = asdict(Trial(self.trial.model))
+        settings = [f"{name}={value}" for name, value in asdict(self.trial).items() if value != default[name]]
+        return ", ".join([self.trial.model, *settings])
+
+
+def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[Case]:
+    """Return the trials of a sweep, each once.
+
+    A field in a list that does not apply (a ratio where nothing is selected, a selector of full attention) is left at
+    its default there, so combinations that come to the same trial are run once.
+    """
+    for name, values in lists.items():
+        if name not in (*FIELDS, "method"):
+            raise BadInput(f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}")
+        if isinstance(values, str) or not len(values):
+            raise BadInput(f"{name} is {values!r}: a list of at least one value is needed")
+    trials: dict[Trial, Case] = {}
+    for values in product(*lists.values()):
+        given = dict(zip(lists, values, strict=True))
+        method = given.pop("method", None)
+        options = {**base, **presets.options(method, given)}
+        if options["mode"] != "block":
+            options |= {name: getattr(Trial, name) for name in REUSE if name in given}
+        elif options["select"] == "none" and "ratio" in given:
+            options["ratio"] = None
+        trial = Trial(**options)
+        trials.setdefault(trial, Case(trial, method or ""))
+    return list(trials.values())
+
+
+def files_of(trial: Trial) -> list[list[Any]]:
+    """List name, size and time of the files that a trial reads."""
+    try:
+        paths = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())
+    except BadInput:
+        paths = []  # a model that is in memory only
+    named = (trial.data, trial.prepared, trial.store, trial.layout)
+    paths += [path for path in map(Path, filter(None, named)) if path.exists()]
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]

@@ -1,0 +1,1 @@
+"""Trials: one model, one data set, one method; records, comparison, verification."""

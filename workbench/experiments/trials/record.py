@@ -1,0 +1,159 @@
+"""The result of a trial: one flat record that is a line of JSON."""
+
+import json
+import platform
+from contextlib import suppress
+from dataclasses import MISSING, asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.core.errors import BadInput
+from workbench.core.utils import html_views
+from workbench.metrics.answers import Score
+from workbench.metrics.fidelity import Quality
+from workbench.metrics.latency import Quantiles
+
+LATER = (
+    "faithfulness",
+    "rows_charged",
+    "answered",
+    "misses",
+    "receipts",
+    "engine",
+)  # records of earlier versions lack them
+FIDELITY = frozenset(field.name for field in fields(Quality)) - {field.name for field in fields(Score)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Quality):
+    """Scores of a trial with what they cost; tokens, rows, flops, bytes: means a request, to its first token."""
+
+    trial: dict[str, Any]  # the trial's own fields: model, data, mode, positions, seed, …
+    by_kind: dict[str, Quality]  # per kind of question, "" where the data has none
+    ttft_s: Quantiles  # time to first token: one request at a time, after warm-up; block mode: blocks in the store
+    prompt_tokens: float
+    rows_computed: float
+    rows_reused: float
+    flops: float
+    flops_linear: float
+    flops_attention: float
+    bytes: float
+    bytes_loaded: float  # of these, keys and values that come from the store
+    hit_rate: float  # of the store while the answers were computed; 0 in full mode, which asks no store
+    parameters: int
+    seconds: float  # wall time of computing the answers, batched
+    device: str
+    versions: dict[str, str]
+    sparsity: dict[str, Any] | None = None  # what a sparse method keeps and loses (`metrics.tiles.sparsity`), else None
+    faithfulness: dict[str, Any] | None = None  # of the answers, `metrics.faithfulness.Faithfulness`, where judged
+    rows_charged: float | None = None  # rows through all layers of every pass, those of the selector included
+    answered: dict[str, Any] | None = None  # fidelity over the questions that full attention answers exactly
+    misses: dict[str, int] | None = None  # of the store, by reason (`store.misses.Miss`); None where none was asked
+    receipts: list[dict[str, Any]] | None = (
+        None  # of every request, {id, at, receipt} (`methods.request_report`), where asked
+    )
+    engine: str | None = None  # that answered, and why; None in records of earlier versions, and where a CPU answered
+    note: str = ""  # what the model's folder says of it (its weights are random), and a choice that changed nothing
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `from_json` reads them back.
+
+        Faithfulness, receipts, and fidelity to full attention, are left out where they were not asked for.
+        """
+        values = {name: value for name, value in asdict(self).items() if name not in LATER or value is not None}
+        values["by_kind"] = {kind: _measured(score) for kind, score in values["by_kind"].items()}
+        return _measured(values)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "Record":
+        """Read what `to_json` wrote. Raises BadInput that names a missing or unknown field."""
+        known = {field.name for field in fields(cls)}
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
+        if odd := sorted((needed - set(record)) | (set(record) - known)):
+            raise BadInput(f"record field {odd[0]!r} is {'missing' if odd[0] in known else 'unknown'}")
+        by_kind = {kind: Quality(**score) for kind, score in record["by_kind"].items()}
+        return cls(**record | {"by_kind": by_kind, "ttft_s": Quantiles(**record["ttft_s"])})
+
+    @property
+    def label(self) -> str:
+        """The method in words: "full", "block", "block, after_system, query_guided at 15%", …"""
+        trial = self.trial
+        words = [trial["mode"]]
+        words += ["naive positions"] if trial["positions"] == "naive" else []
+        words += [trial["prepare"]] if trial["prepare"] != "independent" else []
+        if trial["select"] != "none":
+            words.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
+        words += [trial["sparse"]] if trial.get("sparse", "none") != "none" else []
+        words += [f"chunks of {trial['chunk']}"] if trial.get("chunk") else []
+        return ", ".join(words)
+
+    def _repr_html_(self) -> str:
+        """Show scores with their intervals, costs, parameters and versions in a notebook."""
+        scored = [
+            (row["kind"] or "(no kind)", *(_interval(row, name) for name in SHOWN), row["n"]) for row in self.rows()
+        ]
+        title = f"{self.trial['model']} on {self.trial['data']}: {self.label}"
+        costs = [
+            ("time to first token", f"{self.ttft_s.p50 * 1e3:.1f} ms, {self.ttft_s.n} requests"),
+            ("tokens computed", f"{self.rows_computed:,.0f} of {self.prompt_tokens:,.0f}"),
+            ("operations", f"{self.flops:.2e}"),
+            ("bytes moved", f"{self.bytes:.2e}, of these {self.bytes_loaded:.2e} from the store"),
+            ("device", self.device),
+            *([("note", self.note)] if self.note else []),
+            *self.versions.items(),
+        ]
+        parts = [html_views.table(title, scored, ("questions", *SHOWN.values(), "n")), html_views.table("Costs", costs)]
+        return "".join([*parts, html_views.table("Parameters", self.trial.items())])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row of scores a kind of question and one for "all", with the mode of the trial."""
+        mode = self.trial["mode"] if self.trial["positions"] != "naive" else "naive"
+        score = {field.name: getattr(self, field.name) for field in fields(Quality)}
+        scores = {"all": score} | {kind: asdict(of_kind) for kind, of_kind in self.by_kind.items()}
+        return [{"mode": mode, "kind": kind} | _measured(of_kind) for kind, of_kind in scores.items()]
+
+
+SHOWN = {"em": "exact match", "f1": "F1", "kl": "KL from full"}  # scores in a notebook
+
+
+def _interval(row: dict[str, Any], name: str) -> str:
+    value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
+    return "–" if value is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _measured(score: dict[str, Any]) -> dict[str, Any]:
+    """Leave fidelity out where it was not measured."""
+    return score if score["compared"] is not None else {k: v for k, v in score.items() if k not in FIDELITY}
+
+
+def dumps(record: Record) -> str:
+    """Return the record as one line of JSON."""
+    return json.dumps(record.to_json(), allow_nan=False)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that a measurement depends on."""
+    packages = ("cached-block-workbench", "torch", "transformers")
+    return {"python": platform.python_version()} | {name: version_of(name) or "not installed" for name in packages}
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of a package; None where it is not installed, as in a plain checkout."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    """Return the accelerator's product name, or the processor with the threads torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name, threads = platform.processor() or platform.machine(), torch.get_num_threads()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"

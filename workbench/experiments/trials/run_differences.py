@@ -1,0 +1,144 @@
+"""Runs side by side: paired differences of scores, ratios of costs, and what changed in parameters and versions."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from workbench.core.errors import BadInput
+from workbench.experiments.trials.compare import RIGHT, SCORES
+from workbench.experiments.trials.runs import Run, changed, distinct
+from workbench.metrics.paired import difference, mcnemar
+
+COSTS = {
+    "ttft_p50": "time to first token (s)",
+    "rows_computed": "tokens computed",
+    "flops": "operations",
+    "bytes": "bytes moved",
+    "bytes_loaded": "bytes from the store",
+}
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """How much more `run` scores than `base` in one score, on `n` questions that both have answered.
+
+    `low` and `high` are the ends of a paired bootstrap 95% interval, `p` is McNemar's where answers are right or wrong.
+    They are None where the runs cannot be paired by question, and `why` says so.
+    """
+
+    run: str
+    base: str
+    score: str
+    one: float
+    other: float
+    difference: float
+    n: int = 0
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Runs beside the first of them, or the one that was named as `base`."""
+
+    runs: tuple[Run, ...]
+    base: Run
+    differences: tuple[RunDifference, ...]
+    parameters: dict[str, list[Any]]  # those that differ, a value a run
+    versions: dict[str, list[Any]]
+
+    def costs(self) -> list[dict[str, Any]]:
+        """Return a row a run: its costs, and {cost}_ratio to those of the base."""
+        rows = []
+        for run in self.runs:
+            row: dict[str, Any] = {"run": run.name}
+            for name in COSTS:
+                value, level = run.scores.get(name), self.base.scores.get(name)
+                row |= {name: value, f"{name}_ratio": value / level if value is not None and level else None}
+            rows.append(row)
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values: a row a run, a row a difference, and what changed."""
+        return {
+            "base": self.base.name,
+            "runs": [{"run": run.name, "source": run.source, **run.scores} for run in self.runs],
+            "differences": [asdict(each) for each in self.differences],
+            "costs": self.costs(),
+            "parameters": self.parameters,
+            "versions": self.versions,
+        }
+
+
+def compared(runs: Sequence[Run], base: str | None = None, scores: Sequence[str] = (), seed: int = 0) -> RunComparison:
+    """Compare runs with one of them: `base` by name or number from 1, else the first.
+
+    `scores` as they are called in records; without them, those of SCORES that all runs have, or all common numbers of
+    notebooks.
+
+    Raises BadInput for fewer than two runs, an unknown base, and a score that a run lacks.
+    """
+    if len(runs) < 2:
+        raise BadInput(f"{len(runs)} run: at least two are needed to compare")
+    named = distinct(runs)
+    level = _base(named, base)
+    common = [name for name in level.scores if all(name in run.scores for run in named)]
+    if missing := [name for name in scores if name not in common]:
+        known = [name for name in SCORES if name in common] or common
+        raise BadInput(f"not every run has a score {missing[0]!r}: they share {', '.join(known) or 'none'}")
+    wanted = list(scores) or [name for name in SCORES if name in common]
+    if not wanted and all(run.record is None for run in named):
+        wanted = [name for name in common if not name.endswith(("_low", "_high"))]
+    if not wanted:
+        raise BadInput("the runs have no score in common")
+    others = [run for run in named if run is not level]
+    found = tuple(difference_of(run, level, score, seed) for run in others for score in wanted)
+    parameters, versions = changed([run.parameters for run in named]), changed([run.versions for run in named])
+    return RunComparison(tuple(named), level, found, parameters, versions)
+
+
+def difference_of(run: Run, base: Run, score: str, seed: int = 0) -> RunDifference:
+    """Return how much more a run scores than another, paired by question where both have answered the same."""
+    first, second, why = _paired(run, base, score)
+    one, other = run.scores[score], base.scores[score]
+    about: dict[str, Any] = {"run": run.name, "base": base.name, "score": score}
+    if why:
+        return RunDifference(**about, one=one, other=other, difference=one - other, why=why)
+    gap = difference(first, second, seed)
+    p = mcnemar(first, second).p if score in RIGHT else None
+    means: dict[str, Any] = {"one": sum(first) / len(first), "other": sum(second) / len(second)}
+    return RunDifference(**about, **means, difference=gap.mean, n=gap.n, low=gap.low, high=gap.high, p=p)
+
+
+def _base(runs: Sequence[Run], base: str | None) -> Run:
+    if base is None:
+        return runs[0]
+    by_name = {run.name: run for run in runs} | {str(number): run for number, run in enumerate(runs, 1)}
+    if base not in by_name:
+        raise BadInput(f"no run is named {base!r}: there are {', '.join(run.name for run in runs)}")
+    return by_name[base]
+
+
+def _paired(run: Run, base: Run, score: str) -> tuple[list[float], list[float], str]:
+    """Return the score of the questions that both have answered, or why they cannot be paired."""
+    for each in (run, base):
+        if not each.answers:
+            return [], [], f"of {'both' if not (run.answers or base.answers) else each.name} only sums were kept"
+    texts = all("expected" in row for each in (run, base) for row in each.answers)
+    if not texts and run.asked != base.asked:
+        return [], [], "other questions were asked"
+    theirs = {row["id"]: row for row in base.answers}
+    pairs = []
+    for row in run.answers:
+        other = theirs.get(row["id"])
+        if other is None or (texts and row["expected"] != other["expected"]):
+            continue
+        ours, base_score = row.get(score), other.get(score)
+        if ours is not None and base_score is not None and ours == ours and base_score == base_score:
+            pairs.append((float(ours), float(base_score)))
+    if not pairs:
+        return [], [], "no question with this score was asked of both"
+    first, second = zip(*pairs, strict=True)
+    return list(first), list(second), ""

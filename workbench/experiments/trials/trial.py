@@ -1,0 +1,219 @@
+"""A trial: one model, one data set, one method; it returns a Record."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from workbench import data, models
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.utils.annotations import check_fields
+from workbench.data import Sample, layouts
+from workbench.data.layouts import Layout
+from workbench.data.retrieval_corpus import Corpus
+from workbench.engine.decoding import check_length
+from workbench.experiments.trials import question_rows
+from workbench.experiments.trials.record import Record, device_name, versions
+from workbench.experiments.trials.references import Watch
+from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
+from workbench.experiments.trials.trial_measures import check_context, costs, first_tokens, mean, receipts
+from workbench.methods import Method, registry
+from workbench.methods import generation as generating
+from workbench.methods import prepare as preparations
+from workbench.methods.answered import Generation
+from workbench.methods.config import MethodConfig
+from workbench.methods.engines import check_engine, choose_engine
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.preprocessing.precompute import kind_of
+from workbench.methods.sampling import SamplingParams
+from workbench.methods.sparse._small import for_short_prompts
+from workbench.metrics import fidelity
+from workbench.metrics.answers import Records
+from workbench.metrics.faithfulness import check_judge, judge
+from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
+from workbench.metrics.latency import measure
+from workbench.metrics.tiles.sparsity import measure as measure_sparsity
+from workbench.models.loading import Loaded
+from workbench.store import MemoryStore, Store
+from workbench.store.urls import opened
+from workbench.store.views import KeepingStore
+
+Progress = Callable[[int, int], None]  # (samples answered, of how many)
+BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
+LATER = ("faithfulness", "fidelity", "layout", "store", "receipt", "engine")  # fields that earlier versions lack
+SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
+
+
+@dataclass(frozen=True)
+class Trial(TrialFields, MethodConfig):
+    """A method on a model and questions, as `TrialFields` says.
+
+    Validates itself: BadInput for a value that is not allowed, before anything is loaded.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.check()
+        check_numbers(vars(self))
+        if self.store is not None and (self.mode != "block" or self.prepared is not None):
+            raise BadInput(f"store {self.store!r} is for mode block, and stands for prepared: give one of them")
+        if self.faithfulness is not None:
+            check_judge(self.faithfulness)
+        layouts.check(self.layout)
+        check_engine(self.engine)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields as results hold them; one that earlier versions lack is left out where it is not set."""
+        values = asdict(self)
+        for name in LATER:
+            if values[name] == getattr(Trial, name):
+                del values[name]
+        return values
+
+    def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Record:
+        """Answer every question, measure, score.
+
+        `loaded` is the model where it is in memory already (`models.load`); `progress` is called after every batch.
+        Raises BadInput, before any work, for unknown names, broken files and a prompt over the model's context.
+        """
+        return self.run_each(progress, loaded)[0]
+
+    def run_each(
+        self, progress: Progress | None = None, loaded: Loaded | None = None, store: MemoryStore | None = None
+    ) -> tuple[Record, Records]:
+        """Return the record, and one row a question: {id, kind, answer, expected, em, f1}, in the order of the data.
+
+        With `fidelity`, a row holds what `metrics.fidelity.compare` returns, and `full_em`: full attention's score.
+        `store` holds blocks that other trials have cached; hit rate and seconds are then those of a warm store.
+        """
+        samples = data.load(self.data, self.samples, self.seed, self.passages, answered=False)
+        if self.faithfulness is not None:
+            check_judge(self.faithfulness, samples)
+        loaded = models.Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
+        loaded = loaded.with_layout(self.layout)
+        model, tokenizer, layout = loaded
+        prompts = layout.prompts(samples, tokenizer)
+        check_context(loaded.spec.context, samples, prompts)
+        check_length(self.max_new_tokens, loaded.spec.context)
+        method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
+        engine = choose_engine(model, method, prompts, self.max_new_tokens, self.engine)
+        if store is None:  # an empty one is false
+            store = self._opened(method, loaded)
+        before = store.stats
+        watch = Watch(loaded, samples, prompts, method, self.max_new_tokens) if self.fidelity else None
+        begin = time.perf_counter()
+        generations = self.answer(prompts, loaded, store, progress, method, watch)
+        seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
+        looked_up = store.stats.since(before)
+        ttft = measure(first_tokens(model, prompts[: self.timed], method, self.engine, store), model.device)
+        texts = [generation.text.strip() for generation in generations]
+        compared = watch.rows if watch else []
+        rows = [question_rows.row(*each) for each in zip_longest(samples, texts, compared)]
+        few = prompts[: min(self.timed, SPARSE_PROMPTS)]
+        sparsity = self._sparsity(model, few)
+        record = Record(
+            **question_rows.quality(rows, samples, self.seed),
+            **costs(model, generations),
+            trial=self.settings(),
+            by_kind=question_rows.by_kind(rows, samples, self.seed),
+            answered=fidelity.of_answered(rows, self.seed),
+            ttft_s=ttft,
+            prompt_tokens=mean([len(prompt) for prompt in prompts]),
+            hit_rate=looked_up.hit_rate,
+            misses=dict(looked_up.reasons) if looked_up.hits + looked_up.misses else None,
+            seconds=seconds,
+            device=device_name(model.device),
+            versions=versions() | data.versions(self.data),
+            sparsity=sparsity,
+            faithfulness=self._judged(samples, texts),
+            note=" ".join(filter(None, (models.note_of(self.model), self._unused(sparsity, few)))),
+            receipts=receipts(samples, generations) if self.receipt else None,
+            engine=str(engine) if engine.name == "paged" or self.engine != "auto" else None,
+        )
+        return record, rows
+
+    def _opened(self, method: Method, loaded: Loaded) -> MemoryStore:
+        """Return an empty store in memory, before the folder or URL that holds cached blocks where one is named."""
+        behind: Store | None = None
+        if isinstance(method, Reuse) and (place := self.store or self.prepared):
+            behind = opened(place, kind_of(loaded.model, method.prepare, loaded.tokenizer), new=bool(self.store))
+            behind = KeepingStore(behind) if self.store else behind
+        return MemoryStore(int(self.store_gib * 2**30), behind=behind)
+
+    def _sparsity(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> dict[str, Any] | None:
+        """Return what the sparse method keeps and misses on `prompts`; None without one."""
+        tiles = self.tiles()
+        return None if tiles is None else measure_sparsity(model, prompts, tiles.ready(model), self.chunk).record()
+
+    def _judged(self, samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, Any] | None:
+        """Return how far passages support the answers; None where no judge is named."""
+        if self.faithfulness is None:
+            return None
+        return asdict(
+            measure_faithfulness(judge(self.faithfulness, self.device, self.dtype), samples, texts, self.seed)
+        )
+
+    def _unused(self, sparsity: dict[str, Any] | None, prompts: Sequence[Prompt]) -> str:
+        """Say that a sparse method left nothing out, and which options fit prompts of this length; "" where it did."""
+        if sparsity is None or sparsity["tiles"] < 1 or registry.parse(self.sparse)[0] == "dense":
+            return ""
+        length = max(map(len, prompts))
+        fits = for_short_prompts(self.sparse, length)
+        said = f"{self.sparse} keeps every tile of prompts of {length:,} tokens, so nothing is sparse here"
+        return (
+            f"{said}; options for such prompts: --sparse {fits!r}."
+            if fits != self.sparse
+            else f"{said}: choose smaller tiles."
+        )
+
+    def _corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
+        """Return the passages that neighbours come from, where the preparation has any."""
+        policy, _ = registry.found(preparations.__name__, self.prepare, ("corpus",))
+        if not hasattr(policy, "neighbours"):
+            return None
+        return Corpus.of(data.corpus(self.data, self.samples, self.seed, self.passages), layout, tokenizer)
+
+    def answer(
+        self,
+        prompts: Sequence[Prompt],
+        loaded: Loaded,
+        store: MemoryStore,
+        progress: Progress | None = None,
+        method: Method | None = None,
+        watch: Watch | None = None,
+    ) -> list[Generation]:
+        """Generate greedy answers to prompts; cached blocks come from `store` and stay in it.
+
+        They are answered in batches, or over pages `batch` at a time, where one that ends makes room for the next.
+        """
+        model, tokenizer, layout = loaded
+        method = method or self.method()
+        options: dict[str, Any] = {"params": SamplingParams(self.max_new_tokens, stop=layout.stop)}
+        options |= {"engine": self.engine, "keep": watch is not None, "most": self.batch}
+        if watch is None and choose_engine(model, method, (), 1, self.engine).name == "paged":
+            return generating.answer(model, tokenizer, prompts, method, store, progress=progress, **options).generations
+        generations: list[Generation] = []
+        for batch in batches([len(prompt) for prompt in prompts], self.batch):
+            answered = generating.answer(model, tokenizer, [prompts[i] for i in batch], method, store, **options)
+            generations += answered.generations
+            if watch:
+                watch(batch, answered)
+            if progress:
+                progress(len(generations), len(prompts))
+        return generations
+
+
+def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Yield indices in order, grouped to at most `most` requests and `tokens` tokens (a longer prompt goes alone)."""
+    group: list[int] = []
+    for i, length in enumerate(lengths):
+        if group and (len(group) == most or sum(lengths[j] for j in group) + length > tokens):
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group

@@ -1,0 +1,218 @@
+"""Prompts answered over the pages of one pool, by captured steps: of any lengths, methods and options, side by side.
+
+Cached blocks lie in pages that all prompts share (`engine.pages.block_pages`). Requests wait until the pool has pages
+for them; their rows are computed together, and their answers decoded together, some tokens at a time; one that ends
+makes room for others. What a step of fixed shape cannot do (chosen tiles, chunks, mask rules, thousands of rows) is
+computed on a contiguous copy of the pages, and its rows are written back; decoding is captured in any case.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from math import isfinite
+from time import perf_counter
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.engine.pages.page_allocator import NoPages
+from workbench.methods import ReadyRequest
+from workbench.methods.engines import PAGE, pages_of
+from workbench.methods.paged.prefill import prefill
+from workbench.methods.paged.request import PageRequest, needed
+
+MOST = 32  # requests that are decoded together
+PROMPTS = 16384  # tokens of prompts that are begun together
+QUANTUM = 8  # tokens that are decoded before others may join
+
+
+class PagedAnswers:
+    """Answers requests over the pages of `model`; used by one thread at a time, within `pages_of(model).lock`.
+
+    most   requests that are decoded together
+    wait   requests wait until those before them have made room; else all have to find room at once
+    Raises NoPages for a request that finds no room in a pool of its own, or before any work where all must and do not.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        requests: Sequence[PageRequest],
+        most: int = MOST,
+        page: int = PAGE,
+        wait: bool = True,
+    ):
+        self.model, self.most = model, most
+        self.waiting, self.running = deque(requests), list[PageRequest]()
+        self.progress: Callable[[int, int], None] | None = None  # (ended, of how many), after every some tokens
+        self._held: list[PageRequest] = []  # they have ended, and are kept
+        self._pages = pages_of(model)
+        needs = [needed(request, page) for request in requests]
+        self.runner, self.blocks = self._pages.of(model, max(needs, default=1))
+        self.pool = self.runner.pool
+        if not wait and sum(needs) > self.blocks.room:
+            raise NoPages(sum(needs), self.blocks.room, f"the batch of {len(needs)} prompts")
+
+    def run(self) -> Generator[tuple[PageRequest, int], None, None]:
+        """Answer all, and yield tokens as they come. Where it fails or is left, all pages are given back."""
+        total, ended = len(self.waiting), 0
+        try:
+            while self.waiting or self.running:
+                yield from self._admit()
+                yield from self._decode()
+                now = total - len(self.waiting) - len(self.running)
+                if self.progress and now > ended:
+                    self.progress(now, total)
+                ended = now
+        except BaseException:
+            for request in (*self.running, *self._held):
+                self.release(request)
+            raise
+
+    def release(self, request: PageRequest) -> None:
+        """Give the pages of a request back."""
+        if request.paged is not None:
+            self.pool.close(request.paged)
+            request.paged = None
+        self.blocks.unpin(request.context)
+        request.context = []
+
+    def read(self, request: PageRequest) -> ReadyRequest:
+        """Return a request that has ended with its KV, copied out of its pages, which are given back."""
+        ready = request.ready
+        assert ready is not None
+        if request.paged is None:
+            return ready
+        if request.rows:
+            kv = self.pool.read(request.context, request.paged, request.rows, request.positions)
+        else:  # all of it was copied into its pages
+            kv = self.pool.gather(request.context, 0, request.positions)
+        request.ready = replace(ready, request=replace(ready.request, kv=kv))
+        self.release(request)
+        return request.ready
+
+    def _admit(self) -> Iterator[tuple[PageRequest, int]]:
+        """Begin requests that wait, as many as find room, where it pays to stop the others for them."""
+        free = self.most - len(self.running)
+        if not self.waiting or (self.running and free < min(len(self.waiting), max(1, self.most // 4))):
+            return
+        group = self._group(free)
+        if not group:
+            if not self.running:
+                request = self.waiting[0]
+                raise NoPages(
+                    needed(request, self.pool.size), self.blocks.room, f"a prompt of {len(request.prompt)} tokens"
+                )
+            return
+        try:
+            prefill(self.runner, self.blocks, group)
+        except BaseException:
+            for request in group:
+                self.release(request)
+            raise
+        self.running += group
+        for request, token in zip(group, self._chosen(group), strict=True):
+            yield from self._take(request, [token])
+
+    def _group(self, free: int) -> list[PageRequest]:
+        """Take requests off the queue that are begun together: of one method and store, and with room for all."""
+        group: list[PageRequest] = []
+        pages = tokens = 0
+        while self.waiting and len(group) < free:
+            request = self.waiting[0]
+            if group and (request.method, id(request.store)) != (group[0].method, id(group[0].store)):
+                break
+            pages += needed(request, self.pool.size)
+            tokens += len(request.prompt)
+            if group and tokens > PROMPTS:
+                break
+            if not self._room(pages):
+                break
+            group.append(self.waiting.popleft())
+        return group
+
+    def _room(self, pages: int) -> bool:
+        """Return whether so many pages can be had; those of kept requests are read first."""
+        for request in list(self._held):
+            if pages <= self.blocks.room:
+                break
+            self._held.remove(request)
+            self.read(request)
+        for other in list(self._pages.unread) if pages > self.blocks.room else ():
+            other.read()
+        return pages <= self.blocks.room
+
+    def _decode(self) -> Iterator[tuple[PageRequest, int]]:
+        """Decode some tokens of all that run."""
+        greedy = [request for request in self.running if not request.choose.temperature]
+        drawn = [request for request in self.running if request.choose.temperature]
+        if greedy:
+            yield from self._decode_greedily(greedy)
+        for _ in range(QUANTUM):
+            if live := [request for request in drawn if request.ended is None]:
+                yield from self._decode_drawn(live)
+
+    def _decode_greedily(self, group: list[PageRequest]) -> Iterator[tuple[PageRequest, int]]:
+        prompts = [request.paged for request in group if request.paged is not None]
+        count = min(request.limit - len(request.tokens) for request in group)
+        if self.waiting or len(group) < len(self.running):
+            count = min(count, QUANTUM)
+        said = [len(request.tokens) for request in group]
+        written = [prompt.written for prompt in prompts]
+        last = torch.tensor([request.tokens[-1] for request in group], device=self.pool.device)
+        steps = self.runner.decode(prompts, last, count + 1)
+        next(steps)  # it is known
+        for step in steps:
+            for request, token in zip(group, step, strict=True):
+                if request.ended is None and token is not None:
+                    yield from self._take(request, [token], close=False)
+            over = sum(request.ended is not None for request in group)
+            if over == len(group) or (self.waiting and 2 * over >= len(group)):
+                break
+        for request, prompt, before, base in zip(group, prompts, said, written, strict=True):
+            prompt.written = base + len(request.tokens) - before  # the device is ahead
+            self._end(request)
+
+    def _decode_drawn(self, group: list[PageRequest]) -> Iterator[tuple[PageRequest, int]]:
+        prompts = [request.paged for request in group if request.paged is not None]
+        logits = self.runner.prefill(prompts, [torch.tensor(request.tokens[-1:]) for request in group])
+        for request, row in zip(group, logits, strict=True):
+            yield from self._take(request, [request.choose(row, request.random)])
+
+    def _chosen(self, group: Sequence[PageRequest]) -> list[int]:
+        """Choose the first tokens, once they are computed."""
+        rows = [request.logits for request in group if request.logits is not None]
+        best = torch.stack(rows).float().max(-1)
+        values, likeliest = torch.stack((best.values.double(), best.indices.double())).tolist()
+        if not all(map(isfinite, values)):
+            raise BadInput("logits of a request hold nan or infinity: its keys, values or weights are damaged")
+        tokens = [
+            request.choose(row, request.random) if request.choose.temperature else int(token)
+            for request, row, token in zip(group, rows, likeliest, strict=True)
+        ]
+        for request in group:
+            request.first = perf_counter()
+        return tokens
+
+    def _take(
+        self, request: PageRequest, tokens: Sequence[int], close: bool = True
+    ) -> Iterator[tuple[PageRequest, int]]:
+        for token in tokens:
+            before = len(request.tokens)
+            request.take(token)
+            if len(request.tokens) > before:
+                yield request, token
+        if close:
+            self._end(request)
+
+    def _end(self, request: PageRequest) -> None:
+        """Let a request that has ended make room."""
+        if request.ended is None or request not in self.running:
+            return
+        self.running.remove(request)
+        if request.keep:
+            self._held.append(request)
+        else:
+            self.release(request)
+            request.logits = None

@@ -1,0 +1,108 @@
+"""What a data set would look up in a folder of cached blocks, and why it would not find it; nothing is computed."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench import data, models
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.data import layouts
+from workbench.data.retrieval_corpus import Corpus
+from workbench.methods import prepare
+from workbench.methods.preprocessing.fields import LookupFields
+from workbench.methods.preprocessing.precompute import kind_of
+from workbench.methods.registry import found, is_whole
+from workbench.models.loading import Loaded
+from workbench.models.spec import attach
+from workbench.store import Miss
+from workbench.store.files import manifest
+from workbench.store.misses import identity_of
+from workbench.store.urls import Where, opened
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The look-ups of a data set: each block once. `differs` says what else the folder's blocks are of, if anything."""
+
+    folder: str
+    prepare: str
+    hits: int
+    misses: tuple[tuple[Miss, str], ...]  # with what the block is called
+    differs: str = ""
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Misses by reason, the most frequent first."""
+        return dict(Counter[str](miss.reason for miss, _ in self.misses).most_common())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        misses = [{"block": label} | vars(miss) | {"key": str(miss.key)} for miss, label in self.misses]
+        counts = {"hits": self.hits, "misses": len(misses), "reasons": self.reasons}
+        return {"folder": self.folder, "prepare": self.prepare, **counts, "missed": misses, "differs": self.differs}
+
+
+@dataclass(frozen=True)
+class Lookups(LookupFields):
+    """What a trial with these options would look up in `folder`.
+
+    Raises BadInput for unknown names and broken files, as a trial does. A folder of another model or preparation is no
+    error here: its blocks miss, and say so.
+    """
+
+    def run(self, loaded: Loaded | None = None) -> Explained:
+        """Ask the folder for every block. `loaded` is the model where it is in memory already."""
+        layouts.check(self.layout)
+        if not is_whole(self.samples, 1):
+            raise BadInput(f"samples is {self.samples!r}: a whole number of at least 1 is needed")
+        store = opened(self.folder)
+        spec = self.prepare or str(store.kind.get("preparation", "independent"))
+        policy_class, _ = found(prepare.__name__, spec, ("corpus",))
+        samples = data.load(self.data, self.samples, self.seed, self.passages, answered=False)
+        loaded = Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
+        model, tokenizer, layout = loaded.with_layout(self.layout)
+        attach(model)
+        given: dict[str, Any] = {}
+        if hasattr(policy_class, "neighbours"):
+            texts = data.corpus(self.data, self.samples, self.seed, self.passages)
+            given["corpus"] = Corpus.of(texts, layout, tokenizer)
+        prompts = layout.prompts(samples, tokenizer)
+        policy = prepare.named(spec, **given)
+        asked = Asked(loaded.spec.empty(1))
+        policy(model, prompts, asked)
+        labels = {block.content: block.label for prompt in prompts for block in prompt.context}
+        misses = []
+        for key in asked.keys:
+            if store.get(key) is None:
+                identity = identity_of(key)
+                misses.append((store.why(key), labels.get(identity.block, "") if identity else ""))
+        wanted = {name: value for name, value in kind_of(model, policy, tokenizer).items() if name in store.kind}
+        told = _difference(self.folder, store.kind, wanted)
+        return Explained(str(self.folder), spec, len(asked.keys) - len(misses), tuple(misses), told)
+
+
+def _difference(place: Where, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Say what the blocks of a place are of, where that is not what is wanted."""
+    try:
+        manifest.agreed(place, dict(there), {**there, **wanted})
+    except BadInput as problem:
+        return str(problem)
+    return ""
+
+
+class Asked:
+    """A store that notes what it is asked for and seems to have it, so that nothing is encoded."""
+
+    def __init__(self, kv: KV):
+        self.kv = kv.lock()
+        self.keys: dict[str, None] = {}
+
+    def get(self, key: str) -> KV:
+        """Note the key, and return KV that is not read."""
+        self.keys[key] = None
+        return self.kv
+
+    def put(self, key: str, kv: KV) -> None:
+        """Do nothing."""

@@ -1,0 +1,183 @@
+"""A whole corpus prepared into a folder, once: by several processes, and taken up again where it was interrupted.
+
+<out>/manifest.json, *.safetensors    a `FolderStore`
+      prepared.json                   what it took
+      _SUCCESS                        written last
+      unprepared/                     KV that neighbours are stitched from; removed at the end
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from workbench import data, models
+from workbench.core.blocks import Block
+from workbench.core.errors import BadInput
+from workbench.core.utils.annotations import check_fields
+from workbench.core.utils.files import is_url
+from workbench.data import layouts
+from workbench.data.retrieval_corpus import Corpus
+from workbench.methods import prepare, registry
+from workbench.methods.prepare import Prepare
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.prepare.with_neighbours import WithNeighbours
+from workbench.methods.preprocessing import shards
+from workbench.methods.preprocessing.fields import PreparationFields
+from workbench.methods.preprocessing.shards import UNPREPARED, PrepareStage, ShardMaker
+from workbench.models.loading import Loaded
+from workbench.models.spec import attach
+from workbench.store import fingerprint
+from workbench.store.files.manifest import TOKENIZER
+from workbench.store.keys import vocabulary
+from workbench.store.remote_calls import file_system
+from workbench.store.urls import Where, forget, is_begun, note, opened, read_note, within
+
+Progress = Callable[[int, int], None]  # (passages done, of how many)
+SUCCESS, ASKED = "_SUCCESS", "prepared.json"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What came out. `passages_per_second` is of this run, from the first shard's begin to the last one's end."""
+
+    folder: str
+    prepare: str
+    passages: int
+    made: int  # in this run; the others were there
+    tokens: int
+    bytes: int
+    seconds: float
+    passages_per_second: float
+    workers: int
+
+
+@dataclass(frozen=True)
+class Preparation(PreparationFields):
+    """All passages of a data set, prepared by one policy and kept in the folder `out`.
+
+    Of a data file, these are all passages of all samples. Each of the `workers` has a model of its own; `shard`
+    passages make a file.
+    Raises BadInput before anything is written, also for a folder that another model or preparation has filled.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        layouts.check(self.layout)
+        registry.found(prepare.__name__, self.prepare, ("corpus", "system"))
+        for name in ("workers", "shard"):
+            if not registry.is_whole(value := getattr(self, name), 1):
+                raise BadInput(f"{name} is {value!r}: a whole number of at least 1 is needed")
+        if is_url(self.out):
+            file_system(str(self.out))  # refuses what it does not know
+        else:
+            object.__setattr__(self, "out", Path(self.out))
+
+    def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Prepared:
+        """Prepare what the folder lacks. `loaded` is the model where it is in memory already."""
+        samples = data.corpus(self.data, self.samples, self.seed, self.passages)
+        if not any(passage.text.strip() for sample in samples for passage in sample.ctxs):
+            raise BadInput(f"{self.data} holds no text")
+        loaded = Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
+        model, tokenizer, layout = loaded.with_layout(self.layout)
+        attach(model)
+        corpus = Corpus.of(samples, layout, tokenizer)
+        first = layout.prompts(samples[:1], tokenizer)[0]
+        system = first.context[: len(first.context) - len(samples[0].ctxs)]
+        policy = prepare.named(self.prepare, corpus=corpus, system=len(system))
+        if is_begun(self.out):
+            opened(self.out, kind_of(model, policy, tokenizer))  # refuses a store of another kind
+        stages = self._stages(policy, corpus)
+        made, total, done, seconds = 0, sum(len(stage.passages) for stage in stages), 0, 0.0
+        with self._makers(model, system, stages) as make:  # refuses a cluster that does not answer
+            opened(self.out, kind_of(model, policy, tokenizer), new=True)
+            forget(self.out, SUCCESS)
+            for stage in stages:
+                opened(stage.folder, kind_of(model, stage.policy, tokenizer), new=True)
+                if system and not opened(stage.folder).has_file("system"):
+                    ShardMaker(model, stage.policy, stage.folder, system).make(("system", ()))
+            for stage in stages:
+                begin, end, made = float("inf"), 0.0, 0  # of the last stage, whose passages stay
+                for begun, ended, count, fresh in make(stage):
+                    begin, end, done, made = min(begin, begun), max(end, ended), done + count, made + fresh
+                    if progress:
+                        progress(done, total)
+                seconds += end - begin
+        return self._finish(policy, corpus, made, seconds)
+
+    def _stages(self, policy: Prepare, corpus: Corpus) -> list[PrepareStage]:
+        """Return what is left to do: no stage where all shards are written. A shard with a damaged header is not."""
+        runs = [corpus.blocks[i : i + self.shard] for i in range(0, len(corpus), self.shard)]
+        policies: list[tuple[Prepare, Where]] = [(policy, self.out)]
+        if isinstance(policy, WithNeighbours) and policy.n:
+            policies.insert(0, (AfterSystem(policy.system), within(self.out, UNPREPARED)))
+        stages = []
+        for each, folder in policies:
+            store = opened(folder) if is_begun(folder) else None
+            named = [shards.named(store, i, run) for i, run in enumerate(runs)]
+            missing = [shard for shard in named if store is None or not shards.is_written(store, shard)]
+            stages.append(PrepareStage(each, folder, missing))
+        return [stage for stage in stages if stage.shards] if stages[-1].shards else []
+
+    @contextmanager
+    def _makers(
+        self, model: PreTrainedModel, system: tuple[Block, ...], stages: list[PrepareStage]
+    ) -> Iterator[shards.Make]:
+        """Yield a function that prepares a stage: here, in `workers` other processes, or on a cluster."""
+        alone = self.workers == 1 or all(len(stage.shards) == 1 for stage in stages)
+        if not stages or (alone and self.cluster is None):
+            yield shards.here(model, system)
+            return
+        policies = {stage.folder: stage.policy for stage in stages}
+        named = (self.model, self.dtype, self.layout)
+        given = shards.Workplace(self.device, named, policies, system, fingerprint(model))
+        with shards.elsewhere(self.workers, self.cluster, given) as make:
+            yield make
+
+    def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float) -> Prepared:
+        forget(self.out, UNPREPARED)
+        tokens, size = sum(map(len, corpus.blocks)), opened(self.out).bytes
+        speed = made / seconds if made else 0.0
+        whole = (len(corpus), made, tokens, size, seconds, speed, self.workers)
+        prepared = Prepared(str(self.out), registry.spec_of(policy), *whole)
+        asked = asdict(self) | {"out": str(self.out)}
+        before = [each for each in asked_before(self.out) if each["data"] != self.data]
+        found = {"asked": asked, "before": before, "found": asdict(prepared)}
+        note(self.out, ASKED, json.dumps(found, indent=1))
+        note(self.out, SUCCESS, "")
+        return prepared
+
+
+def asked_before(place: Where) -> list[dict[str, Any]]:
+    """Return what was prepared into a place, as `prepared.json` says; nothing where it does not."""
+    try:
+        found = json.loads(read_note(place, ASKED) or "{}")
+        return [dict(each) for each in (*found.get("before", ()), found["asked"])]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def again(place: Where, progress: Progress | None = None) -> list[Prepared]:
+    """Prepare anew what a place lacks of all that was prepared into it. Raises BadInput."""
+    known = {field.name for field in fields(Preparation)}
+    asked = [{name: value for name, value in each.items() if name in known} for each in asked_before(place)]
+    return [Preparation(**each | {"out": place, "cluster": None}).run(progress) for each in asked]
+
+
+def kind_of(model: PreTrainedModel, policy: Prepare, tokenizer: Any = None) -> dict[str, Any]:
+    """Return what the blocks of a store have in common.
+
+    A folder opened with it, `FolderStore(folder, kind_of(model, policy))`, refuses other ones.
+    """
+    corpus = getattr(policy, "corpus", None)
+    words = {} if tokenizer is None else {TOKENIZER: vocabulary(tokenizer)}
+    return words | {
+        "model": fingerprint(model),
+        "dtype": str(model.dtype),
+        "preparation": registry.spec_of(policy),
+        "corpus": corpus.key if corpus is not None else "any",
+    }

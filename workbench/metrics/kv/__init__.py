@@ -1,0 +1,1 @@
+"""Measures of cached keys and values against those of full attention."""

@@ -1,0 +1,138 @@
+"""The sparsest setting of a method that keeps the share asked for: of measured settings, or by search."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput, not_allowed
+from workbench.data.sample import Sample
+from workbench.methods import sparse
+from workbench.methods.sparse import Sparse
+from workbench.metrics.answers import Records, exact_match, wilson
+from workbench.metrics.tiles.side_by_side import Comparison, compare
+from workbench.metrics.tiles.sparsity import Methods
+from workbench.metrics.tiles.tile_recall import chosen
+from workbench.metrics.tiles.tile_states import States, dense_states
+from workbench.models.loading import Loaded
+
+KEPT = ("em", "f1", "mass", "recall", "prefill_agree", "first")  # measures that are higher where more is kept
+
+
+def cheapest(
+    table: pd.DataFrame, measure: str, keep: float, answers: pd.DataFrame | None = None, cost: str = "density"
+) -> Records:
+    """Find, for every method of `table` (a row a setting), the setting of least `cost` that keeps enough of `measure`.
+
+    Rows hold {source, rule, sparse, density, union} and measures, as `results.scores` and
+    `plots.marks.method_names.named` return them; dense attention has the rule "". Enough is the share `keep` of what
+    dense attention reaches. Methods whose settings all keep less have `sparse` "". Records {source, rule, sparse,
+    density, union, value, low, high, n, sure}: `sure` where the 95% interval keeps it as well. With `answers` (rows of
+    the result table), exact match is compared question by question: of those that dense attention answers right, the
+    share that the method does has to keep it, by Wilson's interval. A source without dense attention is left out.
+    """
+    if measure not in KEPT:
+        raise not_allowed("measure", measure, KEPT)
+    records: Records = []
+    for source, own in table.dropna(subset=[measure]).groupby("source", sort=False):
+        right = {} if answers is None else _right(answers[answers.source == source])
+        for dense in own[own.rule == ""].head(1).to_dict("records"):
+            for rule, settings in own[own.rule != ""].groupby("rule", sort=False):
+                enough = settings[settings[measure] >= keep * dense[measure] - 1e-9].sort_values(cost)
+                best = enough.iloc[0] if len(enough) else settings.sort_values(measure).iloc[-1]
+                low, high = best.get(f"{measure}_low"), best.get(f"{measure}_high")
+                sure = low is not None and low >= keep * dense[measure] - 1e-9
+                both = _both(right, best["sparse"], dense["sparse"]) if measure == "em" else []
+                if len(both):
+                    sure = wilson(sum(both), len(both))[0] >= keep
+                record = {"source": source, "rule": rule, "sparse": best["sparse"] if len(enough) else ""}
+                record |= {"density": best.density, "union": best.get("union"), "value": best[measure]}
+                record |= {"low": low, "high": high, "n": best.get("n")}
+                records.append(record | {"sure": bool(sure and len(enough))})
+    return sorted(records, key=lambda r: (r["sparse"] == "", r[cost]))
+
+
+def _right(answers: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return exact match by question of every sparse method."""
+    whole = answers[answers["mode"] == "full"].dropna(subset=["em"]).drop_duplicates(["sparse", "question"])
+    return {str(spec): rows.set_index("question").em for spec, rows in whole.groupby("sparse", sort=False)}
+
+
+def _both(right: dict[str, pd.Series], method: str, dense: str) -> list[float]:
+    """Return exact match of a method on the questions that dense attention answers right; none without both."""
+    if not {method, dense} <= right.keys():
+        return []
+    pairs = pd.concat([right[method], right[dense]], axis=1, keys=["own", "dense"]).dropna()
+    return list(pairs.own[pairs.dense == 1])
+
+
+def search(
+    model: PreTrainedModel, prompts: Sequence[Prompt], methods: Methods, keep: float, chunk: int | None = None
+) -> Records:
+    """Find the sparsest threshold of every method that keeps the share `keep` of the attention mass of the prompts.
+
+    Records {method, option, value, density, mass, steps}, means over layers, heads and prompts. The search is a
+    bisection on the states of dense attention; `steps` values were tried. `value` is None where even the last keeps
+    less. Single columns count as the tiles that they are in. BadInput for a chunk of no whole tiles.
+    """
+    if not 0 < keep <= 1:
+        raise BadInput(f"keep is {keep}: it is a share, above 0 to 1")
+    states = [dense_states(model, prompt.tokens) for prompt in prompts]
+    records = []
+    for name, method in methods.items():
+        option, values = method.threshold_steps
+        low, high = 0, len(values) - 1
+        known: dict[int, tuple[float, float]] = {}
+        while low < high:
+            middle = (low + high) // 2
+            known[middle] = _kept(states, method.with_threshold(values[middle]), chunk)
+            low, high = (low, middle) if known[middle][1] >= keep else (middle + 1, high)
+        known[low] = known.get(low) or _kept(states, method.with_threshold(values[low]), chunk)
+        density, mass = known[low]
+        value = values[low] if mass >= keep else None
+        row = {"method": name, "option": option, "value": value, "density": density, "mass": mass}
+        records.append(row | {"steps": len(known)})
+    return sorted(records, key=lambda r: (r["value"] is None, r["density"]))
+
+
+def _kept(states: Sequence[States], method: Sparse, chunk: int | None) -> tuple[float, float]:
+    """Return the density and attention mass, mean over prompts, layers and heads."""
+    choices = [chosen(state, layer, method, chunk=chunk) for state in states for layer in state.layers]
+    density = torch.stack([choice.density() for choice in choices]).mean()
+    mass = torch.stack([choice.held() for choice in choices]).mean()
+    return float(density), float(mass)
+
+
+def answered(
+    loaded: Loaded,
+    samples: Sequence[Sample],
+    prompts: Sequence[Prompt],
+    specs: Sequence[str],
+    keep: float,
+    chunk: int | None = None,
+) -> Records:
+    """`search` thresholds on `prompts` and answer under them: its records with {agree, kl, right}, dense last.
+
+    agree   share of the question's rows with the next token of dense attention, mean over prompts
+    kl      divergence of the next token from that of dense attention (nats), mean over prompts
+    right   answers that match those of `samples`; all three are None where no threshold keeps enough
+    """
+    records = search(loaded[0], prompts, {spec: sparse.named(spec) for spec in specs}, keep, chunk)
+    values = {r["method"]: r["value"] for r in records if r["value"] is not None}
+    settings = {spec: sparse.named(spec).with_threshold(value) for spec, value in values.items()}
+    settings["dense"] = sparse.named("dense")
+    outcomes = [compare(loaded, prompt, settings, chunk, heads=False) for prompt in prompts]
+    dense = {"method": "dense", "option": "", "value": None, "density": 1.0, "mass": 1.0}
+    return [r | _answers([o[r["method"]] for o in outcomes if r["method"] in o], samples) for r in [*records, dense]]
+
+
+def _answers(outcomes: Sequence[Comparison], samples: Sequence[Sample]) -> dict[str, Any]:
+    if not outcomes:
+        return {"agree": None, "kl": None, "right": None}
+    count = len(outcomes)
+    right = [exact_match(outcome.text, sample.answers) for outcome, sample in zip(outcomes, samples, strict=True)]
+    agree, kl = sum(o.agree for o in outcomes) / count, sum(o.kl for o in outcomes) / count
+    return {"agree": agree, "kl": kl, "right": sum(right)}

@@ -1,0 +1,1 @@
+"""GGUF checkpoints: headers, conversion and pretokenizers."""

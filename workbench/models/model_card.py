@@ -1,0 +1,123 @@
+"""What the folder of a model says of it: prompt layout, note and size, without its weights."""
+
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from workbench.core.errors import BadInput
+from workbench.data import chat_template
+from workbench.data.layouts import RELEASED, Layout
+from workbench.models.checked_config import reason
+from workbench.models.checkpoints import (
+    DIFFERENCE,
+    SCALE,
+    adapter_of,
+    base_folder,
+    check,
+    check_weights,
+    folder,
+    read_json,
+    shards,
+)
+from workbench.models.weights import adapters, delta_weights
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint is, from its files' headers: type, parameters, layers, context and layout.
+
+    Of an adapter without its base model the context is None.
+    """
+    if adapters.is_adapter(path):
+        return _describe_adapter(path)
+    check(path)
+    config, parameters = read_json(path / "config.json"), 0
+    for shard in shards(delta_weights.base_of(path) if (path / DIFFERENCE).is_file() else path):
+        with safe_open(shard, framework="pt") as weights:
+            names = (key for key in sorted(weights.keys()) if not key.endswith(SCALE))
+            parameters += sum(prod(weights.get_slice(key).get_shape()) for key in names)
+    return {
+        "type": config["model_type"],
+        "parameters": parameters,
+        "layers": config.get("num_hidden_layers"),
+        "context": config.get("max_position_embeddings"),
+        "layout": layout_of(path).name,
+        "note": note_of(path),
+        "path": str(path),
+    }
+
+
+def _describe_adapter(path: Path) -> dict[str, Any]:
+    check_weights(path / adapters.WEIGHTS)
+    about = adapter_of(path).describe()
+    try:
+        context = read_json(base_folder(path) / "config.json").get("max_position_embeddings")
+    except BadInput:  # listed all the same
+        context = None
+    return about | {"context": context, "layout": layout_of(path).name, "note": note_of(path), "path": str(path)}
+
+
+def layout_of(path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Layout:
+    """Return the prompt layout of a model folder: the first of these that is there.
+
+    `workbench.json` ({"layout": {…}}), the base model's layout (of an adapter), the tokenizer's chat template
+    (`data.chat_template`), the released one. The tokenizer is read where it is not given. Raises BadInput for a
+    template that cannot hold passages.
+    """
+    if (file := path / "workbench.json").is_file():
+        declared = read_json(file)
+        if not declared or not isinstance(declared.get("layout", {}), dict):
+            raise BadInput(f"{file} has no layout object")
+        if "layout" in declared:
+            return _declared(file, declared["layout"])
+    if adapters.is_adapter(path):
+        return layout_of(base_folder(path), tokenizer)
+    if tokenizer is None and _has_template(path):
+        tokenizer = tokenizer_of(path)
+    return chat_template.layout(tokenizer) if tokenizer and tokenizer.chat_template else RELEASED
+
+
+def _declared(file: Path, record: dict[str, Any]) -> Layout:
+    try:
+        return Layout.from_json(record)
+    except BadInput as problem:
+        raise BadInput(f"{file}: {problem}") from None
+
+
+def _has_template(path: Path) -> bool:
+    """Return whether a folder has a chat template; no tokenizer is read."""
+    config = path / "tokenizer_config.json"
+    inside = config.is_file() and "chat_template" in read_json(config)
+    return inside or any((path / f"chat_template.{ending}").is_file() for ending in ("jinja", "json"))
+
+
+def tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a checkpoint folder; no code of the folder is run. BadInput where it cannot be loaded."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer("a")
+        return tokenizer
+    except Exception as problem:  # a tokenizer of its own reads its files, and may fail in any way
+        raise BadInput(f"{path} has a tokenizer that cannot be loaded: {reason(problem)}") from problem
+
+
+def note_of(name_or_path: str | Path) -> str:
+    """Return what a model folder says of itself in `workbench.json` ({"note": "…"}), "" where it says nothing.
+
+    It is shown wherever the model's numbers are.
+
+    "" also for a model that is in memory only.
+    """
+    try:
+        declared = folder(name_or_path) / "workbench.json"
+    except BadInput:
+        return ""
+    note = read_json(declared).get("note", "") if declared.is_file() else ""
+    if not isinstance(note, str):
+        raise BadInput(f"{declared}: note is {json.dumps(note)}, a text is needed")
+    return note

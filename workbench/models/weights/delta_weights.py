@@ -1,0 +1,130 @@
+"""Weights kept as what they differ by from another model's, to the last bit: a fine-tuned model in about half its size.
+
+bf16 numbers, read as whole numbers in the order of their values, lie near those of the model that was fine-tuned. Their
+differences, zigzag-coded, are split into low and high bytes, and both streams are compressed by zlib. The file has a
+name of its own, so that nothing takes its numbers for weights: `models.load` restores them, `from_pretrained` finds
+none. It names its base, the digest of the base's weights and that of the weights it restores.
+"""
+
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from workbench.core.errors import BadInput
+from workbench.core.utils.files import folder_atomically
+from workbench.models.checkpoints import DIFFERENCE, check, check_weights, folder, shards
+from workbench.models.weights import adapters
+
+LEVEL = 9  # of zlib: the smallest
+BASE, OF_BASE, OF_MODEL = "base", "base_weights", "weights"  # in the file's metadata
+
+
+def ordered(bits: np.ndarray) -> np.ndarray:
+    """Map the bits of bf16 numbers (int16) to whole numbers in the order of their values, and those back to bits."""
+    mapped: np.ndarray = np.where(bits < 0, bits ^ 0x7FFF, bits)
+    return mapped
+
+
+def encode(weights: np.ndarray, base: np.ndarray) -> tuple[bytes, bytes]:
+    """Compress the difference of two rows of bf16 bits (int16), which may wrap around: its low and its high bytes."""
+    apart = ordered(weights) - ordered(base)
+    zigzag = ((apart << 1) ^ (apart >> 15)).view(np.uint16)
+    low, high = (zigzag & 0xFF).astype(np.uint8), (zigzag >> 8).astype(np.uint8)
+    return zlib.compress(low.tobytes(), LEVEL), zlib.compress(high.tobytes(), LEVEL)
+
+
+def decode(low: bytes, high: bytes, base: np.ndarray) -> np.ndarray:
+    """Return the bits that `encode` was given; ValueError for streams of another length than the base's."""
+    planes = [np.frombuffer(zlib.decompress(plane), np.uint8).astype(np.uint16) for plane in (low, high)]
+    if any(len(plane) != len(base) for plane in planes):
+        raise ValueError(f"{len(planes[0])} and {len(planes[1])} bytes for {len(base)} weights")
+    zigzag = planes[0] | planes[1] << 8
+    apart = ((zigzag >> 1) ^ -(zigzag & 1).astype(np.int16).view(np.uint16)).view(np.int16)
+    return ordered(apart + ordered(base))
+
+
+def save(model: str | Path, out: Path, base: str) -> None:
+    """Copy the checkpoint `model` to `out`, its weights kept as the difference from those of `base`.
+
+    `out` appears whole or not at all. Raises BadInput for a folder that is there already, where the two have other
+    names, shapes or number formats, and where a weight is not bf16.
+    """
+    if out.exists():
+        raise BadInput(f"{out} is there already: a new folder is needed")
+    source, origin = folder(model), folder(base)
+    check(source)
+    check(origin)
+    weights, theirs = _whole(source), _whole(origin)
+    if {name: (x.shape, x.dtype) for name, x in weights.items()} != {n: (x.shape, x.dtype) for n, x in theirs.items()}:
+        raise BadInput(f"{source} and {base!r} differ in names, shapes or number formats of their weights")
+    if other := sorted(name for name, x in weights.items() if x.dtype != torch.bfloat16):
+        raise BadInput(f"{source} holds {other[0]} as {weights[other[0]].dtype}: all weights in bfloat16 are needed")
+    low, high = encode(_joined(weights), _joined(theirs))
+    planes = {"low": torch.frombuffer(bytearray(low), dtype=torch.uint8)}
+    planes["high"] = torch.frombuffer(bytearray(high), dtype=torch.uint8)
+    about = {BASE: base, OF_BASE: adapters.digest_of(shards(origin)), OF_MODEL: adapters.digest_of(shards(source))}
+    with folder_atomically(out) as partial:
+        for file in source.iterdir():
+            if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json")):
+                shutil.copy2(file, partial / file.name)
+        save_file(planes, partial / DIFFERENCE, about)
+
+
+def base_of(path: Path) -> Path:
+    """Return the folder of the model that the weights of `path` are a difference from; BadInput where it is another."""
+    about = _about(path)
+    origin = folder(about[BASE])
+    check(origin)
+    if (found := adapters.digest_of(shards(origin))) != about[OF_BASE]:
+        raise BadInput(
+            f"{path} was made of other weights of {about[BASE]!r} (digest {about[OF_BASE][:16]}, here {found[:16]})"
+        )
+    return origin
+
+
+def restore(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a folder, bf16, every bit as it was saved. Raises BadInput for a damaged file."""
+    base, about = _whole(base_of(path)), _about(path)
+    planes = load_file(path / DIFFERENCE)
+    try:
+        low, high = (planes[name].numpy().tobytes() for name in ("low", "high"))
+        bits = decode(low, high, _joined(base))
+    except (KeyError, ValueError, zlib.error) as problem:
+        raise BadInput(f"{path / DIFFERENCE} is damaged: {problem}") from None
+    parts = np.split(bits, np.cumsum([base[name].numel() for name in sorted(base)])[:-1])
+    named = zip(sorted(base), parts, strict=True)
+    weights = {n: torch.from_numpy(part.copy()).view(torch.bfloat16).view(base[n].shape) for n, part in named}
+    if adapters.digest(sorted(weights.items())) != about[OF_MODEL]:
+        raise BadInput(f"{path / DIFFERENCE} is damaged: it restores other weights than were saved")
+    return weights
+
+
+def _about(path: Path) -> dict[str, str]:
+    check_weights(path / DIFFERENCE)
+    with safe_open(path / DIFFERENCE, framework="pt") as file:
+        about = dict(file.metadata() or {})
+    if lacking := [name for name in (BASE, OF_BASE, OF_MODEL) if name not in about]:
+        raise BadInput(f"{path / DIFFERENCE} does not say its {lacking[0]}: it is no difference of weights")
+    return about
+
+
+def _whole(path: Path) -> dict[str, Tensor]:
+    """Read all tensors of a checkpoint folder."""
+    weights: dict[str, Tensor] = {}
+    for shard in shards(path):
+        try:
+            weights |= load_file(shard)
+        except (SafetensorError, OSError) as problem:
+            raise BadInput(f"{shard} is corrupt or half-written: {problem}") from None
+    return weights
+
+
+def _joined(weights: dict[str, Tensor]) -> np.ndarray:
+    """Join the bits of bf16 tensors, by name, to one row of int16."""
+    return torch.cat([weights[name].contiguous().view(torch.int16).flatten() for name in sorted(weights)]).numpy()

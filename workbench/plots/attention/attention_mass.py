@@ -1,0 +1,152 @@
+"""Attention mass: where the answering token looks, and how much blocks look at each other, by layer and head."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Unpack
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.data.prompt_view import Reading
+from workbench.metrics.attention_mass import AttentionMass
+from workbench.plots.attention.masks import names
+from workbench.plots.marks.controls import frames, head_menu, layer_slider, of_head
+from workbench.plots.marks.elements import block_axis, block_edges
+from workbench.plots.marks.styles import MODE_NAMES
+from workbench.plots.marks.theme import RULE, SEQUENTIAL, Notes, block_colour, finish, panel_titles
+
+
+def attention(
+    mass: Mapping[str, np.ndarray],
+    tokens: Sequence[str],
+    block_of: np.ndarray,
+    *,
+    layer: int = -1,
+    head: int = -1,
+    marked: Collection[int] = (),
+    **notes: Unpack[Notes],
+) -> go.Figure:
+    """Draw where the answering token looks, token by token: a line of bars a mode, a menu of heads, a slider of layers.
+
+    `mass` mode → float32 [L, H, T]: attention of the prompt's last token to every token, rows summing to 1. `layer` and
+    `head` (-1: the mean) are shown first; `marked` blocks get a star.
+    """
+    layers, heads = next(iter(mass.values())).shape[:2]
+    layer %= layers
+    blocks, panels, labels = int(block_of.max()) + 1, len(mass), names(tokens, block_of)
+    titles = [MODE_NAMES.get(mode, mode) for mode in mass]
+    fig = make_subplots(panels, 1, shared_xaxes=True, vertical_spacing=0.09, subplot_titles=titles)
+    marker = {"color": [block_colour(int(b), blocks) for b in block_of], "line": {"width": 0}}
+    hover = "%{customdata}<br>%{y:.1%} of the attention<extra></extra>"
+    places = np.arange(len(block_of), dtype=np.int32)
+    for h in range(heads + 1):
+        for row, values in enumerate(mass.values(), 1):
+            bars = go.Bar(x=places, y=of_head(values, layer, h), marker=marker, customdata=labels, hovertemplate=hover)
+            fig.add_trace(bars.update(showlegend=False, visible=h == head + 1), row=row, col=1)
+    fig.frames = frames(
+        {
+            str(at): [go.Bar(y=of_head(values, at, h)) for h in range(heads + 1) for values in mass.values()]
+            for at in range(layers)
+        }
+    )
+    fig.update_xaxes(block_axis(block_of, marked, tickangle=0))
+    fig.update_xaxes(title_text="token looked at (by block; Q is the question)", row=panels, col=1)
+    fig.update_yaxes(tickformat=".2~%", nticks=4, title_text="share")
+    for edge in block_edges(block_of):
+        line = {"line": {"color": RULE, "width": 0.7}, "layer": "below", "type": "line"}
+        for end in ["", *map(str, range(2, panels + 1))]:
+            fig.add_shape(x0=edge, x1=edge, y0=0, y1=1, xref=f"x{end}", yref=f"y{end} domain", **line)
+    height = 140 * panels
+    ends = [f"yaxis{end or ''}.range" for end in (0, *range(2, panels + 1))]
+    top = [max(float(of_head(m, at, h).max()) for m in mass.values() for at in range(layers)) for h in range(heads + 1)]
+    scales = [{end: [0, 1.05 * value] for end in ends} for value in top]  # of all modes and layers of a head
+    menu = head_menu(heads, panels, height, scales, head + 1)
+    fig.update_layout(bargap=0, sliders=[layer_slider(layers, layer)], updatemenus=[menu], **scales[head + 1])
+    panel_titles(fig)
+    return finish(fig, title="Where the answering token looks", height=height, above=62, below=128, **notes)
+
+
+def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpack[Notes]) -> go.Figure:
+    """Draw how much blocks look at each other: a panel a mode, a menu of heads, a slider of layers.
+
+    `mass` mode → float32 [L, H, B, B]: mean share of attention that rows of one block pay to another block; exact zeros
+    (hidden, or the future) stay blank.
+    """
+    layers, heads, count = next(iter(mass.values())).shape[:3]
+    layer %= layers
+    ticks = [*map(str, range(count - 1)), "Q"]
+    titles = [MODE_NAMES.get(mode, mode) for mode in mass]
+    fig = make_subplots(1, len(mass), horizontal_spacing=0.05, subplot_titles=titles)
+    hover = "rows of block %{y} pay block %{x}<br>%{z:.1%} of their attention<extra></extra>"
+    place = {"x": ticks, "y": ticks, "xgap": 1, "ygap": 1}
+    for head in range(heads + 1):
+        for col, values in enumerate(mass.values(), 1):
+            heat = go.Heatmap(z=_visible(values, layer, head), zmin=0, zmax=1, coloraxis="coloraxis", **place)
+            fig.add_trace(heat.update(visible=head == 0, hovertemplate=hover), row=1, col=col)
+    fig.frames = frames(
+        {
+            str(at): [go.Heatmap(z=_visible(values, at, h)) for h in range(heads + 1) for values in mass.values()]
+            for at in range(layers)
+        }
+    )
+    fig.update_xaxes(type="category", showgrid=False, ticks="", title_text="block looked at", constrain="domain")
+    fig.update_yaxes(type="category", showgrid=False, ticks="", autorange="reversed", constrain="domain")
+    fig.update_yaxes(title_text="block that looks", row=1, col=1)
+    bar = {"title": {"text": "share", "side": "top"}, "tickformat": ".0%", "thickness": 12, "outlinewidth": 0}
+    axis = {"cmin": 0, "cmax": 1, "colorscale": SEQUENTIAL, "colorbar": {**bar, "x": 1.01, "len": 1, "y": 0.5}}
+    fig.update_layout(coloraxis=axis, sliders=[layer_slider(layers, layer)])
+    fig.update_layout(updatemenus=[head_menu(heads, len(mass), 270)])
+    panel_titles(fig)
+    title = "How much blocks look at each other"
+    return finish(fig, title=title, height=270, above=62, below=128, right=84, **notes)
+
+
+def _visible(mass: np.ndarray, layer: int, head: int) -> np.ndarray:
+    shares = of_head(mass, layer, head)
+    return np.where(shares > 0, shares, np.nan).astype(np.float32)
+
+
+def _of_prompt(
+    by_mode: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, **notes: Unpack[Notes]
+) -> go.Figure:
+    mass = {name: measured.tokens.numpy() for name, measured in by_mode.items()}
+    shown = {"layer": layer, "head": head}
+    return attention(mass, view.tokens, view.block_of, **shown, marked=view.supporting, **notes)
+
+
+def attention_under_masks(
+    by_mode: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, chosen: bool, about: str
+) -> go.Figure:
+    """Draw where the last token of one prompt looks under several mask rules, the first of which is full attention.
+
+    `layer` and `head` are shown first; `chosen` says that a reader named the layer.
+    """
+    looked_at = "what the answer needs (★)" if view.supporting else "the passages"
+    which = "one head" if chosen else f"the head that looks most at {looked_at}"
+    return _of_prompt(
+        by_mode,
+        view,
+        layer,
+        head,
+        caption=f"Attention of the prompt's last token, which predicts the answer, in {which}. {about}, "
+        f"{len(view.prompt)} tokens, softmax of the model's own queries and keys in fp32. Pick a head above, a layer "
+        "below.",
+    )
+
+
+def attention_by_positions(
+    by_mode: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, about: str
+) -> go.Figure:
+    """Draw where the last token of one prompt looks with full attention, re-encoded and naive positions.
+
+    `by_mode` has the modes "full", "block" and "naive"; `layer` and `head` are shown first.
+    """
+    return _of_prompt(
+        by_mode,
+        view,
+        layer,
+        head,
+        caption=f"“{view.question}” The head that naive positions change most, of those that attend to what the answer "
+        f"needs (★). {about}, {len(view.prompt)} tokens; passages cached independently in the two lower rows. Pick a "
+        "head above, a layer below. fp32 softmax.",
+    )

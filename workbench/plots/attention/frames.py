@@ -1,0 +1,53 @@
+"""The blocks of a long prompt as cells, frame after frame under a slider: kept, moved, recalled or encoded."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+import plotly.graph_objects as go
+
+from workbench.plots.marks import controls
+from workbench.plots.marks.elements import steps, swatches
+from workbench.plots.marks.styles import REUSE_STATUSES, block_hovers
+from workbench.plots.marks.theme import Notes, finish, legend_over
+
+
+def frames(
+    records: Sequence[Mapping[str, Any]], *, columns: int, rows: Sequence[str], active: int = 0, **notes: Unpack[Notes]
+) -> go.Figure:
+    """Draw a frame a record, as of `session_replay.follow`; the slider begins at record `active`.
+
+    The first block (the rules) is left out; the others fill rows of `columns` cells, one for each name of `rows`.
+    """
+    pictures = [_picture(record, columns, len(rows)) for record in records]
+    colours = [look.colour for look in REUSE_STATUSES.values()]
+    scale = {"zmin": -0.5, "zmax": len(colours) - 0.5, "colorscale": steps(colours), "showscale": False}
+    cells = go.Heatmap(pictures[active], **scale, xgap=1.5, ygap=1.5, hoverongaps=False)
+    cells.update(x=list(range(1, columns + 1)), y=list(rows), hovertemplate="%{text}<extra></extra>")
+    fig = go.Figure(cells)
+    swatches(fig, {look.name: look.colour for look in REUSE_STATUSES.values()})
+    fig.frames = controls.frames({str(at): [picture] for at, picture in enumerate(pictures)})
+    height = max(120, 30 * len(rows))
+    slider = controls.frame_slider([said(r) for r in records], active, "frame ", spoken=True, pad=56)
+    fig.update_layout(sliders=[slider], legend=legend_over(height, 6, itemclick=False))
+    ticks = {"tickvals": [1, *range(8, columns + 1, 8)], "ticks": "", "range": [0.4, columns + 0.6]}
+    fig.update_xaxes(title_text="block of the table", showgrid=False, **ticks)
+    fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", type="category")
+    return finish(fig, title="Frame after frame", height=height, above=40, below=148, left=60, **notes)
+
+
+def said(record: Mapping[str, Any]) -> str:
+    """Return one line on a frame: what happened and what it took."""
+    numbers = {status: record[f"blocks_{status}"] for status in REUSE_STATUSES}
+    counts = ", ".join(f"{number} {status}" for status, number in numbers.items() if number)
+    return f"{record['step'] + 1}: {record['label'].replace('<', '&lt;')} — blocks: {counts}"
+
+
+def _picture(record: Mapping[str, Any], columns: int, rows: int) -> go.Heatmap:
+    """Return the reuse status [rows, columns] (nan: no block) and hover text of every cell."""
+    number = {status: i for i, status in enumerate(REUSE_STATUSES)}
+    statuses, hovers = record["fates"][1:], block_hovers(record)[1:]
+    z, texts = np.full(rows * columns, np.nan, np.float32), np.full(rows * columns, "", object)
+    z[: len(statuses)] = [number[status] for status in statuses]
+    texts[: len(hovers)] = hovers
+    return go.Heatmap(z=z.reshape(rows, columns), text=texts.reshape(rows, columns))

@@ -1,0 +1,138 @@
+"""Attention masks side by side: who sees whom, coloured by the block that is looked at."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Unpack
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.data.prompt_view import Reading
+from workbench.plots.attention.prompt_strip import question_of
+from workbench.plots.marks.elements import block_axis, block_edges, steps
+from workbench.plots.marks.table import table, verdict
+from workbench.plots.marks.theme import FAINT, PAPER, RULE, Notes, block_colour, escaped, finish, pale, panel_titles
+from workbench.plots.tiles.reduce import MaskRule, firsts, shares
+
+COLUMNS, GAP = 3, 0.05
+
+
+@dataclass(frozen=True)
+class MaskPanel:
+    """One mask.
+
+    `shares` uint8 [N, N]: how much of each cell is visible (0 to 255). `cached` bool [N]: rows whose keys and values
+    are read from a cache instead of being computed for this request.
+    """
+
+    name: str
+    shares: np.ndarray
+    cached: np.ndarray | None = None
+
+
+def masks(
+    panels: Sequence[MaskPanel], tokens: Sequence[str], block_of: np.ndarray, **notes: Unpack[Notes]
+) -> go.Figure:
+    """Draw masks side by side; `tokens` [N] text of each cell, `block_of` [N] its block (the last: the question)."""
+    lines = ceil(len(panels) / COLUMNS)
+    titles = [panel.name for panel in panels]
+    spacing = {"horizontal_spacing": GAP, "vertical_spacing": 0.085 if lines > 1 else 0}
+    fig = make_subplots(lines, min(COLUMNS, len(panels)), subplot_titles=titles, **spacing)
+    labels = names(tokens, block_of)
+    for index, panel in enumerate(panels):
+        place = {"row": index // COLUMNS + 1, "col": index % COLUMNS + 1}
+        for trace in _traces(panel, labels, block_of):
+            fig.add_trace(trace, **place)
+    _axes(fig, block_of, len(panels))
+    panel_titles(fig)
+    height = 292 * lines + 26 * (lines - 1)
+    return finish(fig, title="Who sees whom", height=height, above=34, below=58, left=64, right=16, **notes)
+
+
+def names(tokens: Sequence[str], block_of: np.ndarray) -> list[str]:
+    """Return one hover line per position; unique, because the axes are categories."""
+    last = int(block_of.max())
+    blocks = ["question" if block == last else f"block {block}" for block in block_of]
+    return [f"{i} “{shown(t)}” ({block})" for i, (t, block) in enumerate(zip(tokens, blocks, strict=True))]
+
+
+def shown(token: str, most: int = 24) -> str:
+    """Return a token's text, safe for a plotly label."""
+    text = token.replace("\n", "⏎")
+    return escaped(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def _traces(panel: MaskPanel, labels: list[str], block_of: np.ndarray) -> tuple[go.Heatmap, go.Heatmap]:
+    """Return what is hidden, in grey, and over it what is seen: in pale colours where rows come from a cache."""
+    blocks = int(block_of.max()) + 1
+    seen = panel.shares > 0
+    past = np.tri(len(labels), dtype=bool)
+    hidden = (past & ~seen).astype(np.uint8)
+    cached = np.zeros(len(labels), bool) if panel.cached is None else panel.cached
+    colour = np.where(seen, block_of[None, :] + blocks * cached[:, None], np.nan).astype(np.float32)
+    full = [block_colour(b, blocks) for b in range(blocks)]
+    where = "row %{y}<br>column %{x}<extra></extra>"
+    axes = {"x": labels, "y": labels, "showscale": False}
+    ground = go.Heatmap(z=hidden, zmin=0, zmax=1, colorscale=[[0, PAPER], [1, FAINT]], **axes)
+    top = go.Heatmap(z=colour, zmin=-0.5, zmax=2 * blocks - 0.5, colorscale=steps([*full, *map(pale, full)]), **axes)
+    return (
+        ground.update(hovertemplate=f"<b>hidden</b><br>{where}"),
+        top.update(hovertemplate=f"<b>sees</b><br>{where}", hoverongaps=False),
+    )
+
+
+def _axes(fig: go.Figure, block_of: np.ndarray, panels: int) -> None:
+    ticks = block_axis(block_of, tickangle=0, type="category")
+    low, high = ticks["range"]
+    fig.update_xaxes(**ticks)
+    fig.update_yaxes(**{**ticks, "range": [high, low]})
+    for index in range(panels):
+        end = "" if index == 0 else str(index + 1)
+        if index:
+            fig.update_layout({f"xaxis{end}.matches": "x", f"yaxis{end}.matches": "y"})
+        line = {"line": {"color": RULE, "width": 0.7}, "layer": "above", "type": "line"}
+        place = {"xref": f"x{end}", "yref": f"y{end}"}
+        for edge in block_edges(block_of):
+            fig.add_shape(x0=edge, x1=edge, y0=low, y1=high, **place, **line)
+            fig.add_shape(y0=edge, y1=edge, x0=low, x1=high, **place, **line)
+        if index % COLUMNS == 0:
+            fig.update_layout({f"yaxis{end}.title": {"text": "row: the token that looks (by block)"}})
+        if index >= panels - COLUMNS:
+            fig.update_layout({f"xaxis{end}.title": {"text": "column: the token looked at (by block)"}})
+
+
+def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Collection[str], own: str) -> go.Figure:
+    """Draw every mask rule over one prompt, at most 512² cells each.
+
+    `cached` names the rules under which the passages come from a cache; `own` is the text of the reader's own rule.
+    """
+    length = len(view.prompt)
+    cells = firsts(length)
+    block_of = view.block_of[cells]
+    context = block_of < len(view.prompt.blocks) - 1
+    reduced = "" if length == len(cells) else f"; {len(cells)}² cells, coloured where any pair of a cell is visible"
+    return masks(
+        [MaskPanel(name, shares(rule, length), context if name in cached else None) for name, rule in rules.items()],
+        [view.tokens[i] for i in cells],
+        block_of,
+        notice="Colour is the block looked at, grey is hidden by the rule, blank is the future. Under block attention "
+        "only the question (Q) crosses the boundaries of blocks.",
+        caption=f"Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}. Your rule: {own}. "
+        "Drag to zoom, all panels follow; hover for the two tokens.",
+    )
+
+
+def answers_table(records: Sequence[Mapping[str, Any]], view: Reading, *, about: str, device: str) -> go.Figure:
+    """Draw what the model answers under every mask: `records` as of `metrics.attention_mass.answers_under`."""
+    return table(
+        ["mask", "answer", "right", "KL from full (nats)"],
+        [[r["mask"], r["answer"], verdict(r["right"]), f"{r['kl']:.3f}"] for r in records],
+        widths=[2.2, 4, 0.8, 1.4],
+        words=3,
+        title="What the model answers",
+        notice=question_of(view),
+        caption=f"{about}, greedy decoding, one prompt; KL divergence of the first token's distribution from that of "
+        f"full attention. {device}.",
+    )

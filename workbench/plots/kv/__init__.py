@@ -1,0 +1,1 @@
+"""Figures of KV deviation and of positions."""

@@ -1,0 +1,309 @@
+"""Figures as data and encodings: rows of a result table, and which column is an axis, a line, a mark, a panel.
+
+    rows = results.scores(found.counts("trial"))
+    chart.lines(rows, x="ratio", y="em", by="select", panel="data", look=SELECTORS.of, title="Quality by ratio")
+
+Where rows come from several sources, each source has marks (or dashes) of its own, and its name stands in the legend.
+The caption says n, seed, device and source of what is drawn, computed from the rows. Without rows there is no figure:
+`chart.lines(...) or found.missing("trial")`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from workbench.plots.marks.bars import Bars, bar_chart
+from workbench.plots.marks.dots import Column, dots
+from workbench.plots.marks.lines import Panel, Series, line_chart
+from workbench.plots.marks.styles import Look
+from workbench.plots.marks.table import table as text_table
+from workbench.plots.marks.theme import BLOCKS, FAINT, log_ticks
+
+DASHES = ("solid", "dash", "dot", "dashdot")  # of sources, in their order
+SYMBOLS = ("", "-open", "-dot", "-open-dot")  # behind a symbol, of sources
+Style = Callable[[str], Look]
+Axis = str | Mapping[str, Any]  # a title, or plotly's settings
+
+
+def lines(
+    rows: pd.DataFrame,
+    *,
+    x: str,
+    y: str = "value",
+    by: str,
+    title: str,
+    panel: str = "",
+    panels: Mapping[str, str | Mapping[str, Any]] | None = None,
+    look: Style | None = None,
+    x_axis: Axis = "",
+    y_axis: Axis = "",
+    x_log: bool = False,
+    y_log: bool = False,
+    percent: bool = False,
+    hover: str = "",
+    level: float | None = None,
+    caption: str = "",
+    **more: Any,
+) -> go.Figure | None:
+    """Draw a line a value of `by` against `x`, a panel a value of `panel`; None without rows.
+
+    `{y}_low` and `{y}_high` (of "value": `low` and `high`, of "ms": `p5` and `p95`) are drawn as a band, where the
+    rows hold them.
+
+    panels      value of `panel` → its title, in the order drawn; others are left out. Or {title, x, y_axis, …}: what
+                the panel has in place of the figure's x, x_axis, y_axis, x_log, y_log, percent, level
+    percent     `y` is a share
+    hover       a column whose text a point shows
+    level       height of a dotted line
+    more        as `plots.marks.lines.line_chart`: height, share, bars, mark, notice, …
+    """
+    given = {key: {"title": about} if isinstance(about, str) else dict(about) for key, about in (panels or {}).items()}
+    shared: dict[str, Any] = {"x": x, "x_axis": x_axis, "y_axis": y_axis, "x_log": x_log, "y_log": y_log}
+    shared |= {"percent": percent, "level": level}
+    rows = rows.dropna(subset=[y] if any("x" in about for about in given.values()) else [x, y])
+    drawn = []
+    for name, part in _panels(rows, panel, {key: key for key in given}):
+        own = {"title": str(name), **shared, **given.get(name, {})}
+        part = part.dropna(subset=[own["x"]])
+        if len(part):
+            drawn.append(_panel(part, rows, y, by, look, hover, **own))
+    if not drawn:
+        return None
+    return _sourced(line_chart(drawn, **_texts(rows, title, caption, more), **more), rows)
+
+
+def _panel(
+    part: pd.DataFrame,
+    rows: pd.DataFrame,
+    y: str,
+    by: str,
+    look: Style | None,
+    hover: str,
+    *,
+    title: str,
+    x: str,
+    x_axis: Axis,
+    y_axis: Axis,
+    x_log: bool,
+    y_log: bool,
+    percent: bool,
+    level: float | None,
+) -> Panel:
+    """Return the panel of some of the rows."""
+    series = [_series(own, label, style, x, y, hover, percent) for label, style, own in _groups(part, rows, by, look)]
+    horizontal = {**_axis(x_axis or x), **({"type": "log", **log_ticks(part[x])} if x_log else {})}
+    vertical = {**_axis(y_axis or y), **({"tickformat": ".0%"} if percent else {})}
+    vertical |= {"type": "log", **log_ticks(part[y])} if y_log else {}
+    return Panel(title, series, horizontal, vertical, level)
+
+
+def dot_plot(
+    rows: pd.DataFrame,
+    *,
+    y: str,
+    title: str,
+    x: str = "value",
+    by: str = "",
+    panel: str = "",
+    panels: Mapping[str, Mapping[str, Any]] | None = None,
+    look: Style | None = None,
+    axis: str = "",
+    percent: bool = False,
+    whole: bool = False,
+    level: float | None = None,
+    caption: str = "",
+    **more: Any,
+) -> go.Figure | None:
+    """Draw a row a value of `y`, and in it a mark with its interval a value of `by`; None without rows.
+
+    whole    the axis is a share from 0 to 100%
+    panels   value of `panel` → {title, axis, percent, level, log, whole} of `plots.marks.dots.Column`, in the order
+             drawn
+    more     as `plots.marks.dots.dots`: spread, lines, notice
+    """
+    rows = rows.dropna(subset=[x]).reset_index(drop=True)
+    if rows.empty:
+        return None
+    by = by or "source"
+    rows = rows.assign(**{by: rows[by].astype(object).where(rows[by].notna(), "–")})
+    groups = _groups(rows, rows, by, look)
+    looks = {label: replace(style, name=label) for label, style, _ in groups}
+    marked = pd.concat([own.assign(series=label) for label, _, own in groups]).loc[rows.index]
+    low, high = (rows[end].fillna(rows[x]) if end in rows else rows[x] for end in _ends(x))
+    marked = marked.assign(name=rows[y].astype(str), mean=rows[x], low=low, high=high)
+    columns = []
+    for name, part in _panels(marked, panel, {key: key for key in panels} if panels else None):
+        common = {"title": name, "axis": axis, "percent": percent, "level": level, "whole": whole}
+        about = dict((panels or {}).get(name, common))
+        columns.append(Column(rows=part.to_dict("records"), **{"title": name, "axis": axis, **about}))
+    if not columns:
+        return None
+    more.setdefault("spread", len(looks) > 1)
+    return _sourced(dots(columns, looks, **_texts(rows, title, caption, more), **more), rows)
+
+
+def bars(
+    rows: pd.DataFrame,
+    *,
+    y: str,
+    title: str,
+    x: str = "value",
+    by: str = "",
+    look: Style | None = None,
+    axis: str = "",
+    form: str = ".3g",
+    caption: str = "",
+    mode: str = "stack",
+    **more: Any,
+) -> go.Figure | None:
+    """Draw a horizontal bar a value of `y`, stacked (`mode`) from one part a value of `by`; None without rows."""
+    rows = rows.dropna(subset=[x])
+    if rows.empty:
+        return None
+    by = by or "source"
+    names = list(dict.fromkeys(rows[y]))
+    drawn = [
+        Bars(label, style.colour, list(own[y]), list(own[x]), f"<b>%{{y}}</b><br>{label}: %{{x:{form}}}<extra></extra>")
+        for label, style, own in _groups(rows, rows, by, look)
+    ]
+    settings = {"height": 34 * len(names) + 16, "left": 40 + 7 * max(map(len, map(str, names)))} | more
+    vertical = {"categoryorder": "array", "categoryarray": names[::-1], "ticks": "", "showgrid": False}
+    texts = _texts(rows, title, caption, settings)
+    return _sourced(
+        bar_chart(drawn, mode=mode, x={"title_text": axis or x, "gridcolor": FAINT}, y=vertical, **texts, **settings),
+        rows,
+    )
+
+
+def table(
+    rows: pd.DataFrame,
+    columns: Mapping[str, str],
+    *,
+    title: str,
+    form: Mapping[str, str | Callable[[Any], str]] | None = None,
+    group: str = "",
+    caption: str = "",
+    **more: Any,
+) -> go.Figure | None:
+    """Draw a table: `columns` column → its heading; None without rows.
+
+    form    column → format ("{:.1%}", ".1%") or function; numbers without one have three digits. A column with
+            `{name}_low` and `{name}_high` shows its interval behind it
+    group   column whose values head groups of rows
+    """
+    if rows.empty:
+        return None
+    if rows.source.nunique() > 1 and "source" not in columns:
+        columns = {**columns, "source": "source"}
+    body: list[list[str]] = []
+    groups: list[int] = []
+    last: Any = None
+    for row in rows.to_dict("records"):
+        if group and row[group] != last:
+            groups.append(len(body))
+            body.append([str(row[group]), *[""] * (len(columns) - 1)])
+            last = row[group]
+        body.append([_cell(row, name, (form or {}).get(name)) for name in columns])
+    return _sourced(
+        text_table(list(columns.values()), body, groups=groups, **_texts(rows, title, caption, more), **more), rows
+    )
+
+
+def about(rows: pd.DataFrame) -> str:
+    """Say what rows are of: model, data, n, seed, device and source."""
+    parts = []
+    for names, words in ((("model", "data"), "{} on {}"), (("n",), "n = {}"), (("seed",), "seed {}")):
+        if set(names) <= set(rows):
+            values = [_few(rows[name]) for name in names]
+            parts += [words.format(*values)] if all(values) else []
+    for name in ("device", "source"):
+        if name in rows and (text := _few(rows[name])):
+            parts.append(f"source: {text}" if name == "source" else text)
+    return ", ".join(parts) + "." if parts else ""
+
+
+def _few(values: pd.Series) -> str:
+    """Write the distinct values of a column: all of few, how many of many; a range of numbers."""
+    known = list(dict.fromkeys(value for value in values if value is not None and value == value and value != ""))
+    if known and all(isinstance(value, int | float) for value in known):
+        low, high = min(known), max(known)
+        return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+    return " and ".join(map(str, known)) if len(known) <= 4 else f"{len(known)} kinds"
+
+
+def _panels(rows: pd.DataFrame, panel: str, panels: Mapping[str, str] | None) -> list[tuple[str, pd.DataFrame]]:
+    if rows.empty:
+        return []
+    if not panel:
+        return [("", rows)]
+    names = panels or {name: str(name) for name in dict.fromkeys(rows[panel])}
+    return [(title, part) for name, title in names.items() if len(part := rows[rows[panel] == name])]
+
+
+def _groups(
+    part: pd.DataFrame, rows: pd.DataFrame, by: str, look: Style | None
+) -> list[tuple[str, Look, pd.DataFrame]]:
+    """Return (label, style, rows) of every series of a panel: a value of `by` of a source."""
+    sources, values = list(dict.fromkeys(rows.source)), list(dict.fromkeys(rows[by]))
+    found = []
+    for (value, source), own in part.groupby([by, "source"], sort=False):
+        number = sources.index(source)
+        style = look(value) if look else Look(BLOCKS[values.index(value) % len(BLOCKS)], name=str(value))
+        name = style.name or str(value)
+        label = f"{name} · {source}" if len(sources) > 1 and by != "source" else name
+        if number:
+            symbol = style.symbol.removesuffix("-open") + SYMBOLS[number % len(SYMBOLS)]
+            style = replace(style, dash=DASHES[number % len(DASHES)], symbol=symbol)
+        found.append((label, style, own))
+    return found
+
+
+def _series(own: pd.DataFrame, label: str, style: Look, x: str, y: str, hover: str, percent: bool) -> Series:
+    own = own.sort_values(x, kind="stable")
+    low, high = _ends(y)
+    ends = low in own and own[low].notna().all() and own[high].notna().all()
+    form = ":.1%" if percent else ":.3g"
+    text = f"%{{customdata[0]}}{'<br>' if hover else ''}%{{x:,}}: %{{y{form}}}"
+    spread = "95% interval" if "p5" not in own else "spread of the runs"  # of timings
+    text += f"<br>{spread} %{{customdata[1]{form}}} to %{{customdata[2]{form}}}" if ends else ""
+    columns = [own[hover] if hover else pd.Series("", own.index), *([own[low], own[high]] if ends else [])]
+    data = pd.concat(columns, axis=1).to_numpy().tolist()
+    bottom, top = (list(own[low]), list(own[high])) if ends else ((), ())
+    mode = "lines+markers" if len(own) > 1 else "markers"
+    return Series(label, list(own[x]), list(own[y]), bottom, top, text, data, style, mode=mode)
+
+
+def _ends(name: str) -> tuple[str, str]:
+    if name == "ms":
+        return "p5", "p95"
+    return ("low", "high") if name == "value" else (f"{name}_low", f"{name}_high")
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    return {"title_text": axis} if isinstance(axis, str) else dict(axis)
+
+
+def _texts(rows: pd.DataFrame, title: str, caption: str, more: dict[str, Any]) -> dict[str, Any]:
+    return {"title": title, "notice": more.pop("notice", ""), "caption": f"{caption} {about(rows)}".strip()}
+
+
+def _cell(row: Mapping[str, Any], name: str, form: str | Callable[[Any], str] | None) -> str:
+    value = row[name]
+    if value is None or value != value or value == "":
+        return "–"
+    if callable(form):
+        return form(value)
+    if isinstance(value, str):
+        return value
+    written = (form or ".3g").strip("{:}")
+    low, high = (row.get(end) for end in _ends(name))
+    ends = f" ({low:{written}} to {high:{written}})" if low is not None and low == low else ""
+    return f"{value:{written}}{ends}"
+
+
+def _sourced(fig: go.Figure, rows: pd.DataFrame) -> go.Figure:
+    """Note in the figure which sources its numbers come from."""
+    return fig.update_layout(meta={"sources": list(dict.fromkeys(rows.source))})

@@ -1,0 +1,243 @@
+"""Line charts: panels side by side, a line a name, an interval around every point that has one."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.marks.elements import band, interval
+from workbench.plots.marks.styles import SCHEMES, SPARSE_METHODS, Look
+from workbench.plots.marks.theme import BLUE, INK, MUTED, Texts, clear, finish, legend_lines, log_ticks, panel_titles
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line through N points.
+
+    `hover` is what a point says beside the name of the line, with `data` as plotly's customdata; `low` and `high` are
+    the ends of the intervals.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    hover: str = ""
+    data: Sequence[Any] | None = None
+    look: Look = field(default_factory=Look)
+    width: float = 2  # px, of the line
+    size: float = 7  # px, of the marks
+    edge: float | None = None  # px, of their outlines
+    mode: str = "lines+markers"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: lines and plotly's settings of both axes. A dotted line is drawn at height `level`."""
+
+    name: str
+    series: Sequence[Series]
+    x: Mapping[str, Any] = field(default_factory=dict)
+    y: Mapping[str, Any] = field(default_factory=dict)
+    level: float | None = None
+
+    @property
+    def unit(self) -> str:
+        """Title of the vertical axis."""
+        return self.y.get("title_text", "")
+
+
+def line_chart(
+    panels: Sequence[Panel],
+    *,
+    height: int = 300,
+    lines: int = 1,
+    above: int = 46,
+    gap: int = 26,
+    left: int = 72,
+    spacing: float = 0.1,
+    share: bool = False,
+    bars: bool = False,
+    mark: float | None = None,
+    **texts: Unpack[Texts],
+) -> go.Figure:
+    """Draw `panels` side by side under one legend, in which a name that stands in several panels is listed once.
+
+    lines     that the legend takes, at least
+    share     one vertical range for all panels
+    bars      intervals are error bars, else bands behind all lines
+    mark      a dotted vertical line at this x
+    """
+    titles = [panel.name for panel in panels] if any(panel.name for panel in panels) else None
+    fig = make_subplots(1, len(panels), horizontal_spacing=spacing, shared_yaxes=share, subplot_titles=titles)
+    listed: dict[str, None] = {}  # in order
+    for col, panel in enumerate(panels, 1):
+        place = {"row": 1, "col": col}
+        for series in panel.series if not bars else ():
+            if len(series.low):
+                area = band(series.x, series.low, series.high, series.look.colour, legendgroup=series.name)
+                fig.add_trace(area, **place)
+        for series in panel.series:
+            fig.add_trace(_line(series, bars).update(showlegend=series.name not in listed), **place)
+            listed[series.name] = None
+        fig.update_xaxes(**panel.x, **place)
+        fig.update_yaxes(**panel.y, **place)
+        if panel.level is not None:
+            fig.add_hline(panel.level, line={"color": INK, "width": 1, "dash": "dot"}, **place)
+        if mark is not None:
+            fig.add_vline(mark, line={"color": MUTED, "width": 1, "dash": "dot"}, **place)
+    panel_titles(fig)
+    lines = max(lines, legend_lines(listed))
+    above = max(above, gap + 8 + 5 * lines)  # or the legend would touch the text over it
+    return finish(fig, height=height, above=above + 24 * lines - 4, below=58, left=left, legend=gap, **texts)
+
+
+def _line(series: Series, bars: bool) -> go.Scatter:
+    colour = series.look.colour
+    errors = interval(series.y, series.low, series.high, 1, 0) if bars and len(series.low) else {}
+    edge = {} if series.edge is None else {"width": series.edge}
+    return go.Scatter(
+        x=list(series.x),
+        y=list(series.y),
+        error_y={**errors, "color": clear(colour, 0.35)} if errors else None,
+        name=series.name,
+        legendgroup=series.name,
+        mode=series.mode,
+        line={"color": colour, "width": series.width, "dash": series.look.dash},
+        marker={"color": colour, "symbol": series.look.symbol, "size": series.size, "line": edge},
+        customdata=series.data,
+        hovertemplate=f"{series.hover}<extra>{series.name}</extra>",
+    )
+
+
+def _recoloured(panels: Iterable[Panel], look: Callable[[str], Look]) -> list[Panel]:
+    """Give every line the look of its name."""
+    return [replace(panel, series=[replace(line, look=look(line.name)) for line in panel.series]) for panel in panels]
+
+
+def series_of(records: Sequence[Mapping[str, Any]], x: str, y: str, hover: str, **more: Any) -> list[Series]:
+    """Make a line for every name of `records` {name, <x>, <y>} with, where there are intervals, {low, high}.
+
+    Points whose y is nan are left out.
+    """
+    lines = []
+    for name in dict.fromkeys(r["name"] for r in records):
+        taken = [r for r in records if r["name"] == name and r[y] == r[y]]
+        low, high = ([r[end] for r in taken if end in r] for end in ("low", "high"))
+        data = [[r["label"], r.get("low"), r.get("high")] for r in taken if "label" in r]
+        at, value = [r[x] for r in taken], [r[y] for r in taken]
+        lines.append(Series(name, at, value, low, high, hover, data or None, **more))
+    return lines
+
+
+def profile(
+    name: str,
+    records: Sequence[Mapping[str, Any]],
+    x: str,
+    y: str = "",
+    log: bool = False,
+    percent: bool = False,
+    percent_x: bool = False,
+) -> Panel:
+    """Make a panel of `records` {name, at, mean} with, where there are intervals, {low, high}; a line a name.
+
+    `x` and `y` are titles of axes; `percent` and `percent_x` show shares.
+    """
+    value, at = "%{y:.1%}" if percent else "%{y:.3g}", "%{x:.0%}" if percent_x else "%{x}"
+    lines = series_of(records, "at", "mean", f"{x.split(' (')[0]} {at}: {value}")
+    lines = [replace(line, size=7 if len(line.x) <= 24 else 1) for line in lines]
+    form = {"type": "log", **log_ticks(r["mean"] for r in records)} if log else {}
+    return Panel(name, lines, _axis(x, percent_x), {**_axis(y, percent), **form})
+
+
+def profiles(
+    panels: Sequence[Panel],
+    *,
+    colours: Mapping[str, str],
+    symbols: Mapping[str, str] | None = None,
+    dashes: Mapping[str, str] | None = None,
+    share: bool = False,
+    zero: bool = True,
+    **more: Any,
+) -> go.Figure:
+    """Draw panels of `profile` with bands.
+
+    `share`: all panels have one vertical range; `zero`: linear vertical axes begin at 0; `more` as in `line_chart`:
+    height, lines, mark and the texts.
+    """
+    if zero:
+        panels = [p if "type" in p.y else replace(p, y={**p.y, "rangemode": "tozero"}) for p in panels]
+    marks, strokes = symbols or {}, dashes or {}
+    looks = {
+        name: Look(colour, marks.get(name, "circle"), strokes.get(name, "solid")) for name, colour in colours.items()
+    }
+    drawn = _recoloured(panels, lambda name: looks.get(name, Look(BLUE, marks.get(name, "circle"))))
+    return line_chart(drawn, share=share, spacing=0.03 if share else 0.3 / (len(panels) + 1), gap=24, **more)
+
+
+def plane(
+    name: str,
+    records: Sequence[Mapping[str, Any]],
+    x: str,
+    y: str = "",
+    level: float | None = None,
+    percent: bool = True,
+    log: bool = False,
+) -> Panel:
+    """Make a panel of quality against what it costs: `records` {name, x, y, label, low, high}, a line a name.
+
+    `x` and `y` are titles of axes, `x` one of shares; `level` is the height of a dotted line; `percent` and `log` are
+    of the vertical axis.
+    """
+    form = ":.1%" if percent else ":.3g"
+    ends = f"%{{customdata[1]{form}}} to %{{customdata[2]{form}}}"
+    hover = f"%{{customdata[0]}}<br>at %{{x:.1%}}: %{{y{form}}}<br>95% interval {ends}"
+    lines = series_of(records, "x", "y", hover, width=1.6, size=8)
+    lines = [replace(line, mode="lines+markers" if len(line.x) > 1 else "markers") for line in lines]
+    scale = {"type": "log", "dtick": 1, "exponentformat": "power"} if log else {}
+    return Panel(name, lines, {**_axis(x, True), "rangemode": "tozero"}, {**_axis(y, percent), **scale}, level)
+
+
+def points(table: pd.DataFrame, x: str, y: str) -> list[dict[str, Any]]:
+    """Return records for `plane` of a table of settings, a line a sparse method: columns `x`, `y`, `y`_low, `y`_high.
+
+    Settings without `x` or `y` are left out.
+    """
+    known = table[table[x].notna() & table[y].notna()]
+    columns = {"x": known[x], "y": known[y], "low": known[f"{y}_low"], "high": known[f"{y}_high"]}
+    names = known.spec.map(SPARSE_METHODS.name_of)
+    return pd.DataFrame({"name": names, **columns, "label": known.spec}).to_dict("records")
+
+
+def planes(
+    panels: Sequence[Panel], looks: Mapping[str, Look], *, height: int = 330, lines: int = 3, **texts: Unpack[Texts]
+) -> go.Figure:
+    """Draw panels of `plane` with error bars and looks by name; `lines` that the legend takes."""
+    drawn = _recoloured(panels, lambda name: looks.get(name, Look()))
+    spacing = 0.26 / (len(panels) + 1)
+    return line_chart(drawn, height=height, lines=lines, above=48, spacing=spacing, bars=True, **texts)
+
+
+def _axis(title: str, percent: bool) -> dict[str, Any]:
+    return {"title_text": title, **({"tickformat": ".0%"} if percent else {})}
+
+
+def rounding(records: Sequence[dict[str, Any]], explained: Mapping[str, str], *, caption: str) -> go.Figure:
+    """Draw `records` {scheme, distance (tokens), error (relative L2)}; `explained`: scheme → a line for the hover."""
+    fig = go.Figure()
+    for scheme, look in SCHEMES.items():
+        taken = [r for r in records if r["scheme"] == scheme]
+        x, y = [r["distance"] for r in taken], [r["error"] for r in taken]
+        hover = f"{explained.get(scheme, '')}<br>moved %{{x:,}} tokens: relative L2 error %{{y:.2e}}"
+        width = 3 if scheme == "bf16 cache, fp32 shift" else 1.8
+        fig.add_trace(_line(Series(scheme, x, y, hover=hover, look=look, width=width, size=6), bars=False))
+    fig.update_xaxes(title_text="shift (tokens)", type="log", dtick=1, tickformat=",d")
+    fig.update_yaxes(title_text="relative L2 error of the moved keys", type="log", dtick=1, exponentformat="power")
+    side = {"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top", "font": {"color": MUTED, "size": 11}}
+    fig.update_layout(legend=side)
+    title = "What a move costs in rounding"
+    return finish(fig, title=title, caption=caption, height=400, above=22, below=62, right=250)

@@ -1,0 +1,79 @@
+"""Names that people read, of the methods in rows of result tables; what a figure groups methods by."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from workbench.methods import registry
+from workbench.plots.marks.styles import SELECTORS, Look, looks_of
+
+FIELDS = ("mode", "positions", "prepare", "select", "ratio", "sparse", "chunk")
+
+
+def named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add columns of the method of every row, and drop the ratio of methods that select nothing.
+
+    name         in words, "Full Reuse + answer-guided at 15%" say
+    neighbours   that blocks were prepared with, 0 behind the system prompt alone; None of other preparations
+    embedder     by which neighbours are found
+    rule         a sparse method without its options, "compact(over=bfla)" say; "" of a dense one
+    """
+    rows = rows.assign(ratio=rows.ratio.where(~rows["select"].isin(["", "none"])))
+    fields = [*map(tuple, rows[list(FIELDS)].astype(object).where(rows[list(FIELDS)].notna(), None).to_numpy())]
+    known = {each: _columns(dict(zip(FIELDS, each, strict=True))) for each in dict.fromkeys(fields)}
+    added = pd.DataFrame([known[each] for each in fields], rows.index, ["name", "neighbours", "embedder", "rule"])
+    return rows.assign(**{name: added[name] for name in added})
+
+
+def sparse_look(spec: str) -> Look:
+    """Return the look of a sparse method: CompactAttention has the colour of what it is over, and dots."""
+    return next(iter(looks_of([spec]).values()))
+
+
+def model_look(name: str) -> Look:
+    """Return the look of block fine-tuning and of its control, by positions or by the mode that is scored."""
+    return LOOKS.get(name, Look(name=name))
+
+
+LOOKS = {
+    "re-encoded": Look("#0072B2", "circle", name="re-encoded positions"),
+    "naive": Look("#D55E00", "diamond", "dash", name="naive positions"),
+}
+
+
+def _columns(method: Mapping[str, Any]) -> tuple[str, int | None, str, str]:
+    name, options = registry.parse(method["prepare"] or "independent")
+    count = {"after_system": 0, "with_neighbours": int(options.get("n", 10))}.get(name)
+    return _name(method, name, options), count, str(options.get("embedder", "tfidf")), _rule(method["sparse"] or "none")
+
+
+def _name(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -> str:
+    words = [_mode(method, prepare, options)]
+    if method["select"] not in (None, "", "none"):
+        at = "" if method["ratio"] is None else f" at {method['ratio']:.0%}"
+        words.append(SELECTORS.name_of(method["select"]) + at)
+    if method["sparse"] not in (None, "", "none"):
+        dense = method["mode"] == "full" and len(words) == 1
+        words = [method["sparse"]] if dense else [*words, method["sparse"]]
+    chunk = f" in chunks of {method['chunk']:.0f}" if method["chunk"] else ""
+    return " + ".join(words) + chunk
+
+
+def _mode(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -> str:
+    if method["mode"] != "block":
+        return {"full": "full attention"}.get(method["mode"], method["mode"])
+    if method["positions"] == "naive":
+        return "naive positions (PromptCache)"
+    if prepare == "with_neighbours":
+        n = options.get("n", 10)
+        by = options.get("embedder", "tfidf")
+        return f"{n} neighbour{'s' if n != 1 else ''}" + (f" by {by}" if by != "tfidf" else "")
+    return {"after_system": "Full Reuse", "independent": "independent blocks"}.get(prepare, method["prepare"])
+
+
+def _rule(spec: str) -> str:
+    name, options = registry.parse(spec)
+    if name in ("none", "dense"):
+        return ""
+    return f"{name}(over={_rule(str(options['over']))})" if "over" in options else name

@@ -1,0 +1,239 @@
+"""How modes, selectors, sparse methods, baselines and reuse statuses look: the same in every figure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workbench.experiments import bench
+from workbench.methods import registry
+from workbench.plots.marks.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY, escaped, pale
+
+BROWN, VIOLET, MAROON, MINT = "#8C6D31", "#6A51A3", "#743E3E", "#7FD6A8"
+SAND, MOSS = "#E4BB67", "#316C13"
+
+
+@dataclass(frozen=True)
+class Look:
+    """`symbol` and `dash` are plotly's words; `name` is what a legend says."""
+
+    colour: str = BLUE
+    symbol: str = "circle"
+    dash: str = "solid"
+    name: str = ""
+
+
+class Looks(dict[str, Look]):
+    """Looks by name. A spec has the look of its name, and shows its options as they were given."""
+
+    def of(self, spec: str) -> Look:
+        """Return the look of a spec; an unknown name is drawn in blue."""
+        name, bracket, options = spec.partition("(")
+        look = self.get(name, Look(name=name))
+        return replace(look, name=f"{look.name}: {options.removesuffix(')')}") if bracket else look
+
+    def name_of(self, spec: str) -> str:
+        """Return the name that people read: `query_guided` → question-guided (FusionRAG)."""
+        return self.of(spec).name
+
+    def colour_of(self, spec: str) -> str:
+        """Return the colour of a spec."""
+        return self.of(spec).colour
+
+    def symbol_of(self, spec: str) -> str:
+        """Return the plotly symbol of a spec."""
+        return self.of(spec).symbol
+
+
+class SparseLooks(Looks):
+    """Looks of sparse methods: options are left out, but for the method that CompactAttention is over."""
+
+    def of(self, spec: str) -> Look:
+        """Return the look of a spec: `compact(over=bfla)` → CompactAttention over BFLA."""
+        name, options = registry.parse(spec)
+        look = self.get(name, Look(name=name))
+        return replace(look, name=f"{look.name} over {self.name_of(options['over'])}") if "over" in options else look
+
+
+class BaselineLooks(Looks):
+    """Looks of what a kernel is measured against, by how its label begins: `flash, dense` is SDPA flash."""
+
+    def start_of(self, label: str) -> str:
+        """Return the baseline without what it does: `flash, dense` → flash; "" for an unknown one."""
+        return next((start for start in self if label == start or label.startswith((f"{start},", f"{start} "))), "")
+
+    def of(self, label: str) -> Look:
+        """Return the look of a label: `flash, dense` → SDPA flash, dense; an unknown one is grey."""
+        start = self.start_of(label)
+        look = self[start] if start else Look(MUTED)
+        colour = OTHER_LAUNCH if label.startswith("ours,") else look.colour
+        return replace(look, colour=colour, name=look.name + label[len(start) :])
+
+    def maker(self, label: str) -> str:
+        """Return who made it, whatever it does: `flash, dense` → SDPA flash; a kernel of this package → ours."""
+        if start := self.start_of(label):
+            return self[start].name
+        return self["ours"].name if label in bench.names() else label
+
+    def colours(self) -> dict[str, str]:
+        """Return the colour of every maker."""
+        return {look.name: look.colour for look in self.values()}
+
+
+MODES = Looks(
+    {
+        "full": Look(INK, "circle", name="full attention"),
+        "block": Look(BLUE, "square", name="block attention, re-encoded"),
+        "naive": Look(RED, "diamond", name="block attention, naive positions"),
+        "recompute": Look(ORANGE, "star", name="blocks, some tokens recomputed"),
+        "stock full": Look(MUTED, "triangle-up", name="transformers, full prefill"),
+        "stock prefix": Look(GREEN, "triangle-down", name="transformers, ready prefix cache"),
+    }
+)
+SCHEDULERS = Looks(  # modes of the scheduler, and what serves without blocks
+    {
+        "sync": Look(MUTED, "square", name="synchronous: the engine loads"),
+        "request": Look(BLUE, name="asynchronous, by request"),
+        "layer": Look(GREEN, "diamond", name="asynchronous, by layer"),
+        "at once": Look(SKY, name="by request, ready ones do not wait"),
+        "full prefill": Look(INK, "x", "dot", name="full prefill"),
+    }
+)
+CACHES = Looks(
+    {
+        "prefix caching": Look(MUTED, "square", name="prefix caching"),
+        "reordered prefix caching": Look(ORANGE, "diamond", name="reordered prefix caching"),
+        "block reuse": Look(BLUE, name="block reuse"),
+        "block reuse, 15% recomputed": Look(GREEN, "triangle-up", name="block reuse, 15% recomputed"),
+        "Alternative Path": Look(BLUE, name="Alternative Path"),
+        "Alternative Path, first computed in place": Look(SKY, name="Alternative Path, first computed in place"),
+        "prefix caching, LRU in as many bytes": Look(PINK, "square", name="prefix caching, LRU in as many bytes"),
+    }
+)
+MODE_NAMES = {mode: look.name for mode, look in MODES.items()}
+MODE_COLOURS = {mode: look.colour for mode, look in MODES.items()}
+MODE_SYMBOLS = {mode: look.symbol for mode, look in MODES.items()}
+REUSE = Looks(
+    {
+        "full attention": Look(INK, "circle", name="full attention"),
+        "nothing recomputed": Look(BLUE, "square", name="cached blocks, positions re-encoded"),
+        "nothing recomputed, naive positions": Look(RED, "diamond", name="cached blocks, naive positions"),
+    }
+)
+SELECTORS = Looks(
+    {
+        "none": Look(MUTED, "circle-open", name="nothing recomputed"),
+        "random": Look(SKY, "circle", name="random"),
+        "first_k": Look(ORANGE, "triangle-up", name="first tokens (EPIC)"),
+        "kv_deviation": Look(RED, "diamond", name="KV deviation (CacheBlend)"),
+        "inter_attention": Look(PINK, "pentagon", name="inter-attention (Cache-Craft)"),
+        "cache_craft": Look(BROWN, "hexagon", name="CCI and CFO (Cache-Craft)"),
+        "query_guided": Look(BLUE, "square", name="question-guided (FusionRAG)"),
+        "answer_guided": Look(GREEN, "star", name="answer-guided"),
+        "oracle": Look(INK, "x", name="largest deviation (oracle)"),
+        "all": Look(INK, "circle", name="full attention"),
+    }
+)
+SPARSE_METHODS = SparseLooks(
+    {
+        "bfla": Look(BLUE, "circle", name="BFLA"),
+        "flash_prefill": Look(ORANGE, "square", name="FlashPrefill"),
+        "xattention": Look(GREEN, "diamond", name="XAttention"),
+        "seer_attention": Look(PINK, "star", name="SeerAttention"),
+        "quoka": Look(BROWN, "hexagon", name="QUOKA"),
+        "vertical_slash": Look(RED, "triangle-up", name="vertical-slash"),
+        "window": Look(SKY, "triangle-down", name="window and sink"),
+        "strided": Look(VIOLET, "pentagon", name="strided"),
+        "random": Look(MUTED, "circle-open", name="random"),
+        "oracle": Look(INK, "x", name="oracle"),
+        "dense": Look(INK, "circle", name="all tiles"),
+        "compact": Look(BLUE, "hourglass", name="CompactAttention"),
+    }
+)
+BASELINES = BaselineLooks(
+    {
+        "ours": Look(BLUE, name="ours"),
+        "flashinfer": Look(RED, name="FlashInfer"),
+        "flash": Look(ORANGE, name="SDPA flash"),
+        "cudnn": Look(GREEN, name="SDPA cuDNN"),
+        "flex": Look(PINK, name="FlexAttention"),
+        "transformers": Look(INK, name="transformers"),
+        "torch": Look(MUTED, name="torch"),
+        "sdpa": Look(SKY, name="sdpa"),
+        "flash_prefill": Look(MAROON, name="flash_prefill"),
+        "xattention": Look(MINT, name="xattention"),
+        "seer_attention": Look(SAND, name="seer_attention"),
+        "quoka": Look(MOSS, name="quoka"),
+    }
+)
+OTHER_LAUNCH = VIOLET  # a kernel of this package launched otherwise, as "ours, written in place"
+REUSE_STATUSES = Looks(
+    {
+        "kept": Look(pale(BLUE, 0.22), name="kept in place"),
+        "moved": Look(pale(BLUE, 0.6), name="moved: keys rerotated"),
+        "recalled": Look(GREEN, name="recalled from an earlier prompt"),
+        "encoded": Look(RED, name="encoded now"),
+    }
+)
+ALL_COMPUTED = Look(INK, "circle", "solid", "full attention, nothing cached")
+BLOCKS_CACHED = Look(BLUE, "square", "solid", "blocks: changed ones and the question")
+TOKENS = {  # field of a record of `session_replay.follow` → look
+    "tokens": ALL_COMPUTED,
+    "after_prefix": Look(ORANGE, "diamond", "dash", "prefix cache"),
+    "computed": BLOCKS_CACHED,
+}
+SECONDS = {
+    "ttft_full": ALL_COMPUTED,
+    "ttft_anew": Look(SKY, "triangle-up", "dot", "all blocks encoded again"),
+    "ttft": BLOCKS_CACHED,
+}
+SCHEMES = {  # of rounding: `metrics.kv.position_encoding`
+    "naive: not moved": Look(RED),
+    "20 chained bf16 shifts": Look(ORANGE, dash="dash"),
+    "20 chained fp32 shifts": Look(ORANGE),
+    "bf16 cache, bf16 shift": Look(PINK, dash="dash"),
+    "bf16 cache, to zero and on": Look(PINK),
+    "bf16 cache, fp32 shift": Look(BLUE),
+    "computed in place in bf16": Look(INK),
+    "stored un-rotated, rotated once": Look(SKY),
+    "fp32 cache, fp32 shift": Look(GREEN),
+}
+STAGE_COLOURS = {"place": SKY, "choose": BROWN, "attend": VIOLET, "rest": pale(MUTED, 0.5)}
+SYMBOLS = """
+circle square diamond triangle-up star hexagon cross pentagon triangle-down bowtie hourglass x star-square diamond-tall
+triangle-left triangle-right octagon diamond-wide star-diamond hexagram
+""".split()
+
+
+def looks_of(specs: Iterable[str]) -> dict[str, Look]:
+    """Return the looks of sparse methods by name; CompactAttention takes the colour of what it is over, and dots."""
+    looks = {}
+    for spec in specs:
+        over = registry.parse(spec)[1].get("over", spec)
+        look = replace(SPARSE_METHODS.of(spec), colour=SPARSE_METHODS.colour_of(over))
+        looks[look.name] = look if over == spec else replace(look, dash="dot")
+    return looks
+
+
+def block_hovers(record: Mapping[str, Any]) -> list[str]:
+    """Return a hover text for every context block of a record of `session_replay.follow`."""
+    hovers = []
+    for at, status in enumerate(record["fates"]):
+        shift = f" by {record['moves'][at]:+d}" if status == "moved" else ""
+        head = f"block {at}, {record['sizes'][at]} tokens: {REUSE_STATUSES[status].name}{shift}"
+        label = escaped(record["labels"][at])
+        hovers.append(f"<b>{head}</b><br>{label}")
+    return hovers
+
+
+REUSE_NAMES = {
+    "after_system": "Full Reuse",
+    "behind_document": "blocks behind their document",
+    "independent": "independent blocks",
+    "with_neighbours": "blocks behind neighbours",
+}
+
+
+def reuse_name(prepare: str) -> str:
+    """Return what reuse without recomputation is called: Full Reuse is FusionRAG's, behind the system prompt."""
+    name, _ = registry.parse(prepare)
+    return REUSE_NAMES.get(name, "reuse")

@@ -1,0 +1,124 @@
+"""A table of texts, in groups of rows."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any, Unpack
+
+import plotly.graph_objects as go
+
+from workbench.plots.marks.text_metrics import broken, drawn_width
+from workbench.plots.marks.theme import FAINT, INK, MUTED, PAPER, RULE, WIDTH, Texts, finish, plain
+
+ROW, SECOND, LINE = 26, 19.6, 15.6  # px, of a row of one line, of its second line, and of each further one
+MOST_LINES = 3  # that a text takes
+PADDING = 17  # px, of a cell, left and right together
+ROOM, NARROWEST, WIDEST = WIDTH - 24, 70, 240  # px, of the table; of a column of texts; of a word that is not broken
+
+
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    groups: Sequence[int] = (),
+    widths: Sequence[float] = (),
+    words: int = 1,
+    **texts: Unpack[Texts],
+) -> go.Figure:
+    """Draw `rows` of texts under `head`.
+
+    groups    indices of rows that begin a new group (drawn as a bar)
+    widths    of the columns, in any unit, where all texts have room on one line
+    words     the first columns that hold texts, set to the left; the others hold numbers, set to the right
+
+    A text too long for its line goes on in the next, at most three; a number goes on where the table has no room.
+    Lines are broken here, not by plotly, which breaks them only when it draws: the height of the figure is known.
+    """
+    columns = _pixels(head, rows, list(widths) or [2.9, *[1] * (len(head) - 1)], words)
+    room = [column - PADDING for column in columns]
+    cells = [[_lines(text, room[at], cut=at < words) for at, text in enumerate(row)] for row in rows]
+    heads = [broken(text, px, bold=True) for text, px in zip(head, room, strict=True)]
+    above = ceil(_height(max(map(len, heads))))
+    fill = [FAINT if i in groups else PAPER for i in range(len(rows))]
+    colours = [MUTED if i in groups else INK for i in range(len(rows))]
+    look = {"align": ["left"] * words + ["right"] * (len(head) - words), "line": {"color": RULE}}
+    header = {"values": ["<br>".join(lines) for lines in heads], "fill": {"color": PAPER}, "height": above}
+    shown = list(zip(*(["<br>".join(map(plain, lines)) for lines in row] for row in cells), strict=True))
+    body = {"values": shown, "fill": {"color": [fill]}, "height": ROW}
+    header |= {"font": {"size": 12, "color": INK, "weight": "bold"}, **look}  # tags are set wrong on a narrow page
+    body |= {"font": {"size": 12, "color": [colours]}, **look}
+    fig = go.Figure(go.Table(columnwidth=columns, header=header, cells=body))
+    tall = ceil(sum(_height(max(map(len, row))) for row in cells))
+    return finish(fig, height=tall + above + 6, above=14, below=8, left=10, right=14, **texts)
+
+
+def _lines(text: str, room: float, cut: bool) -> list[str]:
+    """Break a text into lines of at most `room` px: one that is cut into three at most, others with words whole."""
+    lines = broken(text, room if cut else max([room, *map(_px, text.split())]))
+    if cut and len(lines) > MOST_LINES:
+        return [*lines[: MOST_LINES - 1], _ended(lines[MOST_LINES - 1], room)]
+    return lines
+
+
+def _px(text: str, bold: bool = False) -> float:
+    """Return how many px a line takes in plotly's tables, which add a space behind every word."""
+    return drawn_width(text + " ", bold=bold)
+
+
+def _ended(line: str, room: float) -> str:
+    """Return a line that ends in … where more would follow."""
+    while line and _px(f"{line}…") > room:
+        line = line[:-1]
+    return f"{line.rstrip()}…"
+
+
+def _height(lines: int) -> float:
+    """Return the px of a row with so many lines."""
+    return ROW + (SECOND + LINE * (lines - 2) if lines > 1 else 0)
+
+
+def _pixels(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[float], words: int) -> list[float]:
+    """Return the px of columns.
+
+    Where every text has room on one line, they are as `widths` say, none below what its longest text needs. Else
+    numbers get what they need and texts share what is left; where that is too little, numbers break as well.
+    """
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(head)
+    least = [PADDING + _longest_word(name, texts) for name, texts in zip(head, columns, strict=True)]
+    least = [max(NARROWEST, min(px, WIDEST)) if at < words else px for at, px in enumerate(least)]
+    full = [max(low, PADDING + max(map(_px, texts), default=0)) for low, texts in zip(least, columns, strict=True)]
+    if sum(full) <= ROOM:
+        return _filled([ROOM * width / sum(widths) for width in widths], full)
+    floor = [*least[:words], *full[words:]]
+    floor = floor if sum(floor) <= ROOM else least
+    if sum(floor) > ROOM:
+        left = ROOM - NARROWEST * words
+        return [NARROWEST] * words + [px * left / sum(floor[words:]) for px in floor[words:]]
+    share = (ROOM - sum(floor)) / (sum(full) - sum(floor))
+    return [low + share * (high - low) for low, high in zip(floor, full, strict=True)]
+
+
+def _longest_word(name: str, texts: Sequence[str]) -> float:
+    named = [_px(word, bold=True) for word in name.split()]
+    return max([*named, *(_px(word) for text in texts for word in text.split())], default=0)
+
+
+def _filled(wanted: Sequence[float], least: Sequence[float]) -> list[float]:
+    """Return widths that fill the table: `wanted`, but where that is below `least` this, and others less."""
+    short: set[int] = set()
+    while True:
+        free = [at for at in range(len(wanted)) if at not in short]
+        scale = (ROOM - sum(least[at] for at in short)) / (sum(wanted[at] for at in free) or 1)
+        more = {at for at in free if wanted[at] * scale < least[at]}
+        if not more:
+            return [least[at] if at in short else px * scale for at, px in enumerate(wanted)]
+        short |= more
+
+
+def scored(row: Mapping[str, Any], name: str = "em", form: str = ".1%") -> str:
+    """Return a score with its interval, as a cell of a table: "91.2% (88%–93%)"."""
+    return f"{row[name]:{form}} ({row[f'{name}_low']:.0%}–{row[f'{name}_high']:.0%})"
+
+
+def verdict(right: bool | None) -> str:
+    """Return whether an answer is right, as a cell of a table; a dash where no answer is known."""
+    return {True: "yes", False: "no", None: "–"}[right]

@@ -1,0 +1,139 @@
+"""Runs side by side: a panel a score, a row a run, the difference to one of them with its interval; in words too."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.experiments.trials.run_differences import COSTS, RunComparison, RunDifference
+from workbench.plots.marks.elements import interval
+from workbench.plots.marks.measures import MEASURES
+from workbench.plots.marks.styles import SYMBOLS
+from workbench.plots.marks.theme import BLOCKS, FAINT, INK, Texts, escaped, finish, panel_titles
+from workbench.plots.reports.findings import joined, times
+
+COLUMNS, ROWS, NAME = 3, 40, 44  # panels a line; runs that are drawn; letters of a name
+HEADS = {
+    "nll": "likelihood lost (nll)",
+    "kl": "KL from full",
+    "kl_first": "KL, first token",
+    "agree": "tokens that agree",
+    "agree_first": "first tokens that agree",
+}
+FOREMOST = ("em", "f1", "kl", "nll")  # the first of these that was measured is told first
+CHEAPER = {"ttft_p50": ("sooner", "later"), "rows_computed": ("fewer", "more")}
+
+
+def differences(found: RunComparison) -> go.Figure:
+    """Draw the differences of all runs to the base, at most 40 runs; rings are differences without an interval."""
+    scores = list(dict.fromkeys(each.score for each in found.differences))[:12]
+    runs = list(dict.fromkeys(each.run for each in found.differences))[:ROWS]
+    lines, across = ceil(len(scores) / COLUMNS), min(COLUMNS, len(scores))
+    row, gap = max(60, 26 * len(runs)), 84  # px
+    height = lines * row + (lines - 1) * gap
+    heads = [HEADS.get(score, _words(score)[:28]) for score in scores]
+    spacing = {"horizontal_spacing": 0.03, "vertical_spacing": gap / height if lines > 1 else 0}
+    fig = make_subplots(lines, across, shared_yaxes=True, subplot_titles=heads, **spacing)
+    for number, score in enumerate(scores):
+        place = {"row": number // COLUMNS + 1, "col": number % COLUMNS + 1}
+        for at, run in enumerate(runs):
+            for each in found.differences:
+                if (each.run, each.score) == (run, score):
+                    fig.add_trace(_mark(each, at), **place)
+        share = score in MEASURES and MEASURES[score].percent
+        fig.update_xaxes(title_text="points" if share else "difference", nticks=5, **place)
+        fig.add_vline(0, line={"color": INK, "width": 1, "dash": "dot"}, **place)
+    names = [escaped(run if len(run) <= NAME else run[: NAME - 1] + "…") for run in runs]
+    ticks = {"tickvals": list(range(len(runs))), "ticktext": names, "ticks": ""}
+    fig.update_yaxes(**ticks, range=[len(runs) - 0.4, -0.6], gridcolor=FAINT)
+    panel_titles(fig, 12)
+    n = sorted({each.n for each in found.differences if each.n})
+    asked = f"n = {' to '.join(f'{count:,}' for count in dict.fromkeys((n[0], n[-1])))} questions" if n else ""
+    caption = (
+        f"Beside {found.base.name}. 95% paired bootstrap intervals{', ' + asked if asked else ''}; rings: not paired."
+    )
+    left = 30 + round(6.2 * max(len(name) for name in names))
+    texts: Texts = {"title": "Runs side by side", "notice": said(found), "caption": caption}
+    return finish(fig, height=height, above=40, below=56, left=min(left, 330), **texts)
+
+
+def _mark(each: RunDifference, at: int) -> go.Scatter:
+    scale = 100 if each.score in MEASURES and MEASURES[each.score].percent else 1
+    value, colour = each.difference * scale, BLOCKS[at % len(BLOCKS)]
+    ends: dict[str, Any] = {}
+    symbol = SYMBOLS[at % len(SYMBOLS)]
+    if each.low is None or each.high is None:
+        about, symbol = f"not paired: {escaped(each.why)}", "circle-open"
+    else:
+        ends = {"error_x": {**interval([value], [each.low * scale], [each.high * scale]), "color": colour}}
+        about = f"95% interval {each.low * scale:+.3g} to {each.high * scale:+.3g}, n = {each.n:,}"
+    return go.Scatter(
+        x=[value],
+        y=[at],
+        mode="markers",
+        marker={"color": colour, "symbol": symbol, "size": 9},
+        customdata=[[escaped(each.run), about, f"{each.one:.4g}", f"{each.other:.4g}"]],
+        hovertemplate="%{customdata[0]}<br>%{x:+.3g} (%{customdata[2]}, beside %{customdata[3]})<br>%{customdata[1]}"
+        "<extra></extra>",
+        showlegend=False,
+        **ends,
+    )
+
+
+def said(found: RunComparison) -> str:
+    """Say for every run, at most three, what its first score and its time show, worded by their sign."""
+    costs = {row["run"]: row for row in found.costs()}
+    runs = [run for run in found.runs if run is not found.base]
+    parts = [_of_run([d for d in found.differences if d.run == run.name], costs[run.name]) for run in runs[:3]]
+    more = f" {len(runs) - 3} more runs are in the table." if len(runs) > 3 else ""
+    return f"{'. '.join(parts)} (beside {found.base.name}).{more}"
+
+
+def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
+    by_score = {each.score: each for each in found}
+    first = next((by_score[name] for name in FOREMOST if name in by_score), found[0])
+    words = [sentence(first)]
+    for cost, (less, more) in CHEAPER.items():
+        ratio = costs[f"{cost}_ratio"]
+        if ratio and abs(ratio - 1) > 0.005:
+            what = "the first token comes" if cost == "ttft_p50" else "it computes"
+            unit = "" if cost == "ttft_p50" else " tokens"
+            words.append(f"{what} {times(1 / ratio, less, more)}{unit}")
+    return f"{found[0].run}: {joined(words)}"
+
+
+def sentence(each: RunDifference) -> str:
+    """Say one difference: which way it goes, and whether its interval leaves that open."""
+    measure = MEASURES.get(each.score)
+    share = measure is not None and measure.percent
+    scale, unit = (100, " points") if share else (1, "")
+    size = f"{abs(each.difference) * scale:.3g}{unit}"
+    if each.low is None or each.high is None:
+        return f"{_words(each.score)} {each.difference * scale:+.3g}{unit}, not paired ({each.why})"
+    low, high = each.low * scale, each.high * scale
+    if each.difference == 0 == low == high:
+        return f"{_words(each.score)} the same on all {each.n:,} questions"
+    ends = f"({low:+.3g} to {high:+.3g})"
+    if low <= 0 <= high:
+        return f"{_words(each.score)} {each.difference * scale:+.3g}{unit} {ends}: no difference that shows"
+    better = (each.difference > 0) == (measure is None or measure.better == "higher")
+    way = "higher" if each.difference > 0 else "lower"
+    judged = f", which is {'better' if better else 'worse'}" if measure is not None else ""
+    return f"{_words(each.score)} {size} {way} {ends}{judged}"
+
+
+def _words(score: str) -> str:
+    return MEASURES[score].words.split(", nats")[0] if score in MEASURES else COSTS.get(score, score)
+
+
+def difference_rows(found: RunComparison) -> Iterable[tuple[str, ...]]:
+    """Yield (run, score, its value, the base's, difference, 95% interval, n) as texts, in points for shares."""
+    for each in found.differences:
+        share = each.score in MEASURES and MEASURES[each.score].percent
+        scale, form = (100, "+.1f") if share else (1, "+.4g")
+        ends = "not paired" if each.low is None else f"{each.low * scale:{form}} to {(each.high or 0) * scale:{form}}"
+        value = ".1%" if share else ".4g"
+        gap = f"{each.difference * scale:{form}}{' points' if share else ''}"
+        yield each.run, _words(each.score), f"{each.one:{value}}", f"{each.other:{value}}", gap, ends, f"{each.n:,}"

@@ -1,0 +1,218 @@
+"""Requests served from tiers of blocks, from the events of the scheduler and of the store (`store.events`)."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.marks.bars import Bars, bar_chart
+from workbench.plots.marks.elements import steps, swatches
+from workbench.plots.marks.lines import Panel, Series, line_chart
+from workbench.plots.marks.styles import SCHEDULERS, Look
+from workbench.plots.marks.table import table
+from workbench.plots.marks.theme import BLUE, GREEN, MUTED, ORANGE, RED, RULE, SKY, finish, panel_titles
+from workbench.store.events import Event
+
+STAGES = {"wait": RULE, "load": ORANGE, "encode": RED, "prefill": BLUE, "decode": SKY}
+TIERS = (BLUE, GREEN, ORANGE, MUTED)  # from the fastest on
+HELD = "%{x:.2f} s: %{y:.2f} GB"
+MODES = {mode: SCHEDULERS.name_of(mode) for mode in ("sync", "request", "layer")}
+
+
+class ReplayedRun(Protocol):
+    """What `experiments.simulation.store_replay.replay` returns."""
+
+    @property
+    def mode(self) -> Any: ...
+    @property
+    def events(self) -> Sequence[Event]: ...
+    @property
+    def tickets(self) -> Sequence[Any]: ...
+    @property
+    def tiers(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def held(self) -> Sequence[tuple[float, Mapping[str, int]]]: ...
+
+
+def about_machine(machine: Any) -> str:
+    """Describe tiers and times of a replay, for a caption."""
+    tiers = [
+        f"{name} {size / 1e9:g} GB" + (f" at {machine.rates[name] / 1e9:g} GB/s" if machine.rates[name] < 1e30 else "")
+        for name, size in machine.budgets.items()
+        if size
+    ]
+    return (
+        f"Simulated clock: {', '.join(tiers)}; passages of {machine.passage} tokens, question of {machine.question}, "
+        f"{machine.ratio:.0%} recomputed, {machine.per_second:g} requests a second, at most {machine.batch} together. "
+        "Scheduler, look-ups and moves are carried out; passes take the times fitted to a GPU's reports, Llama-3.1-8B "
+        "shape."
+    )
+
+
+def timeline(runs: Sequence[ReplayedRun], *, first: int = 0, count: int = 16, machine: str) -> go.Figure:
+    """Draw what some requests wait for, a panel a mode of the scheduler (FusionRAG, figure 11)."""
+    names = [ticket.name for ticket in runs[0].tickets[first : first + count]]
+    fig = make_subplots(
+        len(runs), 1, shared_xaxes=True, vertical_spacing=0.09, subplot_titles=[MODES[run.mode] for run in runs]
+    )
+    begins = {run.mode: min(ticket.arrived for ticket in run.tickets[first : first + count]) for run in runs}
+    for row, run in enumerate(runs, 1):
+        waits = [_waited(ticket) for ticket in run.tickets if ticket.name in names]
+        for stage, colour in STAGES.items():
+            spans = [event for event in run.events if event.what == stage and event.request in names]
+            spans = waits if stage == "wait" else spans
+            if not spans:
+                continue
+            data = [[1e3 * event.seconds, event.tier or event.detail or "–"] for event in spans]
+            fig.add_bar(
+                y=[names.index(event.request) for event in spans],
+                x=[1e3 * event.seconds for event in spans],
+                base=[1e3 * (event.at - begins[run.mode]) for event in spans],
+                orientation="h",
+                marker={"color": colour, "line": {"width": 0}},
+                customdata=data,
+                hovertemplate=f"request %{{y}}, {stage}: %{{customdata[0]:.1f}} ms, %{{customdata[1]}}<extra></extra>",
+                showlegend=False,
+                row=row,
+                col=1,
+            )
+    swatches(fig, {stage: colour for stage, colour in STAGES.items() if _has(runs, stage)})
+    ticks = {"tickvals": list(range(len(names))), "ticktext": [str(int(name) + 1) for name in names]}
+    fig.update_yaxes(title_text="request", autorange="reversed", showgrid=False, **ticks)
+    fig.update_xaxes(title_text="milliseconds", row=len(runs), col=1)
+    fig.update_layout(barmode="overlay", bargap=0.25)
+    panel_titles(fig)
+    return finish(
+        fig,
+        height=(26 + 15 * count) * len(runs),
+        above=56,
+        legend=28,
+        title="Where the time of a request goes",
+        caption=f"Requests {first + 1} to {first + count} of {len(runs[0].tickets)}. {machine}",
+    )
+
+
+def _waited(ticket: Any) -> Event:
+    """Return the time from arrival to the first token, under whose other stages the waiting shows."""
+    return Event(
+        "wait", ticket.arrived, ticket.first - ticket.arrived, request=ticket.name, detail="to the first token"
+    )
+
+
+def _has(runs: Iterable[ReplayedRun], what: str) -> bool:
+    return any(event.what == what for run in runs for event in run.events)
+
+
+def tiers_over_time(run: ReplayedRun, *, machine: str) -> go.Figure:
+    """Draw look-ups by where they were found, and what the tiers hold, over time."""
+    names = [row["tier"] for row in run.tiers]
+    looks = {name: Look(colour, name=name) for name, colour in zip(names, TIERS, strict=False)}
+    looked: dict[str, list[float]] = {name: [] for name in (*names, "missed")}
+    for event in run.events:
+        if event.what in ("hit", "miss"):
+            looked[event.tier if event.what == "hit" else "missed"].append(event.at)
+    lines = []
+    for name, moments in looked.items():
+        look = looks.get(name, Look(RED, dash="dash"))
+        counts = list(range(1, len(moments) + 1))
+        lines.append(Series(name, moments, counts, hover="%{x:.2f} s: %{y:,}", look=look, mode="lines"))
+    clock = [at for at, _ in run.held]
+    held = [
+        Series(name, clock, [size[name] / 1e9 for _, size in run.held], hover=HELD, look=look, mode="lines")
+        for name, look in looks.items()
+    ]
+    panels = [
+        Panel("look-ups so far", lines, {"title_text": "seconds"}, {"rangemode": "tozero"}),
+        Panel("GB held", held, {"title_text": "seconds"}, {"rangemode": "tozero"}),
+    ]
+    return line_chart(
+        panels,
+        title="Where blocks are found, and what the tiers hold",
+        caption=machine,
+    )
+
+
+def heat(run: ReplayedRun, *, most: int = 60, machine: str) -> go.Figure:
+    """Draw the blocks that are asked for most, request by request: where each was found."""
+    names = [row["tier"] for row in run.tiers]
+    asked = Counter(event.key for event in run.events if event.what in ("hit", "miss"))
+    blocks = [key for key, _ in asked.most_common(most)]
+    grid = np.full((len(blocks), len(run.tickets)), np.nan)
+    for event in run.events:
+        if event.what in ("hit", "miss") and event.key in blocks and event.request:
+            place = names.index(event.tier) if event.what == "hit" else len(names)
+            grid[blocks.index(event.key), int(event.request)] = place
+    colours = [*TIERS[: len(names)], RED]
+    fig = go.Figure(
+        go.Heatmap(
+            z=grid,
+            colorscale=steps(colours),
+            zmin=-0.5,
+            zmax=len(colours) - 0.5,
+            showscale=False,
+            xgap=0.3,
+            ygap=0.3,
+            hovertemplate="block %{y}, request %{x}<extra></extra>",
+        )
+    )
+    swatches(fig, dict(zip((*names, "missed"), colours, strict=True)))
+    fig.update_xaxes(title_text="request", showgrid=False)
+    fig.update_yaxes(title_text="blocks, the most asked for first", autorange="reversed", showgrid=False)
+    return finish(
+        fig,
+        height=320,
+        above=30,
+        legend=8,
+        title="Heat of blocks",
+        caption=f"The {len(blocks)} of {len(asked):,} blocks that are asked for most; a mark is a look-up, its colour "
+        f"where the block was. {machine}",
+    )
+
+
+def misses(run: ReplayedRun, *, machine: str) -> go.Figure:
+    """Draw misses by their reason."""
+    reasons = Counter(event.detail.split(":")[0] for event in run.events if event.what == "miss")
+    rows = [reason for reason, _ in reasons.most_common()] or ["none"]
+    bars = [Bars("misses", RED, rows, [reasons[row] for row in rows], "%{y}: %{x:,}<extra></extra>")]
+    return bar_chart(
+        [Bars(**{**vars(bars[0]), "more": {"showlegend": False}})],
+        height=34 * len(rows) + 16,
+        above=16,
+        left=160,
+        x={"title_text": "look-ups"},
+        y={"autorange": "reversed", "showgrid": False, "ticks": ""},
+        ends=[(row, f"{reasons[row]:,}", {"x": reasons[row], "xshift": 6}) for row in rows],
+        title="Misses by reason",
+        caption=machine,
+    )
+
+
+def receipts_table(rows: Sequence[Mapping[str, Any]], *, model: str, device: str) -> go.Figure:
+    """List what every request of `experiments.serving.served_here` reused, moved, computed and missed."""
+    cells, groups, last = list[list[str]](), list[int](), None
+    for row in rows:
+        if row["round"] != last:
+            last = row["round"]
+            groups.append(len(cells))
+            cells.append([str(last), *[""] * 8])
+        paid = row["receipt"]
+        read = ", ".join(f"{size / 1e6:.1f} {tier}" for tier, size in paid.bytes.items()) or "–"
+        missed = ", ".join(f"{count} {reason}" for reason, count in paid.misses.items()) or "–"
+        counts = paid.count("reused"), paid.shifted, paid.recomputed, paid.count("encoded")
+        cells.append([f"  {row['question']}", row["answer"], read, missed, *map(str, counts), f"{row['ttft_ms']:.0f}"])
+    equal = sum(row["equal"] for row in rows)
+    head = ["question", "answer", "MB read", "misses", "blocks reused", "moved", "tokens recomputed"]
+    return table(
+        [*head, "blocks encoded", "ms"],
+        cells,
+        groups=groups,
+        widths=[2.9, 1.2, 1.8, 1.4, 0.8, 0.8, 1.2, 0.9, 0.6],
+        words=4,
+        title="Receipts",
+        caption=f"{model}, {device}; source: here. Passages are cached behind the system prompt; all questions of a "
+        f"round are submitted at once; ms: to the first token. {equal} of {len(rows)} answers equal those of each "
+        "question alone, without scheduler and tiers.",
+    )

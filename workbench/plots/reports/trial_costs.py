@@ -1,0 +1,98 @@
+"""Quality of any trials against what they cost: a mark a trial, a line a method whose ratio was varied."""
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from workbench.plots.marks.line_styles import family_looks
+from workbench.plots.marks.lines import Panel, Series, line_chart
+from workbench.plots.marks.measures import MEASURES, measure_of
+from workbench.plots.marks.styles import MODES, SELECTORS, Look
+from workbench.plots.reports.findings import joined
+
+COSTS = {
+    "rows_computed": "tokens computed",
+    "ttft_p50": "time to first token (ms)",
+    "flops": "operations to the first token",
+    "bytes": "bytes to the first token",
+    "bytes_loaded": "bytes from the store",
+    "ratio": "share of document tokens recomputed",
+}
+SCALES = {"ttft_p50": 1e3}
+CHOICES = ("model", "mode", "positions", "prepare", "select", "sparse", "chunk")  # what makes a method, but the ratio
+
+
+def quality_by_cost(trials: pd.DataFrame, score: str, cost: str) -> go.Figure:
+    """Draw a score of trials of one kind of question against a cost, with 95% intervals."""
+    measure = measure_of(score, trials)
+    known = trials[trials[score].notna() & trials[cost].notna()]
+    groups = [(name, part.sort_values(cost)) for name, part in known.groupby(method_names(known), sort=False)]
+    looks = family_looks([(name, _look(part.iloc[0])) for name, part in groups])
+    lines = []
+    for name, part in groups:
+        x, y = (part[cost] * SCALES.get(cost, 1)).tolist(), part[score].tolist()
+        low, high = part[f"{score}_low"].tolist(), part[f"{score}_high"].tolist()
+        mode = "lines+markers" if len(x) > 1 else "markers"
+        form = ".1%" if measure.percent else ".3g"
+        hover = f"{COSTS[cost]} %{{x:.3g}}: %{{y:{form}}}"
+        lines.append(Series(name, x, y, low, high, hover, look=looks[name], size=8, mode=mode))
+    across = {"title_text": COSTS[cost], "rangemode": "tozero", **({"tickformat": ".0%"} if cost == "ratio" else {})}
+    up = {"title_text": measure.axis.split(",")[0], **({"tickformat": ".0%"} if measure.percent else {})}
+    panel = Panel("", lines, across, up)
+    asked = int(known.n.max()) if len(known) and "n" in known else 0
+    caption = f"n = {asked:,} questions; 95% intervals ({measure.interval}). {len(known):,} trials."
+    rows = sum(len(name) * 7 + 50 for name, _ in groups) // 800 + 1
+    title = f"{measure.words.split(',')[0]} against {COSTS[cost].split(' (')[0]}"
+    notice = best_of(known, score, cost)
+    return line_chart([panel], lines=rows, bars=True, title=title, notice=notice, caption=caption)
+
+
+def method_names(trials: pd.DataFrame) -> pd.Series:
+    """Return what the method of every trial is called: the choices that differ among the trials, the ratio left out."""
+    differing = [name for name in CHOICES if name in trials and trials[name].astype(str).nunique() > 1]
+    return trials.apply(lambda row: _name(row, differing), axis=1) if len(trials) else pd.Series(dtype=str)
+
+
+def _name(row: pd.Series, differing: list[str]) -> str:
+    if row["mode"] == "full":
+        words = ["full attention"]
+    else:
+        words = [str(row["prepare"])] if "prepare" in differing or "select" not in differing else []
+        words += [SELECTORS.name_of(str(row["select"]))] if "select" in differing else []
+        words += ["naive positions"] if "positions" in differing and row["positions"] == "naive" else []
+    if "sparse" in differing and str(row["sparse"]) != "none":
+        words.append(str(row["sparse"]))
+    if "chunk" in differing and row["chunk"] == row["chunk"] and row["chunk"]:
+        words.append(f"chunks of {int(row['chunk'])}")
+    model = str(row["model"]).rstrip("/").rpartition("/")[2]
+    return ", ".join(([model] if "model" in differing else []) + words)
+
+
+def _look(row: pd.Series) -> Look:
+    return MODES["full"] if row["mode"] == "full" else SELECTORS.of(str(row["select"]))
+
+
+def best_of(trials: pd.DataFrame, score: str, cost: str) -> str:
+    """Say which trial scores best, and the cheapest one whose interval reaches it."""
+    measure = MEASURES[score]
+    if not len(trials):
+        return "No trial has both."
+    lower = measure.better == "lower"
+    ordered = trials.assign(name=method_names(trials)).sort_values(score, ascending=lower)
+    best = ordered.iloc[0]
+    reach = (
+        ordered[ordered[f"{score}_low"] <= best[score]] if lower else ordered[ordered[f"{score}_high"] >= best[score]]
+    )
+    cheap = reach.sort_values(cost).iloc[0]
+    parts = [f"Best is {_at(best)} with {measure.say(best[score])}"]
+    if cheap.name != best.name and cheap[cost] < best[cost]:
+        share = cheap[cost] / best[cost] if best[cost] else 1
+        parts.append(
+            f"{_at(cheap)} reaches it within its interval ({measure.say(cheap[score])}) at {share:.0%} of the cost"
+        )
+        return f"{joined(parts)}."
+    return f"{parts[0]}; none that costs less reaches it within its interval."
+
+
+def _at(row: pd.Series) -> str:
+    ratio = row.get("ratio")
+    return row["name"] + (f" at {ratio:.0%}" if ratio is not None and ratio == ratio else "")

@@ -1,0 +1,60 @@
+"""One number for every layer and head, method beside method."""
+
+from collections.abc import Mapping, Sequence
+from typing import Unpack
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.marks.theme import MUTED, SEQUENTIAL, Texts, finish, panel_titles
+
+CELL, MOST = 21, 150  # px of a line; cells of a panel that still carry their number
+
+
+def of_rows(rows: pd.DataFrame, measures: Mapping[str, str], **texts: Unpack[Texts]) -> go.Figure | None:
+    """Draw counts of kind "layer 3 head 2", a column a value of `series`; `measures` name → title. None without rows.
+
+    The first source with such rows is drawn.
+    """
+    places = rows.kind.str.extract(r"^layer (?P<layer>\d+) head (?P<head>\d+)$").dropna().astype(int)
+    cells = rows.join(places, how="inner")
+    cells = cells[cells.measure.isin(measures) & (cells.source == cells.source.iloc[0])] if len(cells) else cells
+    grids: dict[str, dict[str, np.ndarray]] = {}
+    for (measure, series), part in cells.groupby(["measure", "series"], sort=False):
+        grid = part.pivot(index="layer", columns="head", values="value")
+        grids.setdefault(measures[str(measure)], {})[str(series)] = grid.to_numpy(np.float32)
+    return by_head(grids, layers=sorted(cells.layer.unique()), **texts) if grids else None
+
+
+def by_head(
+    measures: Mapping[str, Mapping[str, np.ndarray]], layers: Sequence[int], **texts: Unpack[Texts]
+) -> go.Figure:
+    """Draw a line of panels a measure, a column a method, on one scale: `measures` name → method → shares [L, Hq]."""
+    methods = list(next(iter(measures.values())))
+    titles = [f"{method}: {table[method].mean():.0%}" for table in measures.values() for method in methods]
+    spacing = {"shared_xaxes": True, "shared_yaxes": True, "horizontal_spacing": 0.012, "vertical_spacing": 0.1}
+    size = (len(measures), len(methods))
+    fig = make_subplots(*size, row_titles=list(measures), subplot_titles=titles, **spacing)
+    for row, (measure, table) in enumerate(measures.items(), 1):
+        for col, method in enumerate(methods, 1):
+            z = table[method].astype(np.float32)
+            heat = go.Heatmap(z=z, y=[str(layer) for layer in layers], coloraxis="coloraxis", xgap=1, ygap=1)
+            hover = f"layer %{{y}}, head %{{x}}: %{{z:.1%}} {measure}<extra>{method}</extra>"
+            if z.size <= MOST and len(methods) <= 6:
+                heat.update(text=(100 * z).round().astype(int), texttemplate="%{text}", textfont={"size": 9})
+            fig.add_trace(heat.update(hovertemplate=hover), row=row, col=col)
+    fig.update_yaxes(autorange="reversed", type="category", showgrid=False, ticks="", showline=False)
+    fig.update_xaxes(showgrid=False, ticks="", showline=False, nticks=9)
+    fig.update_xaxes(title_text="head", row=len(measures))
+    fig.update_yaxes(title_text="layer", col=1)
+    font = {"size": 11, "color": MUTED}
+    bar = {"tickformat": ".0%", "thickness": 12, "outlinewidth": 0, "x": 1.035, "tickfont": font}
+    fig.update_layout(coloraxis={"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 1, "colorbar": bar})
+    lines_of = [note for note in fig.layout.annotations if note.text in measures]
+    panel_titles(fig, 11 if len(methods) > 4 else 12)
+    for note in lines_of:
+        note.update(xanchor="left", font={"size": 12, "color": MUTED})
+    height = len(measures) * (CELL * max(4, len(layers)) + 30)
+    return finish(fig, height=height, above=34, below=52, right=104, **texts)

@@ -1,0 +1,129 @@
+"""CompactAttention's union step by step: query blocks → head → execution group → list of pages (section 3.2, 3.3)."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Unpack
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.metrics.tiles.tile_union import Union
+from workbench.plots.marks.controls import choice_menu, frame_slider, steered
+from workbench.plots.marks.elements import steps as scale
+from workbench.plots.marks.elements import swatches
+from workbench.plots.marks.theme import BLUE, FAINT, GREEN, ORANGE, PAPER, RULE, Notes
+
+PAGES = {  # numbered from 2; 0 is the future, 1 not selected
+    "asked for by every query block that sees it": BLUE,
+    "by some: the others read it too": ORANGE,
+    "the chunk itself, in whole": GREEN,
+}
+LOOK = {"zmin": -0.5, "zmax": 4.5, "colorscale": scale([PAPER, FAINT, *PAGES.values()]), "showscale": False}
+GAP, LIST = 40, 19  # px between panels, and of a line of the page list
+TITLES = (
+    "1. the choice of every query block, head under head",
+    "2. Q-block union: one line a head",
+    "3. group union: one line for the heads of a KV head",
+    "4. with the chunk itself: the pages that are read (number of the page)",
+    "5. page lists of all groups, as a paged kernel gets them: position in the list, and the page that stands there",
+)
+
+
+def steps(measured: Union, group: int) -> list[np.ndarray]:
+    """Return panels 1 to 4 of one execution group: uint8 [lines, J], each a number of PAGES."""
+    of = slice(group * measured.group, (group + 1) * measured.group)
+    kept, heads, sees = measured.kept[of], measured.heads[of], measured.pairs > 0
+    unanimous = (kept | ~sees).all(1)  # [heads, J]
+    first = np.where(kept.flatten(0, 1).cpu(), 2, sees.repeat(len(kept), 1).cpu())
+    second = np.where(heads.cpu(), np.where(unanimous.cpu(), 2, 3), 1)
+    third = np.where(measured.groups[group].cpu(), np.where(unanimous.all(0).cpu(), 2, 3), 1)[None]
+    return [x.astype(np.uint8) for x in (first, second, third, _pages(measured, group)[None])]
+
+
+def page_lists(measured: Union) -> tuple[np.ndarray, np.ndarray]:
+    """Return panel 5: statuses [G, slots] (0: no page) and page numbers, ragged lists set to the left."""
+    ends = measured.indptr.tolist()
+    statuses = np.zeros((len(ends) - 1, max(1, *np.diff(ends))), np.uint8)
+    numbers = np.full(statuses.shape, -1, np.int32)
+    for group, (start, end) in enumerate(pairwise(ends)):
+        listed = measured.indices[start:end].cpu().numpy()
+        numbers[group, : end - start], statuses[group, : end - start] = listed, _pages(measured, group)[listed]
+    return statuses, numbers
+
+
+def union(
+    unions: Sequence[Union], *, layers: Sequence[int], layer: int = 0, group: int = 0, **notes: Unpack[Notes]
+) -> go.Figure:
+    """Draw the union of one chunk step by step; a slider picks the layer, a menu the execution group."""
+    groups, now = len(unions[0].groups), unions[layer]
+    heights = [max(60, min(7 * now.kept.shape[1] * now.group, 260)), 16 * now.group, 20, 20, LIST * groups]
+    total = sum(heights) + GAP * (len(heights) - 1)
+    fig = make_subplots(len(heights), 1, row_heights=heights, vertical_spacing=GAP / total, subplot_titles=TITLES)
+    pictures = [[steps(each, g) for g in range(groups)] for each in unions]
+    hover = "%{customdata}<br>page %{x}<extra></extra>"
+    for g in range(groups):
+        for row, z in enumerate(pictures[layer][g], 1):
+            heat = go.Heatmap(z=z, **LOOK, xgap=1, ygap=1 if len(z) < 9 else 0, hovertemplate=hover)
+            labels = np.tile(_lines(now, g, row), (1, z.shape[1]))
+            fig.add_trace(heat.update(visible=g == group, customdata=labels), row=row, col=1)
+    lists = [page_lists(each) for each in unions]
+    fig.add_trace(_list(*lists[layer]), row=5, col=1)
+    swatches(fig, PAGES)
+    _axes(fig, now, heights, max(z.shape[1] for z, _ in lists))
+    heats = [[go.Heatmap(z=z) for each in of_layer for z in each] for of_layer in pictures]
+    replaced = {str(at): [*heat, _list(*lists[at])] for at, heat in enumerate(heats)}
+    shares = [" → ".join(f"{x:.0%}" for x in each.densities()) for each in unions]
+    sentences = [f"{n}: {share} of the causal pairs, by steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
+    slider = frame_slider(sentences, layer, "layer ", spoken=True, pad=48) if len(unions) > 1 else None
+    menu = choice_menu(_names(now), 4, total, (), group, 1 + len(PAGES))
+    title = "From a mask to a list of pages"
+    return steered(fig, total, replaced, slider, menu, below=132, title=title, **notes)
+
+
+def _names(measured: Union) -> list[str]:
+    """Name the execution groups: by KV head, or by number where several share one."""
+    word = "KV head" if len(measured.groups) == measured.kv_heads else "group"
+    return [f"{word} {group}" for group in range(len(measured.groups))]
+
+
+def _pages(measured: Union, group: int) -> np.ndarray:
+    """Return the statuses [J] of the pages of a group: joined before it was the chunk's own."""
+    of = slice(group * measured.group, (group + 1) * measured.group)
+    everyone = (measured.kept[of] | (measured.pairs == 0)).all(0).all(0)
+    joined = np.where(measured.groups[group].cpu(), np.where(everyone.cpu(), 2, 3), 1)
+    return np.where(measured.own.cpu(), 4, joined).astype(np.uint8)
+
+
+def _lines(measured: Union, group: int, row: int) -> np.ndarray:
+    """Name the lines of a panel, [lines, 1]."""
+    heads = [f"head {group * measured.group + h}" for h in range(measured.group)]
+    if row == 1:
+        starts = [measured.first + i * measured.size for i in range(measured.kept.shape[1])]
+        heads = [f"{head}, rows from {start:,d}" for head in heads for start in starts]
+    return np.array(heads if row < 3 else [f"{_names(measured)[group]}"], dtype=object)[:, None]
+
+
+def _list(statuses: np.ndarray, numbers: np.ndarray) -> go.Heatmap:
+    few = numbers.shape[1] <= 72
+    text = np.where(numbers < 0, "", numbers.astype(str)) if few else None
+    written = {"text": text, "texttemplate": "%{text}" if few else None, "textfont": {"size": 8, "color": PAPER}}
+    hover = "list of %{y}, position %{x}: page %{customdata}<extra></extra>"
+    return go.Heatmap(z=statuses, **LOOK, xgap=1, ygap=2, customdata=numbers, hovertemplate=hover, **written)
+
+
+def _axes(fig: go.Figure, measured: Union, heights: Sequence[int], slots: int) -> None:
+    pages = measured.own.shape[0]
+    fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", showticklabels=False, showline=False)
+    fig.update_xaxes(range=[-0.5, pages - 0.5], showgrid=False, ticks="", showticklabels=False, showline=False)
+    fig.update_xaxes(showticklabels=True, row=4)
+    ends = [-0.5, max(slots, pages) - 0.5]
+    fig.update_xaxes(title_text="position in the list", range=ends, showticklabels=True, row=5)
+    tiles, group = measured.kept.shape[1], measured.group
+    heads, lists = [f"head +{h}" for h in range(group)], _names(measured)
+    middles = [tiles * (h + 0.5) - 0.5 for h in range(group)]
+    fig.update_yaxes(tickvals=middles, ticktext=heads, showticklabels=True, row=1)
+    fig.update_yaxes(tickvals=list(range(group)), ticktext=heads, showticklabels=True, row=2)
+    fig.update_yaxes(tickvals=list(range(len(lists))), ticktext=lists, showticklabels=True, row=5)
+    for h in range(1, group):
+        fig.add_hline(tiles * h - 0.5, line={"color": RULE, "width": 2}, row=1, col=1)

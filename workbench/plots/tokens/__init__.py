@@ -1,0 +1,1 @@
+"""Figures of prompts token by token: selected, recomputed, reused."""

@@ -1,0 +1,103 @@
+"""What methods compute, drawn from their plans: tokens before and at the request, and the mask of the rows."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+
+from workbench.core.blocks import Prompt
+from workbench.core.masks import visible
+from workbench.core.plan import Plan
+from workbench.metrics.kv.token_stages import TokenStages
+from workbench.plots.marks.elements import block_axis, block_edges, steps, swatches
+from workbench.plots.marks.theme import BLUE, FAINT, INK, ORANGE, PAPER, RED, RULE, finish, pale
+
+STAGES = {  # numbered from 1
+    "cached before the request": BLUE,
+    "scored by the selector, in some layers": pale(ORANGE, 0.55),
+    "computed at the request": RED,
+}
+ROW = 34  # px
+
+
+def timelines(found: Mapping[str, TokenStages], prompt: Prompt, *, ratio: float, about: str) -> go.Figure:
+    """Draw which tokens every method computes, before the request and at it (FusionRAG, figures 1 and 4)."""
+    lines, names, gap = [], [], np.zeros(len(prompt), np.uint8)
+    for name, one in found.items():
+        at_request = torch.where(one.online, 3, one.scored.int() * 2).numpy()
+        lines += [one.offline.numpy().astype(np.uint8), at_request.astype(np.uint8), gap]
+        names += [f"{name}: before", "at the request", " " * len(lines)]
+    grid = np.stack(lines[:-1])
+    fig = go.Figure(
+        go.Heatmap(
+            z=grid,
+            zmin=-0.5,
+            zmax=3.5,
+            colorscale=steps([FAINT, *STAGES.values()]),
+            showscale=False,
+            hovertemplate="token %{x}<extra></extra>",
+        )
+    )
+    for number in range(2, len(grid), 3):  # a blank line between methods
+        fig.add_hrect(number - 0.5, number + 0.5, fillcolor=PAPER, line_width=0)
+    for edge in block_edges(prompt.block_of.numpy()):
+        fig.add_vline(edge, line={"color": PAPER, "width": 1})
+    kept = [number for number in range(len(grid)) if number % 3 != 2]
+    fig.update_yaxes(autorange="reversed", tickvals=kept, ticktext=[names[i] for i in kept], showgrid=False, ticks="")
+    fig.update_xaxes(title_text="block", **block_axis(prompt.block_of.numpy()))
+    swatches(fig, STAGES)
+    return finish(
+        fig,
+        title="Which tokens are computed, and when",
+        notice=_said(found, len(prompt)),
+        caption=f"From the plans of one request. {ratio:.0%} of the tokens of passages are recomputed where a selector "
+        f"chooses. Block 0 is the system prompt, Q the question. {about}.",
+        height=ROW * len(grid) * 2 // 3,
+        left=190,
+        legend=6,
+    )
+
+
+def _said(found: Mapping[str, TokenStages], tokens: int) -> str:
+    parts = [
+        f"{name} {one.rows:,.0f}" + (f" ({one.encoded:,} encoded beforehand)" if one.encoded else "")
+        for name, one in found.items()
+    ]
+    least, most = (choose(found.items(), key=lambda pair: pair[1].rows) for choose in (min, max))
+    return (
+        f"Tokens at the request, of {tokens:,}; a pass through some layers counts as its share: {', '.join(parts)}. "
+        f"{least[0]} computes the fewest, {most[0]} the most."
+    )
+
+
+def fusion_mask(prompt: Prompt, chosen: Sequence[int]) -> go.Figure:
+    """Draw the mask of recomputed tokens and question over the whole cache, from their plan (FusionRAG, figure 6)."""
+    plan = Plan(torch.cat((torch.tensor(chosen), prompt.question)))
+    mask = visible(plan.sees, plan.rows, torch.arange(len(prompt))).numpy()
+    fresh = np.isin(np.arange(len(prompt)), plan.rows.numpy())
+    shown = np.where(mask, np.where(fresh, 2, 1), 0)
+    looks = {"hidden": FAINT, "read from the cache": pale(BLUE, 0.6), "computed in this pass": RED}
+    fig = go.Figure(
+        go.Heatmap(
+            z=shown, zmin=-0.5, zmax=2.5, colorscale=steps(list(looks.values())), showscale=False, xgap=3, ygap=3
+        )
+    )
+    of, asked = prompt.block_of, len(prompt.blocks) - 1
+    parts = ["S" if block == 0 else "Q" if block == asked else f"C{block}" for block in of.tolist()]
+    columns = [f"{number + 1}<br>{part}" for number, part in enumerate(parts)]
+    rows = [f"token {row + 1}" for row in plan.rows.tolist()]
+    fig.update_xaxes(tickvals=list(range(len(columns))), ticktext=columns, showgrid=False, ticks="")
+    fig.update_yaxes(autorange="reversed", tickvals=list(range(len(rows))), ticktext=rows, showgrid=False, ticks="")
+    for edge in block_edges(of.numpy()):
+        fig.add_vline(edge, line={"color": INK, "width": 1})
+    swatches(fig, {name: colour for name, colour in looks.items() if name != "hidden"} | {"hidden": RULE})
+    return finish(
+        fig,
+        title=f"The mask of cache fusion: {len(rows)} rows over {len(columns)} columns",
+        caption="The example of FusionRAG, figure 6: system prompt S, chunks C1 and C2, question Q; tokens count from "
+        "1. Drawn from the plan that computes these rows.",
+        height=44 * len(rows),
+        left=90,
+        legend=6,
+    )

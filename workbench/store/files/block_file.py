@@ -1,0 +1,207 @@
+"""One file of cached blocks: safetensors, in whose metadata stands a checksum of everything the file holds.
+
+starts, layers   {key: position of its first token}, and how many layers; earlier files have these two only
+format           of the file
+identities       {key: what the block is}, of keys that know (`keys.Identity`)
+checksums        {tensor: CRC-32 of its name, dtype, shape and bytes}
+wholes           {key: CRC-32 of all bytes of the block}, where they lie together: what a hit is verified by
+table            length and CRC-32 of the text that says where tensors lie, the rest of the header
+made             versions and kind of device that computed the blocks
+header           CRC-32 of the other entries
+
+A block is read with one call where its tensors lie together, into memory of its own: the bytes that are checked are
+those that are handed out, and a sector that cannot be read is an error and no signal. Mapped, the pages of the file
+are checked and handed out themselves: for readers that copy them at once, as to a GPU.
+"""
+
+import json
+import mmap
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.store.files import file_header
+from workbench.store.files.checksums import NAMES, crc32, of_tensor, raw_bytes, seed_of
+from workbench.store.files.file_header import ALIGNED, Contents, Extent, Opened, State, Unusable, contents, state_of
+from workbench.store.files.mapped import MappedKV
+from workbench.store.keys import Key
+
+__all__ = ["SUFFIX", "Contents", "State", "Unusable", "block", "contents", "save", "state_of"]
+SUFFIX = ".safetensors"
+Memory = np.ndarray[Any, np.dtype[np.uint8]]
+PIECE, LARGE = 1 << 19, 1 << 23  # bytes that are read at once; of larger blocks all, which disks are fastest at
+POPULATE_READ = 22  # of madvise, Linux 5.14: an error instead of a signal where a page cannot be read
+
+
+def save(path: Path, blocks: Mapping[str, KV], made: Mapping[str, str] | None = None) -> None:
+    """Write blocks to a file; `made` of earlier ones says what computed them.
+
+    Raises BadInput, before anything is written, for values that are no numbers.
+    """
+    tensors: dict[str, Tensor] = {}
+    for key, kv in blocks.items():
+        for name, x in zip(file_header.names(key, len(kv.keys)), kv.tensors(), strict=True):
+            if not finite(x):
+                raise BadInput(f"{short(name)} of block {key[:16]} hold NaN or infinity: such a block is not kept")
+            tensors[name] = x.detach().cpu().contiguous()
+    devices = {kv.keys[0].device.type for kv in blocks.values()}
+    identities = {key: key.identity._asdict() for key in blocks if isinstance(key, Key) and key.identity}
+    layers = max((len(kv.keys) for kv in blocks.values()), default=0)
+    entries = {
+        "starts": json.dumps({key: kv.start for key, kv in blocks.items()}),
+        "layers": str(layers),
+        "format": str(file_header.FORMAT),
+        "identities": json.dumps(identities),
+        "checksums": json.dumps({name: of_tensor(name, x) for name, x in tensors.items()}),
+        "made": json.dumps(versions() | {"device": ", ".join(sorted(devices))} if made is None else dict(made)),
+    }
+    if len({x.dtype for x in tensors.values()}) == 1:
+        runs = {key: [tensors[name] for name in file_header.names(key, layers)] for key in blocks}
+        entries["wholes"] = json.dumps({key: _of_run(run) for key, run in runs.items()})
+    _write(path, entries, tensors)
+
+
+def _of_run(tensors: Sequence[Tensor]) -> int:
+    """CRC-32 of the bytes of tensors that are written one after another."""
+    crc = 0
+    for x in tensors:
+        crc = crc32(raw_bytes(x), crc)
+    return crc
+
+
+def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file under the very name that is given.
+
+    `save_file` writes to another name first, which it leaves behind where the process is killed.
+    """
+    places: dict[str, Any] = {}
+    end = 0
+    widest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so all are aligned
+    for name, x in widest_first.items():
+        begin, end = end, end + x.nbytes
+        places[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
+    table = json.dumps(places, separators=(",", ":"))[1:].encode()
+    entries = {**entries, "table": file_header.table_checksum(table)}
+    entries = {**entries, "header": str(file_header.of_entries(entries))}
+    text = b'{"__metadata__":' + json.dumps(entries, separators=(",", ":")).encode() + (b"," if places else b"") + table
+    text += b" " * (-(len(text) + 8) % ALIGNED)
+    with path.open("wb") as opened:
+        opened.write(len(text).to_bytes(8, "little") + text)
+        for x in widest_first.values():
+            opened.write(raw_bytes(x))
+
+
+def block(opened: Opened, key: str, known: Contents, check: bool = True, mapped: bool = False) -> KV:
+    """Read the block of `key`, whose header is `known`, with the checksum of every tensor. Raises Unusable."""
+    extent = known.extent(key)
+    crc, kind = None, KV
+    try:
+        if mapped and extent.size and len(extent.runs) == 1:
+            memory, kind = _map(opened, extent), MappedKV
+            crc = crc32(memory) if check and extent.crc is not None else None
+        else:
+            memory, crc = _read(opened, extent, check and extent.crc is not None)
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise Unusable(f"its bytes cannot be read: {reason}") from None
+    if check and (crc is None or crc != extent.crc):
+        verify(memory, extent, known)
+        if crc is not None:
+            raise Unusable("the checksum of the block is wrong")
+    tensors = tensors_of(memory, extent)
+    try:
+        return kind(tensors[: known.layers], tensors[known.layers :], known.starts[key], read_only=True)
+    except BadInput as problem:
+        raise Unusable(str(problem)) from None
+
+
+def verify(memory: Memory, extent: Extent, known: Contents) -> None:
+    """Hold every tensor of a block against its checksum; without any, against NaN and infinity. Raises Unusable."""
+    for name, place, offset in zip(extent.names, extent.places, extent.offsets, strict=True):
+        if known.checksums is not None:
+            part = memory[offset : offset + place.size]
+            if known.checksums.get(name) != crc32(part, seed_of(name, place.dtype, place.shape)):
+                raise Unusable(f"the checksum of {short(name)} is wrong")
+    for name, x in zip(extent.names, tensors_of(memory, extent) if known.checksums is None else (), strict=False):
+        if not finite(x):
+            raise Unusable(f"{short(name)} hold NaN or infinity")
+
+
+def _read(opened: Opened, extent: Extent, check: bool) -> tuple[Memory, int | None]:
+    """Return the bytes of a block in memory of its own, and their CRC-32 if `check`.
+
+    Each piece is checked while it is in the processor's cache. NumPy asks for large pages, torch does not.
+    """
+    array = np.empty(extent.size, dtype=np.uint8)
+    view, crc = array.data, 0
+    for run in extent.runs:
+        opened.seek(run.begin)
+        at, end = run.offset, run.offset + run.size
+        while at < end:
+            piece = view[at : min(end, at + (PIECE if run.size <= LARGE else run.size))]
+            if not (count := opened.readinto(piece)):
+                raise OSError("the file ends before")
+            crc = crc32(piece[:count], crc) if check else 0
+            at += count
+    return array, crc if check else None
+
+
+def _map(opened: Opened, extent: Extent) -> Memory:
+    """Return the bytes of a block as pages of its file; what is written to them stays in this process."""
+    (run,) = extent.runs
+    page = run.begin - run.begin % mmap.ALLOCATIONGRANULARITY
+    if run.begin + run.size > os.fstat(opened.fileno()).st_size:
+        raise OSError("the file ends before")
+    pages = mmap.mmap(opened.fileno(), run.begin - page + run.size, access=mmap.ACCESS_COPY, offset=page)
+    try:
+        if sys.platform == "linux":
+            pages.madvise(POPULATE_READ)
+    except OSError as problem:
+        if problem.errno != 22:  # an earlier Linux does not know the advice
+            raise
+    return np.frombuffer(pages, dtype=np.uint8, offset=run.begin - page, count=run.size)
+
+
+def tensors_of(memory: Memory, extent: Extent) -> list[Tensor]:
+    """Return the tensors of a block, as views of its memory."""
+    if extent.even and extent.size:
+        first = extent.places[0]
+        return list(torch.frombuffer(memory, dtype=first.dtype).view(len(extent.places), *first.shape).unbind())
+    parts, whole = zip(extent.places, extent.offsets, strict=True), torch.from_numpy(memory)
+    return [whole[at : at + place.size].view(place.dtype).view(place.shape) for place, at in parts]
+
+
+def finite(x: Tensor) -> bool:
+    """Return whether all values are numbers, in one pass and without a copy."""
+    if not x.numel():
+        return True
+    least, most = torch.aminmax(x if x.element_size() > 1 else x.float())
+    return bool(torch.isfinite(least) & torch.isfinite(most))
+
+
+def short(name: str) -> str:
+    """`keys of layer 3`, from the name of a tensor."""
+    part, layer = name.split(".")[-2:]
+    return f"the {'keys' if part == 'k' else 'values'} of layer {layer}"
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that compute blocks."""
+    found = {}
+    for package in ("cached-block-workbench", "torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

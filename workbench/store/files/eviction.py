@@ -1,0 +1,70 @@
+"""Making room in a folder of cached blocks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.core.errors import BadInput
+from workbench.core.utils.files import remove_leftovers, sync, writing
+from workbench.store.files import quarantine
+from workbench.store.files.block_file import SUFFIX
+from workbench.store.folder import FolderStore
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What `collect_garbage` did; bytes of files."""
+
+    folder: str
+    budget: int
+    before: int  # what was set aside and half-written included
+    after: int
+    files: int  # deleted with their blocks
+    blocks: int
+
+
+def collect_garbage(folder: Path, budget: int) -> Collected:
+    """Delete files until `budget` bytes are left, those that were read longest ago first.
+
+    What was set aside and half-written goes before them.
+
+    A file goes with all its blocks, which later are misses that say so: when a file was read is known, of its blocks it
+    is not, and to write a file without some costs as much as it saves. Where blocks shall go one by one, they lie in a
+    file each, as `put` keeps them, or in tiers with a budget (`store.tiering.tier`).
+    Files that are read meanwhile are read to their end. Raises BadInput for a budget under 1, a folder of something
+    else, and one that cannot be written.
+    """
+    if budget <= 0:
+        raise BadInput(f"budget is {budget}: at least 1 byte is needed; delete the folder to keep nothing")
+    store = FolderStore(folder)
+    with writing(folder):
+        before = store.bytes + quarantine.clear(folder) + sum(path.stat().st_size for path in store.set_aside)
+        remove_leftovers(folder, SUFFIX)
+        keys_of = _by_file(store)
+        for path in [path for path, problem in store.set_aside.items() if problem.kind == "damaged"]:
+            path.unlink(missing_ok=True)
+        size = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
+        gone: list[str] = []
+        deleted = 0
+        for path in sorted(keys_of, key=_last_read):
+            if size <= budget:
+                break
+            size -= path.stat().st_size
+            path.unlink()
+            gone += keys_of[path]
+            deleted += 1
+        if gone:
+            quarantine.note_evicted(folder, gone, f"to make room: the budget is {budget / 1e6:,.1f} MB")
+        sync(folder)
+    return Collected(str(folder), budget, before, size, deleted, len(gone))
+
+
+def _by_file(store: FolderStore) -> dict[Path, list[str]]:
+    found: dict[Path, list[str]] = {}
+    for key in store:
+        found.setdefault(store.file_of(key), []).append(key)
+    return found
+
+
+def _last_read(path: Path) -> tuple[float, str]:
+    stat = path.stat()
+    return max(stat.st_atime, stat.st_mtime), path.name

@@ -1,0 +1,231 @@
+"""The header of a file of cached blocks: where every block lies, and what must be true of it."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from io import BytesIO, FileIO
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from workbench.store.files.checksums import DTYPES, crc32
+from workbench.store.keys import Identity, Key
+
+FORMAT = 1  # of the metadata; files without it are read, unchecked
+MARKS = (b'"starts":"{', b'"checksums":"{', b'"identities":"{')  # a damaged header of ours still has one of them
+ALIGNED = 64  # bytes: where tensors begin, in a file and in memory
+Opened = FileIO | BytesIO  # a file, unbuffered, or what a remote gave of one
+State = tuple[int, int, int]  # by which a file that took another's place is told
+
+
+class Unusable(Exception):
+    """A file, or a block of it, that must not be served, and why."""
+
+    def __init__(self, detail: str, kind: Literal["damaged", "foreign", "later"] = "damaged"):
+        super().__init__(detail)
+        self.detail, self.kind = detail, kind
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in its file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int  # bytes from the begin of the file
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Run:
+    """Bytes of a file that go to one place in memory."""
+
+    begin: int
+    offset: int  # in the memory of the block
+    size: int
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How a block is read: as few runs of bytes as there are, and the tensors in them, in order."""
+
+    names: tuple[str, ...]
+    places: tuple[Place, ...]
+    offsets: tuple[int, ...]
+    runs: tuple[Run, ...]
+    crc: int | None  # of all its bytes; None: tensor by tensor only
+    tokens: tuple[int, ...]  # of its layers, each number once
+    dtypes: str
+    even: bool  # all tensors have one dtype and shape, and lie one after another
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that the block takes."""
+        return self.runs[-1].offset + self.runs[-1].size if self.runs else 0
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the header of a file says, after it was checked."""
+
+    starts: dict[str, int]
+    layers: int
+    tensors: dict[str, Place]
+    state: State
+    checksums: dict[str, int] | None = None  # None: of an earlier version, which wrote none
+    identities: dict[str, Identity] = field(default_factory=dict)
+    made: dict[str, str] = field(default_factory=dict)
+    wholes: dict[str, int] = field(default_factory=dict)  # checksums of blocks whose tensors lie together
+    _extents: dict[str, Extent] = field(default_factory=dict, repr=False, compare=False)
+
+    def blocks(self) -> list[Key]:
+        """Return the keys of its blocks."""
+        return [Key(key, self.identities.get(key)) for key in self.starts]
+
+    def extent(self, key: str) -> Extent:
+        """Return how the block of `key` is read. Raises Unusable where it is not what its key says."""
+        if (extent := self._extents.get(key)) is None:
+            extent = _extent(tuple(names(key, self.layers)), self.tensors, self.wholes.get(key))
+            _check_shape(extent, key, self.starts[key])
+            self._extents[key] = extent
+        return extent
+
+
+def contents(opened: Opened, state: State | None = None) -> Contents:
+    """Read and check the header of a file; one that is no file of this machine needs its `state`. Raises Unusable."""
+    try:
+        state = state or state_of(opened)
+        begin, header, text = _header(opened, state[2])
+        entries = header.pop("__metadata__", {})
+        checked = set(entries) != {"starts", "layers"}
+        if checked:
+            _check_entries(entries, text)
+        tensors = {name: _place(begin, tensor) for name, tensor in header.items()}
+        end = max((place.begin + place.size for place in tensors.values()), default=begin)
+        if end != state[2]:
+            raise Unusable(f"its tensors end at byte {end}, and the file at {state[2]}")
+        starts, layers = json.loads(entries["starts"]), int(entries["layers"])
+        if set(tensors) != {name for key in starts for name in names(key, layers)}:
+            raise Unusable("its tensors are not those of its blocks")
+        if not checked:
+            return Contents({str(key): int(start) for key, start in starts.items()}, layers, tensors, state)
+        identities = {key: Identity(**each) for key, each in json.loads(entries["identities"]).items()}
+        made, wholes = json.loads(entries["made"]), json.loads(entries.get("wholes", "{}"))
+        return Contents(starts, layers, tensors, state, json.loads(entries["checksums"]), identities, made, wholes)
+    except OSError as problem:
+        raise Unusable(f"it cannot be read: {problem.strerror or problem}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError) as problem:
+        raise Unusable(f"its header is broken: {type(problem).__name__}: {str(problem)[:80]}") from None
+
+
+def quietly(path: Path) -> FileIO:
+    """Open a file without a note that it was read: only hits count as uses.
+
+    Raises Unusable for a folder, pipe or device, which is not waited for.
+    """
+    if path.exists() and not path.is_file():
+        raise Unusable("it is no file")
+    return FileIO(str(path), "rb", opener=_opened_quietly)
+
+
+def _opened_quietly(name: str, flags: int) -> int:
+    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe that took its place does not hold it up
+    try:
+        return os.open(name, flags | getattr(os, "O_NOATIME", 0))
+    except PermissionError:  # of another owner's file
+        return os.open(name, flags)
+
+
+def state_of(opened: Opened) -> State:
+    """Tell a file from one that takes its place later: its number, time of writing and size."""
+    stat = os.fstat(opened.fileno())
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def names(key: str, layers: int) -> list[str]:
+    """Return the names of the tensors of a block: keys of every layer, then values."""
+    return [f"{key}.{part}.{layer}" for part in "kv" for layer in range(layers)]
+
+
+def of_entries(entries: Mapping[str, str]) -> int:
+    """CRC-32 of the entries of the metadata."""
+    return crc32(json.dumps(sorted(entries.items())).encode())
+
+
+def table_checksum(table: bytes) -> str:
+    """Return what the entry `table` says of the text of the tensors' places, which ends the header."""
+    return f"{len(table)} {crc32(table)}"
+
+
+def _header(opened: Opened, size: int) -> tuple[int, dict[str, Any], bytes]:
+    """Return the byte at which tensors begin, the header, and its text."""
+    opened.seek(0)
+    length = int.from_bytes(opened.read(8), "little")
+    if length > size - 8:
+        raise Unusable(f"its header has {length} bytes, and the file {size}")
+    text = opened.read(length)
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise Unusable("its header is no JSON object")
+    if not any(mark in text for mark in MARKS):
+        raise Unusable("it holds no cached blocks", "foreign")
+    return 8 + length, header, text
+
+
+def _check_entries(entries: Mapping[str, str], text: bytes) -> None:
+    given = {name: text for name, text in entries.items() if name != "header"}
+    if entries.get("header") != str(of_entries(given)):
+        raise Unusable("the checksum of its header is wrong")
+    if int(entries["format"]) > FORMAT:
+        raise Unusable(f"its format is {entries['format']}, and this version reads {FORMAT} and earlier", "later")
+    if "table" in entries:  # absent in earlier files, whose tensors' checksums cover their places
+        length = int(entries["table"].split()[0])
+        if entries["table"] != table_checksum(text.rstrip(b" ")[-length:]):
+            raise Unusable("the checksum of its tensors' places is wrong")
+
+
+def _place(begin: int, tensor: Mapping[str, Any]) -> Place:
+    first, last = tensor["data_offsets"]
+    place = Place(DTYPES[tensor["dtype"]], tuple(map(int, tensor["shape"])), begin + first)
+    if first < 0 or len(place.shape) != 3 or min(place.shape) < 0 or last - first != place.size:
+        raise Unusable(f"a tensor of shape {list(place.shape)} has {last - first} bytes")
+    return place
+
+
+def _extent(called: tuple[str, ...], tensors: Mapping[str, Place], crc: int | None) -> Extent:
+    places = tuple(tensors[name] for name in called)
+    offsets: dict[int, int] = {}
+    runs: list[Run] = []
+    for place in sorted(places, key=lambda place: place.begin):
+        if runs and runs[-1].begin + runs[-1].size == place.begin:
+            last = runs.pop()
+            runs.append(Run(last.begin, last.offset, last.size + place.size))
+        else:
+            end = runs[-1].offset + runs[-1].size if runs else 0
+            runs.append(Run(place.begin, end + -end % ALIGNED, place.size))
+        offsets[place.begin] = runs[-1].offset + place.begin - runs[-1].begin
+    at = tuple(offsets[place.begin] for place in places)
+    tokens = tuple(sorted({place.shape[1] for place in places}))
+    dtypes = ", ".join(sorted({str(place.dtype) for place in places}))
+    alike = len({(place.dtype, place.shape) for place in places}) == 1
+    even = alike and at == tuple(i * places[0].size for i in range(len(places)))
+    return Extent(called, places, at, tuple(runs), crc if len(runs) == 1 else None, tokens, dtypes, even)
+
+
+def _check_shape(extent: Extent, key: str, start: int) -> None:
+    """Hold the block against what its key says: all that tells of a wrong file without checksums."""
+    if len(extent.tokens) > 1:
+        raise Unusable(f"its layers have {list(extent.tokens)} tokens")
+    if not isinstance(key, Key) or key.identity is None:
+        return
+    found = {"tokens": next(iter(extent.tokens), 0), "start": start, "dtype": extent.dtypes}
+    for name, value in found.items():
+        if value != (needed := getattr(key.identity, name)):
+            raise Unusable(f"its {name} is {value}, and its key says {needed}")

@@ -1,0 +1,121 @@
+"""What the blocks of a folder have in common: model, dtype, preparation."""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from workbench.core.errors import BadInput
+from workbench.core.utils.files import check_place, sync, write_text, writing
+from workbench.store.files.block_file import versions
+from workbench.store.keys import FORMAT_VERSION
+
+log = logging.getLogger(__name__)
+MANIFEST, CHECKSUM, MADE, TOKENIZER = "manifest.json", "checksum", "made", "tokenizer"
+
+
+class Damaged(ValueError):
+    """A manifest that is no JSON object, or whose checksum is wrong."""
+
+
+def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: bool) -> dict[str, Any]:
+    """Return the kind of a folder, which must be `kind`; with `new`, make the folder where it is not there.
+
+    A damaged manifest is written anew where the kind is given: blocks say themselves what they are of.
+    Raises BadInput.
+    """
+    try:
+        if new and not (folder / MANIFEST).is_file():
+            _begin(folder, kind or {}, durable)
+        there = read(folder)
+    except PermissionError as problem:
+        raise BadInput(f"{folder} must not be read: {problem.strerror}") from None
+    except Damaged as problem:
+        if kind is None:
+            raise BadInput(f"{folder / MANIFEST} is corrupt: {problem}; what names the model writes it anew") from None
+        log.warning("damaged: %s: %s; it is written anew", folder / MANIFEST, problem)
+        there = {"format": FORMAT_VERSION, **kind}
+        try:
+            _write(folder, there, durable)
+        except BadInput as refused:
+            log.warning("%s", refused)
+    return agreed(folder, there, kind)
+
+
+def agreed(place: Path | str, there: dict[str, Any], kind: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a manifest says of the blocks of a place, which must be `kind`. Raises BadInput naming what differs.
+
+    Manifests of earlier versions do not name the tokenizer; token ids say themselves what is kept.
+    """
+    wanted = there if kind is None else {"format": FORMAT_VERSION, **kind}
+    for name in {**there, **wanted}:
+        if name == MADE or (name == TOKENIZER and (name not in there or name not in wanted)):
+            continue
+        has, needed = there.get(name), wanted.get(name)
+        if has != needed:
+            raise BadInput(f"{place} holds blocks of another {name}: {_short(has)}, and not {_short(needed)}")
+    return {name: value for name, value in there.items() if name != MADE}
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return what the manifest says. Raises BadInput where there is none, and Damaged."""
+    try:
+        return parsed((folder / MANIFEST).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadInput(f"{folder} is no folder of cached blocks: it has no {MANIFEST}") from None
+    except PermissionError as problem:
+        raise BadInput(f"{folder / MANIFEST} must not be read: {problem.strerror}") from None
+    except OSError as problem:
+        raise Damaged(str(problem)) from None
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """Return what the bytes of a manifest say. Raises Damaged."""
+    try:
+        there = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise Damaged(str(problem)) from None
+    if not isinstance(there, dict):
+        raise Damaged("it is no JSON object")
+    if there.pop(CHECKSUM, None) not in (None, _checksum(there)):
+        raise Damaged("its checksum is wrong")
+    return there
+
+
+def text(kind: Mapping[str, Any]) -> str:
+    """Return a manifest of blocks of `kind`, with the versions of what has begun it."""
+    whole = {"format": FORMAT_VERSION, **kind, MADE: versions()}
+    return json.dumps({**whole, CHECKSUM: _checksum(whole)}, indent=1)
+
+
+def _begin(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
+    check_place("folder", folder)
+    if folder.exists() and (not folder.is_dir() or not all(map(_is_leftover, folder.iterdir()))):
+        raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if durable:
+            sync(folder.parent)
+    _write(folder, kind, durable)
+
+
+def _is_leftover(path: Path) -> bool:
+    """Return whether a process has begun to write a manifest, and perhaps been killed over it."""
+    return path.name.startswith(f".{MANIFEST}.")
+
+
+def _write(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
+    with writing(folder / MANIFEST):
+        write_text(folder / MANIFEST, text(kind), durable)
+
+
+def _checksum(kind: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(kind, sort_keys=True).encode())
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 80 and not re.fullmatch(r"[0-9a-f]{32,}", text) else f"{text[:16]}…"

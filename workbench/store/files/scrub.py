@@ -1,0 +1,202 @@
+"""A store of cached blocks read as a whole: what is damaged, and what there is."""
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.utils.files import sync, write_atomically, writing
+from workbench.store.files import block_file, manifest, quarantine
+from workbench.store.files.block_file import SUFFIX, Contents, Unusable
+from workbench.store.files.file_header import quietly
+from workbench.store.remote import RemoteStore
+from workbench.store.remote_calls import Unreachable
+
+Progress = Callable[[int, int], None]  # (files read, of how many)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A file, or a block of it, that is not served."""
+
+    file: str
+    block: str | None  # its key; None: the whole file
+    kind: str  # damaged; foreign: it holds no cached blocks; later: of a later version
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{f', block {self.block}' if self.block else ''}: {self.kind}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class Scrub:
+    """What `verify` found. Blocks and bytes include the damaged ones.
+
+    removed   files that were set aside
+    kept      blocks of them that are whole: their files are written anew with them
+    """
+
+    folder: str
+    files: int
+    blocks: int
+    bytes: int
+    unchecked: int  # blocks that could be read, of files without checksums
+    findings: tuple[Finding, ...]
+    removed: tuple[str, ...]
+    kept: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is damaged."""
+        return not any(finding.kind == "damaged" for finding in self.findings)
+
+
+def verify(folder: Path, repair: bool = False, progress: Progress | None = None) -> Scrub:
+    """Read every file of a folder and verify every checksum; with `repair`, set the files aside that are damaged.
+
+    Blocks of them that are whole stay, in a file of the same name. The others are encoded again by whoever asks for
+    them, or by `workbench store encode`. Files of later versions, and such as hold no cached blocks, are named and left
+    alone. Raises BadInput for a folder of something else.
+    """
+    findings, counts, size = _of_manifest(folder), Counter[str](), 0
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
+    for done, path in enumerate(paths, 1):
+        found, known = _of_file(path)
+        findings += found
+        if known is not None:
+            counts["blocks"] += len(known.starts)
+            counts["unchecked"] += (known.checksums is None) * (len(known.starts) - len(found))
+            size += known.state[2]
+        if progress:
+            progress(done, len(paths))
+    damaged = {finding.file for finding in findings if finding.kind == "damaged"} - {manifest.MANIFEST}
+    kept = _set_aside(folder, [finding for finding in findings if finding.file in damaged]) if repair else 0
+    removed = tuple(sorted(damaged)) if repair else ()
+    whole = (str(folder), len(paths), counts["blocks"], size, counts["unchecked"])
+    return Scrub(*whole, tuple(findings), removed, kept)
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Return what a folder holds, by its headers alone. Raises BadInput for a folder of something else."""
+    findings, files = _of_manifest(folder), []
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            with quietly(path) as opened:
+                files.append(block_file.contents(opened))
+        except Unusable as problem:
+            findings.append(Finding(path.name, None, problem.kind, problem.detail))
+    identities = [identity for known in files for identity in known.identities.values()]
+    tokens = [known.tensors[f"{key}.k.0"].shape[1] for known in files for key in known.starts]
+    return {
+        "folder": str(folder),
+        "kind": {} if findings and findings[0].file == manifest.MANIFEST else manifest.read(folder),
+        "files": len(files),
+        "blocks": len(tokens),
+        "tokens": sum(tokens),
+        "bytes": sum(known.state[2] for known in files),
+        "unchecked": sum(len(known.starts) for known in files if known.checksums is None),
+        "models": sorted({identity.model for identity in identities}),
+        "dtypes": sorted({str(place.dtype) for known in files for place in known.tensors.values()}),
+        "made": [dict(each) for each in sorted({tuple(known.made.items()) for known in files if known.made})],
+        "set_aside": [vars(finding) for finding in findings],
+    }
+
+
+def verify_remote(url: str, repair: bool = False, progress: Progress | None = None) -> Scrub:
+    """Fetch every block of a remote store and verify every checksum; with `repair`, delete those that are damaged.
+
+    Raises BadInput for a place that is none or cannot be reached.
+    """
+    store = RemoteStore(url)
+    listed, findings, unchecked = store.listed(), list[Finding](), 0
+    for done, key in enumerate(listed, 1):
+        try:
+            store.read(key)
+        except Unusable as problem:
+            findings.append(Finding(f"{key}{SUFFIX}", key, problem.kind, problem.detail))
+        except (Unreachable, FileNotFoundError) as problem:
+            raise BadInput(f"{url} cannot be verified: {problem}") from None
+        if progress:
+            progress(done, len(listed))
+    damaged = tuple(finding.file for finding in findings if finding.kind == "damaged") if repair else ()
+    for name in damaged:
+        store.remove(name.removesuffix(SUFFIX), "it was damaged")
+    if damaged:
+        store.forget_written({name.removesuffix(SUFFIX) for name in damaged})
+    return Scrub(url, len(listed), len(listed), sum(listed.values()), unchecked, tuple(findings), damaged)
+
+
+def describe_remote(url: str) -> dict[str, Any]:
+    """Return what a remote store holds, by its names alone. Raises BadInput."""
+    store = RemoteStore(url)
+    listed = store.listed()
+    counts = {"files": len(listed), "blocks": len(listed), "tokens": None, "bytes": sum(listed.values())}
+    return {"folder": url, "kind": store.kind, **counts, "unchecked": 0, "made": [], "set_aside": []}
+
+
+def _of_manifest(folder: Path) -> list[Finding]:
+    try:
+        manifest.read(folder)
+    except manifest.Damaged as problem:
+        return [Finding(manifest.MANIFEST, None, "damaged", f"{problem}; what names the model writes it anew")]
+    return []
+
+
+def _of_file(path: Path) -> tuple[list[Finding], Contents | None]:
+    findings: list[Finding] = []
+    known = None
+    try:
+        with quietly(path) as opened:
+            known = block_file.contents(opened)
+            for key in known.blocks():
+                try:
+                    block_file.block(opened, key, known)
+                except Unusable as problem:
+                    findings.append(Finding(path.name, str(key), problem.kind, problem.detail))
+    except FileNotFoundError:
+        pass  # deleted since the folder was listed
+    except Unusable as problem:
+        findings.append(Finding(path.name, None, problem.kind, problem.detail))
+    except OSError as problem:
+        findings.append(Finding(path.name, None, "damaged", str(problem)))
+    return findings, known
+
+
+def _set_aside(folder: Path, findings: Iterable[Finding]) -> int:
+    """Set damaged files aside, and write those anew of which some blocks are whole; return how many blocks are."""
+    by_file: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_file.setdefault(finding.file, []).append(finding)
+    if not by_file:
+        return 0
+    kept = 0
+    try:
+        with writing(folder):
+            for name, found in by_file.items():
+                quarantine.keep(folder / name, "; ".join(finding.detail for finding in found))
+                kept += _without(folder / name, {finding.block for finding in found})
+            sync(folder)
+    except BadInput as problem:
+        raise BadInput(f"damaged files of {folder} cannot be set aside: {problem.__cause__ or problem}") from None
+    return kept
+
+
+def _without(path: Path, damaged: Container[str | None]) -> int:
+    """Write a file without some blocks, or delete it where all are damaged; return how many are left."""
+    blocks: dict[str, KV] = {}
+    made: dict[str, str] = {}
+    try:
+        with quietly(path) as opened:
+            known = block_file.contents(opened)
+            made = known.made
+            blocks = {key: block_file.block(opened, key, known) for key in known.blocks() if str(key) not in damaged}
+    except (Unusable, OSError):  # of a header that is damaged nothing is known
+        blocks = {}
+    if not blocks:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, lambda partial: block_file.save(partial, blocks, made), durable=True)
+    return len(blocks)

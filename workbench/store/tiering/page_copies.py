@@ -1,0 +1,186 @@
+"""Blocks on their way from the host into the pages of a pool, next to the engine that computes.
+
+On a GPU bytes are copied on one stream and put into their pages on another, so that the next copy goes on meanwhile.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from threading import Event, Lock
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from workbench.core.kv import KV, layered
+from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.paged_prompt import Cached
+from workbench.store.files.packed import ALIGNED, PackedKV, layers_of, pack, within
+
+GROUP = 1 << 28  # bytes that are copied before they are put into pages
+STAGED = 3  # groups that are copied, or put into pages, at once
+
+
+@dataclass(eq=False)
+class PagedBlock:
+    """Where a block lies, or will lie.
+
+    state     "filling" by whoever reserved it; then "there", or "empty" where it must be computed
+    settled   it is not being filled any more
+    event     of the GPU, when it was computed
+    """
+
+    cached: Cached
+    state: Literal["filling", "there", "empty"] = "filling"
+    settled: Event = field(default_factory=Event)
+    event: Any = None
+
+    def settle(self, state: Literal["there", "empty"]) -> None:
+        """Note that it was filled, or was not."""
+        self.state = state
+        self.settled.set()
+
+
+class PageCopies:
+    """Copies into the pages of `pool`. `lock` is held while copies are begun: no CUDA graph is captured meanwhile."""
+
+    def __init__(self, pool: Pool):
+        self.pool, self.lock, self._turn = pool, Lock(), Lock()
+        self._joined = layered(pool.keys), layered(pool.values)  # [L, H, S, D], where layers are alike
+        cuda = pool.device.type == "cuda"
+        self.stream = torch.cuda.Stream(pool.device) if cuda else None  # copies from the host
+        self._placing = torch.cuda.Stream(pool.device) if cuda else None  # puts what came into its pages, meanwhile
+        self._placed: deque[Any] = deque(maxlen=STAGED)  # events of the last groups that were put into pages
+
+    def fill(
+        self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None] | None = None
+    ) -> None:
+        """Put blocks into their pages and return when they are there; `arrived(layer)` where layers come one by one.
+
+        Of several callers one after the other has the bus, so that the first is done soon and not all of them late.
+        """
+        layers = range(len(self.pool.keys))
+        with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
+            if arrived is not None:
+                self._copy_by_layer(kvs, held, arrived)
+                return
+            with self._turn:
+                for group in _groups(kvs):
+                    with self.lock:
+                        self._copy({key: kvs[key] for key in group}, held, layers)
+                done = None if self._placing is None else self._placing.record_event()
+            if done is not None:
+                done.synchronize()
+
+    def out(self, cached: Cached) -> KV:
+        """Copy a block out of its pages, onto the host; in one run of bytes where layers are alike."""
+        slots, (keys, values) = self.pool.slots(cached).to(self.pool.device), self._joined
+        if keys is None or values is None or keys.shape != values.shape:
+            parts = [[x[:, slots].cpu() for x in part] for part in (self.pool.keys, self.pool.values)]
+            return KV(parts[0], parts[1], cached.start).lock()
+        both = torch.stack((keys[:, :, slots], values[:, :, slots]), 1)  # [L, 2, H, T, D]
+        like = KV(list(both[:, 0].unbind()), list(both[:, 1].unbind()), cached.start)
+        if both[0].nbytes % ALIGNED:
+            return pack(like, self.stream is not None).lock()
+        flat = torch.empty(both.nbytes, dtype=torch.uint8, pin_memory=self.stream is not None)
+        flat.copy_(both.view(-1).view(torch.uint8))
+        return within(flat, layers_of(like), like).lock()
+
+    def _copy_by_layer(
+        self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None]
+    ) -> None:
+        """Copy layer by layer; one layer is on its way while the one before it is waited for."""
+        copied: list[Any] = []
+        for layer in range(len(self.pool.keys)):
+            with self.lock:
+                self._copy(kvs, held, [layer])
+            if self._placing is None:
+                arrived(layer)
+                continue
+            copied.append(self._placing.record_event())
+            if layer:
+                copied[layer - 1].synchronize()
+                arrived(layer - 1)
+        if self._placing is not None:
+            self._placing.synchronize()
+            arrived(len(self.pool.keys) - 1)
+
+    def _copy(self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], layers: Sequence[int]) -> None:
+        """Copy neighbouring layers of blocks; those of one length are put into their pages together."""
+        for _, same in groupby(sorted(kvs, key=lambda key: len(kvs[key])), key=lambda key: len(kvs[key])):
+            keys = list(same)
+            packed = [kv if isinstance(kv := kvs[key], PackedKV) else pack(kv, self.stream is not None) for key in keys]
+            for key, kv in zip(keys, packed, strict=True):
+                held[key].cached = replace(held[key].cached, length=len(kv), start=kv.start)
+            slots = torch.cat([self.pool.slots(held[key].cached) for key in keys])
+            self._put(packed, slots.to(self.pool.device, non_blocking=True), layers)
+
+    def _put(self, packed: Sequence[PackedKV], slots: Tensor, layers: Sequence[int]) -> None:
+        begin, end = packed[0].layers[layers[0]][0], packed[0].layers[layers[-1]][1]
+        width = -(-(end - begin) // ALIGNED) * ALIGNED
+        if len(self._placed) == STAGED:
+            self._placed.popleft().synchronize()  # its staged bytes are free again
+        staged = torch.empty(len(packed), width, dtype=torch.uint8, device=self.pool.device)
+        for row, kv in zip(staged, packed, strict=True):
+            row[: end - begin].copy_(kv.flat[begin:end], non_blocking=True)
+        with self._beside_copies(staged, slots):
+            self._place(packed, staged, slots, layers)
+
+    @contextmanager
+    def _beside_copies(self, *used: Tensor) -> Iterator[None]:
+        """Run on a stream behind the copies so far, while later ones go on."""
+        if self._placing is None or self.stream is None:
+            yield
+            return
+        self._placing.wait_stream(self.stream)
+        with torch.cuda.stream(self._placing):
+            yield
+            self._placed.append(self._placing.record_event())
+        for tensor in used:
+            tensor.record_stream(self._placing)
+
+    def _place(self, packed: Sequence[PackedKV], staged: Tensor, slots: Tensor, layers: Sequence[int]) -> None:
+        like, begin = packed[0], packed[0].layers[layers[0]][0]
+        if (even := self._evenly(like, staged, layers)) is not None:
+            of_blocks = slots.view(len(packed), -1)
+            for joined, fresh in zip(self._joined, even, strict=True):
+                assert joined is not None
+                _words(joined[layers[0] : layers[-1] + 1])[:, :, of_blocks] = fresh
+            return
+        for layer in layers:
+            at = like.layers[layer][0] - begin
+            for pool, x in ((self.pool.keys[layer], like.keys[layer]), (self.pool.values[layer], like.values[layer])):
+                fresh = staged[:, at : at + x.nbytes].view(x.dtype).unflatten(1, x.shape)
+                pool.index_copy_(1, slots, fresh.transpose(0, 1).flatten(1, 2).to(pool.dtype))
+                at += x.nbytes
+
+    def _evenly(self, like: PackedKV, staged: Tensor, layers: Sequence[int]) -> list[Tensor] | None:
+        """View staged blocks as keys and values [L, H, N, T, D'] of the pool's layers; None where these differ."""
+        if self._joined[0] is None or self._joined[1] is None or like.keys[0].dtype != self._joined[0].dtype:
+            return None
+        if len({x.shape for x in like.tensors()}) > 1:
+            return None
+        size, shape = like.keys[0].nbytes, like.keys[0].shape
+        by_layer = staged.unflatten(1, (len(layers), -1))[:, :, : 2 * size]
+        halves = by_layer.unflatten(2, (2, size)).unbind(2)
+        return [_words(half.view(like.keys[0].dtype).unflatten(2, shape)).permute(1, 2, 0, 3, 4) for half in halves]
+
+
+def _words(x: Tensor) -> Tensor:
+    """View entries as numbers of 8 bytes where that can be done: fewer are moved then."""
+    return x.view(torch.int64) if x.shape[-1] * x.element_size() % 8 == 0 else x
+
+
+def _groups(kvs: Mapping[str, KV]) -> list[list[str]]:
+    """Group blocks to about GROUP bytes, those of one length beside each other."""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for key in sorted(kvs, key=lambda key: len(kvs[key])):
+        if size > GROUP:
+            groups.append([])
+            size = 0
+        groups[-1].append(key)
+        size += kvs[key].nbytes
+    return groups

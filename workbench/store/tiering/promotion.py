@@ -1,0 +1,217 @@
+"""Blocks move up and down a chain of tiers: up when they are used, down when they have to make room.
+
+The first tier is changed under its lock only, which is never held while a tier below is read or written. A block on its
+way down is found in `moving`. Tiers below are written one block at a time, and read by any number of threads.
+"""
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from threading import RLock
+from typing import Any, Literal
+
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.utils import annotations
+from workbench.store.events import Events
+from workbench.store.misses import Index, Miss, Reason, likeliest, why
+from workbench.store.tiering.tier import Tier
+
+log = logging.getLogger(__name__)
+REMEMBERED = 1 << 16  # keys that were dropped and are remembered, to tell why they are missed
+
+
+class Chain:
+    """Tiers, the fastest first. `pinned` keys do not leave the first one.
+
+    evictions   how often a block had to make room, by tier
+    clock       of the time of an eviction, seconds since 1970
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        pinned: Container[str],
+        events: Events | None,
+        clock: Callable[[], float] = time.time,
+    ):
+        annotations.check("tiers", tiers, Sequence[Any])
+        if not tiers or len({tier.name for tier in tiers}) < len(tiers):
+            raise BadInput(f"tiers {[tier.name for tier in tiers]}: at least one is needed, each with its own name")
+        self.tiers, self.pinned, self.events, self.clock = list(tiers), pinned, events, clock
+        self.evictions = Counter[str]()
+        self.lock, self._index = RLock(), Index()
+        self._moving: dict[str, Any] = {}
+        self._dropped: OrderedDict[str, Miss] = OrderedDict()
+
+    def above(self, key: str) -> KV | None:
+        """Return a block of the first tier, or one that is leaving it."""
+        first = self.tiers[0]
+        kv: KV | None = first.get(key)
+        if kv is not None:
+            first.use(key)
+            return kv
+        return _restored(held) if (held := self._moving.get(key)) is not None else None
+
+    def below(self, key: str) -> tuple[KV, str] | None:
+        """Return a block of the tiers below, and the name of its tier; it moves up to the first."""
+        for tier in self.tiers[1:]:
+            with self._timed("read", key, tier) as about:
+                if (kv := tier.get(key)) is None:
+                    about.clear()
+                    continue
+                about["bytes"] = kv.nbytes
+            tier.use(key)
+            with self.lock:
+                self._index.add(key)
+            return self.enter(key, kv), tier.name
+        return None
+
+    def enter(self, key: str, kv: KV, uses: int = 1) -> KV:
+        """Keep a block in the first tier, and move down what must make room; return it as it is kept.
+
+        A block that finds no room goes to the tier below.
+        """
+        first = self.tiers[0]
+        held = first.made(kv)
+        with self.lock, first.lock:
+            self._index.add(key)
+            self._dropped.pop(key, None)
+            if key in first:
+                uses += first.drop(key)
+            victims = first.victims(first.needs(kv), lambda other: other not in self.pinned)
+            kept = {victim: first.get(victim) for victim in victims or ()}
+            self._moving |= kept  # before they leave, so that they are found meanwhile
+            uses_of = {victim: first.drop(victim, evicted=True) for victim in kept}
+            if victims is not None:
+                first.keep(key, held, uses)
+            else:
+                self._moving[key] = held
+        for victim, moved in kept.items():
+            self._evicted(first, victim, moved)
+            self.lower(1, victim, moved, uses_of[victim])
+        if victims is None:
+            self.lower(1, key, kv, uses)
+        with self.lock:
+            for left in (*kept, *([key] if victims is None else ())):
+                self._moving.pop(left, None)
+        return _restored(held)
+
+    def lower(self, level: int, key: str, kv: KV, uses: int = 1, only: bool = False) -> bool:
+        """Write a block to a tier below the first, or to the next one that has room; `only`: to this one alone."""
+        if level == len(self.tiers):
+            self._gone(key)
+            return False
+        tier = self.tiers[level]
+        with tier.lock:
+            if key in tier:
+                return True
+            victims = tier.victims(tier.needs(kv), lambda _: True)
+            if victims is not None and self._pass_down(level, victims) and self._written(tier, key, kv, uses):
+                return True
+        return False if only else self.lower(level + 1, key, kv, uses)
+
+    def remove(self, key: str) -> None:
+        """Drop what the tiers below hold under a key that is written anew."""
+        for tier in self.tiers[1:]:
+            with tier.lock:
+                if key in tier:
+                    tier.drop(key)
+
+    def damaged(self, key: str, detail: str) -> None:
+        """Drop a damaged copy from the first tier; where no other tier has the block, later misses say so."""
+        first = self.tiers[0]
+        with self.lock, first.lock:
+            first.drop(key)
+            self._note(key, "damaged", f"in {first.name}: {detail}")
+            if not any(key in tier for tier in self.tiers):
+                self._index.remove(key)
+        log.warning("a block in %s is damaged and is dropped: %s", first.name, key)
+
+    def check(self, kv: KV) -> None:
+        """Raise BadInput for a block that is larger than the budget of every tier."""
+        if not any(tier.budget_bytes is None or tier.needs(kv) <= tier.budget_bytes for tier in self.tiers):
+            budgets = ", ".join(f"{tier.name} {tier.budget_bytes:,}" for tier in self.tiers)
+            raise BadInput(f"a block of {kv.nbytes:,} bytes is larger than every budget ({budgets} bytes)")
+
+    def why(self, key: str) -> Miss:
+        """Return why no tier holds a block."""
+        with self.lock:
+            misses = [self._index.miss(key), *([self._dropped[key]] if key in self._dropped else [])]
+        stores = (getattr(tier, "store", None) for tier in self.tiers)
+        return likeliest(*misses, *(why(store, key) for store in stores if store is not None))
+
+    def where(self, key: str) -> str | None:
+        """Return the name of the first tier that holds a block, by the books; None: none does."""
+        if key in self._moving:
+            return self.tiers[0].name
+        return next((tier.name for tier in self.tiers if key in tier), None)
+
+    def _pass_down(self, level: int, keys: Sequence[str]) -> bool:
+        """Move blocks out of a tier; return whether that could be done."""
+        tier = self.tiers[level]
+        for key in keys:
+            kv = tier.get(key) if level + 1 < len(self.tiers) else None
+            if kv is not None:
+                self.lower(level + 1, key, kv)  # before it is dropped, so that it is found meanwhile
+            try:
+                tier.drop(key, evicted=True)
+            except (OSError, BadInput) as problem:  # of a folder that must not be written to
+                log.warning("no room is made in %s: %s", tier.name, problem)
+                return False
+            self._evicted(tier, key, kv)
+            self._gone(key, tier if kv is None else None)
+        return True
+
+    def _written(self, tier: Tier, key: str, kv: KV, uses: int) -> bool:
+        with self._timed("write", key, tier) as about:
+            try:
+                tier.keep(key, tier.made(kv), uses)
+            except (OSError, BadInput) as problem:  # a full disk costs an encoding, and no answer
+                about.clear()
+                log.warning("a block is not kept in %s: %s", tier.name, problem)
+                self._note(key, "evicted", f"{tier.name} could not keep it: {problem}")
+                return False
+            about["bytes"] = tier.needs(kv)
+        return True
+
+    @contextmanager
+    def _timed(self, what: Literal["read", "write"], key: str, tier: Tier) -> Iterator[dict[str, Any]]:
+        """Record a span, unless the dictionary that is yielded is cleared."""
+        at, about = self.events.now() if self.events is not None else 0.0, dict[str, Any](key=str(key), tier=tier.name)
+        yield about
+        if self.events is not None and about:
+            self.events.add(what, at, seconds=self.events.now() - at, **about)
+
+    def _evicted(self, tier: Tier, key: str, kv: KV | None) -> None:
+        with self.lock:
+            self.evictions[tier.name] += 1
+        if self.events is not None:
+            self.events.add("evict", key=str(key), tier=tier.name, bytes=0 if kv is None else kv.nbytes)
+
+    def _gone(self, key: str, tier: Tier | None = None) -> None:
+        """Note that a block left the last tier, with when and why."""
+        with self.lock:
+            if any(key in other for other in self.tiers):
+                return
+            self._index.remove(key)
+            if key in self._dropped and tier is None:
+                return  # a tier has told why it could not keep it
+            of, at = tier or self.tiers[-1], datetime.fromtimestamp(self.clock(), UTC)
+            self._note(
+                key, "evicted", f"{at:%Y-%m-%d %H:%M:%S} UTC, to make room in {of.name} ({of.budget_bytes} bytes)"
+            )
+
+    def _note(self, key: str, reason: Reason, detail: str) -> None:
+        with self.lock:
+            self._dropped[str(key)] = Miss(key, reason, detail)
+            if len(self._dropped) > REMEMBERED:
+                self._dropped.popitem(last=False)
+
+
+def _restored(held: Any) -> KV:
+    kv: KV = held.restore() if hasattr(held, "restore") else held
+    return kv

@@ -1,0 +1,225 @@
+"""The places where cached blocks lie, each with a budget of bytes: host memory, a folder, a remote.
+
+All are a `Tier`, as are the pages of a GPU (`workbench.store.tiering.pages`). A tier keeps its books (bytes, heat) and
+carries single blocks in and out; `workbench.store.tiering.tiered_store` decides what goes where.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from threading import RLock
+from typing import Any, Protocol
+
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.store.fetching import Store
+from workbench.store.files.mapped import owned
+from workbench.store.files.packed import PackedKV, layers_of, pack
+from workbench.store.tiering.eviction_policy import Heat
+from workbench.store.tiering.quantized import QuantizedKV, Storage, check_storage, quantize, size_in_bytes
+
+Held = KV | QuantizedKV  # what a tier keeps
+
+
+class Tier(Protocol):
+    """A place of blocks. `lock` is held by whoever changes it; reading needs none."""
+
+    name: str
+    budget_bytes: int | None  # None: no limit
+    lock: Any
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what it holds, at most the budget."""
+
+    def needs(self, kv: KV) -> int:
+        """Return the bytes that `kv` takes here."""
+
+    def made(self, kv: KV) -> Any:
+        """Return `kv` as it is kept here, and read-only."""
+
+    def keep(self, key: str, held: Any, uses: int = 1) -> None:
+        """Keep what `made` returned; there is room for it."""
+
+    def get(self, key: str) -> Any:
+        """Return the block under `key`, or None."""
+
+    def use(self, key: str) -> None:
+        """Count a use of a block."""
+
+    def drop(self, key: str, evicted: bool = False) -> int:
+        """Forget a block; return how often it was used."""
+
+    def victims(self, size: int, allowed: Callable[[str], bool]) -> list[str] | None:
+        """List the coldest keys that must go for `size` more bytes; None where that is not enough."""
+
+    def __contains__(self, key: str) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+
+
+class Books:
+    """What every tier counts: the bytes of its entries, and their heat."""
+
+    def __init__(self, name: str, budget_bytes: int | None):
+        if budget_bytes is not None and budget_bytes <= 0:
+            raise BadInput(f"the budget of {name} is {budget_bytes} bytes: a positive number of bytes is needed")
+        self.name, self.budget_bytes = name, budget_bytes
+        self.lock, self.heat = RLock(), Heat()
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what it holds."""
+        return self._bytes
+
+    def use(self, key: str) -> None:
+        """Count a use of a block."""
+        self.heat.use(key)
+
+    def victims(self, size: int, allowed: Callable[[str], bool]) -> list[str] | None:
+        """List the coldest keys that must go for `size` more bytes; None where that is not enough."""
+        if self.budget_bytes is None:
+            return []
+        needed, chosen = self._bytes + size - self.budget_bytes, list[str]()
+        if needed > 0:
+            for key in self.heat.coldest(allowed):
+                chosen.append(key)
+                needed -= self._sizes[key]
+                if needed <= 0:
+                    break
+        return chosen if needed <= 0 else None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._sizes))
+
+    def _entered(self, key: str, size: int, uses: int) -> None:
+        self._left(key)
+        self._sizes[key] = size
+        self._bytes += size
+        self.heat.add(key, uses)
+
+    def _left(self, key: str, evicted: bool = False) -> int:
+        self._bytes -= self._sizes.pop(key, 0)
+        return self.heat.remove(key, evicted)
+
+
+class HostTier(Books):
+    """Blocks in this machine's memory.
+
+    storage   "as cached", or "int8": a scale for every channel of keys and every token of values; half the bytes of
+              bfloat16, and other numbers: its effect is measured in data/benchmarks/store_int8.py
+    pinned    in page-locked memory, from which a GPU copies without the processor (without a GPU: ordinary memory)
+    checked   page-locked blocks have a checksum, which is verified before they are copied to pages of a GPU
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int = 1 << 30,
+        storage: Storage = "as cached",
+        pinned: bool = False,
+        name: str = "host",
+        checked: bool = False,
+    ):
+        check_storage(storage)
+        if pinned and storage == "int8":
+            raise BadInput("storage 'int8' is not page-locked: blocks are restored on the host before they are copied")
+        if checked and not pinned:
+            raise BadInput("checked is of page-locked blocks: pinned must be true")
+        super().__init__(name, budget_bytes)
+        self.storage, self.pinned, self.checked = storage, pinned, checked
+        self._held: dict[str, Held] = {}
+
+    def made(self, kv: KV) -> Held:
+        """Return `kv` as it is kept: itself where that is read-only memory, else a copy; rounded, or page-locked."""
+        if self.storage == "int8":
+            return quantize(kv)
+        if self.pinned:
+            there = isinstance(kv, PackedKV) and not (self.checked and kv.checksum is None)
+            return kv if there else pack(kv, pinned=True, checked=self.checked).lock()
+        return owned(kv)
+
+    def needs(self, kv: KV) -> int:
+        """Return the bytes that `kv` takes here."""
+        if self.storage == "int8":
+            return size_in_bytes(kv)
+        return layers_of(kv)[-1][1] if self.pinned else kv.nbytes
+
+    def keep(self, key: str, held: Held, uses: int = 1) -> None:
+        """Keep what `made` returned; there is room for it."""
+        self._entered(key, held.nbytes if isinstance(held, QuantizedKV) else self.needs(held), uses)
+        self._held[key] = held
+
+    def get(self, key: str) -> KV | None:
+        """Return the block under `key`, restored where it was rounded, or None."""
+        held = self._held.get(key)
+        return held.restore() if isinstance(held, QuantizedKV) else held
+
+    def drop(self, key: str, evicted: bool = False) -> int:
+        """Forget a block; return how often it was used."""
+        self._held.pop(key, None)
+        return self._left(key, evicted)
+
+
+class StoreTier(Books):
+    """Blocks in a store with `get`, `put` and `remove`: a `FolderStore`, or one of a remote.
+
+    What the store holds already counts: at once where it knows the size of its blocks (`size_of`) or there is a budget,
+    else from when a block is read. Bytes are those of keys and values, without headers of files.
+    Raises BadInput where the store holds more than the budget: nothing is removed that was there before.
+    """
+
+    def __init__(self, store: Store, budget_bytes: int | None = None, name: str = "disk"):
+        super().__init__(name, budget_bytes)
+        if budget_bytes is not None and not hasattr(store, "remove"):
+            raise BadInput(f"{type(store).__name__} removes no blocks, so {name} can have no budget")
+        self.store = store
+        listed = store.listed() if hasattr(store, "listed") else {}  # of a remote, in one request
+        for key in listed or (store if isinstance(store, Iterable) else ()):
+            self._entered(key, listed[key] if key in listed else self._stored(key), 1)
+        if budget_bytes is not None and self._bytes > budget_bytes:
+            raise BadInput(f"{name} holds {self._bytes} bytes of blocks already, and its budget is {budget_bytes}")
+
+    def made(self, kv: KV) -> KV:
+        """Return `kv` itself."""
+        return kv
+
+    def needs(self, kv: KV) -> int:
+        """Return the bytes of a block."""
+        return kv.nbytes
+
+    def keep(self, key: str, held: KV, uses: int = 1) -> None:
+        """Write a block; there is room for it."""
+        self.store.put(key, held)
+        self._entered(key, held.nbytes, uses)
+
+    def get(self, key: str) -> KV | None:
+        """Read a block, or return None; one that is damaged or was removed by another process counts no longer."""
+        kv = self.store.get(key)
+        if (None if kv is None else kv.nbytes) != self._sizes.get(key):  # other processes write and remove, too
+            with self.lock:
+                if kv is None:
+                    self._left(key)
+                elif self.victims(kv.nbytes, lambda _: False) is not None:
+                    self._entered(key, kv.nbytes, 1)
+        return kv
+
+    def drop(self, key: str, evicted: bool = False) -> int:
+        """Remove a block; return how often it was used. Raises BadInput where the store removes none."""
+        if key in self._sizes:
+            if (remove := getattr(self.store, "remove", None)) is None:
+                raise BadInput(f"{type(self.store).__name__} removes no blocks: {key} stays")
+            remove(key)
+        return self._left(key, evicted)
+
+    def _stored(self, key: str) -> int:
+        """Return the bytes of a block that the store holds, as far as they must be known."""
+        if hasattr(self.store, "size_of"):
+            return int(self.store.size_of(key))
+        kv = None if self.budget_bytes is None else self.store.get(key)
+        return 0 if kv is None else kv.nbytes

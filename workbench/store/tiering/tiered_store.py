@@ -1,0 +1,258 @@
+"""One store over several tiers: hot blocks above, cold ones below, and all that is asked of it counted.
+
+A block that is used moves up; what must make room for it, the coldest, moves down a tier, and out of the last one. A
+copy that lies below stays there, so that moving down again costs nothing.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any, Literal, get_args
+
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.store.events import Events
+from workbench.store.files.packed import PackedKV
+from workbench.store.misses import Miss, identity_of
+from workbench.store.stats import Stats
+from workbench.store.tiering.promotion import Chain
+from workbench.store.tiering.tier import Tier
+
+RECENT = 256  # misses that are kept with all they say
+Write = Literal["back", "through"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A block, and the tier it lay in."""
+
+    kv: KV
+    tier: str
+
+
+class TieredStore:
+    """Blocks in `tiers`, the fastest first; safe to use from several threads.
+
+    write     "back": a new block is kept in the first tier, and moves down when it has cooled; "through": it is also
+              written to the tiers below at once
+    loaders   threads that `prefetch` and `find_all` read with
+    clock     of the time of an eviction, seconds since 1970
+    `put` raises BadInput for a block that is larger than the budget of every tier.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        write: Write = "back",
+        loaders: int = 2,
+        events: Events | None = None,
+        clock: Callable[[], float] = time.time,
+    ):
+        if write not in get_args(Write):
+            raise BadInput(f"write is {write!r}: allowed are {', '.join(get_args(Write))}")
+        if loaders < 1:
+            raise BadInput(f"loaders is {loaders}: at least 1 is needed")
+        self.write, self.loaders, self.events = write, loaders, events
+        self.recent: deque[Miss] = deque(maxlen=RECENT)
+        self._pins = Counter[str]()
+        self.chain = Chain(tiers, self._pins, events, clock)
+        self.tiers = self.chain.tiers
+        self._hits, self._read, self._reasons = Counter[str](), Counter[str](), Counter[str]()
+        self._lock, self._loading = RLock(), dict[str, Future[Found | None]]()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def get(self, key: str) -> KV | None:
+        """Return the KV under `key` (read-only), or None."""
+        found = self.find(key)
+        return None if found is None else found.kv
+
+    def find(self, key: str, wait: bool = True, request: str = "") -> Found | None:
+        """Return the block under `key` and where it lay, or None; a block on its way up is waited for, or missed."""
+        found = self._fetch(key, wait)
+        if found is None:
+            self._missed(self.why(key), request)
+            return None
+        with self._lock:
+            self._hits[found.tier] += 1
+            self._read[found.tier] += found.kv.nbytes
+        if self.events is not None:
+            self.events.add("hit", request=request, key=str(key), tier=found.tier, bytes=found.kv.nbytes)
+        return found
+
+    def find_intact(self, key: str, request: str = "") -> Found | None:
+        """Find a block that goes to a GPU: a damaged copy in memory is dropped, and the block read from below."""
+        found = self.find(key, request=request)
+        if found is None or not isinstance(found.kv, PackedKV) or found.kv.intact:
+            return found
+        self.chain.damaged(key, "its checksum is wrong")
+        return self.find(key, request=request)
+
+    def find_all(self, keys: Sequence[str], request: str = "") -> Iterator[Found | None]:
+        """Find several blocks that go to a GPU, in order; those below the first tier are read side by side."""
+        below = [key for key in keys if key not in self.tiers[0]]
+        threads = self._loaders() if len(below) > 1 else None
+        later = {key: threads.submit(self.find_intact, key, request) for key in below} if threads else {}
+        try:
+            for key in keys:
+                yield later.pop(key).result() if key in later else self.find_intact(key, request)
+        finally:  # of one that is given up, what has not begun is not read
+            for future in later.values():
+                future.cancel()
+
+    def put(self, key: str, kv: KV) -> None:
+        """Keep `kv` under `key`. Raises BadInput where it is larger than the budget of every tier."""
+        self.chain.check(kv)
+        if identity_of(key) is None:  # else what lies below has the same content
+            self.chain.remove(key)
+        kept = self.chain.enter(key, kv)
+        for tier in self.tiers[1:]:
+            if repair := getattr(getattr(tier, "store", None), "repair", None):
+                repair(key, kept)
+        for level in range(1, len(self.tiers)) if self.write == "through" else ():
+            self.chain.lower(level, key, kept, only=True)
+
+    def pin(self, key: str) -> bool:
+        """Bring a block into the first tier and keep it there until `unpin`; return whether it is there."""
+        with self._lock:
+            self._pins[key] += 1  # before it is fetched, so that it is not evicted in between
+        if self._fetch(key, wait=True) is None or key not in self.tiers[0]:
+            self.unpin(key)
+            return False
+        return True
+
+    def unpin(self, key: str) -> None:
+        """Let a block go that was pinned; as often as it was pinned."""
+        with self._lock:
+            self._pins[key] -= 1
+            if self._pins[key] <= 0:
+                del self._pins[key]
+
+    @contextmanager
+    def pinned(self, keys: Iterable[str]) -> Iterator[list[str]]:
+        """Pin what there is of `keys` for as long as the block runs; yield those that are pinned."""
+        held = [key for key in keys if self.pin(key)]
+        try:
+            yield held
+        finally:
+            for key in held:
+                self.unpin(key)
+
+    def prefetch(self, keys: Iterable[str]) -> list[Future[Found | None]]:
+        """Bring blocks into the first tier in the background; nothing is counted as a look-up."""
+        threads = self._loaders()
+        return [threads.submit(self._fetch, key, True) for key in keys]
+
+    def where(self, key: str) -> str | None:
+        """Return the name of the first tier that holds a block, by the books; None: none does."""
+        return self.chain.where(key)
+
+    def why(self, key: str) -> Miss:
+        """Return why `find(key, wait=False)` finds nothing."""
+        with self._lock:
+            if key in self._loading:
+                return Miss(key, "still loading", f"into {self.tiers[0].name}, and was not waited for")
+        return self.chain.why(key)
+
+    def flush(self) -> int:
+        """Write to the second tier what lies in the first one only, as far as there is room; return how many blocks."""
+        count = 0
+        for key in self.tiers[0] if len(self.tiers) > 1 else ():
+            kv, second = self.tiers[0].get(key), self.tiers[1]
+            if kv is None or any(key in tier for tier in self.tiers[1:]):
+                continue
+            if second.victims(second.needs(kv), _none) is not None:  # nothing has to go for it
+                count += self.chain.lower(1, key, kv, only=True)
+        return count
+
+    def close(self) -> None:
+        """End the threads that read."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes over all tiers; a block that lies in two tiers takes them twice."""
+        return sum(tier.bytes for tier in self.tiers)
+
+    @property
+    def stats(self) -> Stats:
+        """Counters over all tiers; a block that lies in two of them is one entry."""
+        behind = [getattr(getattr(tier, "store", None), "stats", Stats()) for tier in self.tiers]
+        entries = len({key for tier in self.tiers for key in tier})
+        with self._lock:
+            return Stats(
+                hits=sum(self._hits.values()),
+                misses=sum(self._reasons.values()),
+                evictions=sum(self.chain.evictions.values()),
+                bytes=self.bytes,
+                entries=entries,
+                unchecked=sum(stats.unchecked for stats in behind),
+                repaired=sum(stats.repaired for stats in behind),
+                reasons=dict(self._reasons),
+            )
+
+    def by_tier(self) -> list[dict[str, Any]]:
+        """Return one row a tier: {tier, budget, bytes, blocks, hits, read, evictions}; `read` are bytes of hits."""
+        with self._lock:
+            return [
+                {
+                    "tier": tier.name,
+                    "budget": tier.budget_bytes,
+                    "bytes": tier.bytes,
+                    "blocks": len(tier),
+                    "hits": self._hits[tier.name],
+                    "read": self._read[tier.name],
+                    "evictions": self.chain.evictions[tier.name],
+                }
+                for tier in self.tiers
+            ]
+
+    def __contains__(self, key: str) -> bool:
+        return self.where(key) is not None
+
+    def __len__(self) -> int:
+        return self.stats.entries
+
+    def _loaders(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self.loaders, "prefetch")
+            return self._threads
+
+    def _fetch(self, key: str, wait: bool) -> Found | None:
+        """Find a block, without counting, and move it up; two threads that want one block read it once."""
+        if (kv := self.chain.above(key)) is not None:
+            return Found(kv, self.tiers[0].name)
+        with self._lock:
+            if (future := self._loading.get(key)) is None:
+                mine = self._loading[key] = Future[Found | None]()
+        if future is not None:
+            return future.result() if wait else None
+        try:
+            below = self.chain.below(key)
+            above = self.chain.above(key) if below is None else None  # it may have come up since
+            found = Found(*below) if below else Found(above, self.tiers[0].name) if above is not None else None
+            mine.set_result(found)
+            return found
+        except BaseException as problem:
+            mine.set_exception(problem)
+            raise
+        finally:
+            with self._lock:
+                del self._loading[key]
+
+    def _missed(self, miss: Miss, request: str) -> None:
+        with self._lock:
+            self._reasons[miss.reason] += 1
+            self.recent.append(miss)
+        if self.events is not None:
+            self.events.add("miss", request=request, key=str(miss.key), detail=str(miss))
+
+
+def _none(key: str) -> bool:
+    return False

@@ -1,0 +1,80 @@
+"""Where a store lies: a folder, or a URL that fsspec knows."""
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput
+from workbench.core.utils.files import is_url, write_text
+from workbench.store.files.manifest import MANIFEST
+from workbench.store.folder import FolderStore
+from workbench.store.remote import RemoteStore
+from workbench.store.remote_calls import file_system
+
+Where = str | Path  # a folder or a URL
+
+
+def place_of(text: str) -> Where:
+    """Return the place that a text names."""
+    return text if is_url(text) else Path(text)
+
+
+def opened(place: Where, kind: Mapping[str, Any] | None = None, new: bool = False) -> FolderStore | RemoteStore:
+    """Open the store at a place. Raises BadInput, as `FolderStore` and `RemoteStore` do."""
+    return RemoteStore(str(place), kind, new) if is_url(place) else FolderStore(place, kind, new)
+
+
+def preparation_of(place: Where) -> str | None:
+    """Return what the blocks at a place were prepared with, None where no store has been begun there."""
+    return opened(place).kind.get("preparation") if is_begun(place) else None
+
+
+def within(place: Where, name: str) -> Where:
+    """Return the place `name` below another."""
+    return f"{str(place).rstrip('/')}/{name}" if is_url(place) else Path(place) / name
+
+
+def is_begun(place: Where) -> bool:
+    """Return whether a store has been begun at a place."""
+    if not is_url(place):
+        return (Path(place) / MANIFEST).is_file()
+    fs, root = file_system(str(place))
+    with suppress(OSError):
+        return bool(fs.exists(f"{root}/{MANIFEST}"))
+    return False
+
+
+def note(place: Where, name: str, text: str) -> None:
+    """Write a text file beside the blocks. Raises BadInput."""
+    if not is_url(place):
+        write_text(Path(place) / name, text, durable=True)
+        return
+    fs, root = file_system(str(place))
+    try:
+        fs.pipe_file(f"{root}/{name}", text.encode())
+    except OSError as problem:
+        raise BadInput(f"{place} cannot be written: {problem}") from None
+
+
+def read_note(place: Where, name: str) -> str | None:
+    """Return a text file beside the blocks, None where it cannot be read."""
+    try:
+        if not is_url(place):
+            return (Path(place) / name).read_text(encoding="utf-8")
+        fs, root = file_system(str(place))
+        return bytes(fs.cat_file(f"{root}/{name}")).decode()
+    except (OSError, ValueError):
+        return None
+
+
+def forget(place: Where, name: str) -> None:
+    """Delete a file or folder beside the blocks, where it is there."""
+    if not is_url(place):
+        path = Path(place) / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        return
+    fs, root = file_system(str(place))
+    with suppress(OSError):
+        fs.rm(f"{root}/{name}", recursive=True)

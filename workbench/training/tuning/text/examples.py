@@ -1,0 +1,144 @@
+"""Training examples: contexts of blocks with questions and answers, from a file or from fresh lab worlds.
+
+Example `i` of a source is a pure function of its settings and `i`: the order does not depend on how many processes
+draw, nor on where a run was interrupted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from random import Random
+
+from transformers import PreTrainedTokenizerBase
+
+from workbench import data
+from workbench.core.errors import BadInput, not_allowed
+from workbench.data.lab_corpus import samples as lab
+from workbench.data.lab_corpus.samples import MOST_PASSAGES
+from workbench.data.lab_corpus.world import World, passages_of
+from workbench.data.layouts import Layout
+from workbench.data.sample import Sample
+from workbench.training.tuning.text.data_fields import DataFields
+from workbench.training.tuning.text.example import Example, Limits, OwnAnswers, QuestionAnswer, example
+from workbench.training.tuning.text.file_examples import GOLDEN, Files, Mixed
+from workbench.training.tuning.text.overlap import apart
+
+__all__ = ["Data", "Example", "Files", "Lab", "Limits", "Mixed", "OwnAnswers", "QuestionAnswer", "Source", "example"]
+
+
+class Lab:
+    """Fresh worlds of the lab corpus, each one context with several questions.
+
+    `name` is that of a lab corpus, with its switches (`lab_style`). Worlds are drawn by names that no seed of
+    `data.load(name, seed=…)` can spell, so no question of a trial is ever trained on. The
+    number of passages spreads log-uniformly over `passages` (as many contexts of 1 to 2 as of 20 to 40), and evenly
+    within any run of neighbours, so that batches are of about one length.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        tokenizer: PreTrainedTokenizerBase,
+        limits: Limits,
+        seed: int = 0,
+        passages: tuple[int, int] = (1, MOST_PASSAGES),
+        questions: int = 8,
+        kinds: Mapping[str, float] | None = None,
+        continued: float | None = None,
+        shuffled: float = 0.0,
+        name: str = "lab",
+    ):
+        (low, high), style = passages, lab.named(name)
+        all_kinds = lab.shares(style)
+        kinds = all_kinds if kinds is None else kinds
+        if not 1 <= low <= high <= MOST_PASSAGES:
+            raise BadInput(f"passages is {low}-{high}: a range within 1 to {MOST_PASSAGES} is needed")
+        if questions < 1:
+            raise BadInput(f"questions is {questions}: at least 1 a context is needed")
+        if unknown := [kind for kind in kinds if kind not in lab.kinds_of(style)]:
+            raise not_allowed("kind of question", unknown[0], lab.kinds_of(style))
+        if not kinds or not all(0 < weight < inf for weight in kinds.values()):
+            raise BadInput(f"kinds are {dict(kinds)}: a positive weight for each is needed")
+        for setting, share in (("continued", continued), ("shuffled", shuffled)):
+            if share is not None and not 0 <= share <= 1:
+                raise BadInput(f"{setting} is {share}: a share from 0 to 1 is needed")
+        if shuffled and set(kinds) == {"order"}:
+            raise BadInput("questions of kind 'order' alone cannot be asked of shuffled contexts: name other kinds")
+        self.kinds, self.shuffled = dict(kinds), shuffled
+        self.style = style if continued is None else replace(style, continued=continued)
+        self.layout, self.tokenizer, self.limits = layout, tokenizer, limits
+        self.seed, self.passages, self.questions = seed, passages, questions
+        self.identity = f"{name}, {low}-{high} passages, {questions} questions"
+        if self.kinds != all_kinds:
+            self.identity += f", kinds {' '.join(f'{kind} {weight:g}' for kind, weight in self.kinds.items())}"
+        if self.style != style:
+            self.identity += f", {continued:.0%} of documents continued"
+        if shuffled:
+            self.identity += f", {shuffled:.0%} of contexts shuffled"
+        for i in range(4):  # the longest are of one length, nearly
+            limits.check(self._drawn(f"lab-tune-{seed}-probe-{i}", Random(f"lab tune probe {i}"), high))
+
+    def __getitem__(self, i: int) -> Example:
+        rng, (low, high) = Random(f"lab tune {self.seed} {i}"), self.passages
+        share = (GOLDEN * i + Random(f"lab tune {self.seed}").random()) % 1
+        return self.limits.check(self._drawn(f"lab-tune-{self.seed}-{i}", rng, round(low * (high / low) ** share)))
+
+    def _drawn(self, name: str, rng: Random, count: int) -> Example:
+        shuffle = self.shuffled and rng.random() < self.shuffled
+        kinds = {kind: weight for kind, weight in self.kinds.items() if not (shuffle and kind == "order")}
+        while True:
+            world = World(rng, count + (count + 1) // 2, self.style)
+            context = world.context(count)
+            passages = passages_of(context)
+            subjects = {kind: about for kind, about in world.questions(context).items() if about and kind in kinds}
+            if len(passages) == count and subjects:
+                break
+        if shuffle:
+            passages = tuple(rng.sample(passages, len(passages)))
+        asked: dict[tuple[str, str], Sample] = {}  # by text and first title: every question once
+        for _ in range(self.questions):
+            kind = rng.choices(list(subjects), [kinds[kind] for kind in subjects])[0]
+            question = world.ask(kind, rng.choice(subjects[kind]))
+            sample = Sample(name, question.text, question.answers, passages, question.titles, kind=kind)
+            asked.setdefault((question.text, question.answers[0]), sample)
+        return example(list(asked.values()), self.layout, self.tokenizer)
+
+
+Source = Files | Lab  # examples without end; `identity` names all that decides what example i is
+
+
+@dataclass(frozen=True)
+class Data(DataFields):
+    """What is trained on: `lab`, `lab-hard`, a shipped name or a file. Most other settings are for `lab` alone.
+
+    Passages of a shuffled context come in any order, so that only what they say tells which belong together.
+    With `mix` the contexts of a file are drawn afresh (`Mixed`). `exclude` names files that are scored on.
+    """
+
+    def source(
+        self,
+        layout: Layout,
+        tokenizer: PreTrainedTokenizerBase,
+        limits: Limits,
+        seed: int,
+        own: OwnAnswers | None = None,
+    ) -> Source:
+        """Make the source. BadInput for unknown data, a sample that does not fit, and lab settings of a file.
+
+        own   which samples the model answers itself; None: every sample needs its answer
+        """
+        if self.overlap not in ("refuse", "drop"):
+            raise BadInput(f"overlap is {self.overlap!r}: allowed are refuse, drop")
+        given = {name: getattr(self, name) for name in ("passages", "questions", "kinds", "continued", "shuffled")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if lab.is_lab(self.name):
+            if self.mix or self.exclude:
+                raise BadInput("mix and exclude are for files: lab contexts are drawn, and never those of a trial")
+            return Lab(layout, tokenizer, limits, seed, name=self.name, **given)
+        samples = data.load(self.name, answered=own is None)
+        if given.keys() - ({"questions"} if self.mix else set()):
+            names = "passages, questions, kinds, continued and shuffled"
+            raise BadInput(f"{names} are for data 'lab', which is drawn; {self.name} has its own")
+        samples, overlap = apart(samples, self.exclude, self.overlap == "drop")
+        common = (samples, layout, tokenizer, limits, seed, own, overlap)
+        return Mixed(*common, passages=self.mix, **given) if self.mix else Files(*common)

@@ -1,0 +1,136 @@
+"""Several examples, in one mode or in both, as one sequence without padding between them.
+
+Full attention is block attention over a single block, so the same mask serves both modes: a token sees the tokens
+before it in its own block, and a token of a question or answer sees the whole context of its example besides. Questions
+over the same context stand behind each other; none sees another, and the positions of each continue the context's.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.masks import Sees
+from workbench.training.common import TensorBatch
+from workbench.training.tuning.text.examples import Example
+
+FULL, BLOCK = 0, 1  # modes as numbers
+UNKNOWN = 0  # target of a row behind a question whose answer is not known: only a teacher says what follows it
+
+
+@dataclass(frozen=True)
+class PackedExamples(TensorBatch):
+    """One packed sequence of T tokens with N answers, whose A tokens are predicted from A of its rows."""
+
+    tokens: Tensor  # [T] token ids
+    positions: Tensor  # [T] position ids that are rotated by
+    places: Tensor  # [T] distance from the example's first token, for sliding windows
+    examples: Tensor  # [T] example copy that a token belongs to, -1 for filling
+    blocks: Tensor  # [T] block within the whole sequence; a question with its answer is a block
+    in_question: Tensor  # [T] bool: of a question or answer, not of the context
+    rows: Tensor  # [A] where an answer token is predicted
+    targets: Tensor  # [A] which token it is
+    answers: Tensor  # [A] to which answer it belongs; -1: it is a question token
+    modes: Tensor  # [N] FULL or BLOCK
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of all rows in the loss."""
+        return float(len(self.rows))
+
+    def sees(self, window: int | None = None) -> Sees:
+        """Return the mask over indices of the packed sequence, within a sliding `window` where the layer has one."""
+        examples, blocks, in_question, places = self.examples, self.blocks, self.in_question, self.places
+
+        def sees(row: Tensor, col: Tensor) -> Tensor:
+            of_context = in_question[row] & ~in_question[col] & (examples[row] == examples[col])
+            seen = (col <= row) & ((blocks[row] == blocks[col]) | of_context)
+            return seen if window is None else seen & (places[row] - places[col] < window)
+
+        return sees
+
+
+Columns = defaultdict[str, list[Any]]  # of a packed sequence while it grows; "spans" has (tokens, example, in_question)
+
+
+def pack(
+    examples: Sequence[Example],
+    copies: Sequence[str],
+    naive: bool = False,
+    multiple: int = 1,
+    asked: bool = False,
+    least: int = 0,
+) -> PackedExamples:
+    """Pack examples into one sequence, each once for every mode in `copies`.
+
+    naive     in block mode, position ids of every context block begin at 0
+    multiple  the length is filled up as `padded` says; 1: not at all
+    least     the length is filled up to this instead, or to twice of it, four times …; 0: it is not
+    asked     tokens of questions are predicted too, all but the first
+    """
+    columns = Columns(list)
+    for number, (example, mode) in enumerate(product(examples, copies)):
+        _add(columns, example, number, mode == "block", naive, asked)
+    length = len(columns["tokens"])
+    if spare := (doubled(length, least) if least else padded(length, multiple)) - length:
+        _add_block(columns, [0] * spare, 0, 0, -1)
+        columns["positions"][-spare:] = columns["places"][-spare:] = [0] * spare
+    lengths, owners, in_question = (torch.tensor(column) for column in zip(*columns.pop("spans"), strict=True))
+    return PackedExamples(
+        **{name: torch.tensor(column) for name, column in columns.items()},
+        examples=owners.repeat_interleave(lengths),
+        blocks=torch.arange(len(lengths)).repeat_interleave(lengths),
+        in_question=in_question.repeat_interleave(lengths),
+    )
+
+
+def _add(columns: Columns, example: Example, number: int, block: bool, naive: bool, asked: bool) -> None:
+    """Add a copy of an example."""
+    whole = tuple(chain.from_iterable(example.context))
+    place = 0
+    for tokens in example.context if block else (whole,):
+        _add_block(columns, tokens, place, 0 if naive else place, number)
+        place += len(tokens)
+    for qa in example.questions:
+        first = len(columns["tokens"])
+        last = first + len(qa.question) - 1  # predicts the first token of the answer
+        _add_block(columns, (*qa.question, *qa.answer[:-1]), place, place, number, in_question=True)
+        if asked:
+            columns["rows"] += range(first, last)
+            columns["targets"] += qa.question[1:]
+            columns["answers"] += [-1] * (last - first)
+        answer = qa.answer or (UNKNOWN,)
+        columns["rows"] += range(last, last + len(answer))
+        columns["targets"] += answer
+        columns["answers"] += [len(columns["modes"])] * len(answer)
+        columns["modes"].append(BLOCK if block else FULL)
+
+
+def _add_block(
+    columns: Columns, tokens: Sequence[int], place: int, position: int, example: int, in_question: bool = False
+) -> None:
+    """Add a block, from `place` on in its example, with position ids from `position` on."""
+    columns["tokens"] += tokens
+    columns["places"] += range(place, place + len(tokens))
+    columns["positions"] += range(position, position + len(tokens))
+    columns["spans"].append((len(tokens), example, in_question))
+
+
+def doubled(length: int, least: int) -> int:
+    """Return the first of `least`, 2 · `least`, 4 · `least` … that is not shorter than `length`."""
+    while least < length:
+        least *= 2
+    return least
+
+
+def padded(length: int, multiple: int) -> int:
+    """Return the next length of `multiple` · (8 … 15) · 2^n, or the next multiple below 8: few lengths are compiled."""
+    if multiple == 1:
+        return length
+    units = -(-length // multiple)
+    step = 1 << max(0, units.bit_length() - 4)
+    return -(-units // step) * step * multiple
