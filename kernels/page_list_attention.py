@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.core.tiling.tiles import Tiles
-from workbench.kernels._pages.lists import Pages
+from workbench.kernels._pages.lists import PageLists
 from workbench.kernels._pages.lists import pages as pages_of
 from workbench.kernels._shared.attention import Config
 from workbench.kernels._shared.triton_import import need_triton
@@ -29,7 +29,7 @@ __all__ = ["cases", "launch", "reference"]
 
 
 def reference(
-    q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, pages: Pages, scale: float | None = None
+    q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, pages: PageLists, scale: float | None = None
 ) -> Tensor:
     """Computed in the dtype of `q`."""
     return over_tiles(q, keys, values, rows, pages.indptr, pages.indices, pages.size, q.shape[2], scale, strided=True)
@@ -40,7 +40,7 @@ def launch(
     keys: Tensor,
     values: Tensor,
     rows: Tensor,
-    pages: Pages,
+    pages: PageLists,
     scale: float | None = None,
     *,
     config: Config | None = None,

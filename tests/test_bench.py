@@ -23,7 +23,7 @@ from workbench.experiments.bench import baselines, timing
 from workbench.experiments.bench.kernels import page_workloads, prefill_workloads, workloads
 from workbench.experiments.bench.kernels.check import check, fresh, stretched
 from workbench.experiments.bench.kernels.variants import variants
-from workbench.experiments.bench.kernels.workloads import Workload
+from workbench.experiments.bench.kernels.workloads import KernelWorkload
 from workbench.experiments.bench.run import add, driver, entry
 
 GPU = torch.cuda.is_available()
@@ -174,7 +174,7 @@ def test_a_baseline_that_cannot_run_is_reported_and_the_others_are_timed(monkeyp
     monkeypatch.setattr(
         "workbench.experiments.bench.run.measure", lambda candidates: {name: taken[name] for name in candidates}
     )
-    work = Workload("a", {}, 8e9, 1e6)
+    work = KernelWorkload("a", {}, 8e9, 1e6)
     for who in taken:
         work.enter(who, lambda: None)
     found = entry(work, timing.Roof(copy=1e12, product=8e12))

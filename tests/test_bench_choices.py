@@ -13,7 +13,7 @@ from workbench.experiments.bench import named
 from workbench.experiments.bench.kernels import choices, workloads
 from workbench.experiments.bench.kernels.variants import variants
 from workbench.experiments.bench.run import WORKLOADS
-from workbench.kernels._pages.lists import Pages, tile_lists
+from workbench.kernels._pages.lists import PageLists, tile_lists
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_workloads_can_be_carried_out(kernel, monkeypatch):
             assert out["ours"].isfinite().all()
         else:
             made = out["ours"]
-            indptr, indices = (made.indptr, made.indices) if isinstance(made, Pages) else made
+            indptr, indices = (made.indptr, made.indices) if isinstance(made, PageLists) else made
             assert 0 < indptr[-1] <= len(indices)
             assert out[choices.FEEDS].isfinite().all()
     besides = {"choose_flash_prefill": {choices.ANEW}, "choose_xattention": {choices.IN_8_BITS}}

@@ -5,7 +5,7 @@ import pytest
 import report_notebooks as tiny
 from short_runs import FIGURES, NOTEBOOKS, TINY
 
-from workbench.app.notebooks.run import Task, Workers
+from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
 
 pytestmark = pytest.mark.browser
 
@@ -33,8 +33,8 @@ def notebook(tmp_path_factory):
 def report(notebook, tmp_path_factory):
     """Its folder in a report, made by another process: the browser's loop runs in this one."""
     out = tmp_path_factory.mktemp("report")
-    with Workers(1) as workers:
-        (ended,) = workers.run([Task(str(notebook), str(out), {})])
+    with NotebookWorkers(1) as workers:
+        (ended,) = workers.run([NotebookTask(str(notebook), str(out), {})])
     assert ended.ok, ended.message
     return out / "01_curve"
 

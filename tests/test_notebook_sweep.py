@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from workbench.app import cli
 from workbench.app.notebooks import sweep as notebook_sweep
-from workbench.app.notebooks.run import Run
+from workbench.app.notebooks.run import NotebookRun
 from workbench.core.errors import BadInput
 
 distributed = pytest.importorskip("distributed")
@@ -47,7 +47,7 @@ class Quick:
                 metrics = {"points": points, "of": {"mean": points / 2, "names": ["x"]}}
                 (folder / "metrics.json").write_text(json.dumps(metrics))
                 (folder / "_SUCCESS").write_text("")
-            yield Run(task.name, "A curve", 0.1, "NameError: no" if bad else "")
+            yield NotebookRun(task.name, "A curve", 0.1, "NameError: no" if bad else "")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from papermill.inspection import inspect_notebook
 from short_runs import FIGURES, NAMES, NOTEBOOKS, TINY
 
 from workbench.app.notebooks import run as notebook_run
-from workbench.app.notebooks.run import Run, Workers
+from workbench.app.notebooks.run import NotebookRun, NotebookWorkers
 from workbench.app.reports import html
 from workbench.experiments import bench_reports
 from workbench.experiments.latency import ttft
@@ -40,7 +40,7 @@ TABLES = {
 def batch():
     """The environment of `make report`; kernels are forked."""
     with (
-        Workers(1) as workers,
+        NotebookWorkers(1) as workers,
         forked.kernels(workers.environment) as path,
         pytest.MonkeyPatch.context() as patch,
     ):
@@ -49,7 +49,7 @@ def batch():
         yield
 
 
-def run(name: str, checkpoint: Path, out: Path, **parameters) -> Run:
+def run(name: str, checkpoint: Path, out: Path, **parameters) -> NotebookRun:
     """One notebook as `make report` runs it; its results lie in `out`/`name`."""
     given = {"model": str(checkpoint), **TINY[name], **parameters}
     return notebook_run.execute(at(name), out, given, cell_timeout_s=200)

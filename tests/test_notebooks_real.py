@@ -6,7 +6,7 @@ import pytest
 from papermill.inspection import inspect_notebook
 from short_runs import NOTEBOOKS
 
-from workbench.app.notebooks.run import Task, Workers
+from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
 from workbench.app.reports import html
 
 LIMIT_S = 180  # on two cores
@@ -26,8 +26,8 @@ def test_a_notebook_runs_with_the_real_model_in_three_minutes(path, smollm2, tmp
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # a thread that waits for one without a core does not count
     before = cpu_seconds()
-    with Workers(1) as workers:
-        (run,) = workers.run([Task(str(path), str(tmp_path), {"model": "smollm2"}, cell_timeout_s=900)])
+    with NotebookWorkers(1) as workers:
+        (run,) = workers.run([NotebookTask(str(path), str(tmp_path), {"model": "smollm2"}, cell_timeout_s=900)])
     used = cpu_seconds() - before
     print(f"{path.stem}: {run.seconds:.0f} s, {used:.0f} s of one core")  # shown by -rP
     assert run.ok, run.message

@@ -137,7 +137,7 @@ def test_what_a_worker_refuses_is_not_tried_again(base, tmp_path, scheduler, mon
 
 def test_a_worker_with_other_files_than_here_refuses(base, monkeypatch):
     with pytest.raises(BadInput, match="are others on a worker than here"):
-        sweep_runs.run(sweep_runs.Task(Case(base), [["model.safetensors", 1]]))
+        sweep_runs.run(sweep_runs.TrialTask(Case(base), [["model.safetensors", 1]]))
 
 
 def test_a_trial_on_a_gpu_needs_workers_with_slots(base, tmp_path, scheduler):

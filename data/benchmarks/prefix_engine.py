@@ -11,7 +11,7 @@ from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest
 from workbench.methods import Method, ReadyRequest
 from workbench.methods.modes.full import Full
-from workbench.methods.serving.contiguous import ContiguousEngine, Held
+from workbench.methods.serving.contiguous import ContiguousEngine, HeldBlocks
 from workbench.methods.serving.tickets import Ticket, Wait
 from workbench.store import fingerprint, key_of
 
@@ -36,7 +36,7 @@ class PrefixEngine(ContiguousEngine):
                     self.store.put(key, kv.slice(start, start + len(block)).lock())
         return ended
 
-    def _begin(self, ticket: Ticket, held: Held) -> None:
+    def _begin(self, ticket: Ticket, held: HeldBlocks) -> None:
         prompt, found = ticket.prompt, list[KV]()
         for key in self._chain(ticket):
             if (kv := held.store.get(key)) is None:

@@ -17,7 +17,7 @@ from workbench.core.tiling.tiles import Tiles, ragged
 
 
 @dataclass(frozen=True)
-class Pages:
+class PageLists:
     """What a paged attention kernel is told, for a batch (CompactAttention, section 3.3).
 
     Keys [B, Hkv, L, D] are read in place as [B · Hkv · L / page, page, 1, D]: page j of KV head h of request b is
@@ -45,7 +45,7 @@ def lists_of(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tens
     return _tiles_lists.launch(kept, first, share) if on_gpu else ragged(kept, first, share)
 
 
-def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) -> Pages:
+def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) -> PageLists:
     """Make the page table of a batch: the union of each request's choice over its rows and every `heads` query heads.
 
     `capacity`: pages that the cache holds for one KV head. BadInput where a choice does not fit the cache, or a group
@@ -73,7 +73,7 @@ def union_of(kept: Tensor, heads: int) -> Tensor:
     return kept.unflatten(1, (-1, heads)).any((2, 3))
 
 
-def page_table(union: Tensor, kv_heads: int, heads: int, capacity: int, size: int) -> Pages:
+def page_table(union: Tensor, kv_heads: int, heads: int, capacity: int, size: int) -> PageLists:
     """Make a page table of unions [B, G, J] bool of groups of `heads` query heads, J at most `capacity`."""
     indptr, indices = lists_of(union.flatten(0, 1)[:, None], capacity, union.shape[1] // kv_heads)
-    return Pages(indptr, indices, size, heads)
+    return PageLists(indptr, indices, size, heads)

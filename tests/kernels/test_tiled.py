@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 from workbench.core.errors import BadInput
 from workbench.core.tiling.tiles import Tiles
 from workbench.kernels import page_list_attention, tile_attention
-from workbench.kernels._pages.lists import Pages, pages
+from workbench.kernels._pages.lists import PageLists, pages
 from workbench.kernels._shared.attention import Config
 from workbench.kernels._tiles import pairs as _tiles_pairs
 from workbench.kernels._tiles import reference as _tiles_reference
@@ -136,6 +136,6 @@ def test_what_the_kernel_does_not_take_is_refused(change):
 
 def test_a_cache_that_is_not_made_of_whole_pages_is_refused():
     q, keys, values = _tiles_reference.pool(5, 1, (2, 2), 4, 50, 64, DEVICE, torch.float32)
-    one = Pages(torch.zeros(3, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 32, 1)
+    one = PageLists(torch.zeros(3, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 32, 1)
     with pytest.raises(BadInput, match="50 tokens"):
         page_list_attention.launch(q, keys, values, torch.arange(46, 50)[None], one)

@@ -25,7 +25,7 @@ __all__ = [
     "note_of",
     "weights_of",
 ]
-_HOME = dict.fromkeys(("describe", "layout_of", "note_of"), "about")
+_HOME = dict.fromkeys(("describe", "layout_of", "note_of"), "model_card")
 _HOME |= dict.fromkeys(("base_folder", "check", "folder", "names", "weights_of"), "checkpoints")
 
 

@@ -8,7 +8,6 @@ from rich.table import Table
 from workbench.app.console.text import plain
 
 if TYPE_CHECKING:
-    from workbench.methods.preprocessing.lookups import Explained
     from workbench.store.files.scrub import Scrub
     from workbench.store.files.transfer import Transferred
 
@@ -45,7 +44,7 @@ def described(found: dict[str, Any]) -> Table:
     return table
 
 
-def explained(found: "Explained") -> Group:
+def explained(found: "ExplainedMiss") -> Group:
     """Return how many blocks are there, and why others are not."""
     asked = found.hits + len(found.misses)
     head = f"[bold]{plain(found.folder)}[/]: {found.hits} of {asked} blocks are there, for {plain(found.prepare)}"

@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parents[3]  # the folder that holds the package
 
 
 @dataclass(frozen=True)
-class Run:
+class NotebookRun:
     """The outcome of one notebook. `message` says why it failed; `metrics` is its metrics.json."""
 
     name: str
@@ -53,7 +53,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Task:
+class NotebookTask:
     """A notebook, the folder of its results and its parameters: JSON values, sent from one process to another."""
 
     path: str
@@ -63,7 +63,7 @@ class Task:
     name: str = ""  # of its folder and files; without one, that of the notebook
 
 
-class Workers:
+class NotebookWorkers:
     """Runs tasks in processes of their own, `jobs` at a time; leaving the `with` block early ends them."""
 
     def __init__(self, jobs: int) -> None:
@@ -80,7 +80,7 @@ class Workers:
             "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))),
         }
 
-    def __enter__(self) -> "Workers":
+    def __enter__(self) -> "NotebookWorkers":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -89,12 +89,14 @@ class Workers:
             process.kill()  # its kernel notices and ends
         self.pool.shutdown()
 
-    def check(self, tasks: Sequence[Task]) -> None:
+    def check(self, tasks: Sequence[NotebookTask]) -> None:
         """Raise BadInput if a notebook's own validation refuses its parameters."""
         if refusal := self._call("check", [asdict(task) for task in tasks]):
             raise BadInput(refusal)
 
-    def run(self, tasks: Sequence[Task], skip: Callable[[Task], bool] = lambda task: False) -> Iterator[Run]:
+    def run(
+        self, tasks: Sequence[NotebookTask], skip: Callable[[NotebookTask], bool] = lambda task: False
+    ) -> Iterator[NotebookRun]:
         """Yield the outcomes, each as soon as its notebook has ended.
 
         `skip` is asked when it is a task's turn, in a thread that may wait; what it leaves out has no outcome.
@@ -104,11 +106,11 @@ class Workers:
             path, name = Path(futures[future].path), futures[future].name
             try:
                 if (outcome := future.result()) is not None:
-                    yield Run(**outcome)
+                    yield NotebookRun(**outcome)
             except ProcessDied as error:
-                yield Run(name or path.stem, html.title(path), message=str(error))
+                yield NotebookRun(name or path.stem, html.title(path), message=str(error))
 
-    def _run(self, task: Task, skip: Callable[[Task], bool]) -> Any:
+    def _run(self, task: NotebookTask, skip: Callable[[NotebookTask], bool]) -> Any:
         return None if skip(task) else self._call("run", asdict(task))
 
     def _call(self, action: str, argument: Any) -> Any:
@@ -163,7 +165,7 @@ def declared(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path} is no notebook that can be read: {first_line(problem)}") from None
 
 
-def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, name: str = "") -> Run:
+def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, name: str = "") -> NotebookRun:
     """Execute one notebook in a folder of its own, and make its page and picture."""
     name = name or path.stem
     folder = out / name
@@ -199,11 +201,11 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s
         message = "it ended without results: metrics.json was not written"
     if not message:
         write_text(success, "")
-    return Run(name, html.title(path), time.monotonic() - started, message, metrics or {})
+    return NotebookRun(name, html.title(path), time.monotonic() - started, message, metrics or {})
 
 
 def main(action: str, question: Path, answer: Path) -> None:
-    """Answer a question of `Workers` in a process of its own."""
+    """Answer a question of `NotebookWorkers` in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
     logging.getLogger("papermill").setLevel(logging.ERROR)
     argument = json.loads(question.read_text(encoding="utf-8"))

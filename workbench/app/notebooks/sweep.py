@@ -19,11 +19,11 @@ from typing import Any
 import pandas as pd
 
 from workbench.app.notebooks import notebook
-from workbench.app.notebooks.run import Run, Task, Workers, declared
+from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers, declared
 from workbench.app.reports import html
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_atomically, write_text
-from workbench.core.utils.runner import Workers as Cluster
+from workbench.core.utils.runner import NotebookWorkers as Cluster
 from workbench.core.utils.runner import check_jobs
 
 Advance = Callable[[int, int], None]  # (runs that are over, of how many)
@@ -37,7 +37,9 @@ class NotebookRuns:
     failures: dict[str, str]
 
 
-def tasks(notebooks: Sequence[Path], out: Path, lists: Mapping[str, Sequence[Any]], cell_timeout_s: int) -> list[Task]:
+def tasks(
+    notebooks: Sequence[Path], out: Path, lists: Mapping[str, Sequence[Any]], cell_timeout_s: int
+) -> list[NotebookTask]:
     """Return a task for every combination of values, of every notebook with those parameters that it declares.
 
     Raises BadInput for what is no notebook, and for a parameter that none has.
@@ -46,13 +48,13 @@ def tasks(notebooks: Sequence[Path], out: Path, lists: Mapping[str, Sequence[Any
     known = set().union(*taken.values()) if taken else set()
     if unknown := [name for name in lists if name not in known]:
         raise BadInput(f"unknown parameter {unknown[0]}: the notebooks take {', '.join(sorted(known)) or 'none'}")
-    found: dict[str, Task] = {}
+    found: dict[str, NotebookTask] = {}
     for path in notebooks:
         own = {name: values for name, values in lists.items() if name in taken[path]}
         for values in product(*own.values()):
             given = dict(zip(own, values, strict=True))
             name = f"{path.stem}-{_key(path, given)}"
-            found[name] = Task(str(path.resolve()), str(out.resolve()), given, cell_timeout_s, name)
+            found[name] = NotebookTask(str(path.resolve()), str(out.resolve()), given, cell_timeout_s, name)
     return list(found.values())
 
 
@@ -85,7 +87,7 @@ def run(
     asked = tasks(notebooks, out, lists, cell_timeout_s)
     todo = [task for task in asked if not (out / task.name / notebook.SUCCESS).is_file()]
     with ExitStack() as stack:
-        workers = stack.enter_context(Workers(jobs))
+        workers = stack.enter_context(NotebookWorkers(jobs))
         workers.check(todo)
         gpu = [str(task.parameters.get("device", "")).startswith("cuda") for task in todo]
         there = _here(workers, todo, retries)
@@ -108,7 +110,7 @@ def run(
     return NotebookRuns(table, failures)
 
 
-def _here(workers: Workers, todo: Sequence[Task], retries: int) -> Generator[Run, None, None]:
+def _here(workers: NotebookWorkers, todo: Sequence[NotebookTask], retries: int) -> Generator[NotebookRun, None, None]:
     """Yield runs as they end, in processes of this machine; those that failed come last, once tried again."""
     left = {task.name: task for task in todo}
     for allowed in reversed(range(retries + 1)):
@@ -118,12 +120,16 @@ def _here(workers: Workers, todo: Sequence[Task], retries: int) -> Generator[Run
                 left.pop(ended.name)
 
 
-def _on(cluster: Cluster, todo: Sequence[Task], retries: int, gpu: Sequence[bool]) -> Generator[Run, None, None]:
+def _on(
+    cluster: Cluster, todo: Sequence[NotebookTask], retries: int, gpu: Sequence[bool]
+) -> Generator[NotebookRun, None, None]:
     """Yield runs as they end on a Dask cluster; their files are written here, the mark of success last."""
     for task, outcome in cluster.run(_on_worker, todo, retries, gpu):
         ended, files = outcome.result or (None, {})
         if ended is None:
-            yield Run(task.name, html.title(Path(task.path)), message=outcome.problem.removeprefix("NotebookFailed: "))
+            yield NotebookRun(
+                task.name, html.title(Path(task.path)), message=outcome.problem.removeprefix("NotebookFailed: ")
+            )
             continue
         folder = Path(task.out) / task.name
         shutil.rmtree(folder, ignore_errors=True)
@@ -131,18 +137,18 @@ def _on(cluster: Cluster, todo: Sequence[Task], retries: int, gpu: Sequence[bool
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(files[name])
-        yield Run(**ended)
+        yield NotebookRun(**ended)
 
 
 class NotebookFailed(RuntimeError):
     """A notebook failed on a worker: Dask runs it again as often as is allowed."""
 
 
-def _on_worker(task: Task) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _on_worker(task: NotebookTask) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Run a notebook in a process of a Dask worker; return its outcome and its files."""
     if not Path(task.path).is_file():
         raise NotebookFailed(f"a worker has no notebook {task.path}")
-    with TemporaryDirectory() as scratch, Workers(1) as workers:
+    with TemporaryDirectory() as scratch, NotebookWorkers(1) as workers:
         (ended,) = workers.run([replace(task, out=scratch)])
         if not ended.ok:
             raise NotebookFailed(ended.message)
@@ -151,7 +157,7 @@ def _on_worker(task: Task) -> tuple[dict[str, Any], dict[str, bytes]]:
         return asdict(ended), {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def _row(task: Task, problem: str) -> dict[str, Any]:
+def _row(task: NotebookTask, problem: str) -> dict[str, Any]:
     """Return a row of the table; metrics that are numbers or texts, inner ones as `outer.inner`, those of other sources
     than this run as `source.name`."""
     file = Path(task.out) / task.name / "metrics.json"

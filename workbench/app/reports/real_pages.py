@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.app.notebooks.run import Task, declared
+from workbench.app.notebooks.run import NotebookTask, declared
 from workbench.models import pretrained
 
 MODEL = "smollm2"
@@ -36,10 +36,12 @@ def _own_model(notebook: Path) -> str:
     return str(model["default"]).strip("\"'")
 
 
-def task(notebook: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, is_second: bool) -> Task:
+def task(
+    notebook: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, is_second: bool
+) -> NotebookTask:
     """Make a task of a notebook with the real model; `is_second`: beside one of the same notebook without it."""
     name = f"{notebook.stem}{SECOND}" if is_second else notebook.stem
-    return Task(str(notebook), str(out), {**parameters, "model": MODEL}, cell_timeout_s, name)
+    return NotebookTask(str(notebook), str(out), {**parameters, "model": MODEL}, cell_timeout_s, name)
 
 
 def note() -> str:
@@ -91,7 +93,7 @@ class Fetching:
                 self._said = self._outcome()
             return self._said
 
-    def leaves_out(self, task: Task) -> bool:
+    def leaves_out(self, task: NotebookTask) -> bool:
         """Wait where `task` is about the model; return whether it has to be left out.
 
         That is a second run only: a notebook of the real model has committed results to show without it.

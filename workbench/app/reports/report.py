@@ -23,7 +23,7 @@ from plotly.offline import get_plotlyjs
 
 from workbench.app.console.text import progress
 from workbench.app.docs import site as docs_site
-from workbench.app.notebooks.run import Run, Task, Workers, declared
+from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers, declared
 from workbench.app.reports import index as report_index
 from workbench.app.reports import real_pages
 from workbench.core.errors import BadInput, shown
@@ -40,7 +40,7 @@ class ReportResult:
     """
 
     index: Path
-    runs: tuple[Run, ...]
+    runs: tuple[NotebookRun, ...]
     missing: str = ""
 
     @property
@@ -68,9 +68,9 @@ def run(
     notebooks, real = [path.resolve() for path in notebooks], [path.resolve() for path in real]
     check_folder("out", out)
     chosen = _parameters(list(dict.fromkeys([*notebooks, *real])), dict(parameters or {}), jobs)
-    tasks = [Task(str(path), str(out), chosen[path], cell_timeout_s, path.stem) for path in notebooks]
+    tasks = [NotebookTask(str(path), str(out), chosen[path], cell_timeout_s, path.stem) for path in notebooks]
     real_tasks = [real_pages.task(path, out, chosen[path], cell_timeout_s, path in notebooks) for path in real]
-    with Workers(jobs) as workers:
+    with NotebookWorkers(jobs) as workers:
         workers.check([*tasks, *real_tasks])
         out.mkdir(parents=True, exist_ok=True)
         (out / "index.html").unlink(missing_ok=True)
@@ -108,7 +108,7 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
     return {path: {name: given[name] for name in given if name in taken[path]} for path in notebooks}
 
 
-def _watched(runs: Iterable[Run], total: int) -> Iterator[Run]:
+def _watched(runs: Iterable[NotebookRun], total: int) -> Iterator[NotebookRun]:
     """Print one line a finished notebook, and a progress bar below them where a person watches."""
     with progress("notebooks") as advance:
         for done, run in enumerate(runs, 1):
@@ -121,8 +121,8 @@ def _watched(runs: Iterable[Run], total: int) -> Iterator[Run]:
 
 def _write_index(
     out: Path,
-    lab: Sequence[Run],
-    real: Sequence[Run],
+    lab: Sequence[NotebookRun],
+    real: Sequence[NotebookRun],
     missing: str,
     seconds: float,
     links: Sequence[tuple[str, str]] = (),
@@ -138,7 +138,7 @@ def _write_index(
     write_text(out / "index.html", report_index.page(summary, groups, links))
 
 
-def _card(out: Path, run: Run) -> dict[str, Any]:
+def _card(out: Path, run: NotebookRun) -> dict[str, Any]:
     folder, status = out / run.name, "ok" if run.ok else "failed"
     folder.mkdir(exist_ok=True)
     return report_index.card(folder, run.title, status, run.seconds, run.message, run.metrics)

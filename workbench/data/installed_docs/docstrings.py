@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Item:
+class DocstringItem:
     """A paragraph or an entry of the section `heading`: passages are cut between items."""
 
     heading: str
@@ -45,18 +45,18 @@ class Item:
     entry: Entry | None = None
 
 
-def items(doc: str) -> list[Item]:
+def items(doc: str) -> list[DocstringItem]:
     """Return the items of a docstring that `inspect.cleandoc` has dedented."""
-    listed: list[Item] = []
+    listed: list[DocstringItem] = []
     for heading, lines in _sections(doc.splitlines()):
         role = HEADINGS.get(heading.lower(), "")
         if heading.lower().startswith(NOT_READ):
             continue
         entries = list(_entries(role, lines)) if role else []
         if entries:
-            listed += [Item(heading, _as_text(entry), entry) for entry in entries]
+            listed += [DocstringItem(heading, _as_text(entry), entry) for entry in entries]
         else:
-            listed += [Item(heading, text) for text in _paragraphs(lines)]
+            listed += [DocstringItem(heading, text) for text in _paragraphs(lines)]
     return listed
 
 

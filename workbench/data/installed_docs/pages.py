@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy
 
-from workbench.data.installed_docs.docstrings import Item, items
-from workbench.data.installed_docs.questions import Question, questions
+from workbench.data.installed_docs.docstrings import DocstringItem, items
+from workbench.data.installed_docs.questions import DocQuestion, questions
 
 LEAST, MOST = 60, 220  # words of a passage
 REPEATED = 3  # objects that may share a paragraph or an entry; what more of them share is boilerplate, and left out
@@ -49,7 +49,7 @@ class Page:
     place: str  # the module or class that lists the object
     name: str
     text: str
-    questions: tuple[Question, ...]
+    questions: tuple[DocQuestion, ...]
 
 
 def versions() -> dict[str, str]:
@@ -75,7 +75,7 @@ def pages() -> tuple[Page, ...]:
     return tuple(texts.values())
 
 
-def passages(listed: Sequence[Item]) -> list[range]:
+def passages(listed: Sequence[DocstringItem]) -> list[range]:
     """Return runs of items of 60 to 220 words; an item that is longer is left out, and what is left too short."""
     runs, begin = [], 0
     while begin < len(listed):
@@ -88,7 +88,7 @@ def passages(listed: Sequence[Item]) -> list[range]:
     return runs
 
 
-def _words(listed: Sequence[Item], begin: int, i: int) -> int:
+def _words(listed: Sequence[DocstringItem], begin: int, i: int) -> int:
     """Return words that item `i` adds to a passage from `begin` on: its own, and its heading's where that is new."""
     item = listed[i]
     new = i == begin or item.heading != listed[i - 1].heading
@@ -107,7 +107,7 @@ def _documents() -> Iterator[tuple[str, str, str, str]]:
                 yield package, place, name, inspect.cleandoc(doc)
 
 
-def _text(listed: Sequence[Item]) -> str:
+def _text(listed: Sequence[DocstringItem]) -> str:
     lines, heading = [], ""
     for item in listed:
         if item.heading != heading:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from workbench.data.contexts import stands_in
-from workbench.data.installed_docs.docstrings import Entry, Item
+from workbench.data.installed_docs.docstrings import DocstringItem, Entry
 
 KINDS = ("default", "type", "values", "name", "returned", "error", "version")
 MOST_WORDS = 12  # of an answer
@@ -35,7 +35,7 @@ IN_TYPE = re.compile(r"(?i)[,;]?\s*\(?(?:optional|required|keyword[- ]only|(?:by
 
 
 @dataclass(frozen=True)
-class Question:
+class DocQuestion:
     """A question on an object, with the words of the docstring that answer it."""
 
     kind: str
@@ -44,7 +44,7 @@ class Question:
     answer: str
 
 
-def questions(name: str, items: Sequence[Item]) -> list[tuple[int, Question]]:
+def questions(name: str, items: Sequence[DocstringItem]) -> list[tuple[int, DocQuestion]]:
     """Return the questions on object `name`, each with the number of the item that answers it.
 
     Left out are answers over 12 words, answers that the question gives away, and questions with a second answer.
@@ -54,16 +54,16 @@ def questions(name: str, items: Sequence[Item]) -> list[tuple[int, Question]]:
     return [(i, question) for i, question in asked if times[question.text] == 1]
 
 
-def _fits(question: Question, item: Item) -> bool:
+def _fits(question: DocQuestion, item: DocstringItem) -> bool:
     short = 1 <= len(question.answer.split()) <= MOST_WORDS
     return short and stands_in(question.answer, item.text) and not stands_in(question.answer, question.text)
 
 
-def _of(name: str, item: Item) -> Iterator[Question]:
+def _of(name: str, item: DocstringItem) -> Iterator[DocQuestion]:
     entry = item.entry
     if entry is None:
         if not item.heading and (since := ADDED.fullmatch(item.text)):
-            yield Question("version", "", f"Since which version is there {name}?", since[1])
+            yield DocQuestion("version", "", f"Since which version is there {name}?", since[1])
     elif entry.role == "returned":
         if entry.name:
             yield from _returned(f"Of which type is {entry.name}, which {name} returns?", entry.name, entry.type)
@@ -71,30 +71,32 @@ def _of(name: str, item: Item) -> Iterator[Question]:
             yield from _returned(f"What does {name} return?", "", entry.type)
     elif entry.role == "error":
         if described := _description(entry):
-            yield Question("error", entry.name, f'Which error does {name} raise? "{described}"', entry.name)
+            yield DocQuestion("error", entry.name, f'Which error does {name} raise? "{described}"', entry.name)
     else:
         yield from _of_parameter(name, entry)
 
 
-def _returned(text: str, subject: str, type_: str) -> Iterator[Question]:
+def _returned(text: str, subject: str, type_: str) -> Iterator[DocQuestion]:
     if len(type_.split()) > 1 and " : " not in type_:
-        yield Question("returned", subject, text, type_)
+        yield DocQuestion("returned", subject, text, type_)
 
 
-def _of_parameter(name: str, entry: Entry) -> Iterator[Question]:
+def _of_parameter(name: str, entry: Entry) -> Iterator[DocQuestion]:
     what = f"the {entry.role} {entry.name} of {name}"
     defaults = {found for rule in (STATED, MARKED, AFTER) for found in rule.findall(f"{entry.type}\n{entry.text}")}
     if entry.role == "parameter" and len(defaults) == 1:
-        yield Question("default", entry.name, f"What is the default of {what}?", defaults.pop())
+        yield DocQuestion("default", entry.name, f"What is the default of {what}?", defaults.pop())
     type_ = _type(entry.type)
     if VALUES.search(type_) and type_.count("{") == type_.count("}"):
-        yield Question("values", entry.name, f"Which values may {what} take?", type_)
+        yield DocQuestion("values", entry.name, f"Which values may {what} take?", type_)
     elif len(type_.split()) > 1:
-        yield Question("type", entry.name, f"Of which type is {what}?", type_)
+        yield DocQuestion("type", entry.name, f"Of which type is {what}?", type_)
     if len(since := set(ADDED.findall(entry.text))) == 1:
-        yield Question("version", entry.name, f"Since which version is there {what}?", since.pop())
+        yield DocQuestion("version", entry.name, f"Since which version is there {what}?", since.pop())
     if described := _description(entry):
-        yield Question("name", entry.name, f'Which {entry.role} of {name} is described so? "{described}"', entry.name)
+        yield DocQuestion(
+            "name", entry.name, f'Which {entry.role} of {name} is described so? "{described}"', entry.name
+        )
 
 
 def _type(text: str) -> str:

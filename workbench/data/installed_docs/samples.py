@@ -21,7 +21,7 @@ from workbench.core.errors import BadInput
 from workbench.data.contexts import shuffled, stands_in
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs.pages import Page
-from workbench.data.installed_docs.questions import KINDS, Question
+from workbench.data.installed_docs.questions import KINDS, DocQuestion
 from workbench.data.sample import Passage, Sample
 
 PARTS = ("manuals", "manuals-train")
@@ -80,7 +80,7 @@ def word_runs(text: str, length: int = OVERLAP) -> set[tuple[str, ...]]:
     return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
 
 
-def _in_turn(pages: tuple[Page, ...], seed: int) -> list[tuple[Page, Question]]:
+def _in_turn(pages: tuple[Page, ...], seed: int) -> list[tuple[Page, DocQuestion]]:
     """Return all questions: the kinds in turn, and within a kind an answer's second question after all first ones."""
     rng = Random(f"manuals {seed}")
     by_kind = []
@@ -96,7 +96,7 @@ def _in_turn(pages: tuple[Page, ...], seed: int) -> list[tuple[Page, Question]]:
     return [each for each in chain.from_iterable(zip_longest(*by_kind)) if each is not None]
 
 
-def _sample(page: Page, question: Question, passages: int, pages: tuple[Page, ...], seed: int) -> Sample:
+def _sample(page: Page, question: DocQuestion, passages: int, pages: tuple[Page, ...], seed: int) -> Sample:
     rng = Random(f"manuals {seed} {question.text}")
     near = [other for other in pages if other.place == page.place]
     far = [other for other in pages if other.place != page.place]
@@ -122,7 +122,7 @@ def _passage(page: Page) -> Passage:
     return Passage(page.name, page.text)
 
 
-def _id(page: Page, question: Question) -> str:
+def _id(page: Page, question: DocQuestion) -> str:
     """Return package with version, object, kind, and eight digits of the question's hash."""
     version = manual_pages.versions()[page.package]
     return f"{page.package}-{version}/{page.name}/{question.kind}-{sha256(question.text.encode()).hexdigest()[:8]}"

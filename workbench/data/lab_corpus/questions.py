@@ -17,7 +17,7 @@ ALL_KINDS = (*KINDS, SEVERAL)
 
 
 @dataclass(frozen=True)
-class Question:
+class LabQuestion:
     """A question of a lab world; `kind` is one of ALL_KINDS."""
 
     text: str
@@ -60,14 +60,14 @@ def questions(context: Sequence[Entity]) -> dict[str, list[About]]:
     return by_kind
 
 
-def ask(rng: Random, kind: str, about: About) -> Question:
+def ask(rng: Random, kind: str, about: About) -> LabQuestion:
     """Return one question of a kind, about one entry of `questions`."""
     if kind == "comparison":
         return _comparison(rng, *about)
     if kind == "order":
         end, context = about
         title = passages_of(context)[0 if end == "first" else -1].title
-        return Question(rng.choice(PLACED[end]), (title,), kind, (title,))
+        return LabQuestion(rng.choice(PLACED[end]), (title,), kind, (title,))
     if kind == SEVERAL:
         return _several(rng, *about)
     entity, fact = about[0], about[-1]
@@ -80,23 +80,23 @@ def ask(rng: Random, kind: str, about: About) -> Question:
     else:
         last = _page(entity, fact) if kind == "continuation" else 0
         subject, titles = entity.name, _titles(entity, last)
-    return Question(rng.choice(fact.relation.asks).format(n=subject), fact.names, kind, titles)
+    return LabQuestion(rng.choice(fact.relation.asks).format(n=subject), fact.names, kind, titles)
 
 
-def _comparison(rng: Random, name: str, dated: list[tuple[Entity, Fact]]) -> Question:
+def _comparison(rng: Random, name: str, dated: list[tuple[Entity, Fact]]) -> LabQuestion:
     pair = rng.sample(dated, 2)
     while pair[0][1].object == pair[1][1].object:
         pair = rng.sample(dated, 2)
     winner, _ = min(pair, key=lambda entry: int(entry[1].object))
     (first, second), titles = (entity.name for entity, _ in pair), tuple(e.passages[0].title for e, _ in pair)
-    return Question(rng.choice(EARLIER[name]).format(n=first, m=second), winner.names, "comparison", titles)
+    return LabQuestion(rng.choice(EARLIER[name]).format(n=first, m=second), winner.names, "comparison", titles)
 
 
-def _several(rng: Random, entity: Entity, fact: Fact) -> Question:
+def _several(rng: Random, entity: Entity, fact: Fact) -> LabQuestion:
     """Ask for all objects of a fact; the first answer has them in reading order, any other order counts as well."""
     said = entity.values(fact.relation)
     text = f"{rng.choice(fact.relation.asks).format(n=entity.name)} {NAME_ALL}"
-    return Question(text, named_all([each.names for _, each in said]), SEVERAL, _titles(entity, said[-1][0]))
+    return LabQuestion(text, named_all([each.names for _, each in said]), SEVERAL, _titles(entity, said[-1][0]))
 
 
 def named_all(objects: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -26,11 +26,11 @@ from workbench.data.lab_corpus import questions as lab_questions
 from workbench.data.lab_corpus import words
 from workbench.data.lab_corpus.entities import Entity, Fact, passages_of, person
 from workbench.data.lab_corpus.passages import write
-from workbench.data.lab_corpus.questions import ALL_KINDS, KINDS, Question
+from workbench.data.lab_corpus.questions import ALL_KINDS, KINDS, LabQuestion
 from workbench.data.lab_corpus.style import PLAIN, Style
 from workbench.data.lab_corpus.words import LISTS, PRONOUNS, RELATIONS, Relation
 
-__all__ = ["ALL_KINDS", "KINDS", "Entity", "Fact", "Question", "Style", "World", "passages_of", "person"]
+__all__ = ["ALL_KINDS", "KINDS", "Entity", "Fact", "LabQuestion", "Style", "World", "passages_of", "person"]
 
 SHARES = {"person": 0.5, "company": 0.28, "place": 0.22}
 
@@ -176,6 +176,6 @@ class World:
         """Return everything that can be asked of a context, by kind, as arguments of `ask`."""
         return lab_questions.questions(context)
 
-    def ask(self, kind: str, about: lab_questions.About) -> Question:
+    def ask(self, kind: str, about: lab_questions.About) -> LabQuestion:
         """Return one question of a kind, about one entry of `questions`."""
         return lab_questions.ask(self.rng, kind, about)

@@ -18,7 +18,7 @@ from workbench.core.errors import BadInput
 from workbench.experiments.bench import CHUNKS, named
 from workbench.experiments.bench.kernels import choices, chunk_attention, page_workloads, prefill_workloads
 from workbench.experiments.bench.kernels.variants import variants
-from workbench.experiments.bench.kernels.workloads import Workload
+from workbench.experiments.bench.kernels.workloads import KernelWorkload
 from workbench.experiments.bench.timing import Roof, Time, measure, roof
 from workbench.experiments.trials.record import version_of
 
@@ -71,12 +71,12 @@ def driver(path: Path = DRIVER) -> str | None:
     return match.group(1) if match else None
 
 
-def entry(work: Workload, ceiling: Roof) -> dict[str, Any]:
+def entry(work: KernelWorkload, ceiling: Roof) -> dict[str, Any]:
     """Measure all candidates on one workload."""
     return result(work, measure(work.candidates), ceiling)
 
 
-def result(work: Workload, times: Mapping[str, Time | str], ceiling: Roof) -> dict[str, Any]:
+def result(work: KernelWorkload, times: Mapping[str, Time | str], ceiling: Roof) -> dict[str, Any]:
     """Return the entry of a workload, with the `share` of the roof and the `ratio` of each time to that of "ours"."""
     floor = ceiling.seconds(work.flops, work.bytes) * 1e3
     own = times.get("ours")

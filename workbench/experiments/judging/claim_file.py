@@ -14,7 +14,7 @@ from workbench.core.errors import BadInput, brief
 from workbench.core.utils.annotations import check_fields
 from workbench.data.assets import ROOT
 from workbench.experiments.judging.claim_numbers import ANSWERS, ROWS
-from workbench.experiments.judging.claim_rows import Asked
+from workbench.experiments.judging.claim_rows import ClaimScope
 from workbench.results.schema import MEASURES
 
 FILE = ROOT / "claims.json"
@@ -23,7 +23,7 @@ HOW: Mapping[str, Any] = {"answers": ANSWERS, "counts": ROWS, "timings": ("ratio
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim(Asked):
+class Claim(ClaimScope):
     """One finding that an item of a paper stands on: which number, and on which side of which bar it is claimed.
 
     kind    "finding" decides its item; "shown" stands beside; "mechanism" is held by a test of our own code
@@ -57,7 +57,7 @@ class Claim(Asked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Item:
+class PaperItem:
     """A numbered table or figure of a paper: what it claims in one sentence, its numbers as printed, its claims.
 
     `missing` says what of it is out of reach, and why.
@@ -82,7 +82,7 @@ class Item:
 
 
 @cache
-def load(path: Path = FILE) -> tuple[Mapping[str, str], tuple[Item, ...]]:
+def load(path: Path = FILE) -> tuple[Mapping[str, str], tuple[PaperItem, ...]]:
     """Return {paper: its name} and the items of a file of claims. Raises BadInput for a bad row."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -106,18 +106,18 @@ def papers() -> Mapping[str, str]:
     return load()[0]
 
 
-def items() -> tuple[Item, ...]:
+def items() -> tuple[PaperItem, ...]:
     """Return all numbered tables and figures, by paper."""
     return load()[1]
 
 
-def _item(row: Mapping[str, Any], methods: Mapping[str, Any], path: Path) -> Item:
+def _item(row: Mapping[str, Any], methods: Mapping[str, Any], path: Path) -> PaperItem:
     name = row.get("item") if isinstance(row, Mapping) else None
     if not isinstance(name, str) or name.count("-") != 2 or not name.rpartition("-")[2].isdecimal():
         raise BadInput(f"{brief(path)}: an item is named {name!r}; PAPER-fig-N or PAPER-table-N is needed")
     try:
         claims = tuple(_claim({"item": name, **one}, methods) for one in row["claims"])
-        item = Item(**{**row, "claims": claims})
+        item = PaperItem(**{**row, "claims": claims})
         check_fields(item)
     except (BadInput, TypeError, KeyError) as problem:
         raise BadInput(f"{brief(path)}, {name}: {brief(problem)}") from None

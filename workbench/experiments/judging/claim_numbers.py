@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.core.errors import BadInput
-from workbench.experiments.judging.claim_rows import Asked, Tables, chosen
+from workbench.experiments.judging.claim_rows import ClaimScope, Tables, chosen
 from workbench.metrics.answers import normalised
 from workbench.metrics.latency import ratio
 from workbench.metrics.paired import bits_explained, difference
@@ -44,9 +44,9 @@ class Number:
     method: str = ""
 
 
-def numbers(tables: Tables, asked: Asked) -> list[Number]:
+def numbers(tables: Tables, asked: ClaimScope) -> list[Number]:
     """Return the number of every group of rows, as (source, model, data), that has both sides; none where none has."""
-    wanted = repr([getattr(asked, each.name) for each in fields(Asked)])
+    wanted = repr([getattr(asked, each.name) for each in fields(ClaimScope)])
     if wanted not in tables.numbers:
         rows = tables.rows(asked)
         apart = (*asked.across, "seed") if asked.over == "seeds" else asked.across
@@ -57,7 +57,7 @@ def numbers(tables: Tables, asked: Asked) -> list[Number]:
     return found
 
 
-def _of_group(group: pd.DataFrame, asked: Asked) -> Iterator[Number]:
+def _of_group(group: pd.DataFrame, asked: ClaimScope) -> Iterator[Number]:
     if asked.table == "answers":
         group = group.dropna(subset=[asked.measure])
     left = chosen(group, asked.left)
@@ -86,7 +86,7 @@ def _of_group(group: pd.DataFrame, asked: Asked) -> Iterator[Number]:
 # Answers: a score a question, of one or several training seeds
 
 
-def _of_answers(left: pd.DataFrame, others: Sequence[pd.DataFrame], asked: Asked) -> Number | None:
+def _of_answers(left: pd.DataFrame, others: Sequence[pd.DataFrame], asked: ClaimScope) -> Number | None:
     sides = [_by_seed(left, asked.measure), *(_by_seed(_closest(each, left), asked.measure) for each in others)]
     values = _aligned(sides)
     if values is None:
@@ -190,12 +190,12 @@ ANSWERS: Mapping[str, Callable[[Sequence[np.ndarray], bool], Ends | None]] = {
 # Counts and timings: rows that hold their interval
 
 
-def _value(row: pd.Series, others: Sequence[pd.DataFrame], asked: Asked) -> Ends:
+def _value(row: pd.Series, others: Sequence[pd.DataFrame], asked: ClaimScope) -> Ends:
     ends = [row[name] if row[name] == row[name] else row.value for name in ("low", "high")]
     return float(row.value), float(ends[0]), float(ends[1]), _n(row.n)
 
 
-def _apart(row: pd.Series, others: Sequence[pd.DataFrame], asked: Asked) -> Ends:
+def _apart(row: pd.Series, others: Sequence[pd.DataFrame], asked: ClaimScope) -> Ends:
     """Return the difference of two numbers with intervals of their own (Newcombe 1998, method 10)."""
     one, other = _value(row, others, asked), _value(others[0].iloc[0], others, asked)
     middle = one[0] - other[0]
@@ -204,7 +204,7 @@ def _apart(row: pd.Series, others: Sequence[pd.DataFrame], asked: Asked) -> Ends
     return middle, float(middle - below), float(middle + above), min(one[3], other[3])
 
 
-def _ratio(row: pd.Series, others: Sequence[pd.DataFrame], asked: Asked) -> Ends:
+def _ratio(row: pd.Series, others: Sequence[pd.DataFrame], asked: ClaimScope) -> Ends:
     """Return how many times as fast the left side is as the fastest of the right; of counts, right over left."""
     if asked.table == "counts":
         value = float(others[0].value.iloc[0] / row.value)
@@ -217,7 +217,7 @@ def _n(count: float) -> int:
     return int(count) if count == count else 1
 
 
-ROWS: Mapping[str, Callable[[pd.Series, Sequence[pd.DataFrame], Asked], Ends]] = {
+ROWS: Mapping[str, Callable[[pd.Series, Sequence[pd.DataFrame], ClaimScope], Ends]] = {
     "value": _value,
     "difference": _apart,
     "ratio": _ratio,

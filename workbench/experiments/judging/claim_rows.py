@@ -23,7 +23,7 @@ Selector = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ClaimScope:
     """Which number of which rows.
 
     table, experiment, measure   of the rows; timings have no measure
@@ -57,7 +57,7 @@ class Tables:
         self.numbers: dict[str, Any] = {}  # that were asked for, as claims of several items do
         self._kept: dict[tuple[str, str], pd.DataFrame] = {}
 
-    def rows(self, asked: Asked) -> pd.DataFrame:
+    def rows(self, asked: ClaimScope) -> pd.DataFrame:
         """Return the rows of either side, with a column for every name that a selector uses."""
         rows = self._rows(asked.table, asked.experiment)
         if asked.table == "counts":

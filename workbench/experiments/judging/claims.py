@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.experiments.judging.claim_file import Claim, Item, items, papers
+from workbench.experiments.judging.claim_file import Claim, PaperItem, items, papers
 from workbench.experiments.judging.claim_numbers import Number, numbers
 from workbench.experiments.judging.claim_rows import Tables
 from workbench.metrics.answers import Records
@@ -59,7 +59,7 @@ class Judged:
         return f"{value:.2f}×" if self.claim.form == "x" else f"{value:{self.claim.form}}"
 
 
-def judge(found: Results, of: Sequence[Item] | None = None) -> list[Judged]:
+def judge(found: Results, of: Sequence[PaperItem] | None = None) -> list[Judged]:
     """Judge every claim on every source: a row a place where it was measured, or one that says what to measure.
 
     `of`: items, all that ship where none are given.
@@ -192,8 +192,8 @@ __all__ = [
     "OPEN",
     "VERDICTS",
     "Claim",
-    "Item",
     "Judged",
+    "PaperItem",
     "compare",
     "items",
     "judge",

@@ -26,7 +26,7 @@ Measured = tuple[dict[str, Any], Records]  # a record as JSON, and a row a quest
 
 
 @dataclass(frozen=True)
-class Task:
+class TrialTask:
     """A case, and name and size of the files that it reads where it travels to another machine."""
 
     case: Case
@@ -51,7 +51,7 @@ class Runs:
         """Yield each case as soon as it is over; `tell` as `Trial.run` does, of cases in this process."""
         todo = sorted(todo, key=self._order)
         sent = workers.cluster is not None
-        tasks = [Task(case, _sizes(case.trial) if sent else None) for case in todo]
+        tasks = [TrialTask(case, _sizes(case.trial) if sent else None) for case in todo]
         work = partial(run, keep_gib=self.keep_gib)
         if workers.jobs == 1 and not sent:
             work = partial(work, loaded=self.loaded, tell=tell)
@@ -88,7 +88,7 @@ def needs_gpu(trial: Trial) -> bool:
 _ONE = threading.Lock()  # a process holds one model, however many threads its worker has
 
 
-def run(task: Task, keep_gib: float = 0.0, loaded: Loaded | None = None, tell: Progress | None = None) -> Measured:
+def run(task: TrialTask, keep_gib: float = 0.0, loaded: Loaded | None = None, tell: Progress | None = None) -> Measured:
     """Run a case with the model of this process, and return its record and rows."""
     trial = task.case.trial
     with _ONE:

@@ -23,7 +23,7 @@ from workbench.store.urls import Where, opened
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedMiss:
     """The look-ups of a data set: each block once. `differs` says what else the folder's blocks are of, if anything."""
 
     folder: str
@@ -52,7 +52,7 @@ class Lookups(LookupFields):
     error here: its blocks miss, and say so.
     """
 
-    def run(self, loaded: Loaded | None = None) -> Explained:
+    def run(self, loaded: Loaded | None = None) -> ExplainedMiss:
         """Ask the folder for every block. `loaded` is the model where it is in memory already."""
         layouts.check(self.layout)
         if not is_whole(self.samples, 1):
@@ -80,7 +80,7 @@ class Lookups(LookupFields):
                 misses.append((store.why(key), labels.get(identity.block, "") if identity else ""))
         wanted = {name: value for name, value in kind_of(model, policy, tokenizer).items() if name in store.kind}
         told = _difference(self.folder, store.kind, wanted)
-        return Explained(str(self.folder), spec, len(asked.keys) - len(misses), tuple(misses), told)
+        return ExplainedMiss(str(self.folder), spec, len(asked.keys) - len(misses), tuple(misses), told)
 
 
 def _difference(place: Where, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

@@ -68,7 +68,7 @@ class LoadedStore(WatchedStore):
 
 
 @dataclass
-class Held:
+class HeldBlocks:
     """What is kept for one request. `placed` is its KV where blocks come layer by layer."""
 
     store: LoadedStore
@@ -112,7 +112,7 @@ class ContiguousEngine(OnHost):
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
         """Read the blocks that the method will look up."""
-        held = ticket.held = Held(LoadedStore(self.store))
+        held = ticket.held = HeldBlocks(LoadedStore(self.store))
         if isinstance(self._method, Reuse):
             asked = Asked(self._spec.empty(1))
             self._method.prepare(self.model, [ticket.prompt], asked)
@@ -147,7 +147,7 @@ class ContiguousEngine(OnHost):
 
     def finish(self, ticket: Ticket) -> Generation:
         """Return the answer, with its receipt."""
-        held: Held = ticket.held
+        held: HeldBlocks = ticket.held
         assert held.ready is not None
         positions = getattr(self._method, "positions", "re-encoded")
         (receipt,) = receipts_of([ticket.prompt], [held.ready], held.store.lookups, positions)
@@ -168,7 +168,7 @@ class ContiguousEngine(OnHost):
             return False
         return method.chunk is None and not ticket.cancelled
 
-    def _place(self, ticket: Ticket, held: Held, arrived: Arrived) -> None:
+    def _place(self, ticket: Ticket, held: HeldBlocks, arrived: Arrived) -> None:
         """Put the blocks of a request in place, one layer after the other."""
         assert isinstance(self._method, Reuse)
         (cached,) = self._method.prepare(self.model, [ticket.prompt], _Silent(held.store.loaded))
@@ -179,7 +179,7 @@ class ContiguousEngine(OnHost):
             place(layer)
             arrived(layer)
 
-    def _begin(self, ticket: Ticket, held: Held) -> None:
+    def _begin(self, ticket: Ticket, held: HeldBlocks) -> None:
         if held.placed is not None:
             assert isinstance(self._method, Reuse)
             held.ready = self._method.start(self.model, ticket.prompt, held.placed, ticket.prompt.question)

@@ -22,7 +22,7 @@ REMEMBERED = 1 << 16  # look-ups
 
 
 @dataclass
-class Held:
+class HeldPages:
     """What is kept for one request.
 
     keys     of its context blocks, in reading order
@@ -55,7 +55,7 @@ class PageLoads:
         keys, store = self.keys(ticket), self.pages.behind
         lengths = {key: len(block) for key, block in zip(keys, ticket.prompt.context, strict=True)}
         mine = self.pages.reserve(lengths, own)
-        held = ticket.held = Held(keys, own, [])
+        held = ticket.held = HeldPages(keys, own, [])
         found: dict[str, KV] = {}
         try:
             wanted = mine if not ticket.cancelled else []
@@ -88,7 +88,7 @@ class PageLoads:
         if not self.pages.admit(keys, own):
             return None
         lengths = {key: len(block) for key, block in zip(keys, ticket.prompt.context, strict=True)}
-        ticket.held = Held(keys, own, [self._hit(key, lengths) for key in lengths])
+        ticket.held = HeldPages(keys, own, [self._hit(key, lengths) for key in lengths])
         return {"bytes": 0, "tier": self.pages.name}
 
     def keys(self, ticket: Ticket) -> list[str]:

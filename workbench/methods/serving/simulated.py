@@ -48,7 +48,7 @@ class SimulatedLoaders:
         begin = max(self.events.now(), self._free[lane])
         end = self._free[lane] = begin + self.seconds(ticket)
         if by_layer:
-            ticket.arrivals = _Timed(
+            ticket.arrivals = _TimedArrivals(
                 self.clock, [begin + (end - begin) * (i + 1) / self.layers for i in range(self.layers)]
             )
         problem: BaseException | None = None
@@ -97,7 +97,7 @@ class SimulatedLoaders:
         self._due.append((moment, next(self._numbers), report))
 
 
-class _Timed(Arrivals):
+class _TimedArrivals(Arrivals):
     """Layers that arrive at certain moments of a simulated clock."""
 
     def __init__(self, clock: SimulatedClock, moments: list[float]):

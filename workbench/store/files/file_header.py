@@ -44,7 +44,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """Bytes of a file that go to one place in memory."""
 
     begin: int
@@ -59,7 +59,7 @@ class Extent:
     names: tuple[str, ...]
     places: tuple[Place, ...]
     offsets: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[TokenRun, ...]
     crc: int | None  # of all its bytes; None: tensor by tensor only
     tokens: tuple[int, ...]  # of its layers, each number once
     dtypes: str
@@ -202,14 +202,14 @@ def _place(begin: int, tensor: Mapping[str, Any]) -> Place:
 def _extent(called: tuple[str, ...], tensors: Mapping[str, Place], crc: int | None) -> Extent:
     places = tuple(tensors[name] for name in called)
     offsets: dict[int, int] = {}
-    runs: list[Run] = []
+    runs: list[TokenRun] = []
     for place in sorted(places, key=lambda place: place.begin):
         if runs and runs[-1].begin + runs[-1].size == place.begin:
             last = runs.pop()
-            runs.append(Run(last.begin, last.offset, last.size + place.size))
+            runs.append(TokenRun(last.begin, last.offset, last.size + place.size))
         else:
             end = runs[-1].offset + runs[-1].size if runs else 0
-            runs.append(Run(place.begin, end + -end % ALIGNED, place.size))
+            runs.append(TokenRun(place.begin, end + -end % ALIGNED, place.size))
         offsets[place.begin] = runs[-1].offset + place.begin - runs[-1].begin
     at = tuple(offsets[place.begin] for place in places)
     tokens = tuple(sorted({place.shape[1] for place in places}))

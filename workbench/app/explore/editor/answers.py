@@ -40,7 +40,7 @@ Alive = Callable[[], None]  # raises where the answer is no longer wanted
 
 
 @dataclass
-class Answer:
+class PromptAnswer:
     """An answer under way: `text` grows while it is decoded."""
 
     logits: Tensor  # [V] fp32 behind the prompt
@@ -57,8 +57,8 @@ class Answers:
 
     prompt: Prompt
     expected: Sequence[str]
-    method: Answer
-    full: Answer | None = None
+    method: PromptAnswer
+    full: PromptAnswer | None = None
 
 
 class PromptAnswers:
@@ -153,7 +153,7 @@ class PromptAnswers:
         key = (_tokens(prompt), wanted.prepare, wanted.positions, wanted.select)
         return self._keep("scores", key, make)
 
-    def _prefill(self, prompt: Prompt, request: PrefillRequest, alive: Alive) -> tuple[Answer, dict[int, Tiles]]:
+    def _prefill(self, prompt: Prompt, request: PrefillRequest, alive: Alive) -> tuple[PromptAnswer, dict[int, Tiles]]:
         """Run the last forward pass of a request: its answer without text, and the tiles it attended to, by layer."""
         model, layers = self.loaded.model, tuple(range(self.loaded.spec.layers))
         recorded = heat.Recorded(request.plan.sparse) if request.plan.sparse else None
@@ -163,13 +163,13 @@ class PromptAnswers:
         seconds = perf_counter() - begin
         return self._answer(prompt, output, request.kv, seconds), recorded.tiles if recorded else {}
 
-    def _answer(self, prompt: Prompt, output: PrefillOutput, kv: KV, seconds: float) -> Answer:
+    def _answer(self, prompt: Prompt, output: PrefillOutput, kv: KV, seconds: float) -> PromptAnswer:
         assert output.logits is not None
         attention = heat.from_question(self.loaded.model, output.queries, kv, prompt)
         logits = output.logits[-1].float().cpu()
-        return Answer(logits, kv, seconds, attention, self._begun(logits))
+        return PromptAnswer(logits, kv, seconds, attention, self._begun(logits))
 
-    def _full(self, prompt: Prompt, alive: Alive) -> Answer:
+    def _full(self, prompt: Prompt, alive: Alive) -> PromptAnswer:
         request = all_rows(self.loaded.model, prompt.tokens, self._reserve(prompt))
         return self._keep("full", _tokens(prompt), lambda: self._prefill(prompt, request, alive)[0])
 

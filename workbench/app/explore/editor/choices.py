@@ -22,7 +22,7 @@ Menu = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class PromptPiece:
     """One block as text. `id` stays while it is moved and edited; `kind` is one of KINDS."""
 
     id: str
@@ -34,7 +34,7 @@ class Piece:
 class Wanted:
     """A prompt and the method that answers it, as a person chose them. `revision` counts the changes."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PromptPiece, ...]
     prepare: str = "after_system"
     select: str = "none"
     ratio: float = 0.15
@@ -141,7 +141,7 @@ def entry(value: str, title: str) -> dict[str, Any]:
     return {"value": value, "title": title}
 
 
-def _piece(one: Any) -> Piece:
+def _piece(one: Any) -> PromptPiece:
     if not isinstance(one, Mapping) or not all(isinstance(one.get(name), str) for name in ("id", "text", "kind")):
         raise BadInput("a block is {id, text, kind}, all of them texts")
     if one["kind"] not in KINDS:
@@ -149,7 +149,7 @@ def _piece(one: Any) -> Piece:
     whole = one["text"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # no halves of characters
     if not whole.strip():
         raise BadInput("a block is empty: write something, or remove it")
-    return Piece(one["id"], whole, one["kind"])
+    return PromptPiece(one["id"], whole, one["kind"])
 
 
 def _list(value: Any) -> Sequence[Any]:

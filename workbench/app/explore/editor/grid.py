@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.app.explore.editor.answers import PromptAnswers
-from workbench.app.explore.editor.choices import FIELDS, LONG, Piece, Wanted, entry, menus, published
+from workbench.app.explore.editor.choices import FIELDS, LONG, PromptPiece, Wanted, entry, menus, published
 from workbench.app.explore.editor.html import MIME, page, summary
 from workbench.app.explore.editor.text import PromptReader, piece_id
 from workbench.app.explore.given import Given, Model, loaded_of, reading_of
@@ -128,7 +128,7 @@ class PromptPage:
         }
 
 
-class Pool:
+class GridPool:
     """JSON values by number, each once; an object is the number of its fields and the numbers of their values."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ def answered_page(
     choices = [(spec, ratio) for spec in selectors for ratio in (ratios if _has_ratio(spec) else (0.0,))]
     arranged = arrangements(wanted.pieces, orders)
     work.warm_up(wanted)  # so that times are those of a model at work, over blocks that are cached
-    pool, results, done = Pool(), dict[str, dict[str, Any]](), 0
+    pool, results, done = GridPool(), dict[str, dict[str, Any]](), 0
     for pieces in arranged:
         of_order = results.setdefault(_order(pieces), {})
         for spec, ratio in choices:
@@ -200,7 +200,7 @@ def answered_page(
     )
 
 
-def _note(arranged: Sequence[tuple[Piece, ...]], choices: int) -> str:
+def _note(arranged: Sequence[tuple[PromptPiece, ...]], choices: int) -> str:
     """Say what a page holds."""
     whole = max(map(len, arranged))
     orders = sum(len(pieces) == whole for pieces in arranged)
@@ -212,7 +212,7 @@ def _note(arranged: Sequence[tuple[Piece, ...]], choices: int) -> str:
     )
 
 
-def arrangements(pieces: Sequence[Piece], most: int) -> list[tuple[Piece, ...]]:
+def arrangements(pieces: Sequence[PromptPiece], most: int) -> list[tuple[PromptPiece, ...]]:
     """Return the orders of the passages, at most `most`; where those are all, also the prompt without each passage."""
     passages = [piece for piece in pieces if piece.kind == "passage"]
     head = tuple(piece for piece in pieces if piece.kind == "system")
@@ -246,7 +246,7 @@ def _has_ratio(spec: str) -> bool:
     return spec.partition("(")[0] not in ("none", "all")
 
 
-def _order(pieces: Sequence[Piece]) -> str:
+def _order(pieces: Sequence[PromptPiece]) -> str:
     return " ".join(piece.id for piece in pieces)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench.app.explore.editor.choices import Piece
+from workbench.app.explore.editor.choices import PromptPiece
 from workbench.core.blocks import Block, Prompt
 from workbench.data import layouts
 from workbench.data.layouts import Layout
@@ -21,16 +21,17 @@ class PromptReader:
         self.known: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._texts: dict[tuple[int, ...], list[str]] = {}
 
-    def pieces(self, reading: Reading) -> list[Piece]:
+    def pieces(self, reading: Reading) -> list[PromptPiece]:
         """Return the pieces of a prompt; without texts of its blocks, their tokens are kept as they are."""
         texts = reading.pieces or self._decoded(reading.prompt)
         first = "system" if self.layout.system and texts[0] == self.layout.system else "passage"
         kinds = [first, *["passage"] * (len(texts) - 2), "question"]
         return [
-            Piece(piece_id(number), text, kind) for number, (text, kind) in enumerate(zip(texts, kinds, strict=True))
+            PromptPiece(piece_id(number), text, kind)
+            for number, (text, kind) in enumerate(zip(texts, kinds, strict=True))
         ]
 
-    def prompt(self, pieces: Sequence[Piece]) -> Prompt:
+    def prompt(self, pieces: Sequence[PromptPiece]) -> Prompt:
         """Return the prompt of these pieces. Raises BadInput where a piece has no tokens."""
         made = layouts.prompts([[piece.text for piece in pieces]], self.tokenizer, bos=self.layout.bos)[0]
         blocks = []

@@ -22,7 +22,7 @@ FAR_APART = 1 << 31  # elements between the first and last head of a stretched c
 
 
 @dataclass(frozen=True)
-class Verdict:
+class KernelVerdict:
     """One case of a kernel: its largest error, the error that is allowed, and a problem besides, if there is one."""
 
     kernel: str
@@ -37,7 +37,7 @@ class Verdict:
         return not self.problem and self.error <= self.allowed
 
 
-def check(kernel: Any, device: str, dtypes: list[torch.dtype], stretch: bool = False) -> Iterator[Verdict]:
+def check(kernel: Any, device: str, dtypes: list[torch.dtype], stretch: bool = False) -> Iterator[KernelVerdict]:
     """Check all cases in every dtype; `stretch`: an attention case too with its heads 2^31 elements apart."""
     name = kernel.__name__.rsplit(".", 1)[-1]
     for dtype in dtypes:
@@ -48,7 +48,7 @@ def check(kernel: Any, device: str, dtypes: list[torch.dtype], stretch: bool = F
         yield _verdict(kernel, name, "1, heads far apart", stretched(last), dtypes[0])
 
 
-def _verdict(kernel: Any, name: str, case: str, arguments: tuple[Any, ...], dtype: torch.dtype) -> Verdict:
+def _verdict(kernel: Any, name: str, case: str, arguments: tuple[Any, ...], dtype: torch.dtype) -> KernelVerdict:
     label = str(dtype).removeprefix("torch.")
     exact = kernel.reference(*raised(arguments, torch.float64 if dtype == torch.float32 else torch.float32))
     plain = kernel.reference(*arguments)
@@ -61,9 +61,9 @@ def _verdict(kernel: Any, name: str, case: str, arguments: tuple[Any, ...], dtyp
         problem = "the result changes from run to run"
     if exact.dtype == torch.bool:  # a choice: the share that differs; scores that are nearly equal may change places
         error = differing(results[0], exact)
-        return Verdict(name, case, label, error, 2 * differing(plain, exact) + ODD, problem)
+        return KernelVerdict(name, case, label, error, 2 * differing(plain, exact) + ODD, problem)
     error = (results[0].double() - exact).abs().max().item() if exact.numel() else 0.0
-    return Verdict(name, case, label, error, allowance(exact, plain), problem)
+    return KernelVerdict(name, case, label, error, allowance(exact, plain), problem)
 
 
 def differing(choice: Tensor, other: Tensor) -> float:

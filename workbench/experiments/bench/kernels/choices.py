@@ -20,8 +20,8 @@ from workbench.core.tiling.tiles import Tiles
 from workbench.experiments.bench import named
 from workbench.experiments.bench.kernels import workloads
 from workbench.experiments.bench.kernels.variants import Variant
-from workbench.experiments.bench.kernels.workloads import DEVICE, Workload, labelled, numbers
-from workbench.kernels._pages.lists import Pages, page_table, tile_lists, union_of
+from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, labelled, numbers
+from workbench.kernels._pages.lists import PageLists, page_table, tile_lists, union_of
 
 LENGTHS = (32, 128)  # in units, 1024 tokens
 TILED = ((32, 128), (128, 64), (128, 128))  # BFLA: length in units, tile in parts of a unit of 1024
@@ -76,7 +76,7 @@ class Choosing:
         chunk = self.q.shape[2] // rule.block
         return union_of(self.kept(rule), self.group)[..., :-chunk].float().mean().item()
 
-    def pages(self, rule: TileRule, variant: Variant = NONE, means: Any = None) -> Pages:
+    def pages(self, rule: TileRule, variant: Variant = NONE, means: Any = None) -> PageLists:
         """Return a list a request and GQA group (CompactAttention), with `means` kept from earlier chunks."""
         if means is not None:
             past = self.keys.shape[2] - self.q.shape[2]
@@ -84,7 +84,7 @@ class Choosing:
         union = union_of(self.kept(rule, variant), self.group)
         return page_table(union, self.keys.shape[1], self.group, self.keys.shape[2] // rule.block, rule.block)
 
-    def paged(self, pages: Pages) -> Tensor:
+    def paged(self, pages: PageLists) -> Tensor:
         out: Tensor = named("page_list_attention").launch(self.q, self.keys, self.values, self.rows, pages)
         return out
 
@@ -100,15 +100,15 @@ class Choosing:
     def group(self) -> int:
         return self.q.shape[1] // self.keys.shape[1]
 
-    def work(self, name: str, rule: TileRule, operations: float) -> Workload:
+    def work(self, name: str, rule: TileRule, operations: float) -> KernelWorkload:
         """Describe the work; `operations` are the multiply-adds that it cannot do without."""
         shape: dict[str, Any] = {"rows": self.q.shape[2], "keys": self.keys.shape[2], "batch": len(self.q)}
         shape |= {"heads": (self.q.shape[1], self.keys.shape[1]), "block": rule.block, "tile": rule.tile}
         shape |= {"mass": rule.mass, "part": rule.part}
-        return Workload(name, shape, 2 * operations, float(self.q.nbytes + self.keys.nbytes))
+        return KernelWorkload(name, shape, 2 * operations, float(self.q.nbytes + self.keys.nbytes))
 
 
-def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """Yield blocks of 256 in flattened groups of 64, the paper's best row."""
     flat, (heads, kv_heads) = unit // 16, workloads.HEADS
     for length, parts in TILED:
@@ -125,7 +125,7 @@ def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iter
         yield both
 
 
-def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """Yield blocks of 128, squares of 8 and of 16; with products in float8 too.
 
     "differs": tiles that only one of both choices keeps, of those that the exact one keeps.
@@ -143,7 +143,7 @@ def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -
         yield work
 
 
-def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """A chunk of 1024, batch 8, 16/4 heads, 128K tokens in pages of 128 (CompactAttention).
 
     Choice, union over the chunk and the GQA group, page table. Mean keys of earlier chunks are kept, as the engine does
@@ -181,7 +181,7 @@ def _prompt(kernel: str, tokens: int, options: tuple[int, ...], shared: int) -> 
 
 def _tiled(
     choosing: Choosing, name: str, rule: TileRule, operations: float, tried: Sequence[Variant], slow: bool
-) -> Workload:
+) -> KernelWorkload:
     """Enter a choice with its lists, the same in torch unless that is too `slow`, and the attention."""
     work = choosing.work(name, rule, operations)
     for label, variant in labelled(tried):

@@ -28,8 +28,8 @@ from workbench.experiments.bench.kernels.chunk_choices import (
     searches,
 )
 from workbench.experiments.bench.kernels.variants import Variant
-from workbench.experiments.bench.kernels.workloads import DEVICE, Workload, numbers
-from workbench.kernels._pages.lists import Pages, lists_of, page_table
+from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, numbers
+from workbench.kernels._pages.lists import PageLists, lists_of, page_table
 
 KEYS, SPARSITY = 64, 0.9  # units of keys, and share of the tiles that is left out, of figure 1b
 CONTEXTS = (8, 16, 32, 64, 128)  # units of figure 5
@@ -46,7 +46,7 @@ def drawn(heads: int, rows: int, columns: int, keep: float) -> Tensor:
     return (chosen & (column <= place)) | (column == place)
 
 
-def union_drawn(rows: int, columns: int, keep: float) -> Pages:
+def union_drawn(rows: int, columns: int, keep: float) -> PageLists:
     """Draw pages before the chunk for every KV head, and take those of the chunk."""
     size, heads = workloads.PAGE, workloads.HEADS
     union = torch.rand(1, heads[1], columns, device=DEVICE) < keep
@@ -54,7 +54,7 @@ def union_drawn(rows: int, columns: int, keep: float) -> Pages:
     return page_table(union, heads[1], heads[0] // heads[1], columns, size)
 
 
-def kernels(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def kernels(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """Time equal sparsity in one pass and in a chunk: figure 1b."""
     size, tokens, (heads, kv_heads) = workloads.PAGE, KEYS * unit, workloads.HEADS
     for name, count in ((ONE_PASS, tokens), (CHUNK, unit)):
@@ -64,7 +64,9 @@ def kernels(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) 
         all_pairs = heads * (count * tokens - count * (count - 1) / 2)
         shape = {"rows": count, "keys": tokens, "density": pairs / all_pairs, "heads": workloads.HEADS, "tile": size}
         q, keys, values = (numbers(1, *of, workloads.WIDTH) for of in ((heads, count), *[(kv_heads, tokens)] * 2))
-        work = Workload(f"{name} over {KEYS}K, {1 - SPARSITY:.0%} of tiles", shape, 4 * workloads.WIDTH * pairs, 0.0)
+        work = KernelWorkload(
+            f"{name} over {KEYS}K, {1 - SPARSITY:.0%} of tiles", shape, 4 * workloads.WIDTH * pairs, 0.0
+        )
         work.bytes = float(q.nbytes * 2 + keys.nbytes * 2)
         rows = torch.arange(tokens - count, tokens, device=DEVICE)[None]
         lists = lists_of(kept.flatten(0, 1))
@@ -79,7 +81,7 @@ def kernels(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) 
         yield work
 
 
-def attention(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def attention(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """Time the last chunk under every method, its choice included: figure 5, attention."""
     batch, heads, kv_heads = workloads.CHUNK
     for length in CONTEXTS:
@@ -91,7 +93,7 @@ def attention(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024
         shape |= {"density": DENSITY, "union": SHARE}
         seen = batch * heads * unit * (SHARE * (tokens - unit) + unit / 2)
         flops, traffic = 4.0 * seen * workloads.WIDTH, float(q.nbytes * 2 + SHARE * keys.nbytes * 2)
-        work = Workload(f"last chunk of {length}K, choice and attention", shape, flops, traffic)
+        work = KernelWorkload(f"last chunk of {length}K, choice and attention", shape, flops, traffic)
         for name, rule in rules(unit).items():
             size = rule.block
             each = partial(density, q=q, keys=keys, rows=rows, size=size)
@@ -117,7 +119,7 @@ def attention(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024
         yield work
 
 
-COMPARISONS: Mapping[str, Callable[..., Iterator[Workload]]] = {
+COMPARISONS: Mapping[str, Callable[..., Iterator[KernelWorkload]]] = {
     "chunk_kernels": kernels,
     "chunk_choices": searches,
     "chunk_attention": attention,

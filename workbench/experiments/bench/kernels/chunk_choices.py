@@ -19,7 +19,7 @@ from workbench.experiments.bench import named
 from workbench.experiments.bench.kernels import workloads
 from workbench.experiments.bench.kernels.choices import DENSITY, STRIDE, with_density
 from workbench.experiments.bench.kernels.variants import Variant
-from workbench.experiments.bench.kernels.workloads import DEVICE, Workload, numbers
+from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, numbers
 from workbench.kernels._pages.lists import lists_of, page_table, union_of
 from workbench.methods.sparse.quoka import Quoka
 
@@ -177,7 +177,7 @@ def chunks_of(choice: Choice, q: Tensor, keys: Tensor, rows: Tensor, unit: int) 
         choice(q[:, :, begin:end], keys[:, :, :end], rows[:, begin:end].contiguous())
 
 
-def searches(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def searches(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """Time choices in one pass over a prompt, and summed over its chunks of 1024: figure 1c."""
     heads, kv_heads = workloads.HEADS
     for length in LENGTHS:
@@ -185,7 +185,7 @@ def searches(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024)
         q, keys = (numbers(1, n, tokens, workloads.WIDTH) for n in (heads, kv_heads))
         rows = torch.arange(tokens, device=DEVICE)[None]
         shape = {"tokens": tokens, "chunk": unit, "heads": workloads.HEADS, "density": DENSITY}
-        work = Workload(f"choices over {length}K", shape, 1.0, float(keys.nbytes))
+        work = KernelWorkload(f"choices over {length}K", shape, 1.0, float(keys.nbytes))
         for name, rule in rules(unit).items():
             measure = partial(density, q=q, keys=keys, rows=rows, size=rule.block)
             choice = fitted(name, rule, measure, DENSITY)

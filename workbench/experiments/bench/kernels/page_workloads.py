@@ -13,10 +13,10 @@ from workbench.core.page_table import INVALID_POS, Paged
 from workbench.experiments.bench import baselines
 from workbench.experiments.bench.kernels import workloads
 from workbench.experiments.bench.kernels.variants import Variant
-from workbench.experiments.bench.kernels.workloads import DEVICE, Workload, frequencies, numbers, ours
+from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, frequencies, numbers, ours
 
 
-def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """Yield 50 rows over a long cache, with and without shifted blocks; a batch that decodes over a shared cache."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
@@ -27,7 +27,9 @@ def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024)
         traffic = 2 * 2 * tokens * kv_heads * width + 4 * batch * count * heads * width
         name = f"{count} rows of {batch} over {length}K{', moved' if shifted else ''}"
         shape = {"rows": count, "keys": tokens, "batch": batch, "moved": shifted, "page": page}
-        work = Workload(name, shape | {"heads": workloads.HEADS}, 4.0 * batch * heads * count * tokens * width, traffic)
+        work = KernelWorkload(
+            name, shape | {"heads": workloads.HEADS}, 4.0 * batch * heads * count * tokens * width, traffic
+        )
         for _ in workloads.sets(traffic):
             keys, values, table = cache_of(tokens, batch, count, unit if shifted else 0, page)
             q = numbers(batch, heads, count, width)
@@ -40,7 +42,7 @@ def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024)
     yield in_pairs(32 * unit, 56, unit, freq)
 
 
-def in_pairs(tokens: int, count: int, unit: int, freq: Tensor) -> Workload:
+def in_pairs(tokens: int, count: int, unit: int, freq: Tensor) -> KernelWorkload:
     """56 rows, as a question of 50 is padded to, over pages of 64 that are rerotated two by two, as a pool has them."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
@@ -48,7 +50,7 @@ def in_pairs(tokens: int, count: int, unit: int, freq: Tensor) -> Workload:
     traffic = 2 * 2 * tokens * kv_heads * width + 4 * count * heads * width
     shape = {"rows": count, "keys": tokens, "batch": 1, "moved": True, "page": page, "heads": workloads.HEADS}
     name = f"{count} rows of 1 over {tokens // unit}K, moved, pages of half the size"
-    work = Workload(name, shape, 4.0 * heads * count * tokens * width, traffic)
+    work = KernelWorkload(name, shape, 4.0 * heads * count * tokens * width, traffic)
     for _ in workloads.sets(traffic):
         keys, values, table = cache_of(tokens, 1, count, unit // 2 if unit > 16 else unit, page)
         q = numbers(1, heads, count, width)
@@ -58,7 +60,7 @@ def in_pairs(tokens: int, count: int, unit: int, freq: Tensor) -> Workload:
     return work
 
 
-def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """A row of each of eight requests over a shared context of 32K and pages of their own, blocks shifted or not."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
@@ -72,7 +74,7 @@ def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) 
     for moved in (False, True):
         shape = {"rows": 1, "keys": tokens, "batch": batch, "moved": moved, "page": page, "heads": workloads.HEADS}
         name = f"a row of 8 over shared 32K{', moved' if moved else ''}"
-        work = Workload(name, shape, 4.0 * batch * heads * tokens * width, traffic)
+        work = KernelWorkload(name, shape, 4.0 * batch * heads * tokens * width, traffic)
         shifts = block_starts(tokens // page, page, unit)[None] if moved else None
         still = torch.zeros_like(mine) if moved else None
         table = torch.arange(tokens // page, device=DEVICE)[None]
@@ -91,7 +93,7 @@ def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) 
         yield work
 
 
-def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """Yield a share of 32K rows, drawn at random, and a question of 50 over all 32K: FusionRAG's online step."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
@@ -104,7 +106,7 @@ def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024)
         traffic = 4.0 * tokens * kv_heads * width + 4.0 * len(rows) * heads * width
         seen = float((rows + 1).sum())
         shape = {"rows": len(rows), "keys": tokens, "share": share, "page": page, "heads": workloads.HEADS}
-        work = Workload(f"{share:.0%} of 32K rows + 50", shape, 4 * heads * width * seen, traffic)
+        work = KernelWorkload(f"{share:.0%} of 32K rows + 50", shape, 4 * heads * width * seen, traffic)
         for _ in workloads.sets(traffic):
             q, k, v = numbers(1, heads, len(rows), width), *(numbers(1, kv_heads, tokens, width) for _ in range(2))
             own, far = (stale_cache(tokens, rows, page, block) for block in (0, unit))
@@ -162,7 +164,7 @@ def block_starts(pages: int, page: int, block: int) -> Tensor:
     return torch.arange(pages, device=DEVICE) * page // block * block
 
 
-WORKLOADS: Mapping[str, Callable[..., Iterator[Workload]]] = {
+WORKLOADS: Mapping[str, Callable[..., Iterator[KernelWorkload]]] = {
     "q_sparse_attention": scattered,
     "question_attention": questions,
     "shared_attention": decoding,

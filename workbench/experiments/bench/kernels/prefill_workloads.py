@@ -13,11 +13,11 @@ from workbench.core.tiling.tiles import Tiles
 from workbench.experiments.bench import baselines, named
 from workbench.experiments.bench.kernels import workloads
 from workbench.experiments.bench.kernels.variants import Variant
-from workbench.experiments.bench.kernels.workloads import DEVICE, Workload, frequencies, numbers, ours
+from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, frequencies, numbers, ours
 from workbench.kernels._pages.lists import pages
 
 
-def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """Yield dense causal prefill, and 15% of the causal tiles of 128, drawn for every head."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
@@ -35,7 +35,7 @@ def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> 
         share = None if chosen is None else chosen.sum().item() / causal.sum().item() / heads
         shape = {"tokens": tokens, "density": share, "heads": workloads.HEADS}
         label = "dense" if density is None else f"{density:.0%} of tiles"
-        work = Workload(f"{label}, {length}K", shape, 4 * width * kept, traffic)
+        work = KernelWorkload(f"{label}, {length}K", shape, 4 * width * kept, traffic)
         rows = torch.arange(tokens, device=DEVICE)[None]
         lists: Sequence[Tensor | None] = (None, None) if chosen is None else named("tile_attention").lists(chosen)
         for _ in workloads.sets(traffic):
@@ -53,7 +53,7 @@ def _pairs(kept: Tensor, size: int) -> float:
     return float(size * size * (kept.sum().item() - diagonal) + diagonal * size * (size + 1) / 2)
 
 
-def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """A chunk of 1024 rows, batch 8, 16/4 heads, over a share of 128K tokens in pages of 128 (CompactAttention)."""
     width = workloads.WIDTH
     (batch, q_heads, heads), count, size, tokens = workloads.CHUNK, unit, min(128, unit), 128 * unit
@@ -67,7 +67,7 @@ def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) ->
         traffic = 4.0 * read * width + 4.0 * batch * q_heads * count * width
         seen = batch * q_heads * count * (int(past * share) * size + (count + 1) / 2)
         shape = {"batch": batch, "rows": count, "keys": tokens, "share": share, "page": size, "heads": (q_heads, heads)}
-        work = Workload(f"chunk of 1024, {share:.0%} of 128K pages", shape, 4.0 * seen * width, traffic)
+        work = KernelWorkload(f"chunk of 1024, {share:.0%} of 128K pages", shape, 4.0 * seen * width, traffic)
         q = numbers(batch, q_heads, count, width)
         k, v = (numbers(batch, heads, tokens, width) for _ in range(2))
         rows = torch.arange(tokens - count, tokens, device=DEVICE).expand(batch, -1).contiguous()
@@ -78,7 +78,7 @@ def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) ->
         yield work
 
 
-def encodings(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def encodings(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """Yield 64 blocks of a quarter to three quarters of 1024 tokens, each attending to itself."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
@@ -88,7 +88,7 @@ def encodings(against: list[str], variants: Sequence[Variant], unit: int = 1024)
     seen = float((lengths * (lengths + 1) / 2).sum())
     traffic = 4.0 * total * (heads + kv_heads) * width
     shape = {"blocks": len(lengths), "tokens": total, "longest": longest, "heads": workloads.HEADS}
-    work = Workload("64 blocks of different lengths", shape, 4 * heads * width * seen, traffic)
+    work = KernelWorkload("64 blocks of different lengths", shape, 4 * heads * width * seen, traffic)
     for _ in workloads.sets(traffic):
         q, k, v = (numbers(n, total, width) for n in (heads, kv_heads, kv_heads))
         work.enter_ours("encode_blocks", variants, q, k, v, starts, longest)
@@ -97,14 +97,16 @@ def encodings(against: list[str], variants: Sequence[Variant], unit: int = 1024)
     yield work
 
 
-def rotations(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+def rotations(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
     """Yield keys of 32K tokens rerotated to new positions."""
     kv_heads = workloads.HEADS[1]
     width = workloads.WIDTH
     tokens = 32 * unit
     freq = frequencies()
     traffic = 4.0 * tokens * kv_heads * width
-    work = Workload("32K keys turned", {"tokens": tokens, "heads": kv_heads}, 3.0 * tokens * kv_heads * width, traffic)
+    work = KernelWorkload(
+        "32K keys turned", {"tokens": tokens, "heads": kv_heads}, 3.0 * tokens * kv_heads * width, traffic
+    )
     far = torch.arange(tokens, device=DEVICE) // unit * unit
     for _ in workloads.sets(traffic):
         keys = numbers(kv_heads, tokens, width)
@@ -113,7 +115,7 @@ def rotations(against: list[str], variants: Sequence[Variant], unit: int = 1024)
     yield work
 
 
-WORKLOADS: Mapping[str, Callable[..., Iterator[Workload]]] = {
+WORKLOADS: Mapping[str, Callable[..., Iterator[KernelWorkload]]] = {
     "encode_blocks": encodings,
     "page_list_attention": chunks,
     "rotate_keys": rotations,

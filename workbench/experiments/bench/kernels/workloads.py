@@ -27,7 +27,7 @@ COLD = 4 * 60 << 20  # bytes of inputs in all sets: four times the largest L2 ca
 
 
 @dataclass
-class Workload:
+class KernelWorkload:
     """One shape of a kernel. `shape` describes it for a reader; `candidates` are ours and its baselines."""
 
     name: str

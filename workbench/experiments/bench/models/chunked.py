@@ -27,7 +27,7 @@ from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.kernels.chunk_choices import KeptGate
 from workbench.experiments.bench.kernels.density import Counted
-from workbench.experiments.bench.kernels.workloads import Workload
+from workbench.experiments.bench.kernels.workloads import KernelWorkload
 from workbench.experiments.bench.models.whole_model import GPU, Scene
 from workbench.experiments.bench.run import DENSE, dense_time, result
 from workbench.experiments.bench.timing import Roof, Time
@@ -61,7 +61,7 @@ class DrawnGate(Sparse):
 
 
 @dataclass(frozen=True)
-class Method:
+class ChunkedMethod:
     """A method of the comparison; `density` is what its threshold is set for, None: it has none to set."""
 
     name: str
@@ -70,18 +70,18 @@ class Method:
     backend: Callable[..., Tensor] | None = None
 
 
-def methods(unit: int) -> list[Method]:
+def methods(unit: int) -> list[ChunkedMethod]:
     """List the methods: dense attention first, then ours, the union over FlashPrefill."""
     size = max(16, unit // 8)
     flash, gate = FlashPrefill(block=size), DrawnGate(block=max(16, unit // 16))
     return [
-        Method(DENSE),
-        Method("ours", Compact(flash), SHARE),
-        Method("xattention", Xattention(block=size), DENSITY),
-        Method("quoka", Quoka(keep=SHARE, block=size), None, partial(over_copy, SHARE)),
-        Method("seer_attention", gate, DENSITY),
-        Method("flash_prefill", flash, DENSITY),
-        Method("ours over seer_attention", Compact(gate), SHARE),
+        ChunkedMethod(DENSE),
+        ChunkedMethod("ours", Compact(flash), SHARE),
+        ChunkedMethod("xattention", Xattention(block=size), DENSITY),
+        ChunkedMethod("quoka", Quoka(keep=SHARE, block=size), None, partial(over_copy, SHARE)),
+        ChunkedMethod("seer_attention", gate, DENSITY),
+        ChunkedMethod("flash_prefill", flash, DENSITY),
+        ChunkedMethod("ours over seer_attention", Compact(gate), SHARE),
     ]
 
 
@@ -101,14 +101,14 @@ def over_copy(
     return scaled_dot_product_attention(q[None], k, v, mask, scale=scale, enable_gqa=True)[0]
 
 
-def chunk_of(scene: Scene, ids: Tensor, kv: Any, number: int, method: Method, layers: int | None = None) -> None:
+def chunk_of(scene: Scene, ids: Tensor, kv: Any, number: int, method: ChunkedMethod, layers: int | None = None) -> None:
     """Compute one chunk of a prompt over the cache that the chunks before it left."""
     rows = torch.arange(number * scene.unit, (number + 1) * scene.unit)
     plan = Plan(rows, sparse=method.sparse, backend=method.backend, num_layers=layers)
     prefill_many(scene.model, [PrefillRequest(ids, plan, kv)], 0 if layers else 1)
 
 
-def fitted(scene: Scene, method: Method, units: int) -> Method:
+def fitted(scene: Scene, method: ChunkedMethod, units: int) -> ChunkedMethod:
     """Set the threshold by which the last of `units` chunks keeps at most the density asked for.
 
     Masses are searched as 1 - 10^-x, shares of the largest as 10^-x: untrained models spread them widely.
@@ -119,7 +119,7 @@ def fitted(scene: Scene, method: Method, units: int) -> Method:
     tokens = (units + 1) * scene.unit  # the end of a prompt keeps everything, so it is left out
     ids, kv = scene.ids(tokens), empty(scene.model, tokens)
     for number in range(units):
-        chunk_of(scene, ids, kv, number, Method(""), layers)
+        chunk_of(scene, ids, kv, number, ChunkedMethod(""), layers)
     masses = method.sparse.threshold_steps[0] != "alpha"
     low, high = 0.0, 7.0
     for _ in range(HALVINGS):
@@ -134,7 +134,7 @@ def _threshold(exponent: float, mass: bool) -> float:
     return max(1e-7, 1 - 10**-exponent) if mass else 10**-exponent
 
 
-def timed(scene: Scene, method: Method, until: int, marks: tuple[int, ...] = ()) -> dict[int, float]:
+def timed(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...] = ()) -> dict[int, float]:
     """Prefill `until` chunks; return the milliseconds until every one of `marks`."""
     ids, kv = scene.ids(until * scene.unit), empty(scene.model, until * scene.unit)
     taken = {}
@@ -148,7 +148,7 @@ def timed(scene: Scene, method: Method, until: int, marks: tuple[int, ...] = ())
     return taken
 
 
-def densities(scene: Scene, method: Method, until: int, marks: tuple[int, ...]) -> dict[int, float]:
+def densities(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...]) -> dict[int, float]:
     """Prefill `until` chunks, untimed; return the share of causal tiles kept until every one of `marks`.
 
     Where nothing is to be counted the first and the last chunk warm up.
@@ -173,14 +173,14 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def works(scene: Scene) -> dict[int, Workload]:
+def works(scene: Scene) -> dict[int, KernelWorkload]:
     """Describe the prompts, by their length in units; operations are those of the layers and of all causal pairs."""
     listed = {}
     for length in LENGTHS:
         tokens = length * scene.unit
         shape = {"tokens": tokens, "chunk": scene.unit, "batch": 1, "density": DENSITY, "union": SHARE}
         flops = scene.flops(tokens, tokens * (tokens + 1) / 2)
-        listed[length] = Workload(f"{length}K in chunks of 1024", shape, flops, scene.bytes(tokens))
+        listed[length] = KernelWorkload(f"{length}K in chunks of 1024", shape, flops, scene.bytes(tokens))
     return listed
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from workbench.core.errors import BadInput
 from workbench.engine.forward import all_rows, prefill_many
 from workbench.experiments.bench.kernels.density import Counted
-from workbench.experiments.bench.kernels.workloads import Workload
+from workbench.experiments.bench.kernels.workloads import KernelWorkload
 from workbench.experiments.bench.models import chunked, over_pages, stock
 from workbench.experiments.bench.models.over_pages import VARIANTS
 from workbench.experiments.bench.models.pools import BLOCK, token_of
@@ -63,7 +63,7 @@ def question(scene: Scene) -> Iterator[Comparison]:
                 Candidate("transformers, ready prefix cache", partial(stock.prefix, scene, context, count), 15),
                 Candidate("transformers, full prefill", partial(stock.whole, scene, context + count, ""), 4),
             ]
-        yield Workload(name, shape, scene.flops(count, pairs), scene.bytes(context)), candidates
+        yield KernelWorkload(name, shape, scene.flops(count, pairs), scene.bytes(context)), candidates
 
 
 def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
@@ -115,7 +115,7 @@ def whole_prompt(scene: Scene) -> Iterator[Comparison]:
                 whole = partial(stock.whole, scene, tokens, name)
                 candidates.append(Candidate(f"transformers, dense ({name})", whole, runs, warmed=longest))
         name = f"{length}K at once, BFLA at 15%" if longest else f"{length}K tokens at once, BFLA at 15% or its least"
-        yield Workload(name, shape, flops, scene.bytes(tokens)), candidates
+        yield KernelWorkload(name, shape, flops, scene.bytes(tokens)), candidates
 
 
 def decode(scene: Scene) -> Iterator[Comparison]:
@@ -134,7 +134,7 @@ def decode(scene: Scene) -> Iterator[Comparison]:
             Candidate("ours, layers compiled", partial(decoded, layers="compiled"), 4),
             Candidate("transformers", partial(stock.answers, scene, context, batch), 5),
         ]
-    yield Workload("a token of each of 8 over 32K", shape, flops, scene.bytes(context)), candidates
+    yield KernelWorkload("a token of each of 8 over 32K", shape, flops, scene.bytes(context)), candidates
 
 
 def encode(scene: Scene) -> Iterator[Comparison]:
@@ -151,7 +151,10 @@ def encode(scene: Scene) -> Iterator[Comparison]:
             whole = partial(stock.whole, scene, tokens, name)
             label = "transformers, full prefill" + (f" ({name})" if name else "")
             candidates.append(Candidate(label, whole, max(3, min(30, 320 // length))))
-        yield Workload(f"{length}K encoded as {tokens // size} blocks", shape, flops, scene.bytes(tokens)), candidates
+        yield (
+            KernelWorkload(f"{length}K encoded as {tokens // size} blocks", shape, flops, scene.bytes(tokens)),
+            candidates,
+        )
 
 
 OPERATIONS = {"question": question, "recompute": recompute, "prefill": whole_prompt, "decode": decode, "encode": encode}

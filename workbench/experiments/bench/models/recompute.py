@@ -27,7 +27,7 @@ from workbench.engine.forward import prefill
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.layers.compile import fused
 from workbench.engine.pages.paged_question import from_question
-from workbench.experiments.bench.kernels.workloads import Workload
+from workbench.experiments.bench.kernels.workloads import KernelWorkload
 from workbench.experiments.bench.models import stock
 from workbench.experiments.bench.models.pools import describe, filled, token_of
 from workbench.experiments.bench.models.whole_model import GPU, Candidate, Comparison, Sample, Scene, clock
@@ -178,14 +178,14 @@ def recompute(scene: Scene) -> Iterator[Comparison]:
         yield _workload(scene, share), candidates + _full(scene, 3)
 
 
-def _workload(scene: Scene, share: float) -> Workload:
+def _workload(scene: Scene, share: float) -> KernelWorkload:
     """Describe the work of one share."""
     context, count = sizes(scene)
     rows = torch.cat((drawn(context, int(context * share)), torch.arange(context, context + count)))
     shape: dict[str, Any] = {"context": context, "rows": len(rows), "question": count, "recomputed": share}
     shape |= {"choice": "question-guided"} if share else {}
     flops = scene.flops(len(rows), float((rows + 1).sum()))
-    return Workload(f"{share:.0%} of 27K computed again", shape, flops, scene.bytes(context))
+    return KernelWorkload(f"{share:.0%} of 27K computed again", shape, flops, scene.bytes(context))
 
 
 def _full(scene: Scene, runs: int) -> list[Candidate]:

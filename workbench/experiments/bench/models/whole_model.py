@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench.experiments.bench import timing
-from workbench.experiments.bench.kernels.workloads import Workload
+from workbench.experiments.bench.kernels.workloads import KernelWorkload
 from workbench.experiments.bench.run import result
 from workbench.experiments.bench.timing import Roof
 from workbench.metrics.cost import shape_of
@@ -61,7 +61,7 @@ class Candidate:
     after: ExitStack = field(default_factory=ExitStack)  # closed when it is done
 
 
-Comparison = tuple[Workload, list[Candidate]]
+Comparison = tuple[KernelWorkload, list[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def clock(work: Callable[[], Any]) -> float:
     return measure([work], torch.device(DEVICE), warm_up=0).p50 * 1e3
 
 
-def measured(work: Workload, candidates: list[Candidate], ceiling: Roof) -> dict[str, Any]:
+def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof) -> dict[str, Any]:
     """Return the entry of a workload, its candidates run one by one; tracebacks of those that fail go to stderr."""
     times: dict[str, timing.Time | str] = {}
     for candidate in candidates:
