@@ -152,7 +152,7 @@ def test_both_wheels_hold_the_same_files_and_nothing_at_the_top_but_the_package(
     top = {name.split("/")[0] for name in files["direct"]}
     assert {name for name in top if not name.endswith(".dist-info")} == {"workbench"}
     assert not any(name.endswith((".ipynb", ".sh")) for name in files["direct"])
-    assert {f"workbench/app/explore/prompt_widget.{kind}" for kind in ("js", "css")} <= set(files["direct"])
+    assert {f"workbench/app/explore/editor/prompt_widget.{kind}" for kind in ("js", "css")} <= set(files["direct"])
     results = {Path(name).suffix for name in files["direct"] if "benchmarks" in name}
     assert results <= {".json", ".parquet"}, "results ship, the scripts that make them do not"
 
@@ -160,6 +160,7 @@ def test_both_wheels_hold_the_same_files_and_nothing_at_the_top_but_the_package(
 def test_every_package_folder_is_listed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "workbench").rglob("__init__.py")}
+    folders |= {Path("workbench") / path.parent.relative_to(ROOT) for path in (ROOT / "kernels").rglob("__init__.py")}
     found = {".".join(folder.parts) for folder in folders} | {"workbench.shipped"}
     assert set(project["tool"]["setuptools"]["packages"]) == found
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from workbench.app.console.text import plain
 
 if TYPE_CHECKING:
+    from workbench.methods.preprocessing.lookups import ExplainedMiss
     from workbench.store.files.scrub import Scrub
     from workbench.store.files.transfer import Transferred
 
