@@ -11,6 +11,7 @@ from self_teacher import LORA, tuned
 
 from workbench import models
 from workbench.core.errors import BadInput
+from workbench.models.weights import adapters
 from workbench.training.tuning.output import save_adapter
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
@@ -83,8 +84,8 @@ def test_a_missing_base_is_refused_with_the_command_that_fetches_it(adapter, tmp
 
 def test_the_digest_is_of_the_weights_however_they_are_split(tmp_path):
     whole, split = tiny.checkpoint(tmp_path / "whole"), tiny.checkpoint(tmp_path / "split", shard="40KB")
-    one, other = (models.adapters.digest_of(models.weights_of(folder)) for folder in (whole, split))
-    assert one == other != models.adapters.digest_of(models.weights_of(tiny.checkpoint(tmp_path / "x", vocab_size=410)))
+    one, other = (adapters.digest_of(models.weights_of(folder)) for folder in (whole, split))
+    assert one == other != adapters.digest_of(models.weights_of(tiny.checkpoint(tmp_path / "x", vocab_size=410)))
 
 
 BROKEN = {

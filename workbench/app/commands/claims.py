@@ -40,7 +40,7 @@ def judge_claims(
         _show(console, source, listed, [one for one in judged if one.source == source])
 
 
-def _show(console: Console, source: str, listed: "list[claims.Item]", judged: "list[claims.Judged]") -> None:
+def _show(console: Console, source: str, listed: "list[claims.PaperItem]", judged: "list[claims.Judged]") -> None:
     from workbench.experiments.judging import claims
 
     verdicts = {item.item: claims.verdict(one for one in judged if one.claim.item == item.item) for item in listed}

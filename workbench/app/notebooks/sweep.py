@@ -23,7 +23,7 @@ from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorke
 from workbench.app.reports import html
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_atomically, write_text
-from workbench.core.utils.runner import NotebookWorkers as Cluster
+from workbench.core.utils.runner import Workers as Cluster
 from workbench.core.utils.runner import check_jobs
 
 Advance = Callable[[int, int], None]  # (runs that are over, of how many)

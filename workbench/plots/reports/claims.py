@@ -17,8 +17,8 @@ from workbench.experiments.judging.claims import (
     CONTRADICTED,
     OPEN,
     VERDICTS,
-    Item,
     Judged,
+    PaperItem,
     items,
     papers,
     verdict,
@@ -110,7 +110,7 @@ def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     return rows
 
 
-def _kind(item: Item) -> str:
+def _kind(item: PaperItem) -> str:
     kinds = {claim.kind for claim in item.claims}
     return "how it works" if kinds == {"mechanism"} else "findings"
 
