@@ -220,8 +220,8 @@ def test_neither_gguf_nor_platformdirs_is_needed_to_run_a_converted_model():
 def test_a_second_call_does_not_wait_for_torch(without_pip):
     pretrained.get("tiny")
     script = (
-        "import sys; from workbench.models import fetched; import workbench.app.commands.models\n"
-        "fetched.CATALOGUE['tiny'] = fetched.Fetchable('', '', sys.argv[1], 0, '', '', '')\n"
-        "assert fetched.get('tiny') and not {'torch', 'transformers'} & set(sys.modules)"
+        "import sys; from workbench.models import pretrained; import workbench.app.commands.models\n"
+        "pretrained.CATALOGUE['tiny'] = pretrained.Fetchable('', '', sys.argv[1], 0, '', '', '')\n"
+        "assert pretrained.get('tiny') and not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script, CATALOGUE["tiny"].sha256], check=True, cwd=ROOT)

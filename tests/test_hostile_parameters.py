@@ -129,7 +129,7 @@ def test_what_ships_is_checked_without_a_model_library():
     given = "model='lab-full', data='lab', device='cpu', layer=1, sample=3"
     kinds = "dict(model=str, data=str, device=str, layer=int, sample=int)"
     code = (
-        f"from workbench.app import notebook; import sys; notebook.validate(dict({given}, __annotations__={kinds})); "
+        f"from workbench.app.notebooks import notebook; import sys; notebook.validate(dict({given}, __annotations__={kinds})); "
     )
     subprocess.run(
         [sys.executable, "-c", f"{code}assert not {{'torch', 'transformers'}} & set(sys.modules)"], check=True

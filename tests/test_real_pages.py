@@ -16,7 +16,7 @@ from workbench.models.gguf.header import VERSION
 
 MODEL = real_pages.MODEL
 SAVE = 'notebook.save(output, {"points": points, "model": model})'
-LOAD = "from workbench.models import fetched\n\nassert fetched.folder(model).is_dir()"
+LOAD = "from workbench.models import pretrained\n\nassert pretrained.folder(model).is_dir()"
 
 
 @pytest.fixture(autouse=True)

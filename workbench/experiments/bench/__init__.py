@@ -9,7 +9,7 @@ import pkgutil
 from importlib import import_module
 from typing import Any
 
-from workbench import kernels
+from workbench import kernels as operations
 from workbench.core.errors import BadInput
 
 MODELS = ("question", "recompute", "prefill", "chunked", "decode", "encode")  # of whole models: `operations`
@@ -18,7 +18,7 @@ CHUNKS = ("chunk_kernels", "chunk_choices", "chunk_attention")  # several kernel
 
 def names() -> list[str]:
     """List the kernels."""
-    modules = (module.name for module in pkgutil.iter_modules(kernels.__path__))
+    modules = (module.name for module in pkgutil.iter_modules(operations.__path__))
     return sorted(name for name in modules if not name.startswith("_"))
 
 
