@@ -10,6 +10,8 @@ import quick_interpreter
 import torch
 from hypothesis import settings
 
+import workbench.app.notebooks  # noqa: F401  (before test files import nbformat)
+
 # What a terminal would change: commands are tested as they print to a file of 80 columns, without colours.
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)

@@ -128,9 +128,8 @@ def test_a_rule_whose_products_outgrow_a_tensor_is_refused_where_they_do():
 def test_what_ships_is_checked_without_a_model_library():
     given = "model='lab-full', data='lab', device='cpu', layer=1, sample=3"
     kinds = "dict(model=str, data=str, device=str, layer=int, sample=int)"
-    code = (
-        f"from workbench.app.notebooks import notebook; import sys; notebook.validate(dict({given}, __annotations__={kinds})); "
-    )
+    code = "import sys; from workbench.app.notebooks import notebook\n"
+    code += f"notebook.validate(dict({given}, __annotations__={kinds})); "
     subprocess.run(
         [sys.executable, "-c", f"{code}assert not {{'torch', 'transformers'}} & set(sys.modules)"], check=True
     )

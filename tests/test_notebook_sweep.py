@@ -52,7 +52,7 @@ class Quick:
 
 @pytest.fixture
 def curve(tmp_path, monkeypatch):
-    monkeypatch.setattr(notebook_sweep, "Workers", Quick)
+    monkeypatch.setattr(notebook_sweep, "NotebookWorkers", Quick)
     monkeypatch.setattr(Quick, "asked", [])
     return report_notebooks.write(tmp_path, "01_curve", report_notebooks.FIGURE, report_notebooks.SAVE)
 

@@ -55,7 +55,7 @@ def no_kernels(monkeypatch):
         ran.append(argument)
         return {"name": argument["name"], "title": "A title"}
 
-    monkeypatch.setattr(report.Workers, "_call", call)
+    monkeypatch.setattr(report.NotebookWorkers, "_call", call)
     return ran
 
 

@@ -147,7 +147,7 @@ def test_command_line_exits_with_2_and_one_sentence_on_bad_input(tmp_path):
 
 @pytest.mark.parametrize(("message", "code"), [("", 0), ("it failed", 1)])
 def test_command_line_exits_with_1_when_a_notebook_failed(monkeypatch, tmp_path, message, code):
-    ended = report.ReportResult(tmp_path / "index.html", (report.Run("01_good", "Good", message=message),))
+    ended = report.ReportResult(tmp_path / "index.html", (report.NotebookRun("01_good", "Good", message=message),))
     monkeypatch.setattr(report, "run", lambda *_, **__: ended)
     result = invoke("any.ipynb")
     assert (result.exit_code, result.stdout) == (code, f"{ended.index}\n")

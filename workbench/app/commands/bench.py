@@ -83,7 +83,7 @@ def _check(name: str, as_json: bool) -> bool:
 
 def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path, as_json: bool) -> None:
     from workbench.experiments import bench_reports
-    from workbench.experiments.bench import baselines
+    from workbench.experiments.bench import baselines  # loads Triton, which reads TRITON_INTERPRET then
     from workbench.experiments.bench.models import operations
     from workbench.experiments.bench.run import WORKLOADS, add, run
     from workbench.results import this_run

@@ -34,7 +34,7 @@ def command(
     real: Annotated[bool | None, typer.Option(help=REAL)] = None,
 ) -> None:
     """Run the notebooks and write a website of figures, metrics and tables."""
-    from workbench.app.reports import real_pages
+    from workbench.app.reports import real_pages  # papermill and plotly: not for `--help`
     from workbench.app.reports.report import run
     from workbench.app.reports.results import parameters_of, takes_results
 

@@ -95,7 +95,7 @@ def run_notebooks(
     notebooks: list[Path], parameters: list[str], out: Path, jobs: int, cluster: str | None, retries: int, as_json: bool
 ) -> None:
     """Run notebooks over lists of their parameters, and print the table."""
-    from workbench.app.notebooks import sweep as notebook_sweep
+    from workbench.app.notebooks import sweep as notebook_sweep  # papermill and nbconvert: not for trials
 
     if not notebooks:
         raise BadInput("no notebook is named: -p is for notebooks")

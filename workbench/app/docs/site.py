@@ -129,7 +129,7 @@ def write_sources(folder: Path) -> None:
 
 
 def _made() -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
-    from workbench.app.docs import api as docs_api
+    from workbench.app.docs import api as docs_api  # these import every method
     from workbench.app.docs import methods as docs_methods
 
     yield "methods", docs_methods.pages(ROOT)
