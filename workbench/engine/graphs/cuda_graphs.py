@@ -8,18 +8,21 @@ CUDA, and for large batches, whose kernels run longer than they take to start, t
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput, shown
+from workbench.core.utils import annotations
 from workbench.engine.graphs.batch_buckets import Bucket, common
 from workbench.engine.graphs.graph_step import Captured, capture
-from workbench.engine.graphs.request_tokens import Fetch, check_prompts, check_tokens
+from workbench.engine.graphs.request_tokens import REFUSED, Fetch, check_prompts, first_tokens, token_arrays
 from workbench.engine.graphs.static_batch import DecodeBatch, StaticBatch
 from workbench.engine.graphs.weight_guard import WeightWatch
 from workbench.engine.layers.compile import fused
@@ -46,6 +49,10 @@ class Runner:
     measured fused layers multiply by what was measured to be the fastest (`engine.layers.gemm_dispatch`), once for
              each shape
     coarse   pad requests to powers of two: fewer captures where their lengths are many
+
+    Several threads may share a runner: steps take turns, and answers in progress have inputs of their own. Every step
+    holds a lease of the pages of its prompts. BadInput, before the step, where a prompt was closed, a block was given
+    back or weights were exchanged since.
     """
 
     model: PreTrainedModel
@@ -93,6 +100,8 @@ class Runner:
             self._fused = found
         self.layers = self.layers or ("fused" if self._fused else "model")
         self._weights = WeightWatch(self.model)
+        self._turn = RLock()
+        self._spare: dict[Bucket, list[Captured]] = {}  # of answers in progress beside others of their shape
 
     @property
     def products(self) -> dict[str, str]:
@@ -134,8 +143,17 @@ class Runner:
         layers: tuple[int, ...] = (),
         wait: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, StaticBatch]:
-        host = [ids.cpu().numpy() for ids in tokens]
-        check_tokens(self.pool, prompts, host)
+        with self._turn:
+            return self._prefill_now(prompts, tokens, layers, wait)
+
+    def _prefill_now(
+        self,
+        prompts: Sequence[PagedPrompt],
+        tokens: Sequence[Tensor],
+        layers: tuple[int, ...],
+        wait: Callable[[int], None] | None,
+    ) -> tuple[Tensor, StaticBatch]:
+        host = token_arrays(self.pool, prompts, tokens)
         bucket = self._bucket(prompts, max(map(len, tokens)), queries=layers)
         ready = self._ready(bucket, wait is not None)
         batch = ready.batch
@@ -144,8 +162,9 @@ class Runner:
         for i, (prompt, ids) in enumerate(zip(prompts, host, strict=True)):
             batch.put(i, prompt, len(ids))
             batch.on_host["ids"][i, : len(ids)] = ids
-        batch.send()
-        logits = ready.run()[: len(prompts)].clone()
+        with self._leased(prompts):
+            batch.send()
+            logits = ready.run()[: len(prompts)].clone()
         for prompt, rows in zip(prompts, host, strict=True):  # where it fails, nothing counts as written
             prompt.written += len(rows)
         return logits, batch
@@ -165,22 +184,26 @@ class Runner:
         `logits` [B, V] behind the prompts, or [B] their first tokens.
 
         The end token itself is not streamed. The device is `ahead` steps ahead of the reader; `waiting(event)` comes
-        before it is waited for. Answers are read to their end before others of the same bucket are begun.
+        before it is waited for. BadInput before prefill, for logits of another shape or dtype, and, when it is read,
+        for a request whose largest logit is not finite.
         """
+        annotations.check("count", count, int)
+        check_prompts(self.pool, prompts)
         if count < 1 or any(prompt.reserve < count - 1 for prompt in prompts):
             raise BadInput(f"{count} tokens for prompts with room for {[prompt.reserve for prompt in prompts]}")
-        check_prompts(self.pool, prompts)
-        ready = self._ready(self._bucket(prompts, 1, max(1, count)))
-        batch = ready.batch
-        assert isinstance(batch, DecodeBatch)
-        batch.clear(common(prompts, 1))
-        for i, prompt in enumerate(prompts):
-            batch.put(i, prompt, min(1, prompt.reserve))
-        batch.send()
-        first = (logits if logits.ndim == 1 else logits.argmax(-1)).int()
-        batch.begin(first)
-        fetch = Fetch(batch, count, len(prompts))
-        fetch.start(first)
+        first = first_tokens(self.pool, prompts, logits)
+        with self._turn:
+            ready = self._free(self._bucket(prompts, 1, max(1, count)))
+            batch = ready.batch
+            assert isinstance(batch, DecodeBatch)
+            batch.clear(common(prompts, 1))
+            for i, prompt in enumerate(prompts):
+                batch.put(i, prompt, min(1, prompt.reserve))
+            batch.send()
+            batch.begin(first.clamp(min=0))
+            fetch = Fetch(batch, count, len(prompts))
+            batch.reader = ref(fetch)
+            fetch.start(first)
         return self._stream(ready, batch, prompts, fetch, eos, max(1, ahead), waiting)
 
     def _stream(
@@ -196,20 +219,46 @@ class Runner:
         ended = [False] * len(prompts)
         count, begun = len(fetch.host), 0
         for number in range(count):
-            if batch.generation != fetch.generation:
-                raise BadInput("other answers of the same shape were begun: read one decode() to its end first")
             for step in range(begun, min(number + ahead, count - 1)):
-                with torch.no_grad():
+                with torch.no_grad(), self._turn, self._leased(prompts):
+                    if self._weights.exchanged:
+                        raise BadInput("the model's weights were exchanged: begin these answers again, with prefill")
                     ready.run()
-                fetch.start(batch.tokens[step, : len(prompts)])
+                    fetch.start(batch.tokens[step, : len(prompts)])
                 for prompt in prompts:
                     prompt.written += 1
                 begun = step + 1
             tokens = fetch.wait(number, waiting)
+            if REFUSED in tokens:
+                for prompt in prompts:
+                    prompt.written -= begun
+                raise BadInput(f"request {tokens.index(REFUSED)} has no first token: its largest logit is not finite")
             ended = [done or token in eos for done, token in zip(ended, tokens, strict=True)]
             if all(ended):
                 return
             yield [None if done else token for done, token in zip(ended, tokens, strict=True)]
+
+    @contextmanager
+    def _leased(self, prompts: Sequence[PagedPrompt]) -> Iterator[None]:
+        """Keep prompts open for a step. BadInput before and behind it where somebody has their pages by now."""
+        with ExitStack() as leases:
+            for prompt in sorted(prompts, key=id):
+                leases.enter_context(prompt.lease)
+            for prompt in prompts:
+                self.pool.check(prompt)
+            yield
+            for prompt in prompts:
+                self.pool.check(prompt)
+
+    def _free(self, bucket: Bucket) -> Captured:
+        """Return a step that no answer in progress uses: the first of its shape, a spare one, or a new one."""
+        first = self._ready(bucket)
+        spare = self._spare.setdefault(bucket, [])
+        for ready in (first, *spare):
+            if isinstance(ready.batch, DecodeBatch) and ready.batch.reader() is None:
+                return ready
+        spare.append(self._made(bucket))
+        return spare[-1]
 
     def _bucket(
         self, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0, queries: tuple[int, ...] = ()
@@ -222,20 +271,24 @@ class Runner:
             attach(self.model)  # if the model was switched to another attention in between
         if self._weights.exchanged:
             self.captured.clear()
+            self._spare.clear()
             if self._fused is not None:
                 self._fused = FusedLayers(self.model, self.pool.kernels, self._fused.products)
             self._weights = WeightWatch(self.model)
         if bucket.large or waits:
             return Captured(StaticBatch(self.model, self.pool, bucket, self._fused))
         if bucket not in self.captured:
-            batch = (DecodeBatch if bucket.reserve else StaticBatch)(self.model, self.pool, bucket, self._fused)
-            batch.send()
-            if self._fused is not None and self.measured and self.graphs:
-                self._fused.prepare(bucket.batch * bucket.rows, bucket.batch)
-            LOG.info("preparing %s, layers %s", bucket, self.layers)
-            with fused(self.model) if self.compile else nullcontext():
-                self.captured[bucket] = self._captured(batch)
+            self.captured[bucket] = self._made(bucket)
         return self.captured[bucket]
+
+    def _made(self, bucket: Bucket) -> Captured:
+        batch = (DecodeBatch if bucket.reserve else StaticBatch)(self.model, self.pool, bucket, self._fused)
+        batch.send()
+        if self._fused is not None and self.measured and self.graphs:
+            self._fused.prepare(bucket.batch * bucket.rows, bucket.batch)
+        LOG.info("preparing %s, layers %s", bucket, self.layers)
+        with fused(self.model) if self.compile else nullcontext():
+            return self._captured(batch)
 
     def _captured(self, batch: StaticBatch) -> Captured:
         """Capture a step; where the model cannot be captured, note why, and run it and all others as they are."""

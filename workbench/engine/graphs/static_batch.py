@@ -239,11 +239,10 @@ class DecodeBatch(StaticBatch):
         self.tokens = torch.zeros(bucket.reserve, bucket.batch, dtype=torch.int32, device=pool.device)
         self.number = torch.zeros(1, dtype=torch.long, device=pool.device)
         self.taken = torch.zeros(bucket.batch, 1, dtype=torch.int32, device=pool.device)
-        self.generation = 0  # how often answers were begun
+        self.reader: Callable[[], object | None] = lambda: None  # of the answers in progress, None behind their end
 
     def begin(self, ids: Tensor) -> None:
         """Begin answers with their first tokens [B], which are on the device."""
-        self.generation += 1
         self.number.zero_()
         self.taken.zero_()
         self.on_device["ids"][: len(ids), 0] = ids

@@ -60,14 +60,21 @@ class Pool(PageStorage):
             self.owners.give(pages)
 
     def close(self, prompt: PagedPrompt) -> None:
-        """Give back a prompt's own pages; it cannot be computed any more. BadInput for one that is closed."""
-        if prompt.closed or prompt.pool is not self:
-            raise BadInput("a prompt is closed twice" if prompt.closed else "this prompt is of another pool")
-        self.owners.give(prompt.owned, counted=False)
-        prompt.closed = True
+        """Give back a prompt's own pages; it cannot be computed any more. BadInput for one that is closed.
+
+        Where another thread is in a step over it, this waits for the end of the step.
+        """
+        annotations.check("prompt", prompt, PagedPrompt)
+        with prompt.lease:
+            if prompt.closed or prompt.pool is not self:
+                raise BadInput("a prompt is closed twice" if prompt.closed else "this prompt is of another pool")
+            self.owners.give(prompt.owned, counted=False)
+            prompt.closed = True
 
     def check(self, prompt: PagedPrompt) -> None:
         """Refuse a prompt that is closed or of another pool, and one whose pages somebody else has by now."""
+        if not isinstance(prompt, PagedPrompt):
+            raise BadInput(f"{shown(prompt)} is no prompt of this pool: `Pool.open` and `Pool.blank` return those")
         if prompt.pool is not self or prompt.closed:
             raise BadInput("this prompt is closed" if prompt.closed else "this prompt is of another pool")
         given = self.owners.given
@@ -159,7 +166,7 @@ class Pool(PageStorage):
         self,
         context: Sequence[Cached],
         reserve: int,
-        recompute: Tensor | None = None,
+        recompute: Tensor | Sequence[int] | None = None,
         positions: Positions = "re-encoded",
         wait: float = 0.0,
     ) -> PagedPrompt:
@@ -172,24 +179,27 @@ class Pool(PageStorage):
         BadInput for a block of another pool or one whose pages were given back; NoPages where they are too few.
         """
         annotations.check("context", context, Sequence[object])
+        annotations.check("reserve", reserve, int)
+        chosen = _whole_numbers(recompute)
         if reserve < 1 or not context:
             raise BadInput(
                 f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"
             )
         check_positions(positions)
         given = self.owners.given
-        recomputes = recompute is not None and len(recompute) > 0
-        table = self._context(context, positions == "naive", 1 if recomputes else self.run, given)
+        table = self._context(context, positions == "naive", 1 if len(chosen) else self.run, given)
         length = table.length
         places = np.arange(length, length + reserve, dtype=np.int32)
-        if recompute is not None and recomputes:
-            recomputed = recompute.cpu().numpy().astype(np.int32)
-            _check_recompute(recomputed, length)
-            places = np.concatenate((recomputed, places))
-        return self._prompt(context, places, table, wait, given)
+        if len(chosen):
+            _check_recompute(chosen, length)
+            places = np.concatenate((chosen, places))
+        prompt = self._prompt(context, places, table, wait, given)
+        prompt.chosen = len(chosen)
+        return prompt
 
     def blank(self, reserve: int) -> PagedPrompt:
         """Make the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
+        annotations.check("reserve", reserve, int)
         if reserve < 1:
             raise BadInput(f"room for {reserve} tokens: a prompt has one at least")
         return self._prompt((), np.arange(reserve, dtype=np.int32), context_of(joined_pages((), self.size), self.size))
@@ -236,6 +246,18 @@ class Pool(PageStorage):
         needed = sum(-(-n // self.size) for n in lengths)
         if needed > self.free:
             raise NoPages(needed, self.free, f"the context of {len(lengths)} blocks")
+
+
+def _whole_numbers(recompute: Tensor | Sequence[int] | None) -> Ints:
+    """Return positions as int32 [R]; BadInput for anything but whole numbers in one row."""
+    annotations.check("recompute", recompute, Tensor | Sequence[int] | None)
+    rows = torch.as_tensor([] if recompute is None else recompute)
+    if rows.numel() and (rows.ndim != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype is torch.bool):
+        raise BadInput(
+            f"recompute is {shown(recompute)}: whole numbers in one row, positions of context tokens, are needed"
+        )
+    numbers: Ints = rows.reshape(-1).cpu().numpy().astype(np.int32)
+    return numbers
 
 
 def _check_recompute(rows: Ints, length: int) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from threading import RLock
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -59,6 +61,8 @@ class PagedPrompt:
              then the question and the answer
     written  how many of `own` are computed
     owned    pages of `own`; `context` the blocks it reads, both of `pool`
+    chosen   how many of `own` are recomputed tokens of the context: the question comes behind them
+    lease    held while a step reads and writes its pages: until then it cannot be closed
     """
 
     length: int
@@ -70,6 +74,8 @@ class PagedPrompt:
     context: Sequence[Cached] = ()
     written: int = 0
     closed: bool = False
+    chosen: int = 0
+    lease: Any = field(default_factory=RLock, repr=False)
     checked: int = -1  # how often pages of the pool had been given back when all of these were in order
 
     @property
