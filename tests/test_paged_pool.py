@@ -135,17 +135,6 @@ def test_pages_that_tensor_cores_cannot_multiply_are_read_without_kernels():
         Pool(MODEL, 8, 4, kernels=True)
 
 
-def test_two_answers_of_one_shape_are_not_mixed():
-    pool = Pool(MODEL, 60, 16)
-    cached, prompt = pool.encode(MODEL, BLOCKS), made(0, 1)
-    runner, held = Runner(MODEL, pool), [opened(pool, cached, prompt) for _ in range(2)]
-    logits = [runner.prefill([one], [asked(prompt)]) for one in held]
-    first, second = (runner.decode([one], row, 5) for one, row in zip(held, logits, strict=True))
-    next(second)
-    with pytest.raises(BadInput, match="to its end"):
-        next(first)
-
-
 def test_an_answer_ends_at_its_end_token_and_goes_on_after_a_pause():
     pool = Pool(MODEL, 40, 16)
     cached, prompt = pool.encode(MODEL, BLOCKS), made(1, 3)

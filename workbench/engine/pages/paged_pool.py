@@ -250,8 +250,10 @@ class Pool(PageStorage):
 
 def _whole_numbers(recompute: Tensor | Sequence[int] | None) -> Ints:
     """Return positions as int32 [R]; BadInput for anything but whole numbers in one row."""
-    annotations.check("recompute", recompute, Tensor | Sequence[int] | None)
-    rows = torch.as_tensor([] if recompute is None else recompute)
+    if recompute is None:
+        return np.zeros(0, np.int32)
+    annotations.check("recompute", recompute, Tensor | Sequence[int])
+    rows = torch.as_tensor(recompute)
     if rows.numel() and (rows.ndim != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype is torch.bool):
         raise BadInput(
             f"recompute is {shown(recompute)}: whole numbers in one row, positions of context tokens, are needed"
