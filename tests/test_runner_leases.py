@@ -155,3 +155,15 @@ def test_wrong_kinds_are_refused_before_any_page_is_written(pool, call):
     with pytest.raises(BadInput):
         call(pool, cached)
     assert all(torch.equal(a, b) for a, b in zip(before, pool.keys, strict=True))
+
+
+def test_a_prompt_computed_elsewhere_answers_at_once(pool):
+    whole, runner = block_of(40, seed=3), Runner(MODEL, pool)
+    blank = pool.blank(48)
+    logits = runner.prefill([blank], [torch.tensor(whole.tokens)])
+    expected = [step[0] for step in runner.decode([blank], logits, 6)]
+    prompt = pool.open(pool.encode(MODEL, [whole]), 8)
+    with pytest.raises(BadInput):
+        list(runner.decode([prompt], logits, 6))
+    prompt.complete = True
+    assert [step[0] for step in runner.decode([prompt], logits, 6)] == expected

@@ -77,7 +77,7 @@ def first_tokens(pool: Pool, prompts: Sequence[PagedPrompt], logits: Tensor) -> 
     """
     count, vocabulary = len(prompts), pool.spec.vocabulary
     for prompt in prompts:
-        if prompt.written <= prompt.chosen:
+        if prompt.written <= prompt.chosen and not prompt.complete:
             raise BadInput("decode before prefill: the question of this prompt is not computed yet")
     if not isinstance(logits, Tensor):
         raise BadInput(f"logits are {shown(logits)}: a tensor is needed, [B, V], or [B] token ids")

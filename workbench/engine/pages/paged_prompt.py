@@ -62,6 +62,7 @@ class PagedPrompt:
     written  how many of `own` are computed
     owned    pages of `own`; `context` the blocks it reads, both of `pool`
     chosen   how many of `own` are recomputed tokens of the context: the question comes behind them
+    complete whether its context is the whole prompt, computed elsewhere: it may decode before any `prefill`
     lease    held while a step reads and writes its pages: until then it cannot be closed
     """
 
@@ -75,6 +76,7 @@ class PagedPrompt:
     written: int = 0
     closed: bool = False
     chosen: int = 0
+    complete: bool = False
     lease: Any = field(default_factory=RLock, repr=False)
     checked: int = -1  # how often pages of the pool had been given back when all of these were in order
 

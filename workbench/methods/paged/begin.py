@@ -85,6 +85,7 @@ def begin_copied(
         reserve = request.limit + (len(rows) if request.logits is None else 0)
         blocks.make_room(-(-reserve // blocks.pool.size))
         request.paged = blocks.pool.open(request.context, reserve)
+        request.paged.complete = request.logits is not None
         request.ready = replace(ready, request=replace(ready.request, kv=NOTHING))
 
 
