@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from workbench import results
 from workbench.core.errors import BadInput
+from workbench.methods import sparse
 from workbench.plots.marks import chart
 from workbench.plots.reports import tradeoff
 from workbench.results import Results, schema
@@ -234,3 +236,19 @@ def test_a_curve_a_selector_begins_at_plain_reuse_and_ends_at_full_attention():
         "query_guided",
         "random",
     }
+
+
+def test_the_shipped_counts_of_sparse_methods_are_those_of_their_answers():
+    found = results.read()
+    same = ["data", "sparse", "kind"]
+    answers, counts = (
+        table[(table.model == "lab-full") & (table.passages == 40) & table.data.isin(["lab", "needles"])]
+        for table in (found.answers("trial"), found.counts("trial"))
+    )
+    counted = counts[(counts.measure == "em") & counts["sparse"].isin(answers["sparse"])].set_index(same)
+    means = pd.concat([answers, answers.assign(kind="all")]).groupby(same).em.agg(["mean", "size"])
+    assert set(means.index) == set(counted.index)
+    both = counted.join(means)
+    assert np.allclose(both.value, both["mean"]) and (both.n == both["size"]).all()
+    assert ((both.low <= both.value) & (both.value <= both.high)).all()
+    assert all(sparse.named(spec) for spec in counts["sparse"].unique())

@@ -121,7 +121,7 @@ def test_a_record_with_receipts_is_traced():
         ('{"events": [{"at": 0}]}', "row 0 of the events"),
         ('{"events": [{"what": "run", "at": "now"}]}', "seconds are needed"),
         ('{"trial": {}, "receipts": [{}]}', "receipt 0 lacks"),
-        ('{"eve', "no whole JSON"),
+        ('{"eve', "no JSON file"),
     ],
 )
 def test_other_files_are_refused_in_one_sentence(content, words, tmp_path):

@@ -2,13 +2,14 @@
 
     python data/benchmarks/attention_backends.py
 
-leaves attention_backends.json, which `workbench.engine.attention_backends.measured` reads; rows of other GPUs in it
-stay. Candidates take turns; a time is the median in milliseconds. "dense": a whole prompt; "blocks": 32K tokens in
-blocks of one length, each attending to itself; "blocks of lengths": blocks of a quarter to three quarters of 1024
-tokens.
+leaves attention_backends.json, which `workbench.engine.attention_backends.measured` reads (rows of other GPUs in it
+stay), and timings of experiment "backends". Candidates take turns; a time is the median in milliseconds. "dense": a
+whole prompt; "blocks": 32K tokens in blocks of one length, each attending to itself; "blocks of lengths": blocks of a
+quarter to three quarters of 1024 tokens.
 """
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,13 +18,16 @@ from typing import Any
 import torch
 
 from workbench.core.errors import BadInput
+from workbench.core.utils.files import write_text
 from workbench.engine.attention_backends import blocks_backends
 from workbench.engine.attention_backends import choice as backends
-from workbench.experiments import results
 from workbench.experiments.bench import baselines, timing
 from workbench.experiments.bench.kernels.workloads import numbers
 from workbench.experiments.bench.run import gpu_facts
 from workbench.experiments.bench.timing import Time
+from workbench.experiments.trials.record import versions
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
 OUT = Path(__file__).with_name("attention_backends.json")
 HEADS = (((32, 8), 128), ((32, 8), 64), ((28, 4), 128), ((9, 3), 64))  # Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-7B, SmolLM2
@@ -75,24 +79,29 @@ def row(work: str, heads: tuple[int, int], width: int, length: int, calls: Calls
 def main() -> None:
     """Measure and write, a shape at a time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--choices", type=Path, default=OUT, help="file that the engine reads")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
     parser.add_argument("--shapes", type=int, default=len(HEADS), help="how many of the model shapes")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise BadInput("attention is timed on a GPU, and there is none here")
     facts = gpu_facts()
     name = facts.pop("card")
-    before = results.read_json(given.out)["gpus"] if given.out.is_file() else {}
+    before = json.loads(given.choices.read_text())["gpus"] if given.choices.is_file() else {}
     rows: list[dict[str, Any]] = []
-    with torch.inference_mode():
+    origin = {"device": name, "versions": versions(), **this_run()}
+    with torch.inference_mode(), Writer(given.out, "backends@gpu", **origin) as out:
         for work, heads, width, length, calls in shapes():
             if (heads, width) not in HEADS[: given.shapes]:
                 continue
             rows.append(row(work, heads, width, length, calls))
+            setting = {"work": work, "heads": list(heads), "width": width, "length": length}
+            about = {"setting": setting, "workload": f"{work}, {length:,} tokens"}
+            out.timings({**about, "candidate": who, "ms": ms} for who, ms in rows[-1]["times"].items())
             print(work, heads, width, length, {k: round(v, 4) for k, v in rows[-1]["times"].items()}, flush=True)
             mine = facts | {"capability": list(torch.cuda.get_device_capability()), "rows": rows}
             command = {"command": "python data/benchmarks/attention_backends.py"}
-            results.write_json(given.out, command | {"gpus": before | {name: mine}})
+            write_text(given.choices, json.dumps(command | {"gpus": before | {name: mine}}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python data/benchmarks/memory_checks.py                       all kernels, memcheck and racecheck
     python data/benchmarks/memory_checks.py --kernels question_attention --tools memcheck
 
-leaves memory-checks.json, a row of a kernel and tool as it ends; rows that are not made again stay.
+writes counts of experiment "sanitizer" into a results folder, one of a kernel and tool as it ends.
 
 memcheck   reads and writes outside of what was allocated; torch's cache of allocations is off, so that each is one
 racecheck  accesses to shared memory that no barrier keeps apart. It does not follow memory barriers (mbarrier), by
@@ -25,10 +25,11 @@ from typing import Any
 
 import torch
 
-from workbench.experiments import bench, results
+from workbench.experiments import bench
 from workbench.experiments.trials.record import device_name, versions
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
-OUT = Path(__file__).with_name("memory-checks.json")
 TOOLS = ("memcheck", "racecheck")
 CACHE_OFF = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
 SANITIZER = "compute-sanitizer"
@@ -90,20 +91,14 @@ def main() -> None:
     parser.add_argument("--tools", nargs="+", default=list(TOOLS), choices=TOOLS)
     parser.add_argument("--jobs", type=int, default=8, help="processes at a time")
     parser.add_argument("--seconds", type=float, default=600, help="of one process, at most")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
     given = parser.parse_args()
-    kept: dict[str, Any] = {
-        "command": "python data/benchmarks/memory_checks.py",
-        "device": device_name(torch.device("cuda")),
-    }
-    kept |= {"versions": versions(), "rows": []}
-    before = results.read_json(given.out)["rows"] if given.out.is_file() else []
-    again = {(tool, name) for tool in given.tools for name in given.kernels}
-    kept["rows"] = [row for row in before if (row["tool"], row["name"]) not in again]
-    for row in of_kernels(given.kernels, given.tools, given.jobs, given.seconds):
-        kept["rows"].append(row)
-        results.write_json(given.out, kept)
-        print({key: value for key, value in row.items() if key != "output"}, *row["output"], sep="\n", flush=True)
+    origin = {"device": device_name(torch.device("cuda")), "versions": versions(), **this_run()}
+    with Writer(given.out, "sanitizer@kernels", measure="errors", **origin) as out:
+        for row in of_kernels(given.kernels, given.tools, given.jobs, given.seconds):
+            setting = {name: row[name] for name in ("output", "right", "seconds")}
+            out.counts([{"method": row["tool"], "kind": row["name"], "value": row["errors"], "setting": setting}])
+            print({key: value for key, value in row.items() if key != "output"}, *row["output"], sep="\n", flush=True)
 
 
 if __name__ == "__main__":

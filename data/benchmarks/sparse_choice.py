@@ -1,6 +1,6 @@
 """Memory and time of the choice alone, to 131,072 tokens: it must grow with the tiles, not with the pairs of tokens.
 
-    python data/benchmarks/sparse_choice.py --device cuda       writes data/benchmarks/sparse-choice-DEVICE.json
+    python data/benchmarks/sparse_choice.py --device cuda       writes counts of experiment "choices"
 
 Each method chooses for one layer of `--heads` query heads over half as many KV heads of width 128, random states, for a
 whole prompt or its last `--chunk` rows. Every choice runs in a process of its own; bytes are the peak above the states
@@ -8,7 +8,6 @@ themselves: of the process (resident, CPU) or of the allocator (CUDA). `largest`
 """
 
 import argparse
-import json
 import resource
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.core.plan import Site
 from workbench.core.utils.runner import pool
+from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import sparse
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
 WIDTH = 128
 SPECS = (
@@ -58,9 +60,8 @@ def measure(spec: str, length: int, chunk: int, heads: int, device: str) -> dict
     if device != "cpu":
         torch.cuda.synchronize()
     seconds = perf_counter() - began
-    record = {"method": spec, "length": length, "chunk": chunk, "heads": heads, "seconds": seconds, "bytes": peak}
-    record |= {"largest": largest.elements, "pairs": heads * chunk * length}
-    return record | {"tiles": tiles.kept.numel(), "kept": tiles.density}
+    share = largest.elements / (heads * chunk * length)
+    return {"seconds": seconds, "bytes": float(peak), "largest_of_pairs": share, "density": tiles.density}
 
 
 def _peak(device: str) -> int:
@@ -77,19 +78,18 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 32768, 131072])
     parser.add_argument("--chunk", type=int, default=0, help="rows at the end of the prompt; 0: all of it")
     parser.add_argument("--methods", nargs="+", default=SPECS)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
     args = parser.parse_args()
-    records = []
-    for spec in args.methods:
-        for length in args.lengths:
-            with pool(1) as fresh:
-                job = fresh.submit(measure, spec, length, args.chunk or length, args.heads, args.device)
-                records.append(job.result())
-            r = records[-1]
-            cost = f"{r['seconds']:8.3f} s  {r['bytes'] / 2**20:8.0f} MiB"
-            largest = f"largest tensor {r['largest'] / 1e6:8.1f} M of {r['pairs'] / 1e6:10.0f} M pairs"
-            print(f"{spec:40} {length:>7} tokens  {cost}  {largest}", flush=True)
-    out = Path(__file__).with_name(f"sparse-choice-{args.device}.json")
-    out.write_text(json.dumps({"torch": torch.__version__, "records": records}, indent=1) + "\n")
+    origin = {"device": device_name(torch.device(args.device)), "versions": versions(), **this_run()}
+    with Writer(args.out, f"choices@{args.device}", n=1, **origin) as out:
+        for spec in args.methods:
+            for length in args.lengths:
+                with pool(1) as fresh:
+                    job = fresh.submit(measure, spec, length, args.chunk or length, args.heads, args.device)
+                    found = job.result()
+                about = {"sparse": spec, "at": float(length), "chunk": args.chunk, "setting": {"heads": args.heads}}
+                out.counts({**about, "measure": name, "value": value} for name, value in found.items())
+                print(f"{spec:40} {length:>7} tokens  ", {k: f"{v:.4g}" for k, v in found.items()}, flush=True)
 
 
 if __name__ == "__main__":

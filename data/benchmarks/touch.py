@@ -3,14 +3,13 @@
     python data/benchmarks/touch.py --threads 2                     300 ms on the lab model is the bar
     python data/benchmarks/touch.py --threads 2 --model smollm2     2 s is the bar
 
-Writes touch-cpu-MODEL.json, which the README tells, and prints a line of JSON a change: milliseconds from the wish
-until the chosen method's first token is there ("shown"), that of full attention beside it ("both"), and all answers and
-values of tokens ("all"): medians and the slowest.
+Writes timings of experiment "touch", which the README tells, and prints a line of JSON a change: milliseconds from the
+wish until the chosen method's first token is there ("shown"), that of full attention beside it ("both"), and all
+answers and values of tokens ("all"): medians and the slowest.
 """
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -22,10 +21,10 @@ import torch
 from workbench import data, explore
 from workbench.app.explore.editor.widget import PromptWidget
 from workbench.app.explore.given import Model
-from workbench.experiments.results import write_json
 from workbench.experiments.trials.record import device_name, versions
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
-BARS = {"lab-full": 300, "smollm2": 2000}  # ms, of "shown"
 Change = Callable[[PromptWidget, int], dict[str, Any]]
 
 
@@ -90,16 +89,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--passages", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    about: dict[str, Any] = {"command": " ".join(["python", "data/benchmarks/touch.py", *sys.argv[1:]])}
-    about |= {"model": args.model, "device": device_name(torch.device("cpu")), "versions": versions()}
-    about |= {"repeats": args.repeats, "passages": args.passages, "bar_ms": BARS.get(args.model), "rows": []}
-    for row in measured(args.model, args.repeats, args.passages):
-        about["rows"].append(row)
-        write_json(args.out / f"touch-cpu-{Path(args.model).name.replace('-', '_')}.json", about)
-        print(json.dumps(row), flush=True)
+    origin = {"model": args.model, "passages": args.passages, "device": device_name(torch.device("cpu"))}
+    part = f"touch@cpu-{Path(args.model).name}"
+    with Writer(args.out, part, **origin, versions=versions(), **this_run()) as out:
+        for row in measured(args.model, args.repeats, args.passages):
+            about = {"workload": row["change"], "setting": {"tokens": row["tokens"]}, "runs": args.repeats}
+            most = {"shown": row["slowest"]}
+            parts = ("shown", "both", "all")
+            out.timings({**about, "candidate": part, "ms": row[part], "most": most.get(part)} for part in parts)
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Peak memory of one training step against sequence length: BlockMask of FlexAttention beside a dense bool mask.
 
-    python data/benchmarks/tune_memory.py --shape lab-full --shape llama-1b     writes tune-memory-DEVICE.json
+    python data/benchmarks/tune_memory.py --shape lab-full --shape llama-1b     writes counts
 
 One sample of passages of 128 tokens in block mode; AdamW, bf16 autocast on a GPU. There `peak_gib` is what torch
 allocated; on a CPU, where blocks are trained part by part, it is the resident memory of a process of its own, libraries
@@ -22,13 +22,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench import models
 from workbench.core.utils.runner import pool
-from workbench.experiments.results import write_json
 from workbench.experiments.trials.record import device_name, versions
 from workbench.models.spec import attach
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 from workbench.training.tuning.attention import NAME, TILE, MaskBlock, forward, masks_of
 from workbench.training.tuning.text.examples import Example, QuestionAnswer
 from workbench.training.tuning.text.packing import PackedExamples, pack
 
+MEASURED = ("mask_mib", "peak_gib", "seconds")
 SHAPES = {  # random weights; the first has the sizes of Llama-3.2-1B
     "llama-1b": {
         "hidden_size": 2048,
@@ -118,7 +120,7 @@ def row_of(shape: str, tokens: int, mask: str, device: str) -> dict[str, Any]:
     try:
         return row | measure(model, windows, batch, mask, device)
     except torch.OutOfMemoryError:
-        return row | {"peak_gib": "out of memory"}
+        return row  # no numbers: out of memory
 
 
 def rows_of(shape: str, lengths: list[int], device: str) -> list[dict[str, Any]]:
@@ -137,11 +139,14 @@ def main() -> None:
     parser.add_argument("--shape", action="append", help=f"a model folder or name, or one of {', '.join(SHAPES)}")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
     args = parser.parse_args()
-    rows = [row for shape in args.shape or ["lab-full"] for row in rows_of(shape, args.tokens, args.device)]
-    facts = {"device": device_name(torch.device(args.device)), "versions": versions(), "rows": rows}
-    write_json(args.out or Path(__file__).with_name(f"tune-memory-{args.device}.json"), facts)
+    origin = {"device": device_name(torch.device(args.device)), "versions": versions(), **this_run()}
+    with Writer(args.out, f"tuning-memory@{args.device}", **origin) as out:
+        for shape in args.shape or ["lab-full"]:
+            for row in rows_of(shape, args.tokens, args.device):
+                about = {"model": shape, "setting": {"mask": row["mask"], "tokens": row["tokens"]}}
+                out.counts({**about, "measure": name, "value": row.get(name)} for name in MEASURED)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Blocks encoded on one GPU and spread over two: a process each, with a model of its own, as `store encode` deals them.
 
     python data/benchmarks/two_gpus.py
-    python data/benchmarks/two_gpus.py --tiny --out /tmp/two-gpus.json     two processes on a CPU, for a try
+    python data/benchmarks/two_gpus.py --tiny --out runs/try     two processes on a CPU, for a try
 
-leaves two-gpus.json: seconds for all blocks on the first GPU while the second is idle, and for half of them on each at
-the same time, in turns, from a start that both wait for until the later one is done. No turn begins after `--seconds`.
-Llama-3.1-8B's shape, random weights.
+writes timings of experiment "two-gpus": milliseconds for all blocks on the first GPU while the second is idle, and for
+half of them on each at the same time, in turns, from a start that both wait for until the later one is done. No turn
+begins after `--seconds`. Llama-3.1-8B's shape, random weights.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from torch import multiprocessing
 
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
-from workbench.experiments import results
 from workbench.experiments.bench.models import whole_model
 from workbench.experiments.trials.record import device_name, versions
 from workbench.metrics.latency import quantiles
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
-OUT = Path(__file__).with_name("two-gpus.json")
 BLOCKS, TOKENS, RUNS, SECONDS = 64, 512, 30, 50.0  # blocks, tokens of one, turns, seconds from the start
 LEAST = 3  # turns that are taken however late it is
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -144,38 +144,32 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--beside", default="nothing", help="what else the GPUs did meanwhile, for readers")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
     if not given.tiny and torch.cuda.device_count() < 2:
         raise BadInput(f"two GPUs are needed, and {torch.cuda.device_count()} are here")
     if given.blocks < 2 or given.runs < 1:
         raise BadInput(f"{given.blocks} blocks and {given.runs} runs: at least 2 blocks and 1 run are needed")
-    about: dict[str, Any] = {"command": "python data/benchmarks/two_gpus.py"}
-    about |= {
-        "beside": given.beside,
-        "shape": "tiny" if given.tiny else "Llama-3.1-8B",
-        "versions": versions(),
-        "tokens": given.tokens,
-    }
-    about |= {"device": "cpu" if given.tiny else device_name(torch.device("cuda:0")), "blocks": given.blocks}
+    origin = {"model": "tiny" if given.tiny else "Llama-3.1-8B", "versions": versions(), **this_run()}
+    origin |= {"device": "cpu" if given.tiny else device_name(torch.device("cuda:0"))}
     taken: dict[str, list[float]] = {ALONE: [], SHARED: []}
     with Both(given.blocks, given.tokens, given.tiny) as both:
-        about["same_bits"] = both.ready()
-        print(f"ready {given.seconds - end + time.monotonic():.0f} s after the start: {about}", flush=True)
+        setting = {"blocks": given.blocks, "tokens": given.tokens, "same_bits": both.ready()}
+        print(f"ready {given.seconds - end + time.monotonic():.0f} s after the start: {setting}", flush=True)
         for run in range(given.runs):
             if run >= LEAST and time.monotonic() > end:
                 break
             for turn, seconds in taken.items():
                 seconds.append(both.seconds(turn))
-    about |= {"runs": len(taken[SHARED]), "rows": []}
-    for gpus, seconds in enumerate(taken.values(), 1):
-        found = quantiles(seconds)
-        row = {"gpus": gpus, "seconds": found.p50, "p5": found.p5, "p95": found.p95}
-        about["rows"].append(row | {"tokens_per_s": given.blocks * given.tokens / found.p50})
-        print(about["rows"][-1], flush=True)
-    results.write_json(given.out, about)
+    workload = f"{given.blocks} blocks of {given.tokens} tokens"
+    with Writer(given.out, "two-gpus@encode", **origin) as out:
+        for gpus, seconds in enumerate(taken.values(), 1):
+            found = quantiles(seconds)
+            times = {"ms": found.p50 * 1e3, "p5": found.p5 * 1e3, "p95": found.p95 * 1e3, "runs": len(seconds)}
+            about = {"workload": workload, "candidate": f"{gpus} GPU" + "s" * (gpus > 1)}
+            out.timings([{**about, **times, "setting": {**setting, "gpus": gpus}}])
+            print(about, times, flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ data/benchmarks/soak.json after every wave; exit status 1 where something is wro
 """
 
 import argparse
+import math
 import resource
 import sys
 from collections import Counter
@@ -22,16 +23,15 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from data.benchmarks.engine_tokens import differences
 from data.benchmarks.two_gpus import checksum
 from workbench import data, models
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import Cached
-from workbench.experiments import results
 from workbench.experiments.trials.record import device_name, versions
-from workbench.methods import Method, engines
+from workbench.methods import Method, engines, finish
 from workbench.methods.engines import pages_of
 from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full
@@ -43,10 +43,13 @@ from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.sampling import SamplingParams
 from workbench.methods.select import named as selector
 from workbench.methods.sparse import named as sparse
+from workbench.metrics.fidelity import predict
 from workbench.models.loading import Loaded
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 from workbench.store import MemoryStore
 
-OUT = results.FOLDER / "soak.json"
+NEAR = 8  # steps of the dtype between logits that rounding in the layers before may make
 SHARE = 100  # one request in so many is checked
 WAVE = 64
 CHECKED = 16  # blocks of which a checksum is taken again after every wave, and for the first time
@@ -144,9 +147,7 @@ class Soak:
         elif params.temperature:
             self.counts["drawn otherwise"] += 1  # a draw amplifies what rounds otherwise
         else:
-            found = differences(self.loaded, [prompt], method, [alone.tokens], [said])
-            for kind in ("tie", "near", "apart"):
-                self.counts[kind] += found[kind]
+            self.counts[difference(self.loaded.model, prompt, method, alone.tokens, said)] += 1
 
     def _check(self, answers: PagedAnswers, sums: dict[int, tuple[Cached, int]], random: Random) -> None:
         """Count pages without an owner, blocks that are still pinned, and checksums that have changed."""
@@ -193,6 +194,26 @@ class Soak:
         return held
 
 
+def difference(
+    model: PreTrainedModel, prompt: Prompt, method: Method, said: Sequence[int], other: Sequence[int]
+) -> str:
+    """Return how far apart the first two tokens that differ are for the contiguous engine: "tie", "near" or "apart".
+
+    A tie is at most one step of the model's dtype, near at most `NEAR`. An end stands for the likeliest other token.
+    """
+    at = next((i for i, pair in enumerate(zip(said, other, strict=False)) if len(set(pair)) > 1), None)
+    at = min(len(said), len(other)) if at is None else at
+    ready = method.begin(model, [prompt], None, at + 1)
+    logits = predict(model, ready, finish(model, ready), [(*said[:at], 0)])[0][-1].float()
+    likely = logits.topk(2).indices.tolist()
+    ids = [answer[at] if at < len(answer) else None for answer in (said, other)]
+    first, second = (next(x for x in likely if x not in ids) if one is None else one for one in ids)
+    size = float(logits[[first, second]].abs().max())
+    step = torch.finfo(model.dtype).eps * 2.0 ** (math.frexp(max(size, 1e-30))[1] - 1)
+    steps = abs(float(logits[first] - logits[second])) / step
+    return "tie" if steps <= 1 else "near" if steps <= NEAR else "apart"
+
+
 def sound(report: dict[str, Any]) -> bool:
     """Return whether nothing leaked, no checksum changed, and no compared answer differs by more than rounding."""
     counts = report["counts"]
@@ -209,26 +230,29 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100, help="of the lab, whose passages are drawn")
     parser.add_argument("--store-mib", type=int, default=32, help="of blocks that are kept; the others are dropped")
     parser.add_argument("--pool", type=int, default=8192, help="tokens of the pool, which does not hold all blocks")
-    parser.add_argument("--beside", default="nothing", help="what else the GPUs did meanwhile, for readers")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
     given = parser.parse_args()
     engines.TOKENS = given.pool
     loaded = models.load(given.model, given.device, given.dtype)
     prompts = loaded.layout.prompts(data.load("lab", given.questions, 0), loaded.tokenizer)
     texts: dict[Block, None] = dict.fromkeys(block for prompt in prompts for block in prompt.context)
     soak = Soak(loaded, list(texts), [prompt.blocks[-1] for prompt in prompts], given.store_mib << 20)
-    about = {"command": "python -m tests.stress.soak", "model": given.model, "dtype": str(loaded.model.dtype)[6:]}
-    about |= {"device": device_name(loaded.model.device), "versions": versions(), "blocks": len(texts)}
-    about |= {"beside": given.beside, "store_mib": given.store_mib}
+    origin = {"model": given.model, "dtype": str(loaded.model.dtype)[6:], "versions": versions(), **this_run()}
+    origin |= {"device": device_name(loaded.model.device)}
+    origin["setting"] = {"blocks": len(texts), "store_mib": given.store_mib}
 
     def tell(report: dict[str, Any]) -> None:
-        results.write_json(given.out, {**about, **report, "sound": sound(report)})
         counts = report["counts"]
         if counts["waves"] % 10 == 0 or counts["waves"] < 5:
             print(f"{counts['requests']:,} requests, {report['seconds']:.0f} s, sound: {sound(report)}", flush=True)
 
     report = soak.run(given.requests, tell)
     print(report["counts"])
+    with Writer(given.out, "soak@requests", **origin) as out:
+        out.counts({"measure": name, "value": float(value)} for name, value in report["counts"].items())
+        out.counts({"measure": name, "kind": "store", "value": float(v)} for name, v in report["store"].items())
+        for when, held in report["bytes"].items():
+            out.counts({"measure": n, "kind": f"bytes, {when}", "value": float(v)} for n, v in held.items())
     sys.exit(0 if sound(report) else 1)
 
 

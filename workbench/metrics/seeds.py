@@ -49,18 +49,6 @@ def over_seeds(shares: Sequence[float], n: int, seed: int = 0) -> OverSeeds:
     return OverSeeds(len(shares), n, float(np.mean(shares)), float(low), float(high))
 
 
-def gap_over_seeds(one: Sequence[float], other: Sequence[float], n: int, seed: int = 0) -> OverSeeds:
-    """Summarise the difference of two methods, `one - other`, seeds drawn together. BadInput for unlike numbers."""
-    if len(one) != len(other) or not len(one):
-        raise BadInput(f"{len(one)} and {len(other)} seeds: the same are needed for both, and at least one")
-    draw = np.random.default_rng(seed)
-    pairs = np.stack((np.asarray(one, float), np.asarray(other, float)))
-    which = draw.integers(pairs.shape[1], size=(RESAMPLES, pairs.shape[1]))
-    gaps = (draw.binomial(n, pairs[0][which]) - draw.binomial(n, pairs[1][which])) / n
-    low, high = np.quantile(gaps.mean(1), (0.025, 0.975))
-    return OverSeeds(pairs.shape[1], n, float((pairs[0] - pairs[1]).mean()), float(low), float(high))
-
-
 def crossed(values: Sequence[Sequence[float]], seed: int = 0) -> OverSeeds:
     """Summarise a number a training seed and question [S, N]. BadInput where seeds have not the same questions."""
     counts = [len(row) for row in values]

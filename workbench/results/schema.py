@@ -125,8 +125,8 @@ EXPERIMENTS = {
     "ttft": "python data/benchmarks/ttft.py --model {model} --out {out}",  # setting: length, and what is varied
     "stages": "python data/benchmarks/stages.py --out {out}",  # where the time of a prefill goes, in seconds
     "scale": "python data/benchmarks/scale.py --out {out}",  # one axis varied: context, question, blocks or batch
-    "engines": "python data/benchmarks/engines.py --out {out}",  # contiguous caches and pages; answers that differ
     "soak": "python -m tests.stress.soak --out {out}",
+    "choices": "python data/benchmarks/sparse_choice.py --out {out}",  # of sparse methods alone: seconds, bytes
     "backends": "python data/benchmarks/attention_backends.py --out {out}",  # of attention, by shape
     "two-gpus": "python data/benchmarks/two_gpus.py --out {out}",
     "touch": "python data/benchmarks/touch.py --out {out}",  # the prompt editor: until a change is shown

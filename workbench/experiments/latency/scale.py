@@ -10,7 +10,7 @@ first token of one request, from an idle GPU to the token on the host, and `repl
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ QUESTIONS = (1, 16, 50, 128, 256, 512, 1024)  # tokens
 BLOCKS = (8, 16, 32, 64, 128, 256, 512)  # that one context is made of
 BATCHES = (1, 2, 4, 8, 16, 32, 64)  # requests that decode at once
 STEPS = 33  # of decoding
+MEASURED = ("replay_ms", "encode_ms", "pool_gb", "peak_gb", "tokens_per_s")  # of a point, besides its time
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,16 @@ def curves(scene: Scene, axes: Sequence[Axis] = AXES, runs: int = 30) -> Iterato
     for axis in axes:
         for x in axis.values:
             yield {"axis": axis.name, "x": x} | point(scene, axis.name, x, runs)
+
+
+def result_rows(point: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a point as a row of `results.Timing`, and what else was measured of it as rows of `results.Count`."""
+    setting = {name: point[name] for name in ("axis", "x", "context", "question", "block")}
+    about = {"setting": setting, "workload": f"{point['axis']} {point['x']}", "candidate": "ours"}
+    timed = about | {name: point.get(name) for name in ("ms", "p5", "p95", "least", "most", "runs")}
+    there = [name for name in MEASURED if point.get(name) is not None]
+    counts = {"setting": setting, "kind": point["axis"], "at": float(point["x"])}
+    return timed, [{**counts, "measure": name, "value": point[name]} for name in there]
 
 
 def point(scene: Scene, axis: str, x: int, runs: int) -> dict[str, Any]:

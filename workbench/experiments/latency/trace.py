@@ -5,12 +5,13 @@ for every request, from its arrival to its last token. Format: "Trace Event Form
 complete events (`ph` X) for spans, instant events (i) for moments, async events (b, e) where spans of a track overlap.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import BadInput
-from workbench.experiments.results import read_json, write_json
+from workbench.core.utils.files import write_text
 from workbench.methods.request_report import STAGES, Receipt
 from workbench.store.events import SPANS, Event, Span, from_rows, to_rows
 
@@ -22,7 +23,7 @@ _SHOWN = ("key", "tier", "bytes", "tokens", "detail", "request")
 
 def write_run(path: Path, events: Iterable[Event], **facts: Any) -> None:
     """Write the events of a run, and facts about it, for `read`."""
-    write_json(path, facts | {"events": to_rows(events)})
+    write_text(path, json.dumps(facts | {"events": to_rows(events)}) + "\n")
 
 
 def read(path: Path) -> list[Event]:
@@ -34,9 +35,9 @@ def read(path: Path) -> list[Event]:
     if not file.is_file():
         raise BadInput(f"{file} is not there: give a record of `workbench trial --receipt`, or the events of a run")
     try:
-        content = read_json(file)
-    except UnicodeDecodeError:
-        raise BadInput(f"{file} is no JSON file") from None
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise BadInput(f"{file} is no JSON file: {problem}") from None
     if isinstance(content, Mapping) and isinstance(rows := content.get("events"), list):
         return from_rows(rows)
     content = content.get("record", content) if isinstance(content, Mapping) else content

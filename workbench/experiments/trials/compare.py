@@ -74,16 +74,6 @@ def table(methods: Mapping[str, Records], reuse: str | None = None, seed: int = 
     return [_row(name, rows, methods[reuse] if reuse is not None else None, seed) for name, rows in methods.items()]
 
 
-def with_explained(swept: Any, answers: Any, reuse: str, seed: int = 0) -> Any:
-    """Return the table of a sweep with columns {loss}_explained and their ends, beside its trial `reuse`.
-
-    `answers` has a row a trial and question (`answers.parquet`). Both are DataFrames.
-    """
-    of_trial = by("trial", answers.to_dict("records"))
-    columns = [_explained(of_trial, row, reuse, seed) for row in swept.to_dict("records")]
-    return swept.assign(**{name: [each[name] for each in columns] for name in columns[0]})
-
-
 def _explained(of_trial: Mapping[str, Records], row: Mapping[str, Any], reuse: str, seed: int) -> dict[str, Any]:
     method, plain = ([r for r in of_trial[name] if row["kind"] in ("all", r["kind"])] for name in (row["trial"], reuse))
     columns: dict[str, Any] = {}

@@ -33,12 +33,6 @@ def judged(source: str, claim: str, holds: bool | None) -> str:
     return f"{source} says that {claim}: {'confirmed' if holds else 'contradicted'} here."
 
 
-def sign_of(interval: Interval) -> int:
-    """Return 1 or -1 where the whole interval lies on that side of 0, else 0."""
-    low, high = interval
-    return 1 if low > 0 else -1 if high < 0 else 0
-
-
 def sentence(text: str) -> str:
     """Return a text as a sentence: its first letter a capital, the others as they are, a full stop at its end."""
     return f"{text[:1].upper()}{text[1:].rstrip()}{'' if text.rstrip().endswith(('.', '?', '!')) else '.'}"
