@@ -16,12 +16,14 @@ from workbench import models, results
 from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.core.utils import runner
+from workbench.data.assets import ROOT
+from workbench.experiments.sweeps import plan, sweep_runs
 from workbench.experiments.sweeps import sweep as sweeps
-from workbench.experiments.sweeps import sweep_runs
 from workbench.experiments.sweeps.sweep import Failed, cases, difference, sweep
 from workbench.experiments.sweeps.sweep_grid import Case
 from workbench.experiments.trials.trial import Trial
 
+PLANS = ROOT / "benchmarks" / "plans"
 QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 3, "timed": 1}
 LISTS = {"prepare": ["independent", "after_system"], "select": ["none", "first_k"], "ratio": [0.1, 0.5]}
 MEASURED = ["seconds", "ttft_p5", "ttft_p50", "ttft_p95", "ttft_least", "ttft_most"]
@@ -295,3 +297,61 @@ def test_the_command_ends_with_one_where_a_trial_failed_and_with_two_where_it_wa
     for option, message in (("--samples", "samples is 'many': a number is needed"), ("--batch", "batch is 0")):
         ended = CliRunner().invoke(cli.app, [*command, option, "many" if option == "--samples" else "0"])
         assert ended.exit_code == 2 and message in ended.stderr
+
+
+PLAN = """
+[common]
+model = "{folder}"
+samples = 2
+passages = 3
+max_new_tokens = 2
+timed = 1
+fidelity = false
+
+[[trials]]
+mode = "full"
+
+[[trials]]
+label = "chosen"
+training_of = "tiny"
+mode = "block"
+select = ["first_k", "random"]
+ratio = [0.1, 0.5]
+"""
+
+
+def test_a_plan_lists_grids_of_trials_and_names_their_rows(folder, tmp_path):
+    file = tmp_path / "plan.toml"
+    file.write_text(PLAN.format(folder=folder))
+    out = tmp_path / "out"
+    ran = CliRunner().invoke(cli.app, ["sweep", "--plan", str(file), "--samples", "1", "--out", str(out)])
+    assert ran.exit_code == 0, ran.output
+    rows = results.read([str(out)]).answers("trial")
+    assert len(rows) == 5 and list(rows.method).count("chosen") == 4
+    assert set(rows[rows.method == "chosen"].model) == {"tiny"} and set(rows[rows.method != "chosen"].model) != {"tiny"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "lists no"),
+        ("[common", "cannot be read"),
+        ("[[trial]]\nmode = 'full'", "'trial'"),
+        ("[[trials]]\nmodus = 'full'", "'modus'"),
+        ("[[trials]]\nmode = 'half'", "half"),
+        ("[[trials]]\nlabel = 3", "label 3"),
+        (None, "not there"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(text, sentence, tmp_path):
+    file = tmp_path / "plan.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(BadInput, match=sentence):
+        plan.read(file, {})
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in PLANS.glob("*.toml")))
+def test_every_plan_that_ships_lists_trials_that_can_be(name, folder, monkeypatch):
+    monkeypatch.setattr(plan.models, "training_seed", lambda model: 1)  # of trainings that do not ship
+    assert len(plan.read(PLANS / name, {})) > 1

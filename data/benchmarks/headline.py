@@ -143,7 +143,7 @@ def measured() -> str:
         "process. `workbench bench question` measures the first report, and so on; "
         "[notes.md](data/benchmarks/notes.md) holds every workload and what was tried.\n\n"
         f"{speed(reports.rows)}\n\n"
-        f"**Quality.** {about(real)}. [data/benchmarks/real.py](data/benchmarks/real.py) measures it, notebook 12 "
+        f"**Quality.** {about(real)}. The plans [data/benchmarks/plans](data/benchmarks/plans) measure it, notebook 12 "
         f"shows it.\n\n{quality(real)}\n\n"
         f"**The prompt one can touch**, on two threads of a CPU: the answer to a change of ratio, selector, order or "
         f"word begins after {touched()} (medians; [touch.py](data/benchmarks/touch.py)).\n"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.models.checkpoints import base_folder, check, folder, names, weights_of
     from workbench.models.loading import DTYPES, Loaded, device_of, load
-    from workbench.models.model_card import describe, layout_of, note_of
+    from workbench.models.model_card import describe, layout_of, note_of, training_seed
 
 __all__ = [
     "DTYPES",
@@ -23,9 +23,10 @@ __all__ = [
     "load",
     "names",
     "note_of",
+    "training_seed",
     "weights_of",
 ]
-_HOME = dict.fromkeys(("describe", "layout_of", "note_of"), "model_card")
+_HOME = dict.fromkeys(("describe", "layout_of", "note_of", "training_seed"), "model_card")
 _HOME |= dict.fromkeys(("base_folder", "check", "folder", "names", "weights_of"), "checkpoints")
 
 

@@ -121,3 +121,13 @@ def note_of(name_or_path: str | Path) -> str:
     if not isinstance(note, str):
         raise BadInput(f"{declared}: note is {json.dumps(note)}, a text is needed")
     return note
+
+
+def training_seed(name_or_path: str | Path) -> int | None:
+    """Return the seed that a model was trained with, as `workbench lab train` and `workbench tune` note it."""
+    path = folder(name_or_path)
+    for name in ("training.json", "tuning.json"):
+        if (path / name).is_file():
+            seed = read_json(path / name).get("recipe", {}).get("seed")
+            return seed if isinstance(seed, int) else None
+    return None

@@ -55,6 +55,10 @@ def sweep(
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Lines of JSON on stdout", rich_help_panel=OUTPUT)] = False,
     out: Annotated[Path, typer.Option(help="Folder of the results", rich_help_panel=OUTPUT)] = Path("runs/sweep"),
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="TOML file that lists trials; options given here stand in its place", rich_help_panel=OUTPUT),
+    ] = None,
     **given: str | None,
 ) -> None:
     """Try every combination of lists of options; run again to go on after an interruption."""
@@ -64,6 +68,7 @@ def sweep(
         run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
         return
     from workbench.app.console.sweep_report import show  # torch, transformers, pandas: not for `--help`
+    from workbench.experiments.sweeps import plan as plans
     from workbench.experiments.sweeps import sweep as sweeps
     from workbench.experiments.sweeps.sweep_grid import FIELDS, cases
     from workbench.experiments.trials.trial import Trial
@@ -73,13 +78,14 @@ def sweep(
         for name, text in given.items()
         if text is not None
     }
-    if "model" not in lists:
+    if "model" not in lists and plan is None:
         lists["model"] = [inspect.signature(trial).parameters["model"].default]
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
     base = {name: getattr(Trial, name, None) for name in FIELDS}
     with progress("sweeping") as advance:
-        outcome = sweeps.run(cases(base, lists), out, jobs, advance, cluster=cluster, retries=retries)
+        listed = plans.read(plan, lists) if plan else cases(base, lists)
+        outcome = sweeps.run(listed, out, jobs, advance, cluster=cluster, retries=retries)
     if as_json:
         print(outcome.table.to_json(orient="records", lines=True), end="")
     else:

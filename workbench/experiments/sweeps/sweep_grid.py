@@ -20,10 +20,14 @@ FIELDS = tuple(field.name for field in fields(Trial))
 
 @dataclass(frozen=True)
 class Case:
-    """A trial of a sweep, and the published method it was asked for by, if any."""
+    """A trial of a sweep, and the published method it was asked for by, if any.
+
+    origin   columns of its rows that stand in place of the trial's own, as (name, value)
+    """
 
     trial: Trial
     method: str = ""
+    origin: tuple[tuple[str, Any], ...] = ()
 
     @cached_property
     def key(self) -> str:

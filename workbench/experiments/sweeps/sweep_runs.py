@@ -64,7 +64,7 @@ class Runs:
 
     def _write(self, case: Case, done: Measured) -> None:
         record, answers = done
-        rows.write(self.folder.parent, case.key, record, answers, case.method)
+        rows.write(self.folder.parent, case.key, record, answers, case.method, **dict(case.origin))
 
     def _fail(self, case: Case, outcome: Outcome) -> None:
         content = {"trial": case.trial.settings(), "problem": outcome.problem, "traceback": outcome.trace}

@@ -30,6 +30,7 @@ SCORES = tuple(one.name for one in fields(Quality) if f"{one.name}_low" in {othe
 COMPARED = frozenset(("kl", "kl_first", "agree", "agree_first", "nll", "nll_extra"))  # their n is `compared`
 SPARSITY = {name: name for name in ("density", "union", "tiles", "mass", "recall", "error", "lowest")}
 SPARSITY |= {"kl": "prefill_kl", "agree": "prefill_agree", "answer": "first", "seconds": "prefill_seconds"}
+BY_HEAD = ("density", "mass", "recall", "error")
 SHARED_COLUMNS = frozenset(field.name for field in fields(Origin))
 OF_ANSWER = frozenset(field.name for field in fields(Answer))
 
@@ -71,11 +72,19 @@ def answers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write(
-    out: Path, key: str, record: Record | Mapping[str, Any], rows: Sequence[Mapping[str, Any]], method: str = ""
+    out: Path,
+    key: str,
+    record: Record | Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    method: str = "",
+    **named: Any,
 ) -> None:
-    """Write a trial that has ended into the results folder `out`; `rows` has a row a question."""
+    """Write a trial that has ended into the results folder `out`; `rows` has a row a question.
+
+    `named` columns stand in place of the trial's own.
+    """
     record = record if isinstance(record, Record) else Record.from_json(dict(record))
-    with Writer(out, f"{EXPERIMENT}@{key}", **this_run(), **origin(record, method)) as tables:
+    with Writer(out, f"{EXPERIMENT}@{key}", **(this_run() | origin(record, method) | named)) as tables:
         tables.answers(answers(rows))
         tables.counts(counts(record))
         tables.timings(timings(record))
@@ -109,10 +118,19 @@ def _of_scores(scores: Mapping[str, Any], before: str = "") -> list[dict[str, An
 
 
 def sparsity(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row a measure of what a sparse method keeps; `first`: the answer's first token stays the same."""
+    """Return a row a measure of what a sparse method keeps, then the same by layer and head.
+
+    `first`: the answer's first token stays the same.
+    """
     ends = {"first": {"low": kept.get("low"), "high": kept.get("high")}}
-    return [
+    means = [
         {"measure": name, "value": float(kept[key]), "n": kept["prompts"], **ends.get(name, {})}
         for key, name in SPARSITY.items()
         if key in kept
     ]
+    by_head = [
+        {"kind": f"layer {head['layer']} head {head['head']}", "measure": name, "value": head[name]}
+        for head in kept.get("heads", ())
+        for name in BY_HEAD
+    ]
+    return means + [{**row, "n": kept["prompts"]} for row in by_head]

@@ -39,13 +39,16 @@ class Sparsity:
         return sum(getattr(head, measure) for head in self.heads) / max(1, len(self.heads))
 
     def record(self) -> dict[str, Any]:
-        """Return the means over heads and prompts, with Wilson's 95% interval of the answers' agreement."""
+        """Return the means over heads and prompts, with Wilson's 95% interval of the answers' agreement.
+
+        "heads" has a record for every layer and head.
+        """
         count = max(1, len(self.kl))
         low, high = wilson(sum(self.answer), len(self.answer))
         values = {name: self.mean(name) for name in MEASURES}
         values |= {"lowest": min((head.lowest for head in self.heads), default=1.0), "kl": sum(self.kl) / count}
         values |= {"agree": sum(self.agree) / count, "answer": sum(self.answer) / count, "low": low, "high": high}
-        return values | {"seconds": sum(self.seconds) / count, "prompts": len(self.kl)}
+        return values | {"seconds": sum(self.seconds) / count, "prompts": len(self.kl), "heads": self.rows()}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a record for every layer and head."""
