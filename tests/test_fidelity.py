@@ -155,35 +155,6 @@ def test_a_pass_of_few_layers_counts_for_its_share():
     assert cost.rows_charged((Pass(range(8), 8, 1), Pass([8, 9], 10)), 4) == 4
 
 
-def test_finished_rows_are_not_measured_again(loaded, samples, tmp_path, monkeypatch):
-    path, two = tmp_path / "rows.jsonl", {name: METHODS[name] for name in ("full", "reuse")}
-    options = {"max_new_tokens": 2, "about": {"data": "lab"}}
-    first = experiment.measure_into(path, loaded, samples[:2], two, **options)
-    with path.open("a") as file:
-        file.write('{"id": "lab-')  # interrupted
-    second = experiment.measure_into(path, loaded, samples[:3], two, **options)
-    assert second[:4] == first and [row["id"] for row in second[4:]] == [samples[2].id] * 2
-    monkeypatch.setattr(fidelity, "reference", None)
-    assert experiment.measure_into(path, loaded, samples[:3], two, **options) == second
-    assert experiment.read(tmp_path / "none.jsonl") == []
-
-
-def test_a_measurement_that_is_cut_has_the_same_questions_of_all_methods_and_goes_on(loaded, samples, tmp_path):
-    path, methods, asked = tmp_path / "rows.jsonl", {"full": Full(), "reuse": Reuse()}, []
-
-    def until(done, count):
-        asked.append((done, count))
-        return done < 4
-
-    rows = experiment.measure_into(path, loaded, samples, methods, max_new_tokens=TOKENS, batch=2, go_on=until)
-    assert asked == [(0, 5), (2, 5), (4, 5)]
-    assert [(row["method"], row["id"]) for row in rows] == [
-        (method, sample.id) for at in (0, 2) for method in methods for sample in samples[at : at + 2]
-    ]
-    rows = experiment.measure_into(path, loaded, samples, methods, max_new_tokens=TOKENS, batch=2)
-    assert len(rows) == 2 * 5 and {row["id"] for row in rows} == {sample.id for sample in samples}
-
-
 def test_bad_questions_are_refused_before_any_work(loaded, samples, monkeypatch):
     monkeypatch.setattr(fidelity, "reference", None)
     for given, methods, problem in (

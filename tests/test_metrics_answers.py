@@ -33,6 +33,10 @@ def test_case_articles_and_punctuation_do_not_count(text, plain):
         ("Corvex", ["Corvex Labs", "Corvex"], 1, 1, 1),  # the best alias counts
         ("", ["yes"], 0, 0, 0),
         ("no no", ["no"], 0, 2 / 3, 1),
+        ("The answer is 19.", ["9"], 0, 0, 0),
+        ("19 or 9", ["9"], 0, 0.5, 1),
+        ("Yorkshire", ["York"], 0, 0, 0),
+        ("答えは東京です", ["東京"], 0, 0, 1),
     ],
 )
 def test_scores_of_worked_examples(prediction, aliases, em, f1, contained):
@@ -44,6 +48,7 @@ def test_scores_of_worked_examples(prediction, aliases, em, f1, contained):
 @given(st.text(max_size=20), st.lists(st.text(max_size=20), min_size=1, max_size=3))
 def test_f1_is_between_exact_match_and_one(prediction, aliases):
     assert answers.exact_match(prediction, aliases) <= answers.f1(prediction, aliases) <= 1
+    assert answers.exact_match(prediction, aliases) <= answers.contains(prediction, aliases)
 
 
 def test_wilson_interval_of_a_textbook_proportion():
@@ -77,7 +82,7 @@ def test_bootstrap_intervals_of_many_columns_are_about_those_of_each():
 
 def test_score_of_four_answers():
     found = answers.score(["Ana", "Ana Reyes", "no", "it is Bo"], [["Ana"], ["Ana"], ["yes"], ["Bo"]])
-    assert (found.n, found.em, found.accuracy) == (4, 0.25, 0.75)
+    assert (found.n, found.em, found.contains) == (4, 0.25, 0.75)
     assert found.f1 == pytest.approx((1 + 2 / 3 + 0 + 1 / 2) / 4)
     assert (found.em_low, found.em_high) == answers.wilson(1, 4)
     assert found.f1_low <= found.f1 <= found.f1_high

@@ -15,19 +15,19 @@ from workbench.experiments.trials import runs as reading
 from workbench.experiments.trials.run_differences import compared
 from workbench.experiments.trials.runs import Run
 from workbench.experiments.trials.trial import Trial
-from workbench.plots.reports.run_differences import differences, said, sentence
+from workbench.plots.reports.run_differences import differences, said, sentence, telling
 
 QUICK = ["--samples", "4", "--passages", "3", "--timed", "1", "--max-new-tokens", "2"]
 
 
 def made(name: str, em: list[int], **more) -> Run:
     answers = [{"id": str(i), "expected": f"e{i}", "em": float(x)} for i, x in enumerate(em)]
-    scores = {"em": sum(em) / len(em), "ttft_p50": more.pop("ttft", 1.0), "rows_computed": 10.0}
+    scores = {"em": sum(em) / len(em), "ttft_p50": more.pop("ttft", 1.0), "rows_computed": 100.0 * more.pop("computed", 1.0)}
     parameters = {"model": "m", "data": "lab", "samples": len(em), "seed": 0, **more}
     return Run(name, f"{name}.json", parameters, scores, {"torch": "2"}, answers)
 
 
-FULL, REUSE = made("full", [1, 1, 1, 1, 1, 0]), made("reuse", [1, 0, 0, 0, 0, 0], select="none", ttft=0.25)
+FULL, REUSE = made("full", [1, 1, 1, 1, 1, 0]), made("reuse", [1, 0, 0, 0, 0, 0], select="none", ttft=0.25, computed=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,19 @@ def test_differences_are_paired_by_question_and_worded_by_their_sign():
     assert "66.7 points lower" in said(found) and "worse" in said(found) and "4.0 times sooner" in said(found)
     turned = compared([REUSE, FULL])
     assert "66.7 points higher" in said(turned) and "better" in said(turned) and "4.0 times later" in said(turned)
+    as_many = compared([FULL, replace(REUSE, scores={**REUSE.scores, "rows_computed": 100.0})])
+    assert "sooner" not in said(as_many), "a clock that differs where as much is computed"
     same = compared([FULL, replace(FULL, name="again")])
     assert "the same on all 6 questions" in said(same)
+
+
+def test_the_score_that_tells_most_comes_first_where_exact_match_is_vacuous():
+    def run(name, f1):
+        answers = [{"id": str(i), "expected": "e", "em": 0.0, "f1": x} for i, x in enumerate(f1)]
+        return replace(FULL, name=name, answers=answers, scores={"em": 0.0, "f1": sum(f1) / len(f1)})
+
+    found = compared([run("full", [0.2, 0.3, 0.2, 0.4]), run("reuse", [0.0, 0.1, 0.0, 0.1])])
+    assert telling(found.differences).score == "f1"
 
 
 def test_what_changed_is_told_and_the_base_is_chosen():

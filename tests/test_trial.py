@@ -86,7 +86,7 @@ def test_right_answers_score_one(folder, loaded, monkeypatch):
 
     monkeypatch.setattr(Trial, "answer", say)
     found = Trial(str(folder), **QUESTIONS).run(loaded=loaded)
-    assert (found.em, found.f1, found.accuracy) == (1, 1, 1)
+    assert (found.em, found.f1, found.contains) == (1, 1, 1)
     assert all(score.em == 1 for score in found.by_kind.values())
 
 

@@ -5,7 +5,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ from workbench.core.errors import BadInput
 Interval = tuple[float, float]
 Records = list[dict[str, Any]]  # rows of a table
 DRAWS = 1 << 16  # of resamples that are held at once
+FIRST_CJK = "\u2e80"  # from here on scripts that set no spaces between words
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -41,8 +42,34 @@ def f1(prediction: str, answers: Sequence[str]) -> float:
 
 
 def contains(prediction: str, answers: Sequence[str]) -> float:
-    """1.0 where the prediction holds an alias, both normalised, else 0.0 (Block-Attention's accuracy, section 3.1)."""
-    return float(any(normalise(answer) in normalise(prediction) for answer in answers))
+    """Return 1.0 where an alias stands in the prediction between word borders, both normalised, else 0.0.
+
+    Block-Attention's accuracy (section 3.1), and the sub-span match of Lost in the Middle. "19" does not hold "9".
+    """
+    text = normalise(prediction)
+    return float(any(_holds(text, normalise(answer)) for answer in answers))
+
+
+def _holds(text: str, words: str) -> bool:
+    """Return whether `words` stands in `text` and no letter or digit goes on at its ends; not asked of CJK letters."""
+    ends = [(at - 1, at, at + len(words) - 1, at + len(words)) for at in _places(text, words)]
+    return text == words or any(
+        not (before >= 0 and _one_word(text[before], text[first]))
+        and not (after < len(text) and _one_word(text[last], text[after]))
+        for before, first, last, after in ends
+    )
+
+
+def _places(text: str, words: str) -> Iterator[int]:
+    """Yield where `words` stands in `text`."""
+    at = text.find(words) if words else -1
+    while at >= 0:
+        yield at
+        at = text.find(words, at + 1)
+
+
+def _one_word(one: str, other: str) -> bool:
+    return one.isalnum() and other.isalnum() and max(one, other) < FIRST_CJK
 
 
 def _overlap(predicted: list[str], gold: list[str]) -> float:
@@ -122,7 +149,7 @@ def normalised(
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Means over `n` answers with 95% intervals: Wilson's for exact match and accuracy, bootstrap for F1.
+    """Means over `n` answers with 95% intervals: Wilson's for exact match and `contains`, bootstrap for F1.
 
     `n` counts the questions with a gold answer; all else is None where there is none.
     """
@@ -134,9 +161,9 @@ class Score:
     f1: float | None
     f1_low: float | None
     f1_high: float | None
-    accuracy: float | None  # an alias occurs in the answer
-    accuracy_low: float | None
-    accuracy_high: float | None
+    contains: float | None  # an alias stands in the answer
+    contains_low: float | None
+    contains_high: float | None
 
 
 def score(predictions: Sequence[str], answers: Sequence[Sequence[str]], seed: int = 0) -> Score:
@@ -147,7 +174,7 @@ def score(predictions: Sequence[str], answers: Sequence[Sequence[str]], seed: in
     pairs = [pair for pair in zip(predictions, answers, strict=True) if pair[1]]
     n = len(pairs)
     means: dict[str, float | None] = {}
-    for name, measure in (("em", exact_match), ("f1", f1), ("accuracy", contains)):
+    for name, measure in (("em", exact_match), ("f1", f1), ("contains", contains)):
         if not n:
             means |= dict.fromkeys((name, f"{name}_low", f"{name}_high"))
             continue

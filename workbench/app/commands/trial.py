@@ -35,6 +35,10 @@ def trial(
     sparse_args: Annotated[
         str | None, typer.Option(help="Options of the sparse method, as block=256,mass=0.99", rich_help_panel=METHOD)
     ] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Scores by kind, fidelity and all costs", rich_help_panel=OUTPUT),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout", rich_help_panel=OUTPUT)] = False,
     out: Annotated[
         Path | None,
@@ -44,21 +48,20 @@ def trial(
 ) -> None:
     """Answer questions with one method and report quality, time to first token and cost."""
     check_numbers(given)
-
-    from workbench.app.console.trial_report import report  # torch and transformers: not for `--help`
-    from workbench.experiments.sweeps.sweep_grid import Case
-    from workbench.experiments.trials import record, rows
-    from workbench.experiments.trials.trial import Trial
-    from workbench.store.urls import place_of, preparation_of
-
-    given["sparse"] = tiles(given["sparse"], sparse_args)
-    if given["store"] and method is None and given["prepare"] is None:
-        given["prepare"] = preparation_of(place_of(given["store"]))
-    planned = Trial(**options(method, {name: value for name, value in given.items() if value is not None}))
     if out is not None:
         check_folder("--out", out)
-    with progress("answering") as advance:
+    with progress(f"{given['model']} on {given['data']}") as advance:
+        from workbench.app.console.trial_report import beside_full, report  # torch and transformers: not for `--help`
+        from workbench.experiments.sweeps.sweep_grid import Case
+        from workbench.experiments.trials import record, rows
+        from workbench.experiments.trials.trial import Trial
+        from workbench.store.urls import place_of, preparation_of
+
+        given["sparse"] = tiles(given["sparse"], sparse_args)
+        if given["store"] and method is None and given["prepare"] is None:
+            given["prepare"] = preparation_of(place_of(given["store"]))
+        planned = Trial(**options(method, {name: value for name, value in given.items() if value is not None}))
         result, answers = planned.run_each(advance)
     if out is not None:
         rows.write(out, Case(planned).key, result, answers, method or "")
-    show(as_json, record.dumps(result), report(result))
+    show(as_json, record.dumps(result), report(result) if details else beside_full(result, answers))

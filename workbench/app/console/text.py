@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Timer
 from time import monotonic
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 EVERY = 60  # seconds between two lines
+SOON = (2.0, 10.0)  # seconds from the start to the first lines
 
 
 def plain(text: str) -> str:
@@ -36,18 +38,29 @@ def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) ->
 
 
 class Told:
-    """Says how much is done and how long the rest takes, as far as can be told from its pace: a line a minute."""
+    """Says how much is done and how long the rest takes, as far as can be told from its pace.
+
+    A line after `SOON` seconds, then one a minute.
+    """
 
     def __init__(self, what: str, say: Callable[[str], None], clock: Callable[[], float] = monotonic):
         self.what, self.say, self.clock = what, say, clock
         self.begun = self.last = clock()
         self.first: int | None = None
+        self.soon = list(SOON)
+
+    def begins(self) -> None:
+        """Say that work has begun, where nothing has been counted yet."""
+        if self.first is None:
+            self.say(f"{self.what}: loading")
 
     def __call__(self, done: int, total: int) -> None:
         now = self.clock()
         self.first = done if self.first is None else self.first
-        if now - self.last < EVERY:
+        due = [at for at in self.soon if now - self.begun >= at]
+        if now - self.last < EVERY and not due:
             return
+        self.soon = self.soon[len(due) :]
         self.last = now
         gained, spent = done - self.first, now - self.begun
         left = f", {duration(spent * (total - done) / gained)} left" if gained else ""
@@ -66,10 +79,17 @@ def duration(seconds: float) -> str:
 def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
     """Show a bar with the time left on stderr; call what it yields with (done, of how many).
 
-    Where no person watches, as in the log of a job, a line a minute stands for the bar.
+    Where no person watches, as in the log of a job, lines stand for the bar: after 2 and 10 seconds, then every minute.
     """
     if not sys.stderr.isatty():
-        yield Told(what, lambda line: print(line, file=sys.stderr, flush=True))
+        told = Told(what, lambda line: print(line, file=sys.stderr, flush=True))
+        first = Timer(SOON[0], told.begins)
+        first.daemon = True
+        first.start()
+        try:
+            yield told
+        finally:
+            first.cancel()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

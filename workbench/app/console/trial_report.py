@@ -1,6 +1,7 @@
-"""The record of a trial as `workbench trial` prints it."""
+"""The record of a trial as `workbench trial` prints it: one table beside full attention, or with all details."""
 
 from dataclasses import asdict
+from statistics import fmean
 
 from rich.console import Group
 from rich.table import Table
@@ -9,8 +10,84 @@ from workbench.app.console.text import plain, with_interval
 from workbench.experiments.trials.record import Record
 from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
+from workbench.metrics.answers import Records
+from workbench.metrics.paired import difference
+from workbench.plots.reports.findings import times as times_of
 
 RECEIPTS = 5  # that are shown
+
+
+SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an alias"}
+
+
+def beside_full(result: Record, answers: Records) -> Group:
+    """Return one table of a trial beside full attention, what its numbers mean, and what to ask next.
+
+    `answers` has a row a question, as `Trial.run_each` returns.
+    """
+    table = Table(box=None, pad_edge=False)
+    compared = (result.compared is not None and result.trial["mode"] != "full") or bool(result.ttft_full_s)
+    for name in ("", "method", *(("full", "difference (95%)") if compared else ("95%",))):
+        table.add_column(name, justify="right" if name in ("method", "full") else "left", no_wrap=True, min_width=6)
+    for name, words in SCORES.items():
+        if result.n:
+            table.add_row(words, *(_paired(answers, name) if compared else _alone(result, name)))
+    if compared and result.kl is not None:
+        table.add_row("KL, nats a token", f"{result.kl:.3f}", "0", f"{result.kl_low:.3f} to {result.kl_high:.3f}")
+    ms, full = result.ttft_s, result.ttft_full_s
+    times = [f"{ms.p50 * 1e3:.1f}"]
+    if compared and full:
+        words = times_of(full.p50 / ms.p50, "sooner", "later")
+        times += [f"{full.p50 * 1e3:.1f}", words]
+    elif not compared:
+        times += [f"{ms.n} requests"]
+    table.add_row("first token, ms", *times)
+    of_full = (f"{result.prompt_tokens:.0f}", f"{result.rows_computed / result.prompt_tokens:.0%}")
+    table.add_row("tokens computed", f"{result.rows_computed:.0f}", *(of_full if compared else ()))
+    asked = f"{len(answers)} questions" if len(answers) > 1 else "1 question"
+    head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/], {asked}"
+    notes = [f"[yellow]{plain(note)}[/]" for note in (result.note, _unknown_text(result)) if note]
+    return Group(head, *notes, table, f"[dim]{_meaning(result, compared)}[/]", f"[dim]{plain(_next(result))}[/]")
+
+
+def _paired(answers: Records, score: str) -> tuple[str, str, str]:
+    """Return a score of the method and of full attention, and their difference question by question."""
+    pairs = [(row[score], row[f"full_{score}"]) for row in answers if row.get(f"full_{score}") is not None]
+    if not pairs:
+        return "–", "–", ""
+    ours, full = [one for one, _ in pairs], [other for _, other in pairs]
+    gap = difference(ours, full)
+    return f"{fmean(ours):.3f}", f"{fmean(full):.3f}", f"{gap.mean:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
+
+
+def _alone(result: Record, score: str) -> tuple[str, str]:
+    value, low, high = (getattr(result, name) for name in (score, f"{score}_low", f"{score}_high"))
+    return f"{value:.3f}", f"{low:.3f} to {high:.3f}"
+
+
+def _meaning(result: Record, compared: bool) -> str:
+    if not compared:
+        return "Every token is computed: other methods are compared with this."
+    times = f" Times: medians of {result.ttft_s.n} and {full.n} requests." if (full := result.ttft_full_s) else ""
+    return f"An interval that holds 0 does not tell the method from full attention.{times}"
+
+
+def _unknown_text(result: Record) -> str:
+    """Say that a lab model knows its own corpus alone, where it was asked about another text."""
+    model, source = str(result.trial["model"]), str(result.trial["data"])
+    if not model.startswith("lab-") or source.startswith(("lab", "needles")):
+        return ""
+    return f"{model} was trained on the synthetic corpus `lab` alone: ask about other text with --model smollm2."
+
+
+def _next(result: Record) -> str:
+    """Return the command to try next."""
+    about = f"--model {result.trial['model']} --data {result.trial['data']}"
+    if result.trial["mode"] == "full":
+        return f"Next: workbench trial {about} --method full-reuse (all numbers: --details)"
+    if result.trial["mode"] == "block" and result.trial["select"] == "none":
+        return f"Next: workbench trial {about} --method cacheblend"
+    return "All numbers: --details. Several methods side by side: workbench sweep, workbench compare"
 
 
 def report(result: Record) -> Group:
@@ -43,7 +120,7 @@ def _scores(result: Record) -> Table:
     for name in ("", "exact match", "F1", "contains", "n"):
         table.add_column(name, justify="right" if name else "left")
     for row in result.rows() if len(result.by_kind) > 1 else result.rows()[:1]:
-        means = [with_interval(row, score) for score in ("em", "f1", "accuracy")]
+        means = [with_interval(row, score) for score in ("em", "f1", "contains")]
         table.add_row(row["kind"] or "(no kind)", *means, str(row["n"]))
     return table
 

@@ -15,8 +15,8 @@ from workbench.metrics import fidelity
 from workbench.metrics.answers import Records, bootstrap
 from workbench.metrics.paired import Explained, bits_explained, difference, mcnemar
 
-SCORES = ("em", "f1", "nll", "kl", "kl_first", "agree", "agree_first")
-RIGHT = ("em", "agree_first")  # of these scores, 0 or 1 a question, McNemar's test
+SCORES = ("em", "f1", "contains", "nll", "kl", "kl_first", "agree", "agree_first")
+RIGHT = ("em", "contains", "agree_first")  # of these scores, 0 or 1 a question, McNemar's test
 LOSSES = ("nll", "kl")  # of which a method explains a share of what reuse loses
 CHARGED = ("rows", "flops", "bytes", "seconds")  # what a request costs, passes of the selector included
 
@@ -85,7 +85,7 @@ def _explained(of_trial: Mapping[str, Records], row: Mapping[str, Any], reuse: s
 
 def _row(name: str, rows: Records, reuse: Records | None, seed: int) -> dict[str, Any]:
     record: dict[str, Any] = {"method": name, "n": len(rows)}
-    for field in ("em", "f1", "full_em", "full_f1", "kl_gold", *CHARGED):
+    for field in ("em", "f1", "contains", "full_em", "full_f1", "full_contains", "kl_gold", *CHARGED):
         values = [row[field] for row in rows if row.get(field) is not None]
         record |= _ends(field, (float(np.mean(values)), *bootstrap(values, seed)) if values else (None, None, None))
     if all("kl" in row for row in rows):

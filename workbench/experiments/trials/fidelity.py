@@ -6,11 +6,9 @@ A batch of questions is answered by full attention once; every method of the bat
 that methods of one preparation share. `answers` and `counts` make rows of result tables of what was measured.
 """
 
-import json
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +16,15 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
-from workbench.core.utils.files import write_text
 from workbench.data import Sample
 from workbench.engine.decoding import text_of
+from workbench.experiments.trials.question_rows import scores as scored
 from workbench.experiments.trials.trial import batches
 from workbench.methods import Method, finish
 from workbench.methods.config import MethodConfig
 from workbench.methods.generation import decode_ready
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.sampling import SamplingParams
-from workbench.metrics import answers as quality
 from workbench.metrics import cost, fidelity
 from workbench.metrics.fidelity import Reference
 from workbench.models.loading import Loaded
@@ -35,8 +32,7 @@ from workbench.results import METHOD, means, schema
 from workbench.store import UNLIMITED, MemoryStore, Store
 
 Rows = list[dict[str, Any]]
-Done = Container[tuple[str, str]]  # (method, id of the sample)
-COUNTED = ("em", "f1", "nll", "nll_extra", "kl", "kl_first", "kl_gold", "agree", "agree_first", "rows_charged", "flops")
+COUNTED = "em f1 contains nll nll_extra kl kl_first kl_gold agree agree_first rows_charged flops".split()
 TOKENS = 32768  # most prompt tokens of a batch
 
 
@@ -59,9 +55,6 @@ def measure(
     batch: int = 32,
     tokens: int = TOKENS,
     store: MemoryStore | None = None,
-    done: Done = (),
-    write: Callable[[Rows], None] | None = None,
-    go_on: Callable[[int, int], bool] = lambda done, asked: True,
 ) -> Rows:
     """Return one row a sample and method, batch by batch; the methods of a batch in their order.
 
@@ -71,9 +64,6 @@ def measure(
     answers   decode every method's greedy answer too; else `answer`, `em` and `f1` are None
     batch, tokens   most questions, and most tokens of their prompts, of a batch
     store     holds cached blocks from batch to batch; None: for one batch, shared by its methods
-    done      pairs (method, id) that are left out
-    write     is called with the rows of every method of a batch as they are made
-    go_on     is asked before every batch, given how many questions all methods have had, of how many; False: it ends
 
     rows, flops and bytes are what one request is charged, passes of the selector included; `rows` are rows through all
     layers. `seconds` is the time of the batch to its first tokens by request, cached blocks in the store.
@@ -88,64 +78,13 @@ def measure(
     gold = fidelity.gold_answers(samples, layout, tokenizer)
     made: Rows = []
     for at in batches([len(prompt) for prompt in prompts], batch, tokens):
-        left = {name: [i for i in at if (name, samples[i].id) not in done] for name in methods}
-        asked = [i for i in at if any(i in others for others in left.values())]
-        if not asked:
-            continue
-        if not go_on(at[0], len(samples)):
-            break
-        here, golden = [prompts[i] for i in asked], [gold[i] for i in asked]
-        known = dict(
-            zip(asked, fidelity.reference(model, tokenizer, here, golden, max_new_tokens, layout.stop), strict=True)
-        )
+        here, golden = [prompts[i] for i in at], [gold[i] for i in at]
+        known = fidelity.reference(model, tokenizer, here, golden, max_new_tokens, layout.stop)
+        group = _Batch([samples[i] for i in at], here, known)
         kept = MemoryStore(UNLIMITED) if store is None else store
         for name, method in methods.items():
-            if not (own := left[name]):
-                continue
-            group = _Batch([samples[i] for i in own], [prompts[i] for i in own], [known[i] for i in own])
-            rows = [{"method": name} | row for row in _rows(loaded, group, method, kept, max_new_tokens, answers)]
-            made += rows
-            if write:
-                write(rows)
+            made += [{"method": name} | row for row in _rows(loaded, group, method, kept, max_new_tokens, answers)]
     return made
-
-
-def measure_into(
-    path: Path, loaded: Loaded, samples: Sequence[Sample], methods: Mapping[str, Method], /, **more: Any
-) -> Rows:
-    """`measure` what the file of JSON lines `path` lacks, append it row by row, and return all rows of the file.
-
-    `more`: options of `measure`, and `about`: fields of every row, as {"data": "nq"}. A row is taken for finished where
-    its method, id and these fields are those of one in the file; a last line that is not whole is dropped.
-    """
-    about = more.pop("about", {})
-    there = read(path)
-    if path.is_file():
-        write_text(path, "".join(json.dumps(row) + "\n" for row in there))
-    done = {(row["method"], row["id"]) for row in there if about.items() <= row.items()}
-
-    def append(rows: Rows) -> None:
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(about | row) + "\n" for row in rows)
-
-    measure(loaded, samples, methods, done=done, write=append, **more)
-    return read(path)
-
-
-def read(path: Path) -> Rows:
-    """Return the rows of a file of `measure_into`, none where it is missing. A last line that is not whole is left out.
-
-    Raises BadInput for any other line that is no JSON.
-    """
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as problem:
-            if number < len(lines):
-                raise BadInput(f"{path}, line {number}: not JSON ({problem.msg})") from None
-    return rows
 
 
 def answers(rows: Rows, configs: Mapping[str, MethodConfig]) -> Rows:
@@ -195,9 +134,9 @@ def _rows(
             "tokens": len(prompt),
             **scores,
             "full": known.text,
-            **_quality("full_", known.text, sample),
+            **scored(known.text, sample.answers, "full_"),
             "answer": text,
-            **_quality("", text, sample),
+            **scored(text or "", () if text is None else sample.answers),
             "rows": cost.rows_charged(one.passes, loaded.spec.layers),
             "rows_reused": one.reused,
             "flops": spent.flops,
@@ -208,12 +147,6 @@ def _rows(
 
 def _text(tokenizer: Any, tokens: Sequence[int | None], stop: Sequence[str]) -> str:
     return text_of(tokenizer, [token for token in tokens if token is not None], stop).strip()
-
-
-def _quality(prefix: str, text: str | None, sample: Sample) -> dict[str, float | None]:
-    scores = {"em": quality.exact_match, "f1": quality.f1}
-    known = text is not None and sample.answers
-    return {prefix + name: of(text or "", sample.answers) if known else None for name, of in scores.items()}
 
 
 def _clock(model: PreTrainedModel) -> float:

@@ -9,13 +9,19 @@ from workbench.metrics import answers, fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.fidelity import Quality
 
+SCORES = {"em": answers.exact_match, "f1": answers.f1, "contains": answers.contains}  # of one answer
+
 
 def row(sample: Sample, answer: str, compared: dict[str, Any] | None) -> dict[str, Any]:
     """Return the row of a question and its answer; `compared` is what `fidelity.compare` says of it."""
     expected = sample.answers[0] if sample.answers else None
-    scores = {"em": answers.exact_match, "f1": answers.f1}
-    scored = {name: of(answer, sample.answers) if sample.answers else None for name, of in scores.items()}
-    return {"id": sample.id, "kind": sample.kind, "answer": answer, "expected": expected} | scored | (compared or {})
+    about = {"id": sample.id, "kind": sample.kind, "answer": answer, "expected": expected}
+    return about | scores(answer, sample.answers) | (compared or {})
+
+
+def scores(answer: str, aliases: Sequence[str], before: str = "") -> dict[str, float | None]:
+    """Return every score of one answer, by its name with `before` in front; None without gold answers."""
+    return {before + name: of(answer, aliases) if aliases else None for name, of in SCORES.items()}
 
 
 def quality(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ LATER = (
     "misses",
     "receipts",
     "engine",
+    "ttft_full_s",
 )  # records of earlier versions lack them
 FIDELITY = frozenset(field.name for field in fields(Quality)) - {field.name for field in fields(Score)}
 
@@ -56,6 +57,7 @@ class Record(Quality):
         None  # of every request, {id, at, receipt} (`methods.request_report`), where asked
     )
     engine: str | None = None  # that answered, and why; None in records of earlier versions, and where a CPU answered
+    ttft_full_s: Quantiles | None = None  # full attention's time to first token, on the first of the same prompts
     note: str = ""  # what the model's folder says of it (its weights are random), and a choice that changed nothing
 
     def to_json(self) -> dict[str, Any]:
@@ -75,7 +77,8 @@ class Record(Quality):
         if odd := sorted((needed - set(record)) | (set(record) - known)):
             raise BadInput(f"record field {odd[0]!r} is {'missing' if odd[0] in known else 'unknown'}")
         by_kind = {kind: Quality(**score) for kind, score in record["by_kind"].items()}
-        return cls(**record | {"by_kind": by_kind, "ttft_s": Quantiles(**record["ttft_s"])})
+        times = {name: Quantiles(**record[name]) for name in ("ttft_s", "ttft_full_s") if record.get(name)}
+        return cls(**record | {"by_kind": by_kind, **times})
 
     @property
     def label(self) -> str:

@@ -12,11 +12,12 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.data import Sample
+from workbench.experiments.trials.question_rows import scores
 from workbench.methods import Method
 from workbench.methods.answered import Answered
 from workbench.methods.modes.full import Full
 from workbench.metrics import fidelity
-from workbench.metrics.answers import Records, exact_match
+from workbench.metrics.answers import Records
 from workbench.metrics.fidelity import Reference, Tokens
 from workbench.models.loading import Loaded
 from workbench.store import fingerprint
@@ -52,7 +53,7 @@ def kept(model: PreTrainedModel) -> Kept:
 class Watch:
     """Compares the batches that a trial answers with full attention.
 
-    rows      what `fidelity.compare` returns of a question, and `full_em`; None where it has no gold answer
+    rows      what `fidelity.compare` returns of a question, and full attention's scores: full_em, full_f1, …
     seconds   what watching took, which is no time of the method's
     """
 
@@ -72,8 +73,7 @@ class Watch:
         known = self._known(batch, answered)
         rows = fidelity.compare(self.loaded.model, answered.ready, answered.logits, known)
         for i, one, row in zip(batch, known, rows, strict=True):
-            aliases = self.samples[i].answers
-            self.rows.append({**row, "full_em": exact_match(one.text, aliases) if aliases else None})
+            self.rows.append({**row, **scores(one.text, self.samples[i].answers, "full_")})
         self.seconds += time.perf_counter() - begin
 
     def _known(self, batch: Sequence[int], answered: Answered) -> list[Reference]:

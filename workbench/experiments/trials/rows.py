@@ -19,7 +19,6 @@ from workbench.results.schema import Answer, Origin
 
 EXPERIMENT = "trial"
 FOLDER = "trials"
-NAMES = {"accuracy": "contains"}  # of a record → of the tables
 COSTS = (
     *("prompt_tokens", "rows_computed", "rows_reused", "rows_charged", "flops", "flops_linear", "flops_attention"),
     *("bytes", "bytes_loaded", "hit_rate", "parameters", "seconds"),
@@ -67,7 +66,7 @@ def timings(record: Record) -> list[dict[str, Any]]:
 
 def answers(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row a question, from what `Trial.run_each` returns; what the tables do not hold is left out."""
-    named = ({"question": str(row["id"]), **{NAMES.get(key, key): value for key, value in row.items()}} for row in rows)
+    named = ({"question": str(row["id"]), **row} for row in rows)
     return [{key: value for key, value in row.items() if key in OF_ANSWER and value is not None} for row in named]
 
 
@@ -112,7 +111,7 @@ def _of_scores(scores: Mapping[str, Any], before: str = "") -> list[dict[str, An
         if (value := scores.get(name)) is not None:
             n = scores.get("compared") if name in COMPARED else scores.get("n")
             ends = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
-            measure = before + NAMES.get(name, name)
+            measure = before + name
             found.append({"kind": scores["kind"] or "", "measure": measure, "value": value, "n": n, **ends})
     return found
 

@@ -27,6 +27,7 @@ from workbench.methods import prepare as preparations
 from workbench.methods.answered import Generation
 from workbench.methods.config import MethodConfig
 from workbench.methods.engines import check_engine, choose_engine
+from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.preprocessing.precompute import kind_of
 from workbench.methods.sampling import SamplingParams
@@ -35,7 +36,7 @@ from workbench.metrics import fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.faithfulness import check_judge, judge
 from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
-from workbench.metrics.latency import measure
+from workbench.metrics.latency import Quantiles, measure
 from workbench.metrics.tiles.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore, Store
@@ -45,6 +46,7 @@ from workbench.store.views import KeepingStore
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
 LATER = ("faithfulness", "fidelity", "layout", "store", "receipt", "engine")  # fields that earlier versions lack
+FULL_TIMED = 5  # prompts on which full attention is timed, at most
 SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
 
 
@@ -110,6 +112,7 @@ class Trial(TrialFields, MethodConfig):
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
         looked_up = store.stats.since(before)
         ttft = measure(first_tokens(model, prompts[: self.timed], method, self.engine, store), model.device)
+        full = self._full_times(model, prompts, method)
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
         rows = [question_rows.row(*each) for each in zip_longest(samples, texts, compared)]
@@ -122,6 +125,7 @@ class Trial(TrialFields, MethodConfig):
             by_kind=question_rows.by_kind(rows, samples, self.seed),
             answered=fidelity.of_answered(rows, self.seed),
             ttft_s=ttft,
+            ttft_full_s=full,
             prompt_tokens=mean([len(prompt) for prompt in prompts]),
             hit_rate=looked_up.hit_rate,
             misses=dict(looked_up.reasons) if looked_up.hits + looked_up.misses else None,
@@ -148,6 +152,13 @@ class Trial(TrialFields, MethodConfig):
         """Return what the sparse method keeps and misses on `prompts`; None without one."""
         tiles = self.tiles()
         return None if tiles is None else measure_sparsity(model, prompts, tiles.ready(model), self.chunk).record()
+
+    def _full_times(self, model: PreTrainedModel, prompts: Sequence[Prompt], method: Method) -> Quantiles | None:
+        """Return full attention's time to first token on some of the timed prompts; None where it is not beside."""
+        if not self.fidelity or method == Full():
+            return None
+        few = prompts[: min(self.timed, FULL_TIMED)]
+        return measure(first_tokens(model, few, Full(), self.engine), model.device, warm_up=1)
 
     def _judged(self, samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, Any] | None:
         """Return how far passages support the answers; None where no judge is named."""

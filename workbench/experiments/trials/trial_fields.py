@@ -16,7 +16,7 @@ class TrialFields(MethodFields):
 
     model: ModelName
     data: DataName = "lab"
-    samples: Annotated[int, "Questions to answer, at most"] = 200
+    samples: Annotated[int, "Questions to answer, at most"] = 100
     seed: Annotated[int, "Seed of the draw of samples and of the bootstrap"] = 0
     passages: Annotated[
         int | None, "Passages a question, cut or filled in; without it 10, or as many as a file has"

@@ -22,7 +22,8 @@ HEADS = {
     "agree": "tokens that agree",
     "agree_first": "first tokens that agree",
 }
-FOREMOST = ("em", "f1", "kl", "nll")  # the first of these that was measured is told first
+FOREMOST = ("em", "f1", "contains", "kl", "nll")  # of these the one that tells most is told first
+SAME = 0.02  # of the tokens computed: two methods compute as many
 CHEAPER = {"ttft_p50": ("sooner", "later"), "rows_computed": ("fewer", "more")}
 
 
@@ -93,15 +94,39 @@ def said(found: RunComparison) -> str:
 
 def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
     by_score = {each.score: each for each in found}
-    first = next((by_score[name] for name in FOREMOST if name in by_score), found[0])
-    words = [sentence(first)]
+    words = [sentence(telling([by_score[name] for name in FOREMOST if name in by_score] or found))]
+    computed = costs["rows_computed_ratio"]
     for cost, (less, more) in CHEAPER.items():
         ratio = costs[f"{cost}_ratio"]
+        if cost == "ttft_p50" and computed is not None and abs(computed - 1) <= SAME:
+            continue  # as many tokens computed: what is left is noise of the clock
         if ratio and abs(ratio - 1) > 0.005:
             what = "the first token comes" if cost == "ttft_p50" else "it computes"
             unit = "" if cost == "ttft_p50" else " tokens"
             words.append(f"{what} {times(1 / ratio, less, more)}{unit}")
     return f"{found[0].run}: {joined(words)}"
+
+
+def telling(found: Sequence[RunDifference]) -> RunDifference:
+    """Return the difference that tells most: the widest beside its interval, of those whose interval excludes 0.
+
+    Losses come before gains; the first difference where no interval excludes 0.
+    """
+    known = [
+        each for each in found if each.low is not None and each.high is not None and not each.low <= 0 <= each.high
+    ]
+    losses = [each for each in known if not _better(each)]
+    return max(losses or known, key=_beside_interval, default=found[0])
+
+
+def _beside_interval(each: RunDifference) -> float:
+    width = (each.high or 0.0) - (each.low or 0.0)
+    return abs(each.difference) / max(width, 1e-9)
+
+
+def _better(each: RunDifference) -> bool:
+    measure = MEASURES.get(each.score)
+    return (each.difference > 0) == (measure is None or measure.better == "higher")
 
 
 def sentence(each: RunDifference) -> str:
@@ -118,9 +143,8 @@ def sentence(each: RunDifference) -> str:
     ends = f"({low:+.3g} to {high:+.3g})"
     if low <= 0 <= high:
         return f"{_words(each.score)} {each.difference * scale:+.3g}{unit} {ends}: no difference that shows"
-    better = (each.difference > 0) == (measure is None or measure.better == "higher")
     way = "higher" if each.difference > 0 else "lower"
-    judged = f", which is {'better' if better else 'worse'}" if measure is not None else ""
+    judged = f", which is {'better' if _better(each) else 'worse'}" if measure is not None else ""
     return f"{_words(each.score)} {size} {way} {ends}{judged}"
 
 
