@@ -12,14 +12,14 @@ from workbench.core.errors import BadInput
 from workbench.core.utils.files import check_folder, check_place, write_text
 
 COMMANDS = {
-    "trial": ("trial", "--model", "tiny", "--out"),
-    "sweep": ("sweep", "--model", "tiny", "--out"),
+    "trial": ("trial", "--model", "lab-full", "--out"),
+    "sweep": ("sweep", "--model", "lab-full", "--out"),
     "data": ("data", "lab", "--out"),
-    "tune": ("tune", "--model", "tiny", "--out"),
-    "prepare": ("prepare", "--model", "tiny", "--out"),
+    "tune": ("tune", "--model", "lab-full", "--out"),
+    "prepare": ("prepare", "--model", "lab-full", "--out"),
     "trace": ("trace", "a.json", "--out"),
-    "serve-bench": ("serve-bench", "--model", "tiny", "--out"),
-    "verify": ("verify", "--model", "tiny", "--html"),
+    "serve-bench": ("serve-bench", "--model", "lab-full", "--out"),
+    "verify": ("verify", "--model", "lab-full", "--html"),
     "models": ("models", "--untrained"),
     "report": ("report", "a.ipynb", "--out"),
     "lab train": ("lab", "train", "--out"),
@@ -45,7 +45,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(command, pl
 
 
 def test_equals_and_nothing_is_an_empty_name_too():
-    assert CliRunner().invoke(cli.app, ["sweep", "--model", "tiny", "--out="]).exit_code == 2
+    assert CliRunner().invoke(cli.app, ["sweep", "--model", "lab-full", "--out="]).exit_code == 2
 
 
 def test_a_place_that_can_be_made_is_taken(tmp_path):
@@ -70,7 +70,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_what_stood_there(tmp_path):
 
 
 def test_a_training_goes_into_no_folder_of_something_else(tmp_path):
-    folder = tiny.checkpoint(tmp_path / "tiny")
+    folder = tiny.checkpoint(tmp_path / "lab-full")
     for command in (("tune", "--model", str(folder)), ("lab", "train")):
         done = CliRunner().invoke(cli.app, [*command, "--out", str(folder)])
         assert done.exit_code == 2 and "holds 'config.json' and no run to go on with" in done.stderr
@@ -78,7 +78,7 @@ def test_a_training_goes_into_no_folder_of_something_else(tmp_path):
 
 def test_a_rank_over_the_width_of_the_model_is_refused(tmp_path):
     pytest.importorskip("peft")
-    folder = tiny.checkpoint(tmp_path / "tiny")
+    folder = tiny.checkpoint(tmp_path / "lab-full")
     options = ["--lora-rank", "100000", "--max-length", "256", "--out", "new"]
     done = CliRunner().invoke(cli.app, ["tune", "--model", str(folder), *options])
     assert done.exit_code == 2 and "lora_rank is 100000: at most 16" in done.stderr

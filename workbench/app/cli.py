@@ -64,7 +64,7 @@ class Commands(typer.core.TyperGroup):
             logging = sys.modules.get("transformers.utils.logging")
             if logging and not sys.stderr.isatty():
                 logging.disable_progress_bar()  # of weights that are loaded, unless a person watches
-            _check_outputs(command)
+            _check_given(command)
             _refuse_unfit(rest)
         return name, command, rest
 
@@ -82,13 +82,15 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(2) from None
 
 
-def _check_outputs(command: Any) -> None:
-    """Let a command refuse, before its own checks, an output that cannot be written."""
+def _check_given(command: Any) -> None:
+    """Let a command refuse, before its own checks and imports, outputs that cannot be written and unknown names."""
     for inner in getattr(command, "commands", {}).values():
-        _check_outputs(inner)
+        _check_given(inner)
     for param in command.params:
         if param.name in OUTPUTS:
             param.callback = partial(_writable, param.callback)
+        if param.opts[0] in NAMES and not param.multiple:
+            param.callback = partial(_known, param.callback)
 
 
 def _refuse_unfit(args: Sequence[str]) -> None:
@@ -108,6 +110,27 @@ def _refuse_unfit(args: Sequence[str]) -> None:
         written.append(os.path.realpath(place))
     if twice := [place for place in written if written.count(place) > 1]:
         raise BadInput(f"{shown(twice[0])} would be written twice: name two files")
+
+
+def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
+    if isinstance(value, str) and param.metavar != "LIST" and "://" not in value:
+        NAMES[param.opts[0]](value)
+    return own(ctx, param, value) if own else value
+
+
+def _known_model(name: str) -> None:
+    from workbench.models.model_names import folder
+
+    folder(name)
+
+
+def _known_data(name: str) -> None:
+    from workbench.data import check_name
+
+    check_name(name)
+
+
+NAMES: dict[str, Callable[[str], None]] = {"--model": _known_model, "--data": _known_data}
 
 
 def _writable(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:

@@ -1,6 +1,7 @@
 """The one error a user's input can cause."""
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 LONGEST = 160  # characters of a value in a sentence
@@ -24,8 +25,15 @@ def shown(value: Any) -> str:
 
 
 def not_allowed(what: str, value: Any, allowed: Iterable[Any]) -> BadInput:
-    """Return the error, not raised: unknown <what> <value>: allowed are a, b and so on."""
-    return BadInput(f"unknown {what} {shown(value)}: allowed are {', '.join(map(str, allowed))}")
+    """Return the error, not raised: unknown <what> <value>: allowed are a, b and so on; did you mean a?"""
+    known = [str(one) for one in allowed]
+    return BadInput(f"unknown {what} {shown(value)}: allowed are {', '.join(known)}{meant(value, known)}")
+
+
+def meant(value: Any, known: Iterable[str]) -> str:
+    """Return "; did you mean 'a'?" for the known name that is nearest to a value; "" where none is near."""
+    near = get_close_matches(value, list(known), 1) if isinstance(value, str) and len(value) <= LONGEST else []
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def brief(text: Any) -> str:

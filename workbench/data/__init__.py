@@ -1,9 +1,10 @@
 """Samples by name or file: generated corpora, installed manuals and question files as they are published."""
 
+import os
 from pathlib import Path
 from random import Random
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, meant, shown
 from workbench.core.utils import annotations
 from workbench.core.utils.files import is_file
 from workbench.data import assets, contexts
@@ -75,12 +76,22 @@ def load(
     if name in names():
         name_or_path = assets.corpus_path(name.removesuffix("-sample"))
     elif not is_file(name) and not name.endswith(files.ENDINGS):
-        known, endings = ", ".join(names()), ", ".join(files.ENDINGS)
-        raise BadInput(f"unknown data {shown(name)}: allowed are {known} or a file ({endings})")
+        raise _unknown(name)
     read = drawn = files.read(name_or_path, answered)
     if samples is not None and samples < len(read):
         drawn = [read[i] for i in sorted(Random(f"draw {seed}").sample(range(len(read)), samples))]
     return drawn if passages is None else contexts.sized(drawn, passages, read, seed)
+
+
+def check_name(name: str) -> None:
+    """Raise BadInput for a name that is no data set's, where no file or folder is called so either."""
+    if not (is_generated(name) or name in names() or name.endswith(files.ENDINGS) or os.path.lexists(name)):
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> BadInput:
+    known, endings = ", ".join(names()), ", ".join(files.ENDINGS)
+    return BadInput(f"unknown data {shown(name)}: allowed are {known} or a file ({endings}){meant(name, names())}")
 
 
 def corpus(

@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.models.checkpoints import base_folder, check, folder, names, weights_of
+    from workbench.models.checkpoints import base_folder, check, weights_of
     from workbench.models.loading import DTYPES, Loaded, device_of, load
     from workbench.models.model_card import describe, layout_of, note_of, training_seed
+    from workbench.models.model_names import folder, names
 
 __all__ = [
     "DTYPES",
@@ -27,7 +28,8 @@ __all__ = [
     "weights_of",
 ]
 _HOME = dict.fromkeys(("describe", "layout_of", "note_of", "training_seed"), "model_card")
-_HOME |= dict.fromkeys(("base_folder", "check", "folder", "names", "weights_of"), "checkpoints")
+_HOME |= dict.fromkeys(("base_folder", "check", "weights_of"), "checkpoints")
+_HOME |= dict.fromkeys(("folder", "names"), "model_names")
 
 
 def __getattr__(name: str) -> Any:

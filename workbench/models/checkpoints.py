@@ -5,15 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils import json_text
-from workbench.core.utils.files import is_dir, is_file
-from workbench.data import assets
-from workbench.models import pretrained
+from workbench.core.utils.files import is_file
+from workbench.models.model_names import folder
 from workbench.models.weights import adapters
 from workbench.models.weights.adapters import Adapter
 
@@ -22,37 +19,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 COMPACT = "weights.int8.safetensors"  # written and read by `models.weights.compact`
 DIFFERENCE = "difference.safetensors"  # written and read by `models.weights.delta_weights`
 SCALE = ".scale"  # ends the name of a matrix's scales there, [rows, 1] fp32
-
-
-def names() -> list[str]:
-    """Return the names of the models that are shipped or fetched."""
-    return [*assets.models(), *pretrained.names()]
-
-
-def folder(name_or_path: str | Path) -> Path:
-    """Return the folder of a path or of a model's name.
-
-    The model is shipped, fetched, or an `owner/name` in the local Hugging Face cache.
-    """
-    if not isinstance(name_or_path, str | Path):
-        raise BadInput(f"model is {shown(name_or_path)}: a name or a folder is needed")
-    if is_dir(path := Path(name_or_path)):
-        return path
-    name = str(name_or_path)
-    if name in assets.models():
-        return assets.model_path(name)
-    if name in pretrained.CATALOGUE:
-        return pretrained.folder(name)
-    try:
-        if "/" in name:
-            return Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError, OSError, ValueError):
-        pass
-    shipped = ", ".join(assets.models()) or "none"
-    raise BadInput(
-        f"unknown model {shown(name)}: allowed are a checkpoint folder, a shipped model ({shipped}), one that is "
-        f"fetched ({', '.join(pretrained.CATALOGUE)}) or an owner/name that is already in the local Hugging Face cache"
-    )
 
 
 def check(path: Path) -> None:

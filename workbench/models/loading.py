@@ -21,11 +21,11 @@ from workbench.models.checkpoints import (
     adapter_of,
     base_folder,
     check,
-    folder,
     read_json,
     shards,
 )
 from workbench.models.model_card import layout_of, tokenizer_of
+from workbench.models.model_names import folder
 from workbench.models.spec import ModelSpec, attach
 from workbench.models.weights import adapters, compact, delta_weights
 from workbench.models.weights.allocator import keep_freed

@@ -19,10 +19,10 @@ from workbench.models.checkpoints import (
     base_folder,
     check,
     check_weights,
-    folder,
     read_json,
     shards,
 )
+from workbench.models.model_names import folder
 from workbench.models.weights import adapters, delta_weights
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)

@@ -50,6 +50,8 @@ def trial(
     check_numbers(given)
     if out is not None:
         check_folder("--out", out)
+    given["sparse"] = tiles(given["sparse"], sparse_args)
+    options(method, {name: value for name, value in given.items() if value is not None})
     with progress(f"{given['model']} on {given['data']}") as advance:
         from workbench.app.console.trial_report import beside_full, report  # torch and transformers: not for `--help`
         from workbench.experiments.sweeps.sweep_grid import Case
@@ -57,7 +59,6 @@ def trial(
         from workbench.experiments.trials.trial import Trial
         from workbench.store.urls import place_of, preparation_of
 
-        given["sparse"] = tiles(given["sparse"], sparse_args)
         if given["store"] and method is None and given["prepare"] is None:
             given["prepare"] = preparation_of(place_of(given["store"]))
         planned = Trial(**options(method, {name: value for name, value in given.items() if value is not None}))

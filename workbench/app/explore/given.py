@@ -12,9 +12,9 @@ from workbench.core.errors import BadInput
 from workbench.data import layouts, prompt_view
 from workbench.data.prompt_view import Reading
 from workbench.data.sample import Sample
-from workbench.models.checkpoints import folder
 from workbench.models.loading import Loaded
 from workbench.models.model_card import layout_of, tokenizer_of
+from workbench.models.model_names import folder
 
 Model = str | Path | Loaded | PreTrainedModel | tuple[Any, ...]
 Given = str | Sequence[str] | Prompt | Sample | Reading

@@ -75,11 +75,11 @@ def _declared(name: str) -> dict[str, Any]:
 
     folder = Path(name) if is_dir(name) else assets.ROOT / "models" / name if name in assets.models() else None
     if folder is None or not (folder / "config.json").is_file():
-        from workbench.models import checkpoints, pretrained
+        from workbench.models import checkpoints, model_names, pretrained
 
         if name in pretrained.CATALOGUE and not pretrained.is_there(name):
             return {}
-        folder = checkpoints.base_folder(checkpoints.folder(name))
+        folder = checkpoints.base_folder(model_names.folder(name))
     config = json_text.read(folder / "config.json")
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import folder_atomically
-from workbench.models.checkpoints import DIFFERENCE, check, check_weights, folder, shards
+from workbench.models.checkpoints import DIFFERENCE, check, check_weights, shards
+from workbench.models.model_names import folder
 from workbench.models.weights import adapters
 
 LEVEL = 9  # of zlib: the smallest

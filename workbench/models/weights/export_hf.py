@@ -5,8 +5,9 @@ from pathlib import Path
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import folder_atomically, writing
-from workbench.models.checkpoints import COMPACT, DIFFERENCE, base_folder, folder
+from workbench.models.checkpoints import COMPACT, DIFFERENCE, base_folder
 from workbench.models.loading import load
+from workbench.models.model_names import folder
 
 LEFT_OUT = (COMPACT, DIFFERENCE, "model.safetensors", "adapter_model.safetensors", "adapter_config.json")
 
