@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from workbench import data, generate, models
+from workbench import models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data.lab_corpus.world import Style
@@ -119,16 +119,6 @@ def test_a_finished_model_is_a_whole_checkpoint_with_a_card(whole, tokenizer, tm
     assert "12,345 parameters" in card and "1.5 minutes" in card and f"seed {SMALL.seed}" in card
     assert models.load(tmp_path / "model")[2].name == "lab"
     assert not list(tmp_path.glob(".model*"))
-
-
-@pytest.mark.parametrize("name", [name for name in models.names() if name.startswith("lab-hard")])
-def test_a_shipped_model_of_the_harder_lab_answers_by_name(name):
-    loaded = models.load(name)
-    (sample,) = data.load("lab-hard", 1, 80_000, 1)
-    prompts = loaded.layout.prompts([sample], loaded.tokenizer)
-    (answer,) = generate(loaded.model, loaded.tokenizer, prompts, stop=loaded.layout.stop)
-    assert answer.text.strip() in sample.answers
-    assert "8 bits" in (models.folder(name) / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _unknown_text(result: Record) -> str:
     model, source = str(result.trial["model"]), str(result.trial["data"])
     if not model.startswith("lab-") or source.startswith(("lab", "needles")):
         return ""
-    return f"{model} was trained on the synthetic corpus `lab` alone: ask about other text with --model smollm2."
+    return f"{model} was trained on the synthetic corpus `lab` alone: ask about other text with --model smollm2-reader."
 
 
 def _next(result: Record) -> str:

@@ -46,7 +46,8 @@ def origin(record: Record, method: str = "") -> dict[str, Any]:
 
 def counts(record: Record) -> list[dict[str, Any]]:
     """Return a row a measured number: scores by kind of question, costs of a request, what a sparse method keeps."""
-    rows = [row for scores in record.rows() for row in _of_scores(scores)]
+    of_kinds = record.rows() if len(record.by_kind) > 1 else record.rows()[:1]
+    rows = [row for scores in of_kinds for row in _of_scores(scores)]
     rows += _of_scores({**(record.answered or {}), "kind": "all"}, "answered_")
     rows += [{"measure": name, "value": value} for name in COSTS if (value := getattr(record, name)) is not None]
     rows += [{"measure": f"misses {why}", "value": float(count)} for why, count in (record.misses or {}).items()]

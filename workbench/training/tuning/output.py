@@ -108,10 +108,13 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
     recipe, base, data = tuning["recipe"], tuning["base"], tuning["data"]
     taught = recipe.get("teacher") == "self"
     batch = recipe["batch"] * recipe["accumulate"] * tuning["processes"]
-    about = (
-        f"`{base['name']}` after block fine-tuning (Block-Attention, arXiv:2409.15355): it answers from passages whose "
-        "keys and values were cached apart, and under full attention. Made with the cached-block attention workbench."
+    what = (
+        "fine-tuned to answer from passages under full attention"
+        if recipe["mode"] == "full"
+        else "after block fine-tuning (Block-Attention, arXiv:2409.15355): it answers from passages whose keys and "
+        "values were cached apart, and under full attention"
     )
+    about = f"`{base['name']}` {what}. Made with the cached-block attention workbench."
     facts = [
         f"{tuning['parameters']:,} parameters; base model `{base['name']}`, fingerprint `{base['fingerprint'][:16]}`",
         f"Training: {HOW[recipe['mode']]}; {tuning['steps']:,} steps of {batch} samples in {tuning['minutes']:.1f} "
