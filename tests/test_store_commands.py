@@ -113,6 +113,18 @@ def test_verify_says_which_block_is_damaged_and_repair_encodes_it_again(kept, fo
     assert trial(folder, files, "--store", kept)["hit_rate"] == 1
 
 
+@pytest.mark.parametrize("place", [0.2, 0.5, 0.8])
+def test_what_is_lacking_is_not_guessed_by_a_damaged_record(kept, place):
+    record = Path(kept) / "prepared.json"
+    path, whole = damage(kept), record.read_bytes()
+    at = int(place * len(whole))
+    record.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    code, text = run("store", "repair", kept)
+    assert code == 2 and "prepared.json" in text and path.is_file() and not list(quarantine.reasons(kept))
+    record.write_bytes(whole)
+    assert run("store", "repair", kept)[0] == 0
+
+
 def test_repair_without_encoding_leaves_misses(kept, folder, files):
     damage(kept)
     found = said("store", "repair", kept, "--no-encode")

@@ -14,7 +14,7 @@ from tests.random_models import block_of, model_of
 from tests.store_blocks import key_for, kv_of, same
 from workbench.core.errors import BadInput
 from workbench.store import FolderStore, MemoryStore, fetch, fingerprint, key_of
-from workbench.store.files import block_file, quarantine, scrub
+from workbench.store.files import block_file, manifest, quarantine, scrub
 
 CLASSES = ("length", "tensor table", "metadata", "keys", "values")
 
@@ -164,7 +164,7 @@ def test_where_nothing_can_be_written_a_damaged_block_is_still_no_error(tmp_path
 
 @pytest.mark.parametrize("text", ["[1, 2]", "7", "{", "", "\0\0", "null"])
 def test_a_damaged_manifest_is_one_sentence_and_written_anew_by_who_knows_the_model(tmp_path, text):
-    kind = {"model": "m", "dtype": "torch.float32"}
+    kind = {"model": "model", "dtype": "torch.float32"}
     store = FolderStore(tmp_path / "a", kind, new=True)
     store.put(key_for(1), kv_of(1))
     before = (tmp_path / "a" / "manifest.json").read_text()
@@ -174,6 +174,33 @@ def test_a_damaged_manifest_is_one_sentence_and_written_anew_by_who_knows_the_mo
     assert not scrub.verify(tmp_path / "a").whole
     assert same(FolderStore(tmp_path / "a", kind).get(key_for(1)), kv_of(1))
     assert (tmp_path / "a" / "manifest.json").read_text() == before and scrub.verify(tmp_path / "a").whole
+
+
+@pytest.mark.parametrize("other", [{"model": "other"}, {"dtype": "torch.bfloat16"}])
+def test_a_damaged_manifest_is_never_written_anew_against_what_the_blocks_say(tmp_path, other):
+    kind = {"model": "model", "dtype": "torch.float32"}
+    FolderStore(tmp_path / "a", kind, new=True).put(key_for(1), kv_of(1))
+    (tmp_path / "a" / "manifest.json").write_text("{")
+    with pytest.raises(BadInput, match="blocks are of another"):
+        FolderStore(tmp_path / "a", kind | other, new=True)
+    assert same(FolderStore(tmp_path / "a", kind).get(key_for(1)), kv_of(1)), "its owner goes on"
+
+
+def test_of_two_first_writers_neither_is_refused(tmp_path, monkeypatch):
+    checked = manifest._is_leftover
+
+    def meanwhile(path):
+        monkeypatch.setattr(manifest, "_is_leftover", checked)
+        FolderStore(tmp_path / "a", {"model": "model"}, new=True).put(key_for(2), kv_of(2))
+        return checked(path)
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".manifest.json.00000000-1-00000000").write_text("{")  # of a writer that was killed
+    monkeypatch.setattr(manifest, "_is_leftover", meanwhile)
+    FolderStore(tmp_path / "a", {"model": "model"}, new=True).put(key_for(1), kv_of(1))
+    assert len(FolderStore(tmp_path / "a")) == 2
+    with pytest.raises(BadInput, match="another model"):
+        FolderStore(tmp_path / "a", {"model": "other"}, new=True)
 
 
 def test_a_flipped_bit_of_a_manifest_serves_nothing_wrong(tmp_path):

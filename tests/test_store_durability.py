@@ -25,6 +25,7 @@ def trace(monkeypatch):
     """What is done to files, in order, as (what, name of the file)."""
     done: list[tuple[str, str]] = []
     replace, fsync = Path.replace, os.fsync
+    link = os.link
 
     def traced_replace(self, target):
         done.append(("rename", Path(target).name))
@@ -36,7 +37,12 @@ def trace(monkeypatch):
         done.append(("fsync", name.name.split(".safetensors")[0].removeprefix(".") if partial else f"{name.name}/"))
         return fsync(opened)
 
+    def traced_link(partial, target):
+        done.append(("rename", Path(target).name))
+        return link(partial, target)
+
     monkeypatch.setattr(Path, "replace", traced_replace)
+    monkeypatch.setattr(os, "link", traced_link)
     monkeypatch.setattr(os, "fsync", traced_fsync)
     return done
 

@@ -25,6 +25,8 @@ def check_agreement(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
         if k.ndim != 3 or k.shape[:2] != v.shape[:2] or k.shape[1] != keys[0].shape[1]:
             shapes = f"{tuple(k.shape)} and {tuple(v.shape)} in layer {layer}"
             raise BadInput(f"a KV has keys and values of {shapes}: [heads, tokens, width] must agree")
+        if k.dtype != v.dtype:
+            raise BadInput(f"a KV has keys of {k.dtype} and values of {v.dtype} in layer {layer}: one dtype is needed")
 
 
 def side_by_side(
@@ -79,6 +81,8 @@ class KV:
                 raise BadInput(f"{name} is {shown(layers)}: a list of tensors is needed, one a layer")
         check_agreement(self.keys, self.values)
         annotations.check("start", self.start, int)
+        if self.start < 0:
+            raise BadInput(f"start is {self.start}: the position of its first token is 0 or more")
 
     @classmethod
     def zeros(

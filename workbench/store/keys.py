@@ -1,16 +1,19 @@
 """What makes two cached blocks the same: model, dtype, tokens, and what the block saw before it."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.nn.modules.module import _global_forward_hooks as _GLOBAL_HOOKS
+from torch.nn.modules.module import _global_forward_pre_hooks as _GLOBAL_PRE_HOOKS
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
+from workbench.core.errors import BadInput
 
 # Of the keys, and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`.
 FORMAT_VERSION = 2
@@ -20,9 +23,12 @@ ENGINE_VERSION = 1
 _CHUNK = 1 << 22
 _PIECE = 1 << 16  # elements that a CPU keeps in its cache
 _FACTOR, _OFFSET, _MASK = 6364136223846793005, 1442695040888963407, (1 << 64) - 1
+SCALARS = ("variance_epsilon", "eps", "scaling", "attention_scaling")  # of modules, which a user may change
+GROWING = ("dynamic", "longrope")  # kinds of rotation that a forward pass changes
 _IRRELEVANT = set("_name_or_path name_or_path transformers_version torch_dtype dtype use_cache architectures".split())
-# A pure memo, by model object.
-_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[tuple[Any, ...], str]] = WeakKeyDictionary()
+# Pure memos: which scalars the modules of a class have, and fingerprints by model object.
+_SCALARS_OF: dict[type[torch.nn.Module], tuple[str, ...]] = {}
+_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[Any, str, Any, str]] = WeakKeyDictionary()
 
 
 class Identity(NamedTuple):
@@ -89,16 +95,20 @@ def _chain(blocks: Sequence[Block]) -> str:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Hash of a model's configuration and of every one of its weights.
+    """Hash of a model's configuration, of every one of its weights and buffers, and of the scalars of `SCALARS`.
 
-    Computed once per model object and kept until a weight is replaced or written in place (optimiser steps and
+    Computed once per model object and kept until one of them is replaced or written in place (optimiser steps and
     `load_state_dict` count up a tensor's version; writing through `tensor.data` does not, and is not noticed).
+    Raises BadInput for a model with hooks: what they do is in no key.
     """
-    state = tuple(_states(model))
+    weights, beside = _states(model)
     known = _KNOWN.get(model)
-    if known is None or known[0] != state:
-        known = _KNOWN[model] = (state, _digest(model))
-    return known[1]
+    if known is None or known[0] != weights:
+        known = _KNOWN[model] = (weights, _digest(model), (), "")
+    if known[2] != beside:
+        whole = sha256(f"{known[1]}\n{_beside(model)}".encode()).hexdigest()
+        known = _KNOWN[model] = (*known[:2], beside, whole)
+    return known[3]
 
 
 def vocabulary(tokenizer: Any) -> str:
@@ -108,25 +118,40 @@ def vocabulary(tokenizer: Any) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _states(module: torch.nn.Module) -> Iterator[tuple[Any, ...]]:
-    """Of every weight and saved buffer: where it lies, and how often it was written.
+def _states(module: torch.nn.Module) -> tuple[list[Any], list[Any]]:
+    """Return the state of every weight and saved buffer, and that of other buffers and of scalars.
 
-    Asked by every request, so without names (`state_dict` takes several times as long).
+    Of tensors where they lie, and how often they were written. Asked by every request, so without names (`state_dict`
+    takes several times as long).
     """
     waiting: list[torch.nn.Module | None] = [module]
+    weights: list[Any] = []
+    beside: list[Any] = []
+    if _GLOBAL_HOOKS or _GLOBAL_PRE_HOOKS:
+        raise BadInput("all modules have a forward hook: cached blocks do not know what it does; remove it first")
     for each in waiting:  # grows on the way
         if each is None:
             continue
+        if each._forward_hooks or each._forward_pre_hooks:
+            name = type(each).__name__
+            raise BadInput(f"{name} has a forward hook: cached blocks do not know what it does; remove it first")
         for x in each._parameters.values():
             if x is not None:
-                yield x.data_ptr(), x._version, x.dtype, x.device
+                weights.append((x.data_ptr(), x._version, x.dtype, x.device))
         if each._buffers:
-            skipped = each._non_persistent_buffers_set
+            unsaved = each._non_persistent_buffers_set
             for name, buffer in each._buffers.items():
-                if buffer is not None and name not in skipped:
-                    yield buffer.data_ptr(), buffer._version, buffer.dtype, buffer.device
+                if buffer is not None:
+                    state = buffer.data_ptr(), buffer._version, buffer.dtype, buffer.device
+                    (beside if name in unsaved else weights).append(state)
+        kind = type(each)
+        if kind not in _SCALARS_OF:
+            _SCALARS_OF[kind] = tuple(name for name in SCALARS if name in each.__dict__)
+        for name in _SCALARS_OF[kind]:
+            beside.append(each.__dict__.get(name))
         if each._modules:
             waiting += each._modules.values()
+    return weights, beside
 
 
 @torch.no_grad()
@@ -139,6 +164,31 @@ def _digest(model: PreTrainedModel) -> str:
         seen[x.data_ptr()] = summary
         whole.update(f"{name} {summary}\n".encode())
     return whole.hexdigest()
+
+
+def _beside(model: PreTrainedModel) -> str:
+    """Describe buffers that are not saved, and scalars; not the rotation of models that stretch it as prompts grow."""
+    told = []
+    for name, module in model.named_modules():
+        grows = any(kind in str(getattr(module, "rope_type", "")) for kind in GROWING)
+        for buffer in sorted(module._non_persistent_buffers_set):
+            if (x := module._buffers.get(buffer)) is not None and not grows:
+                told.append(f"{name}.{buffer} {tuple(x.shape)} {_rounded(x)}")
+        told += [f"{name}.{scalar} {vars(module)[scalar]}" for scalar in SCALARS if scalar in vars(module)]
+    return "\n".join(told)
+
+
+def _rounded(x: torch.Tensor) -> str:
+    """Summarise a buffer that is computed where the model is, by what CPUs and GPUs agree on.
+
+    Two sums of logarithms, one weighted by place, to .01: an element that is scaled by a few percent changes them, a
+    last bit does not.
+    """
+    if not x.is_floating_point():
+        return str(_checksum(x))
+    logs = x.detach().double().flatten().abs().clamp_min(1e-30).log().cpu()
+    places = torch.arange(1, len(logs) + 1, dtype=torch.float64) / max(1, len(logs))
+    return f"{logs.sum():.2f} {(logs * places).sum():.2f}"
 
 
 def _checksum(x: torch.Tensor) -> int:

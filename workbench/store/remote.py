@@ -14,7 +14,9 @@ import tempfile
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -30,6 +32,7 @@ from workbench.store.remote_calls import DEADLINE, PAUSE, RemoteCalls, Unreachab
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
+LOOKED_AT = 4  # blocks that are asked of which model they are where the manifest is corrupt
 WRITING = 300.0  # seconds that a write may take
 REMEMBERED = 1 << 16  # misses whose reason is remembered
 WRITTEN = ".written"
@@ -157,14 +160,17 @@ class RemoteStore(quarantine.Repairing):
     def _fetched(self, key: str) -> KV:
         if not NAME.fullmatch(key):
             raise FileNotFoundError(key)
-        path = self._path(key)
-        data = self._calls.within("give a block", lambda: self.fs.cat_file(path))
-        opened = io.BytesIO(data)
-        known = block_file.contents(opened, (0, 0, len(data)))
+        opened, known = self._header(key)
         if key not in known.starts:
             raise Unusable("it holds another block")
         identity = getattr(key, "identity", None) or known.identities.get(key)
         return block_file.block(opened, Key(key, identity), known)
+
+    def _header(self, key: str) -> tuple[io.BytesIO, block_file.Contents]:
+        path = self._path(key)
+        data = self._calls.within("give a block", lambda: self.fs.cat_file(path))
+        opened = io.BytesIO(data)
+        return opened, block_file.contents(opened, (0, 0, len(data)))
 
     def _path(self, name: str, suffix: str = SUFFIX) -> str:
         if not NAME.fullmatch(name):
@@ -178,6 +184,9 @@ class RemoteStore(quarantine.Repairing):
         except manifest.Damaged as problem:
             if kind is None:
                 raise BadInput(f"{self.url}/{manifest.MANIFEST} is corrupt: {problem}") from None
+            for key in islice(self.listed(), LOOKED_AT):
+                with suppress(Unusable, FileNotFoundError):
+                    manifest.check_identities(self.url, self._header(key)[1], kind, problem)
             there = self._begun(path, kind)
         except FileNotFoundError:
             if not new:

@@ -62,9 +62,9 @@ def read_note(place: Where, name: str) -> str | None:
     """Return a text file beside the blocks, None where it cannot be read."""
     try:
         if not is_url(place):
-            return (Path(place) / name).read_text(encoding="utf-8")
+            return (Path(place) / name).read_text(encoding="utf-8", errors="replace")
         fs, root = file_system(str(place))
-        return bytes(fs.cat_file(f"{root}/{name}")).decode()
+        return bytes(fs.cat_file(f"{root}/{name}")).decode(errors="replace")
     except (OSError, ValueError):
         return None
 

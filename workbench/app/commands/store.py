@@ -92,6 +92,8 @@ def repair(
     from workbench.methods.preprocessing import precompute
     from workbench.store.urls import place_of
 
+    if encode_again:
+        precompute.asked_before(place_of(folder))  # refused before anything is set aside, where it is corrupt
     found = _scrubbed(folder, True)
     made = 0
     if encode_again:

@@ -28,8 +28,10 @@ PARTIAL = re.compile(r"\..+\.(?:(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}|(
 FORGOTTEN = 24 * 3600  # seconds after which a half-written file belongs to no running process
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any], durable: bool = False) -> None:
+def write_atomically(path: Path, write: Callable[[Path], Any], durable: bool = False, new: bool = False) -> None:
     """Let `write` fill a file under the name it is given, then move that file to `path`.
+
+    With `new`, FileExistsError where `path` is there by then.
 
     With `durable`, the file outlasts a crash of the machine as soon as this returns: it is on the disk before it gets
     its name, and its name is on the disk too.
@@ -39,16 +41,37 @@ def write_atomically(path: Path, write: Callable[[Path], Any], durable: bool = F
         write(partial)
         if durable:
             sync(partial)
-        partial.replace(path)
+        if new:
+            _named_once(partial, path)
+        else:
+            partial.replace(path)
         if durable:
             sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
+def _named_once(partial: Path, path: Path) -> None:
+    """Give a file its name unless the name is taken. Raises FileExistsError."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(path) from None
+        partial.replace(path)
+
+
 def write_text(path: Path, text: str, durable: bool = False) -> None:
     """Write a text file (UTF-8)."""
     write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"), durable)
+
+
+def write_new(path: Path, text: str, durable: bool = False) -> None:
+    """Write a text file whole, unless another process has written one of that name: then leave that."""
+    with suppress(FileExistsError):
+        write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"), durable, new=True)
 
 
 def sync(path: Path) -> None:

@@ -29,10 +29,11 @@ from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.methods.preprocessing import shards
 from workbench.methods.preprocessing.fields import PreparationFields
 from workbench.methods.preprocessing.shards import UNPREPARED, PrepareStage, ShardMaker
+from workbench.models.checkpoints import first_line
 from workbench.models.loading import Loaded
 from workbench.models.spec import attach
 from workbench.store import fingerprint
-from workbench.store.files.manifest import TOKENIZER
+from workbench.store.files.manifest import CHECKSUM, TOKENIZER, checksum
 from workbench.store.keys import vocabulary
 from workbench.store.remote_calls import file_system
 from workbench.store.urls import Where, forget, is_begun, note, opened, read_note, within
@@ -145,20 +146,34 @@ class Preparation(PreparationFields):
         whole = (len(corpus), made, tokens, size, seconds, speed, self.workers)
         prepared = Prepared(str(self.out), registry.spec_of(policy), *whole)
         asked = asdict(self) | {"out": str(self.out)}
-        before = [each for each in asked_before(self.out) if each["data"] != self.data]
+        try:
+            before = [each for each in asked_before(self.out) if each["data"] != self.data]
+        except BadInput:  # it is written anew
+            before = []
         found = {"asked": asked, "before": before, "found": asdict(prepared)}
-        note(self.out, ASKED, json.dumps(found, indent=1))
+        note(self.out, ASKED, json.dumps({**found, CHECKSUM: checksum(found)}, indent=1))
         note(self.out, SUCCESS, "")
         return prepared
 
 
 def asked_before(place: Where) -> list[dict[str, Any]]:
-    """Return what was prepared into a place, as `prepared.json` says; nothing where it does not."""
-    try:
-        found = json.loads(read_note(place, ASKED) or "{}")
-        return [dict(each) for each in (*found.get("before", ()), found["asked"])]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    """Return what was prepared into a place, as `prepared.json` says; nothing where there is none.
+
+    Raises BadInput for a damaged one: what is lacking cannot be told by it.
+    """
+    text = read_note(place, ASKED)
+    if text is None:
         return []
+    try:
+        found = json.loads(text)
+        if found.pop(CHECKSUM, None) not in (None, checksum(found)):
+            raise ValueError("its checksum is wrong")
+        return [dict(each) for each in (*found.get("before", ()), found["asked"])]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise BadInput(
+            f"{ASKED} of {place} is corrupt ({first_line(problem)}): run the command that made the store once more, "
+            "which encodes what is missing and writes it anew"
+        ) from None
 
 
 def again(place: Where, progress: Progress | None = None) -> list[Prepared]:

@@ -4,16 +4,20 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from workbench.core.errors import BadInput
-from workbench.core.utils.files import check_place, sync, write_text, writing
-from workbench.store.files.block_file import versions
+from workbench.core.utils.files import check_place, sync, write_new, write_text, writing
+from workbench.store.files.block_file import SUFFIX, versions
+from workbench.store.files.file_header import Contents, Unusable, contents, quietly
 from workbench.store.keys import FORMAT_VERSION
 
 log = logging.getLogger(__name__)
+LOOKED_AT = 64  # files whose headers are asked of which model their blocks are
 MANIFEST, CHECKSUM, MADE, TOKENIZER = "manifest.json", "checksum", "made", "tokenizer"
 
 
@@ -24,7 +28,7 @@ class Damaged(ValueError):
 def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: bool) -> dict[str, Any]:
     """Return the kind of a folder, which must be `kind`; with `new`, make the folder where it is not there.
 
-    A damaged manifest is written anew where the kind is given: blocks say themselves what they are of.
+    A damaged manifest is written anew where the kind is given and the blocks say themselves that they are of it.
     Raises BadInput.
     """
     try:
@@ -36,6 +40,7 @@ def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: boo
     except Damaged as problem:
         if kind is None:
             raise BadInput(f"{folder / MANIFEST} is corrupt: {problem}; what names the model writes it anew") from None
+        _check_blocks(folder, kind, problem)
         log.warning("damaged: %s: %s; it is written anew", folder / MANIFEST, problem)
         there = {"format": FORMAT_VERSION, **kind}
         try:
@@ -43,6 +48,25 @@ def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: boo
         except BadInput as refused:
             log.warning("%s", refused)
     return agreed(folder, there, kind)
+
+
+def _check_blocks(folder: Path, kind: Mapping[str, Any], problem: Damaged) -> None:
+    """Refuse to name a folder anew whose blocks are of another model or dtype: each file says what it holds."""
+    for path in islice(sorted(folder.glob(f"*{SUFFIX}")), LOOKED_AT):
+        with suppress(Unusable, OSError), quietly(path) as opened_file:
+            check_identities(folder, contents(opened_file), kind, problem)
+
+
+def check_identities(place: Path | str, held: Contents, kind: Mapping[str, Any], problem: Damaged) -> None:
+    """Raise BadInput where blocks beside a corrupt manifest are of another model or dtype than `kind`."""
+    for identity in held.identities.values():
+        for name in ("model", "dtype"):
+            has, needed = getattr(identity, name), kind.get(name)
+            if needed is not None and has != needed:
+                raise BadInput(
+                    f"{place}/{MANIFEST} is corrupt ({problem}), and its blocks are of another {name}: {_short(has)}, "
+                    f"and not {_short(needed)}; nothing is changed"
+                )
 
 
 def agreed(place: Path | str, there: dict[str, Any], kind: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -80,7 +104,7 @@ def parsed(data: bytes) -> dict[str, Any]:
         raise Damaged(str(problem)) from None
     if not isinstance(there, dict):
         raise Damaged("it is no JSON object")
-    if there.pop(CHECKSUM, None) not in (None, _checksum(there)):
+    if there.pop(CHECKSUM, None) not in (None, checksum(there)):
         raise Damaged("its checksum is wrong")
     return there
 
@@ -88,18 +112,21 @@ def parsed(data: bytes) -> dict[str, Any]:
 def text(kind: Mapping[str, Any]) -> str:
     """Return a manifest of blocks of `kind`, with the versions of what has begun it."""
     whole = {"format": FORMAT_VERSION, **kind, MADE: versions()}
-    return json.dumps({**whole, CHECKSUM: _checksum(whole)}, indent=1)
+    return json.dumps({**whole, CHECKSUM: checksum(whole)}, indent=1)
 
 
 def _begin(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
     check_place("folder", folder)
     if folder.exists() and (not folder.is_dir() or not all(map(_is_leftover, folder.iterdir()))):
+        if (folder / MANIFEST).is_file():
+            return  # another process has begun the folder meanwhile
         raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if durable:
             sync(folder.parent)
-    _write(folder, kind, durable)
+    with writing(folder / MANIFEST):
+        write_new(folder / MANIFEST, text(kind), durable)
 
 
 def _is_leftover(path: Path) -> bool:
@@ -112,7 +139,8 @@ def _write(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
         write_text(folder / MANIFEST, text(kind), durable)
 
 
-def _checksum(kind: Mapping[str, Any]) -> int:
+def checksum(kind: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of a JSON object, whatever the order of its keys."""
     return crc32(json.dumps(kind, sort_keys=True).encode())
 
 
