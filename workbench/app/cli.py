@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from workbench.core.errors import BadInput, brief, shown
+from workbench.core.errors import BadInput, brief, printable, shown
 from workbench.core.utils.files import check_place, is_file
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
@@ -40,6 +40,8 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "lab": ("workbench.training.lab.commands", "The lab corpus and the lab model: draw, train, evaluate."),
 }
 OUTPUTS = ("out", "html", "markdown", "untrained")  # options that name a file or folder to write
+INPUTS = ("store", "prepared")  # options that name a folder to read
+LEAST = {"seed": 0}  # of options that are whole numbers
 OTHER_OUTPUTS = ("to", "figure")  # whose commands say themselves what cannot be written
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
@@ -72,7 +74,7 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except BadInput as problem:
-            typer.echo(f"error: {problem}", err=True)
+            typer.echo(f"error: {printable(str(problem))}", err=True)
             raise typer.Exit(2) from None
         except OSError as problem:
             if problem.errno not in REFUSED:
@@ -91,6 +93,10 @@ def _check_given(command: Any) -> None:
             param.callback = partial(_writable, param.callback)
         if param.opts[0] in NAMES and not param.multiple:
             param.callback = partial(_known, param.callback)
+        if param.name in LEAST and param.metavar != "LIST":
+            param.callback = partial(_at_least, LEAST[param.name], param.callback)
+        if param.name in INPUTS and param.metavar != "LIST":
+            param.callback = partial(_named, param.callback)
 
 
 def _refuse_unfit(args: Sequence[str]) -> None:
@@ -133,6 +139,18 @@ def _known_data(name: str) -> None:
 NAMES: dict[str, Callable[[str], None]] = {"--model": _known_model, "--data": _known_data}
 
 
+def _at_least(least: int, own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
+    if isinstance(value, int) and value < least:
+        raise BadInput(f"{param.opts[0]} is {shown(value)}: a whole number of at least {least} is needed")
+    return own(ctx, param, value) if own else value
+
+
+def _named(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
+    if value is not None and str(value) in ("", "."):
+        raise BadInput(f"{param.opts[0]} '': the name of a folder, or a URL, is needed")
+    return own(ctx, param, value) if own else value
+
+
 def _writable(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
     if value is not None and "://" not in str(value):
         check_place(f"--{param.name}", value)
@@ -155,6 +173,8 @@ def _group() -> None:
 
 def main() -> None:
     """Run the `workbench` command. A character that the terminal's encoding lacks is shown as a question mark."""
+    if not os.environ.get("COLUMNS", "80").isdigit() or int(os.environ.get("COLUMNS", "80")) < 1:
+        del os.environ["COLUMNS"]  # no width at all: nothing would be printed
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     app()

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 LONGEST = 160  # characters of a value in a sentence
+SHOWN = "\n\t\u00a0\u200c\u200d\u3000"  # harmless for all that Python calls them not printable: spaces and joiners
 
 
 class BadInput(ValueError):
@@ -38,5 +39,12 @@ def meant(value: Any, known: Iterable[str]) -> str:
 
 def brief(text: Any) -> str:
     """Return a text, or a path, on one line, cut where it is long."""
-    text = str(text).replace("\r", r"\r").replace("\n", r"\n")
+    text = printable(str(text).replace("\r", r"\r").replace("\n", r"\n"))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def printable(text: str) -> str:
+    """Return a text with what moves a terminal's cursor or turns its writing around as \\x1b or \\u202e; lines stay."""
+    if text.isprintable():
+        return text
+    return "".join(x if x.isprintable() or x in SHOWN else x.encode("unicode_escape").decode() for x in text)

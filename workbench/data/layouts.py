@@ -23,6 +23,7 @@ from workbench.core.utils.files import is_file
 from workbench.data import segment
 from workbench.data.sample import Sample
 
+MANY = 100_000  # characters of a text that is tokenised without a look at the context
 SURROGATE = re.compile("[\ud800-\udfff]")
 FIELDS = {"passage": ("text", "title"), "question": ("question",), "answer": ("answer",)}  # the first must be there
 
@@ -124,10 +125,22 @@ def _encoded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, lead: str
     for text in distinct:
         if not text.isascii() and SURROGATE.search(text):
             raise BadInput(f"the text {shown(text)} holds half of a character (a lone surrogate)")
+    if (longest := max(map(len, distinct))) > MANY:
+        _check_size(longest, tokenizer)
     pieces = [lead, *(lead + text for text in distinct)]
     quiet = {"add_special_tokens": False, "verbose": False}  # what is too long is said by `check_context`, once
     skipped, *rest = tokenizer(pieces, **quiet)["input_ids"]
     return {text: tuple(tokens[len(skipped) :]) for text, tokens in zip(distinct, rest, strict=True)}
+
+
+def _check_size(characters: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse, before it is tokenised, a text of which even tokens of the longest kind would be over the context."""
+    most, widest = tokenizer.model_max_length, max(map(len, tokenizer.get_vocab()), default=1)
+    if characters > most * widest:
+        raise BadInput(
+            f"a text of {characters:,} characters is over the model's context of {most:,} tokens, of at most {widest} "
+            "characters each"
+        )
 
 
 def _lead(tokenizer: PreTrainedTokenizerBase) -> str:

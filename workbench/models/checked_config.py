@@ -53,19 +53,26 @@ def config_of(path: Path, declared: Mapping[str, Any]) -> PreTrainedConfig:
 def check_headers(config: PreTrainedConfig, path: Path, shards: Iterable[Path]) -> None:
     """Raise BadInput, by the headers of the weights, for a number of layers that is not the configuration's.
 
-    Also for weights that are whole numbers or of a format that transformers would not scale back.
+    Also for a weight that stands in two of them, for weights that are whole numbers or of a format that transformers
+    would not scale back, and for a scaled format that is declared and not there.
     """
     decoder = config.get_text_config(decoder=True)
     numbers, layers = set[int](), getattr(decoder, "num_hidden_layers", None)
-    ignored = _ignored(config)
+    ignored, forms, held_by = _ignored(config), set[str](), dict[str, Path]()
     for shard in shards:
         with safe_open(shard, framework="pt") as held:
             for key in sorted(held.keys()):
                 form = held.get_slice(key).get_dtype()
+                forms.add(form)
+                if (other := held_by.setdefault(key, shard)) != shard:
+                    raise BadInput(f"{path}: {brief(key)} stands in two files, {other.name} and {shard.name}")
                 if key.endswith(".weight") and form not in FORMATS and not hasattr(config, "quantization_config"):
                     raise BadInput(f"{shard} holds {brief(key)} as {form}: allowed are {', '.join(FORMATS)}")
                 if not any(re.search(pattern, key) for pattern in ignored):
                     numbers |= {int(number) for number in LAYER.findall(key)}
+    settings = getattr(config, "quantization_config", None)
+    if settings and _method(settings) == "fp8" and not any(form.startswith("F8") for form in forms):
+        raise BadInput(f"{path}: config.json says that weights are fp8 (quantization_config), they are {sorted(forms)}")
     if layers and numbers and max(numbers) + 1 != layers and not _is_composed(config):
         raise BadInput(
             f"{path} is not whole: config.json names {layers} layers (num_hidden_layers), the weights are those of "
@@ -97,6 +104,12 @@ def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
     return f"{path}: {len(unused)} weights are left out, first {brief(unused[0])}" if unused else ""
 
 
+def is_blank(model: Any) -> bool:
+    """Return whether all matrices of a model begin and end in rows of zeros, as in a file that was never filled."""
+    matrices = [weight for weight in model.parameters() if weight.ndim > 1 and weight.numel()]
+    return bool(matrices) and not any(bool(weight[0].any() or weight[-1].any()) for weight in matrices)
+
+
 def reason(problem: BaseException) -> str:
     """Return what an exception says, in one line."""
     return " ".join(str(problem).split())[:300] or type(problem).__name__
@@ -114,10 +127,18 @@ def _words(file: Path, declared: Mapping[str, Any]) -> None:
 def _quantisation(file: Path, declared: Mapping[str, Any]) -> None:
     if (settings := declared.get("quantization_config")) is None:
         return
-    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    method = _method(settings)
     if not isinstance(method, str) or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         known = ", ".join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
         raise BadInput(f"{file}: the quantisation {shown(method)} is not known to transformers: allowed are {known}")
+
+
+def _method(settings: Any) -> Any:
+    """Return the name of a quantisation: of its settings as written, or as transformers reads them."""
+    if isinstance(settings, dict):
+        return settings.get("quant_method")
+    method = getattr(settings, "quant_method", settings)
+    return getattr(method, "value", method)
 
 
 def _rotary(file: Path, declared: Mapping[str, Any], decoder: Any) -> None:

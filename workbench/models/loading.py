@@ -14,7 +14,7 @@ from transformers.utils import logging
 from workbench.core.errors import BadInput, not_allowed
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
-from workbench.models.checked_config import check_headers, check_loaded, config_of, reason
+from workbench.models.checked_config import check_headers, check_loaded, config_of, is_blank, reason
 from workbench.models.checkpoints import (
     COMPACT,
     DIFFERENCE,
@@ -87,6 +87,8 @@ def load(
         raise BadInput(f"{path} cannot be loaded as a causal language model: {reason(problem)}") from problem
     if left_out := check_loaded(path, model, report):
         warnings.warn(left_out, stacklevel=2)
+    if is_blank(model):
+        warnings.warn(f"{path}: its weights are zero, so its answers say nothing", stacklevel=2)
     if adapters.is_adapter(path):
         adapter_of(path).merge(model)
     if place.type == "cpu":

@@ -97,10 +97,17 @@ def _has_template(path: Path) -> bool:
 
 
 def tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint folder; no code of the folder is run. BadInput where it cannot be loaded."""
+    """Load the tokenizer of a checkpoint folder; no code of the folder is run. BadInput where it cannot be loaded.
+
+    Its `model_max_length` is the model's context, where config.json names one.
+    """
+    declared = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+    context = declared.get("max_position_embeddings")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         tokenizer("a")
+        if isinstance(context, int):
+            tokenizer.model_max_length = context
         return tokenizer
     except Exception as problem:  # a tokenizer of its own reads its files, and may fail in any way
         raise BadInput(f"{path} has a tokenizer that cannot be loaded: {reason(problem)}") from problem

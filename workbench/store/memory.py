@@ -17,11 +17,18 @@ REMEMBERED = 1 << 16  # keys that were dropped and are remembered, to tell why t
 RECENT = 256  # misses that are kept with all they say
 
 
+def _written(kv: KV) -> tuple[int, ...]:
+    """Return how often the tensors of a KV were written to, as torch counts it; it refuses writes that it does not."""
+    tensors = kv.stacked() or tuple(kv.tensors())
+    return tuple(0 if x.is_inference() else x._version for x in tensors)
+
+
 class MemoryStore:
     """Least-recently-used store of read-only KV; safe to use from several threads.
 
     `behind`: a slower store that is asked for what this one lacks; what it has is a hit, and is kept here too. What is
-    damaged there is replaced when it was made again. `recent` are the last misses, each with its reason.
+    damaged there is replaced when it was made again; a block that somebody wrote to since is damaged too. `recent` are
+    the last misses, each with its reason.
     """
 
     def __init__(self, budget_bytes: int = 1 << 30, behind: Store | None = None):
@@ -30,6 +37,7 @@ class MemoryStore:
             raise BadInput(f"budget of {budget_bytes} bytes: a store needs a positive budget")
         self.budget_bytes, self.behind = budget_bytes, behind
         self._entries: OrderedDict[str, KV] = OrderedDict()
+        self._written: dict[str, tuple[int, ...]] = {}
         self._lock = RLock()
         self._index, self._reasons, self._dropped = Index(), Counter[str](), OrderedDict[str, Reason]()
         self.recent: deque[Miss] = deque(maxlen=RECENT)
@@ -39,6 +47,9 @@ class MemoryStore:
         """Return the KV under `key` (read-only: `assemble` copies it), or None."""
         with self._lock:
             kv = self._entries.get(key)
+            if kv is not None and _written(kv) != self._written[key]:
+                self._forget(key, "damaged")  # whoever was handed it has written to it
+                kv = None
             if kv is not None:
                 self._entries.move_to_end(key)
             elif self.behind is not None and (kv := self.behind.get(key)) is not None:
@@ -60,7 +71,7 @@ class MemoryStore:
         kept = owned(kv)
         with self._lock:
             self._forget(key)
-            self._entries[key] = kept
+            self._entries[key], self._written[key] = kept, _written(kept)
             self._index.add(key)
             self._dropped.pop(key, None)
             self._bytes += kept.nbytes
@@ -87,6 +98,7 @@ class MemoryStore:
 
     def _forget(self, key: str, reason: Reason | None = None) -> None:
         if (kv := self._entries.pop(key, None)) is not None:
+            del self._written[key]
             self._bytes -= kv.nbytes
             self._index.remove(key)
         if reason:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from workbench import data as datasets
 from workbench.app.console.text import plain
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, printable
 from workbench.core.utils.files import write_text
 from workbench.data import Sample
 
@@ -37,19 +37,20 @@ def show_data(
     if out is not None:
         write_text(out, "".join(f"{json.dumps(sample.to_json(), ensure_ascii=False)}\n" for sample in listed))
         versions = [f"{package} {version}" for package, version in datasets.versions(name).items()]
-        print(", ".join([f"{out}: {len(listed)} samples", *versions]))
+        print(", ".join([f"{printable(str(out))}: {len(listed)} samples", *versions]))
         return
     console = Console(highlight=False)
     for sample in listed:
         if as_json:
-            print(json.dumps(sample.to_json(), ensure_ascii=False))
+            line = json.dumps(sample.to_json(), ensure_ascii=False)
+            print("".join(x if x.isprintable() else json.dumps(x)[1:-1] for x in line))
         else:
             _show(console, sample)
 
 
 def _show(console: Console, sample: Sample) -> None:
     facts = [sample.id, sample.kind, f"passages: {len(sample.ctxs)}"]
-    console.print(f"[dim]{' · '.join(fact for fact in facts if fact)}[/]")
+    console.print(f"[dim]{plain(' · '.join(fact for fact in facts if fact))}[/]")
     for passage in sample.ctxs:
         mark = "*" if passage.title in sample.supporting_titles else " "
         line = f"{mark} [bold]{plain(passage.title)}[/]  {plain(passage.text)}"

@@ -12,6 +12,7 @@ import typer
 
 from workbench.app.console.options import of_fields, taking
 from workbench.core.errors import BadInput
+from workbench.core.utils.annotations import check_processes
 from workbench.data.lab_corpus.style import is_lab
 from workbench.training.minutes import check_minutes
 from workbench.training.tuning.config import TuneConfig
@@ -66,8 +67,9 @@ def tune(
     On several GPUs: accelerate launch --num_processes N -m workbench tune …
     """
     config = TuneConfig(**{name: given.pop(name) for name in CONFIG if name in given})
-    if save_every < 1 or workers < 0:
-        raise BadInput(f"save_every {save_every} and workers {workers}: at least 1 and 0 are needed")
+    check_processes("workers", workers, 0)
+    if save_every < 1:
+        raise BadInput(f"save_every is {save_every}: at least 1 is needed")
     if evaluate_every and evaluate_data is None and not is_lab(data):
         raise BadInput(f"evaluate_every needs --evaluate-data: questions that are not in {data}")
     if evaluate_data is not None and not evaluate_every:

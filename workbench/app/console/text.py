@@ -10,13 +10,15 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from workbench.core.errors import printable
+
 EVERY = 60  # seconds between two lines
 SOON = (2.0, 10.0)  # seconds from the start to the first lines
 
 
 def plain(text: str) -> str:
-    """One line of text, safe to print among rich's markup."""
-    return " ".join(text.split()).replace("[", r"\[")
+    """One line of text, safe to print in a terminal and among rich's markup."""
+    return printable(" ".join(text.split())).replace("[", r"\[")
 
 
 def with_interval(row: Mapping[str, Any], score: str) -> str:
@@ -82,7 +84,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
     Where no person watches, as in the log of a job, lines stand for the bar: after 2 and 10 seconds, then every minute.
     """
     if not sys.stderr.isatty():
-        told = Told(what, lambda line: print(line, file=sys.stderr, flush=True))
+        told = Told(what, lambda line: print(printable(line), file=sys.stderr, flush=True))
         first = Timer(SOON[0], told.begins)
         first.daemon = True
         first.start()
@@ -93,5 +95,5 @@ def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(plain(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -83,7 +83,7 @@ def run(
 
     Raises BadInput, before the first run, for what a notebook's own validation refuses.
     """
-    check_jobs(jobs, retries)
+    check_jobs(jobs, retries, cluster)
     asked = tasks(notebooks, out, lists, cell_timeout_s)
     todo = [task for task in asked if not (out / task.name / notebook.SUCCESS).is_file()]
     with ExitStack() as stack:

@@ -27,6 +27,7 @@ from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorke
 from workbench.app.reports import index as report_index
 from workbench.app.reports import real_pages
 from workbench.core.errors import BadInput, shown
+from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.files import check_folder, write_text
 
 NAME = re.compile(r"\w[\w .-]*")  # of notebooks: it becomes a folder and an address
@@ -89,8 +90,7 @@ def run(
 
 def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> dict[Path, dict[str, Any]]:
     """Return those of the `given` parameters that each notebook declares."""
-    if jobs < 1:
-        raise BadInput(f"jobs is {jobs}: allowed is at least 1")
+    check_processes("jobs", jobs)
     if not notebooks:
         raise BadInput("there are no notebooks to run")
     for path in notebooks:

@@ -6,6 +6,7 @@ or has the methods.
 
 import collections.abc
 import math
+import os
 import types
 from collections.abc import Mapping
 from dataclasses import fields
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from workbench.core.errors import BadInput, shown
 
 WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
+EACH = 8  # most processes for every core
 LARGEST = (1 << 31) - 1  # whole number, also below zero: positions and counts of kernels have 32 bits
 
 
@@ -34,6 +36,13 @@ def check(name: str, value: Any, annotation: Any) -> None:
     if isinstance(value, int) and abs(value) > LARGEST:
         raise BadInput(f"{name} is {shown(value)}: at most {LARGEST:,} is allowed")
     raise BadInput(f"{name} is {shown(value)}: it must be {words(annotation)}")
+
+
+def check_processes(name: str, count: Any, least: int = 1, here: bool = True) -> None:
+    """Raise BadInput for a number of processes under `least`, or, of this machine, over `EACH` for every core."""
+    most = EACH * (os.cpu_count() or 1) if here else LARGEST
+    if not fits(count, int) or not least <= count <= most:
+        raise BadInput(f"{name} is {shown(count)}: allowed are {least} to {most} processes")
 
 
 def fits(value: Any, annotation: Any) -> bool:

@@ -175,6 +175,8 @@ def check_place(name: str, path: str | os.PathLike[str]) -> None:
 
 def _reason_against(path: Path) -> str:
     try:
+        if path.resolve() == Path(path.anchor or "/"):
+            return "it is the root of the file system: name a folder in it"
         if not stat.S_IFMT(os.stat(path).st_mode) & (stat.S_IFREG | stat.S_IFDIR):
             return "it is neither a file nor a folder"
     except (FileNotFoundError, NotADirectoryError):

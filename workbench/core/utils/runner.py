@@ -22,7 +22,7 @@ import torch
 
 from workbench.core.errors import BadInput
 from workbench.core.utils import dask_cluster
-from workbench.core.utils.annotations import check
+from workbench.core.utils.annotations import check, check_processes
 
 T = TypeVar("T")
 Work = Callable[..., Any]
@@ -54,12 +54,10 @@ class Outcome:
         return self.result
 
 
-def check_jobs(jobs: int, retries: int) -> None:
-    """Raise BadInput for a number of processes under 1, or of retries under 0."""
-    check("jobs", jobs, int)
+def check_jobs(jobs: int, retries: int, cluster: str | None = None) -> None:
+    """Raise BadInput for a number of processes that is not allowed, or of retries under 0."""
+    check_processes("jobs", jobs, here=cluster in (None, "local"))
     check("retries", retries, int)
-    if jobs < 1:
-        raise BadInput(f"jobs is {jobs}: at least 1 process is needed")
     if retries < 0:
         raise BadInput(f"retries is {retries}: at least 0 is needed")
 

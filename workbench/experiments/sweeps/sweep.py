@@ -95,7 +95,7 @@ def run(
     What is finished when this process ends, however it does, is not run again. Raises BadInput, before the first trial,
     for what could not run.
     """
-    _check(out, jobs, retries)
+    _check(out, jobs, retries, cluster)
     folder = out / rows.FOLDER
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
     preflight.check([case.trial for case in todo], loaded, here=cluster in (None, dask_cluster.LOCAL))
@@ -126,8 +126,8 @@ def run(
     return outcome
 
 
-def _check(out: Path, jobs: int, retries: int) -> None:
-    check_jobs(jobs, retries)
+def _check(out: Path, jobs: int, retries: int, cluster: str | None) -> None:
+    check_jobs(jobs, retries, cluster)
     if out.is_file() or (out / MANIFEST).is_file():
         held = "a file" if out.is_file() else "a folder of cached blocks"
         raise BadInput(f"{out} is {held}: results need a folder of their own")

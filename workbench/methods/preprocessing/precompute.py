@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from workbench import data, models
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
-from workbench.core.utils.annotations import check_fields
+from workbench.core.utils.annotations import check_fields, check_processes
 from workbench.core.utils.files import is_url
 from workbench.data import layouts
 from workbench.data.retrieval_corpus import Corpus
@@ -70,9 +70,9 @@ class Preparation(PreparationFields):
         check_fields(self)
         layouts.check(self.layout)
         registry.found(prepare.__name__, self.prepare, ("corpus", "system"))
-        for name in ("workers", "shard"):
-            if not registry.is_whole(value := getattr(self, name), 1):
-                raise BadInput(f"{name} is {value!r}: a whole number of at least 1 is needed")
+        check_processes("workers", self.workers, here=self.cluster in (None, "local"))
+        if self.shard < 1:
+            raise BadInput(f"shard is {self.shard}: a whole number of at least 1 is needed")
         if is_url(self.out):
             file_system(str(self.out))  # refuses what it does not know
         else:

@@ -12,8 +12,8 @@ from workbench.methods.serving.computation import Computation
 from workbench.methods.serving.loaders import Loaders, ThreadLoaders
 from workbench.methods.serving.queues import Queues
 from workbench.methods.serving.steady import steady
-from workbench.methods.serving.tickets import Engine, NoRoom, Ticket
-from workbench.store.events import Events, What
+from workbench.methods.serving.tickets import CancelledError, DeadlineExceeded, Engine, NoRoom, Ticket
+from workbench.store.events import Events
 
 Mode = Literal["sync", "request", "layer"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -185,9 +185,11 @@ class Scheduler:
             late = ticket.deadline is not None and now >= ticket.deadline
             if ticket.done.is_set() or not (ticket.cancelled or late):
                 continue
-            words = "was cancelled" if ticket.cancelled else "has no answer by its deadline"
-            how: What = "cancel" if ticket.cancelled else "expire"
-            self.queues.end(ticket, how, TimeoutError(f"request {ticket.name} {words}"))
+            if ticket.cancelled:
+                self.queues.end(ticket, "cancel", CancelledError(f"request {ticket.name} was cancelled"))
+            else:
+                late_one = DeadlineExceeded(f"request {ticket.name} has no answer by its deadline")
+                self.queues.end(ticket, "expire", late_one)
             ended += 1
         return ended > 0
 

@@ -1,6 +1,7 @@
 """A request on its way through the scheduler, and what an engine does for it."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from threading import Condition, Event
 from typing import Any, Literal, Protocol
@@ -9,11 +10,16 @@ from workbench.core.blocks import Prompt
 from workbench.methods.answered import Generation
 from workbench.store.tiering.pages import NoRoom
 
-__all__ = ["Arrivals", "Arrived", "Engine", "NoRoom", "OnHost", "State", "Ticket", "Wait"]
+__all__ = ["Arrivals", "Arrived", "CancelledError", "DeadlineExceeded"]
+__all__ += ["Engine", "NoRoom", "OnHost", "State", "Ticket", "Wait"]
 
 State = Literal["waiting", "loading", "ready", "running", "finished", "cancelled", "expired", "failed"]
 Arrived = Callable[[int], None]  # (layer): it is where the model reads it
 Wait = Callable[[int], None]  # (layer): returns when it has arrived
+
+
+class DeadlineExceeded(Exception):
+    """A request has no answer by its deadline: it ended without one."""
 
 
 class Arrivals:
@@ -81,7 +87,11 @@ class Ticket:
         self.wake()
 
     def result(self, timeout: float | None = None) -> Generation:
-        """Wait for the answer. Raises what the request failed with, and TimeoutError after `timeout` seconds."""
+        """Wait for the answer.
+
+        Raises what the request failed with: CancelledError for one that was given up, DeadlineExceeded for one that is
+        too late; TimeoutError after `timeout` seconds, when it goes on.
+        """
         if not self.done.wait(timeout):
             raise TimeoutError(f"request {self.name} has not ended after {timeout} seconds")
         if self.generation is None:

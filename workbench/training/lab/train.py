@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from workbench.core.errors import BadInput
+from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.determinism import deterministic
 from workbench.data.lab_corpus.questions import ALL_KINDS, KINDS, SEVERAL
 from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, Training, optimizers
@@ -112,7 +113,7 @@ def train(
         batch_size=None,  # a draw is a whole batch
         sampler=Order(progress, run.accelerator.process_index, run.accelerator.num_processes),
         num_workers=workers,
-        prefetch_factor=min(4, LEAD // workers) if workers else None,
+        prefetch_factor=max(1, min(4, LEAD // workers)) if workers else None,
         pin_memory=torch.cuda.is_available(),
     )
     batches = iter(loader)
@@ -138,8 +139,7 @@ def train(
 
 def check(config: PretrainConfig, out: Path, workers: int) -> None:
     """Raise BadInput for a number of processes that is not allowed, and for a folder of another config."""
-    if not 0 <= workers <= LEAD:
-        raise BadInput(f"workers is {workers}: allowed are 0 to {LEAD}")
+    check_processes("workers", workers, 0)
     check_run_folder(out)
     check_same(out, asdict(config), {"corpus": "lab"})
 
