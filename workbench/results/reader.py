@@ -115,7 +115,9 @@ def expanded(rows: pd.DataFrame, *needed: str) -> pd.DataFrame:
     """Return rows with a column for every key of `setting`; the `needed` ones are there even without a row."""
     known = {text: json.loads(text) if text else {} for text in rows.setting.unique()}
     keys = list(dict.fromkeys([*needed, *(key for values in known.values() for key in values)]))
-    return rows.assign(**{key: [known[text].get(key) for text in rows.setting] for key in keys})
+    codes, texts = pd.factorize(rows.setting)
+    each = {key: pd.Series([known[text].get(key) for text in texts]) for key in keys}
+    return rows.assign(**{key: values.take(codes).set_axis(rows.index) for key, values in each.items()})
 
 
 def _folders(path: Path) -> Iterator[Path]:

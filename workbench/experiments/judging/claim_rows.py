@@ -56,20 +56,36 @@ class Tables:
         self.sources = found.sources
         self.numbers: dict[str, Any] = {}  # that were asked for, as claims of several items do
         self._kept: dict[tuple[str, str], pd.DataFrame] = {}
+        self._fits: dict[tuple[str, ...], np.ndarray] = {}
 
     def rows(self, asked: ClaimScope) -> pd.DataFrame:
         """Return the rows of either side, with a column for every name that a selector uses."""
         rows = self._rows(asked.table, asked.experiment)
-        if asked.table == "counts":
-            rows = rows[rows.measure == asked.measure]
         sides = [each for each in (asked.left, asked.right, asked.full) if each is not None]
-        for name in sorted({name for each in (*sides, asked.scope) for name in each} - set(rows)):
-            rows = _with_measure(rows, self._rows("counts", asked.experiment), name)
+        names = {name for each in (*sides, asked.scope) for name in each}
+        known = [{name: want for name, want in each.items() if name in rows} for each in sides]
+        either = np.logical_or.reduce([self._fitting(rows, asked, each) for each in known])
+        if asked.table == "counts":
+            either &= self._fitting(rows, asked, {"measure": asked.measure})
         if asked.table == "answers":
-            needed = {*OF_ANSWER, *METHOD, asked.measure, *(name for each in (*sides, asked.scope) for name in each)}
+            needed = {*OF_ANSWER, *METHOD, asked.measure, *names}
             rows = rows[[name for name in rows if name in needed]]
-        either = np.logical_or.reduce([fitting(rows, each) for each in sides])
-        return chosen(rows[either], asked.scope)
+        rows = rows[either]
+        for name in sorted(names - set(rows)):
+            rows = _with_measure(rows, self._rows("counts", asked.experiment), name)
+        if known != sides:
+            rows = rows[np.logical_or.reduce([fitting(rows, each) for each in sides])]
+        return chosen(rows, asked.scope)
+
+    def _fitting(self, rows: pd.DataFrame, asked: ClaimScope, wanted: Selector) -> np.ndarray:
+        """Return which rows of a table fit a selector, each of whose columns is looked at once for all claims."""
+        fits = np.ones(len(rows), bool)
+        for name, want in wanted.items():
+            place = (asked.table, asked.experiment, name, repr(want))
+            if place not in self._fits:
+                self._fits[place] = fitting(rows, {name: want})
+            fits &= self._fits[place]
+        return fits
 
     def _rows(self, table: str, experiment: str) -> pd.DataFrame:
         if (table, experiment) not in self._kept:
