@@ -154,7 +154,7 @@ def test_a_shard_that_another_process_has_written_meanwhile_stays(folder, loaded
     "change, message",
     [
         ({"prepare": "fused"}, "unknown prepare 'fused'"),
-        ({"prepare": "with_neighbours(n=500)"}, "n is 500: a corpus of"),
+        ({"prepare": "with_neighbours(n=-1)"}, "n is -1"),
         ({"workers": 0}, "workers is 0"),
         ({"shard": True}, "shard is True"),
         ({"data": "nothing.json"}, "no such file"),

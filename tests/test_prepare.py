@@ -88,7 +88,6 @@ def test_preparations_are_the_files_of_their_folder():
         ("with_neighbours(n=-1)", "n is -1"),
         ("with_neighbours(n=2.5)", "n is 2.5"),
         ("after_system(system=-1)", "system is -1"),
-        ("with_neighbours(n=6)", "n is 6: a corpus of 6 passages has 0 to 5 neighbours each"),
         ("with_neighbours(n=2, search=fast)", "unknown search 'fast': allowed are faiss, exact"),
         ("with_neighbours(n=2, embedder=no/such-model)", "embedder 'no/such-model'"),
     ],
@@ -231,13 +230,22 @@ def test_work_is_shared_and_a_second_request_computes_nothing(monkeypatch):
     assert sum(rows) == once
 
 
-def test_a_passage_outside_the_corpus_and_a_context_too_small_are_refused():
+def test_a_passage_outside_the_corpus_is_refused():
     model, policy = model_of(), WithNeighbours(CORPUS, n=2)
     with pytest.raises(BadInput, match="is not in the corpus of 6 passages"):
         policy(model, [prompt_of(3, 4, 2, seed=9)], MemoryStore())
-    store = MemoryStore()
-    with pytest.raises(BadInput, match=r"behind its 5 neighbours has .* the model's context is 32: choose a smaller n"):
-        WithNeighbours(CORPUS, n=5)(model_of(max_position_embeddings=32), [PROMPT], store)
+
+
+def test_more_neighbours_than_there_are_or_fit_are_those_that_there_are_and_fit():
+    model = model_of()
+    with pytest.warns(UserWarning, match="6 passages: each is prepared behind 5 others, not 40"):
+        asked = WithNeighbours(CORPUS, n=40)
+    all_others = WithNeighbours(CORPUS, n=5)(model, [PROMPT], MemoryStore())
+    for one, other in zip(asked(model, [PROMPT], MemoryStore())[0], all_others[0], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one.tensors(), other.tensors(), strict=True))
+    with pytest.warns(UserWarning, match="of its 5 neighbours: the context is 32"):
+        (kvs,) = WithNeighbours(CORPUS, n=5)(model_of(max_position_embeddings=32), [PROMPT], MemoryStore())
+    assert len(SYSTEM) < max(kv.start for kv in kvs) and all(kv.start + len(kv) <= 32 for kv in kvs)
 
 
 @pytest.mark.parametrize("search", ["faiss", "exact"])

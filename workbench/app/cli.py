@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -175,6 +176,7 @@ def main() -> None:
     """Run the `workbench` command. A character that the terminal's encoding lacks is shown as a question mark."""
     if not os.environ.get("COLUMNS", "80").isdigit() or int(os.environ.get("COLUMNS", "80")) < 1:
         del os.environ["COLUMNS"]  # no width at all: nothing would be printed
+    warnings.formatwarning = lambda message, *_, **__: f"note: {printable(str(message))}\n"
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     app()

@@ -65,23 +65,16 @@ class Corpus:
 
 
 @lru_cache(maxsize=16)  # methods of one comparison look into one corpus
-def check_neighbours(n: int, passages: int) -> None:
-    """Raise BadInput where a corpus of so many passages has no `n` neighbours for each."""
-    if n < 0 or passages < n + 1:
-        most = max(passages - 1, 0)
-        has = f"a corpus of {passages} passages has 0 to {most} neighbours each"
-        raise BadInput(f"n is {n}: {has}; with_neighbours(n={most}) at most")
-
-
 def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str = "faiss") -> np.ndarray:
     """Return [N, n] numbers of the texts most like each text, itself excluded, the most alike first.
 
+    Of n texts or fewer all others are taken.
     search   "faiss": FAISS's exact inner-product index; "exact": the same by numpy, for small corpora without FAISS
     """
     if search not in SEARCHES:
         raise not_allowed("search", search, SEARCHES)
-    check_neighbours(n, len(texts))
-    if n == 0:
+    n = min(n, len(texts) - 1)
+    if n < 1:
         return np.zeros((len(texts), 0), dtype=np.int64)
     numbers = SEARCHES[search](embedders.embed(texts, embedder), n + 1)
     return np.stack([row[row != i][:n] for i, row in enumerate(numbers)])

@@ -4,8 +4,7 @@ Checked are models, dtypes, devices, data, layouts, judges, what sparse methods 
 blocks, how many neighbours a corpus has for a passage, and the length of every prompt.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,10 @@ from workbench import data, models
 from workbench.core.errors import BadInput, not_allowed
 from workbench.data import chat_template
 from workbench.data.layouts import Layout
-from workbench.data.retrieval_corpus import check_neighbours
 from workbench.data.sample import Sample
 from workbench.engine.decoding import check_length
 from workbench.experiments.trials.trial import Trial
-from workbench.methods import prepare as preparations
-from workbench.methods import registry, seer_gate
+from workbench.methods import seer_gate
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.seer_attention import SeerAttention
@@ -83,14 +80,13 @@ def check(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = Tr
     """
     known: dict[str, _Model] = {}
     problems: dict[str, list[Trial]] = {}
-    remembered, counted = lru_cache(maxsize=4)(_samples), lru_cache(maxsize=4)(_passages)
+    remembered = lru_cache(maxsize=4)(_samples)
     longest: dict[tuple[Any, ...], str] = {}
     for trial in trials:
         model = known.setdefault(trial.model, _Model(trial.model, loaded))
         try:
             _check_place(trial, model, here)
             _check_method(trial, model)
-            _check_neighbours(trial, counted)
             samples = remembered(trial.data, trial.samples, trial.seed, trial.passages)
             if trial.faithfulness is not None:
                 check_judge(trial.faithfulness, samples)
@@ -152,21 +148,6 @@ def _check_method(trial: Trial, model: _Model) -> None:
             _check_file(tiles.threshold)
         if isinstance(tiles, Compact):
             tiles.group(model.config.num_attention_heads, model.config.num_key_value_heads)
-
-
-def _check_neighbours(trial: Trial, count: Callable[[str, int, int, int | None], int]) -> None:
-    """Refuse a preparation that takes more neighbours than the corpus has for a passage."""
-    policy, options = registry.found(preparations.__name__, trial.prepare, ("corpus",))
-    known = {field.name: field.default for field in fields(policy)}
-    if trial.mode != "full" and {"n", "search"} <= known.keys():  # it searches the corpus for its nearest
-        passages = count(trial.data, trial.samples, trial.seed, trial.passages)
-        check_neighbours(options.get("n", known["n"]), passages)
-
-
-def _passages(name: str, samples: int, seed: int, passages: int | None) -> int:
-    """Return how many passages neighbours come from; one that stands twice counts once."""
-    corpus = data.corpus(name, samples, seed, passages)
-    return len({(passage.title, passage.text) for sample in corpus for passage in sample.ctxs})
 
 
 def _nested(tiles: Sparse | None) -> Iterator[Sparse]:

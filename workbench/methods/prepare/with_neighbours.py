@@ -4,8 +4,10 @@ FusionRAG, section 3.1, equation 10: passages that are alike are retrieved toget
 others at request time is given to it beforehand.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -34,7 +36,8 @@ class WithNeighbours:
 
     It is kept as computed, at its position behind them (`KV.start`), and rerotated once, when a prompt is assembled.
     Neighbours come from the whole corpus, never from the passages of the question at hand, and a passage is no
-    neighbour of itself. Raises BadInput for a corpus of n passages or fewer.
+    neighbour of itself. A corpus of n passages or fewer gives all it has, and of the most alike as many are taken as
+    the model's context holds; either is said in a warning.
 
     With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $N_1 \ldots N_n$ its nearest passages:
 
@@ -52,6 +55,9 @@ class WithNeighbours:
         registry.check_options(self)
         embedders.check(self.embedder)
         object.__setattr__(self, "table", nearest(self.corpus.texts, self.n, self.embedder, self.search))
+        if (found := self.table.shape[1]) < self.n:
+            fewer = f"the corpus has {len(self.corpus)} passages: each is prepared behind {found} others, not {self.n}"
+            warnings.warn(fewer, stacklevel=2)
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
         spec = attach(model)
@@ -62,16 +68,10 @@ class WithNeighbours:
         ahead = [past for prompt in prompts for past in before([prompt], self.system)[: self.system]]
         front = iter(fetch(model, system, store, ahead))
         chunks = [
-            Prompt((*prompt.blocks[: self.system], *self.neighbours(block), block))
+            Prompt((*prompt.blocks[: self.system], *self._within(spec.context, prompt, block), block))
             for prompt in prompts
             for block in prompt.context[self.system :]
         ]
-        longest = max(map(len, chunks), default=0)
-        if spec.context and longest > spec.context:
-            raise BadInput(
-                f"a passage behind its {self.n} neighbours has {longest} tokens, the model's context is "
-                f"{spec.context}: choose a smaller n"
-            )
         cuts = [(chunk.blocks[-1], chunk.blocks[: self.system], chunk.context[self.system :]) for chunk in chunks]
         keys = [key_of(model_key, model.dtype, *cut) for cut in cuts]
         rest = iter(collect(store, keys, lambda missing: self._made(model, [chunks[i] for i in missing], store)))
@@ -86,6 +86,18 @@ class WithNeighbours:
                 "its neighbours are only known for prompts over passages of the corpus"
             )
         return tuple(self.corpus.blocks[i] for i in self.table[self.corpus.place[block]])
+
+    def _within(self, context: int | None, prompt: Prompt, block: Block) -> tuple[Block, ...]:
+        """Return the neighbours of a passage that a context holds with it, the most alike first."""
+        found, fixed = self.neighbours(block), sum(map(len, (*prompt.blocks[: self.system], block)))
+        lengths = list(accumulate(map(len, found), initial=fixed))
+        fitting = sum(not context or length <= context for length in lengths[1:])
+        if fitting < len(found):
+            fewer = (
+                f"{block.label!r} is prepared behind {fitting} of its {len(found)} neighbours: the context is {context}"
+            )
+            warnings.warn(fewer, stacklevel=3)
+        return found[:fitting]
 
     def _made(self, model: PreTrainedModel, chunks: Sequence[Prompt], store: Store) -> list[KV]:
         """Compute the KV of the last block of every chunk over the `after_system` KV of the blocks before it."""

@@ -45,7 +45,12 @@ TEMPLATE = go.layout.Template(
         "hoverlabel": {"font": {"family": FONT, "size": 12}, "align": "left"},
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "font": {"size": 12}},
         "annotationdefaults": {"font": {"size": 12, "color": INK}, "showarrow": False},
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": RULE, "activecolor": MUTED},
+        "modebar": {
+            "bgcolor": "rgba(0,0,0,0)",
+            "color": RULE,
+            "activecolor": MUTED,
+            "remove": ["sendChartToCloud"],  # no figure offers to leave the machine
+        },
     }
 )
 
