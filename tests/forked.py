@@ -99,6 +99,7 @@ def serve(address: str, modules: Sequence[str]) -> None:
         listener.listen(20)
         for name in modules:
             importlib.import_module(name)
+        assert threading.active_count() == 1, "a fork of threads may wait for a lock that none of them gives back"
         gc.freeze()  # a fork does not go through, and so copy, what is there already
         sys.path.remove(str(Path(__file__).parent))
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

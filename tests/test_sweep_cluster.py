@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+from contextlib import ExitStack
 from dataclasses import asdict
 
 import pandas as pd
@@ -15,7 +17,6 @@ from workbench.experiments.sweeps.sweep import cases
 from workbench.experiments.sweeps.sweep_grid import Case
 from workbench.experiments.trials.trial import Trial
 
-dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 QUESTIONS = {"samples": 2, "passages": 3, "max_new_tokens": 3, "timed": 1, "fidelity": False}
 MEASURED = ["seconds", "ttft_p5", "ttft_p50", "ttft_p95", "ttft_least", "ttft_most"]
@@ -27,10 +28,16 @@ def base(folder):
 
 
 @pytest.fixture
-def forked(monkeypatch):
-    """Workers that need not import everything again."""
-    with dask.config.set({"distributed.worker.multiprocessing-method": "fork"}):
-        yield
+def two_workers(python):
+    """The address of a scheduler with two worker processes, none of them forked of this one, which has threads."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(dask_cluster._begun(distributed, "local", 0, None))
+        command = [*python, "distributed.cli.dask_worker", cluster.scheduler_address, "--nthreads", "1", "--no-nanny"]
+        for _ in range(2):
+            worker = subprocess.Popen([*command, "--no-dashboard"], stderr=subprocess.DEVNULL)
+            stack.callback(worker.wait)
+            stack.callback(worker.kill)
+        yield cluster.scheduler_address
 
 
 def many(base, seeds):
@@ -41,7 +48,7 @@ def kill_a_worker(client):
     os.kill(min(client.run(os.getpid).values()), signal.SIGKILL)
 
 
-def assert_killed_equals_alone(found, tmp_path, monkeypatch):
+def assert_killed_equals_alone(found, cluster, tmp_path, monkeypatch):
     alone = sweeps.run(found, tmp_path / "alone")
     connected, clients, told = dask_cluster.connected, [], []
 
@@ -64,20 +71,20 @@ def assert_killed_equals_alone(found, tmp_path, monkeypatch):
         told.append((done, total))
 
     monkeypatch.setattr(dask_cluster, "connected", remembered)
-    many = sweeps.run(found, tmp_path / "many", jobs=2, progress=progress, cluster="local")
+    many = sweeps.run(found, tmp_path / "many", jobs=2, progress=progress, cluster=cluster)
     assert told[-1] == (2 * len(found), 2 * len(found)) and not many.failures
     pd.testing.assert_frame_equal(many.table.drop(columns=MEASURED), alone.table.drop(columns=MEASURED))
     pd.testing.assert_frame_equal(many.answers, alone.answers)
     assert (tmp_path / "many" / "_SUCCESS").exists() and not list((tmp_path / "many" / "trials").glob(".*"))
 
 
-def test_two_workers_one_of_which_is_killed_find_what_one_process_finds(base, tmp_path, monkeypatch, forked):
-    assert_killed_equals_alone(many(base, 10), tmp_path, monkeypatch)
+def test_two_workers_one_of_which_is_killed_find_what_one_process_finds(base, two_workers, tmp_path, monkeypatch):
+    assert_killed_equals_alone(many(base, 6), two_workers, tmp_path, monkeypatch)
 
 
 @pytest.mark.weekly  # processes that import everything
 def test_two_hundred_trials_on_workers_of_which_one_is_killed(base, tmp_path, monkeypatch):
-    assert_killed_equals_alone(many(base, 100), tmp_path, monkeypatch)
+    assert_killed_equals_alone(many(base, 100), "local", tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
