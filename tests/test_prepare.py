@@ -238,13 +238,17 @@ def test_a_passage_outside_the_corpus_is_refused():
 
 def test_more_neighbours_than_there_are_or_fit_are_those_that_there_are_and_fit():
     model = model_of()
+    asked = WithNeighbours(CORPUS, n=40)
     with pytest.warns(UserWarning, match="6 passages: each is prepared behind 5 others, not 40"):
-        asked = WithNeighbours(CORPUS, n=40)
+        assert "not 40" in prepare.said(asked, None, [PROMPT])
     all_others = WithNeighbours(CORPUS, n=5)(model, [PROMPT], MemoryStore())
     for one, other in zip(asked(model, [PROMPT], MemoryStore())[0], all_others[0], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.tensors(), other.tensors(), strict=True))
-    with pytest.warns(UserWarning, match="of its 5 neighbours: the context is 32"):
-        (kvs,) = WithNeighbours(CORPUS, n=5)(model_of(max_position_embeddings=32), [PROMPT], MemoryStore())
+    few = WithNeighbours(CORPUS, n=5)
+    with pytest.warns(UserWarning, match="passages are prepared behind . to . of 5 neighbours: .* of 32 tokens"):
+        assert prepare.said(few, 32, [PROMPT])
+    assert prepare.said(few, None, [PROMPT]) == prepare.said(few, 4096, [PROMPT]) == ""
+    (kvs,) = few(model_of(max_position_embeddings=32), [PROMPT], MemoryStore())
     assert len(SYSTEM) < max(kv.start for kv in kvs) and all(kv.start + len(kv) <= 32 for kv in kvs)
 
 

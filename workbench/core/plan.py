@@ -100,3 +100,4 @@ class Pass:
     length: int
     num_layers: int | None = None  # None: all layers
     forward: int = 0
+    weight: float = 1.0  # of a helper model: what a token costs in it, over a token of the model itself

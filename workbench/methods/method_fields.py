@@ -23,7 +23,7 @@ def _names(folder: str) -> str:
 
 PREPARATIONS, SELECTORS, SPARSE = map(_names, ("prepare", "select", "sparse"))
 MODES = ("full", "block", "superposition")
-REUSE = ("positions", "prepare", "select", "ratio", "prepared")  # fields that are for mode block
+REUSE = ("positions", "prepare", "select", "ratio", "charged", "prepared")  # fields that are for mode block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,10 @@ class MethodFields:
     ratio: Annotated[
         float | None, "Recompute this share of the tokens of all passages, as 0.15; own: as many as the selector wants"
     ] = 0.15
+    charged: Annotated[
+        float | None,
+        "Compute at most this share of a prompt's tokens at request time, selection included, as 0.15: sets the ratio",
+    ] = None
     prepared: Annotated[str | None, "Take cached passages from this folder of `workbench prepare`"] = None
     sparse: Annotated[
         str,

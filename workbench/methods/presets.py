@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from workbench.core.errors import BadInput, not_allowed
+from workbench.methods.method_fields import REUSE
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
             fields["ratio"] = None if ratio == "own" else float(ratio)
         except ValueError:
             raise BadInput(f"ratio is {ratio!r}: a share from 0 to 1, or own, is needed") from None
-    if fields.get("mode") is None and {"positions", "prepare", "select", "ratio", "prepared", "store"} & set(given):
+    if fields.get("mode") is None and {*REUSE, "store"} & set(given):
         fields["mode"] = "block"
     return fields
 

@@ -57,12 +57,17 @@ class Cost:
 
 def shape(config: PretrainedConfig) -> ModelShape:
     """Return the shape of any causal language model, from a copy on the meta device; BadInput for another kind."""
+    return shape_of(shell(config))
+
+
+def shell(config: PretrainedConfig) -> PreTrainedModel:
+    """Return a causal language model without weights, on the meta device. Raises BadInput for another kind."""
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except (ValueError, KeyError, AttributeError) as problem:
         raise BadInput(f"no causal language model can be built from a {type(config).__name__}: {problem}") from None
-    return shape_of(model)
+    return model
 
 
 def shape_of(model: PreTrainedModel) -> ModelShape:
@@ -124,11 +129,11 @@ def of_passes(shape: ModelShape, passes: Sequence[Pass], reused: int, itemsize: 
     """Count the cost of all passes of one request up to its first token; `reused` tokens come from the store.
 
     The weights are read once a forward, the output head is applied in the last one only, and a pass of `num_layers`
-    layers counts for its share of the layers.
+    layers counts for its share of the layers, one of a helper model by its weight.
     """
     layers = len(shape.windows)
     head = 2.0 * shape.head
-    shares = [(part.num_layers or layers) / layers for part in passes]
+    shares = [_share(part, layers) for part in passes]
     full = [first_token(shape, part.rows, part.length, itemsize) for part in passes]
     costs = list(zip(full, shares, strict=True))
     forwards = {part.forward: share for part, share in zip(passes, shares, strict=True)}
@@ -143,8 +148,24 @@ def of_passes(shape: ModelShape, passes: Sequence[Pass], reused: int, itemsize: 
 
 
 def rows_charged(passes: Sequence[Pass], layers: int) -> float:
-    """Return the rows of all passes of a request, those of its selector included, as rows through all layers."""
-    return sum(len(one.rows) * (one.num_layers or layers) for one in passes) / layers
+    """Return the tokens that all passes of a request compute, as tokens through all `layers` of the model.
+
+    Passes of the selector and of helper models are among them; layers that run over the whole context count in full.
+    """
+    return sum(len(one.rows) * _share(one, layers) for one in passes)
+
+
+def charged_share(passes: Sequence[Pass], layers: int, length: int) -> float:
+    """Return the charged share of a request: `rows_charged` over the `length` tokens of its prompt.
+
+    Full attention's is 1. What is computed before the request (preprocessing) is not in it.
+    """
+    return rows_charged(passes, layers) / length
+
+
+def _share(one: Pass, layers: int) -> float:
+    """Return what a token of a pass costs, over a token through all layers of the model."""
+    return one.weight * (one.num_layers or layers) / layers
 
 
 def encoding(shape: ModelShape, lengths: Iterable[int], itemsize: int = 2) -> Cost:

@@ -1,29 +1,33 @@
 """What is wrong in a list of trials, said before the first of them runs: no weights are read.
 
 Checked are models, dtypes, devices, data, layouts, judges, what sparse methods were fitted to, folders of prepared
-blocks, how many neighbours a corpus has for a passage, and the length of every prompt.
+blocks, the length of every prompt, and charged budgets. Passages with fewer neighbours than asked for are told.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import data, models
+from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, not_allowed
 from workbench.data import chat_template
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.engine.decoding import check_length
+from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
-from workbench.methods import seer_gate
+from workbench.experiments.trials.trial_measures import check_context
+from workbench.methods import prepare, seer_gate
+from workbench.methods.modes.reuse import Reuse
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.seer_attention import SeerAttention
 from workbench.methods.sparse.xattention import Xattention
+from workbench.metrics import cost
 from workbench.metrics.faithfulness import check_judge
 from workbench.models.checkpoints import base_folder, first_line
 from workbench.models.families import decoder_config
@@ -67,21 +71,36 @@ class _Model:
         return self.loaded.layout if self.loaded else layout_of(self.folder, self.tokenizer)
 
     @cached_property
+    def shell(self) -> PreTrainedModel:
+        """The model, where it is not in memory without its weights."""
+        return self.loaded.model if self.loaded else cost.shell(self.config)
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a prompt with its answer."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    @cached_property
     def fitted_to(self) -> Path:
         """The folder beside whose weights a gate lies."""
         return models.folder(str(self.loaded.model.config.name_or_path)) if self.loaded else self.folder
 
 
 def check(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> None:
-    """Raise BadInput that names what is wrong, and in how many trials, before any of them runs.
+    """Raise BadInput that names what is wrong, and in how many trials, before any of them runs."""
+    if wrong := problems(trials, loaded, here):
+        raise BadInput(told(wrong, len(trials)))
+
+
+def problems(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> dict[str, list[Trial]]:
+    """Return {what is wrong: trials that cannot run for it}, before any of them runs.
 
     loaded  the model of all trials where it is in memory
     here    False: they run on other machines, which may have other devices
     """
     known: dict[str, _Model] = {}
-    problems: dict[str, list[Trial]] = {}
-    remembered = lru_cache(maxsize=4)(_samples)
-    longest: dict[tuple[Any, ...], str] = {}
+    found: dict[str, list[Trial]] = {}
+    remembered, prompts_of = lru_cache(maxsize=4)(_samples), lru_cache(maxsize=4)(_prompts)
     for trial in trials:
         model = known.setdefault(trial.model, _Model(trial.model, loaded))
         try:
@@ -90,15 +109,12 @@ def check(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = Tr
             samples = remembered(trial.data, trial.samples, trial.seed, trial.passages)
             if trial.faithfulness is not None:
                 check_judge(trial.faithfulness, samples)
-            key = (trial.model, trial.layout, trial.data, trial.samples, trial.seed, trial.passages)
-            if key not in longest:
-                longest[key] = _too_long(samples, model, trial.layout)
-            if longest[key]:
-                raise BadInput(longest[key])
+            prompts = prompts_of(model, trial.layout, trial.data, trial.samples, trial.seed, trial.passages)
+            check_context(model.context, samples, prompts)
+            _check_choices(trial, model, prompts)
         except BadInput as problem:
-            problems.setdefault(str(problem), []).append(trial)
-    if problems:
-        raise BadInput(told(problems, len(trials)))
+            found.setdefault(str(problem), []).append(trial)
+    return found
 
 
 def told(problems: dict[str, list[Trial]], count: int) -> str:
@@ -125,7 +141,7 @@ def _check_place(trial: Trial, model: _Model, here: bool) -> None:
             models.device_of(trial.device)
         else:
             _check_device_name(trial.device)
-    check_length(trial.max_new_tokens, getattr(model.config, "max_position_embeddings", None))
+    check_length(trial.max_new_tokens, model.context)
     if trial.prepared is not None:
         opened(trial.prepared)
 
@@ -165,16 +181,17 @@ def _samples(name: str, samples: int, seed: int, passages: int | None) -> list[S
     return data.load(name, samples, seed, passages, answered=False)
 
 
-def _too_long(samples: Sequence[Sample], model: _Model, layout: str | None) -> str:
-    """Return what is wrong with the longest prompt, "" where it fits the model's context with an answer."""
-    context = getattr(model.config, "max_position_embeddings", None)
-    if not context:
-        return ""
-    prompts = model.layout(layout).prompts(samples, model.tokenizer)
-    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
-    if len(prompts[longest]) < context:
-        return ""
-    return (
-        f"the prompt of sample {samples[longest].id!r} has {len(prompts[longest])} tokens, the model's context is "
-        f"{context}, answer included: ask for fewer passages"
-    )
+def _prompts(
+    model: _Model, layout: str | None, name: str, samples: int, seed: int, passages: int | None
+) -> list[Prompt]:
+    return model.layout(layout).prompts(_samples(name, samples, seed, passages), model.tokenizer)
+
+
+def _check_choices(trial: Trial, model: _Model, prompts: Sequence[Prompt]) -> None:
+    """Refuse a charged budget that a method cannot keep, and tell of passages with too few neighbours."""
+    layout = model.layout(trial.layout)
+    method = trial.method(trial.corpus(layout, model.tokenizer), system=bool(layout.system))
+    if trial.charged is not None:
+        budget.within(model.shell, method, prompts, trial.charged)
+    if isinstance(method, Reuse):
+        prepare.said(method.prepare, model.context, prompts)

@@ -19,6 +19,8 @@ from workbench.metrics.latency import Quantiles
 LATER = (
     "faithfulness",
     "rows_charged",
+    "charged_share",
+    "preprocess_ms",
     "answered",
     "misses",
     "receipts",
@@ -51,6 +53,8 @@ class Record(Quality):
     sparsity: dict[str, Any] | None = None  # what a sparse method keeps and loses (`metrics.tiles.sparsity`), else None
     faithfulness: dict[str, Any] | None = None  # of the answers, `metrics.faithfulness.Faithfulness`, where judged
     rows_charged: float | None = None  # rows through all layers of every pass, those of the selector included
+    charged_share: float | None = None  # of the prompt's tokens through all layers (`metrics.cost.charged_share`)
+    preprocess_ms: float | None = None  # a token of the passages that the store lacked; None where it lacked none
     answered: dict[str, Any] | None = None  # fidelity over the questions that full attention answers exactly
     misses: dict[str, int] | None = None  # of the store, by reason (`store.misses.Miss`); None where none was asked
     receipts: list[dict[str, Any]] | None = (

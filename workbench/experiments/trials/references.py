@@ -1,8 +1,9 @@
-"""Full attention beside a trial: its predictions of every answer, computed once for the trials of one process.
+"""Full attention beside a trial: its predictions and times, measured once for the trials of one process.
 
-They are kept with the model, on the CPU, up to `BYTES`; what comes after that is computed again in every trial.
+They are kept with the model, on the CPU, up to `room()` bytes; what comes after that is computed again in every trial.
 """
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,25 +20,37 @@ from workbench.methods.modes.full import Full
 from workbench.metrics import fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.fidelity import Reference, Tokens
+from workbench.metrics.latency import Quantiles
 from workbench.models.loading import Loaded
 from workbench.store import fingerprint
 
-BYTES = 1 << 29
+BYTES = 1 << 29  # that are kept in any case
+SHARE = 8  # of the memory that is free, one part is for references
 
 _KEPT: WeakKeyDictionary[PreTrainedModel, "Kept"] = WeakKeyDictionary()
 
 
+def room() -> int:
+    """Return how many bytes of references a process keeps: 500 questions of a large vocabulary take some GB."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return max(BYTES, free // SHARE)
+
+
 class Kept:
-    """References of one state of a model's weights, by batch: prompts, gold answers, how long an answer may be."""
+    """References of one state of a model's weights, by batch: prompts, gold answers, how long an answer may be.
+
+    `times` are full attention's to its first token, by the prompts and the engine.
+    """
 
     def __init__(self, fingerprint: str):
         self.fingerprint = fingerprint
-        self.bytes = 0
+        self.bytes, self.room = 0, room()
+        self.times: dict[object, Quantiles] = {}
         self.references: dict[object, Reference] = {}
 
     def put(self, key: object, one: Reference) -> None:
         """Keep a reference where it still fits: every trial asks in the same order, so none is given up for another."""
-        if key not in self.references and self.bytes + one.nbytes <= BYTES:
+        if key not in self.references and self.bytes + one.nbytes <= self.room:
             self.references[key] = replace(one, logits=one.logits.cpu().clone())
             self.bytes += one.nbytes
 
@@ -48,6 +61,11 @@ def kept(model: PreTrainedModel) -> Kept:
     if model not in _KEPT or _KEPT[model].fingerprint != state:
         _KEPT[model] = Kept(state)
     return _KEPT[model]
+
+
+def content_of(prompts: Sequence[Prompt]) -> object:
+    """Return what tells prompts from others."""
+    return tuple(tuple(block.content for block in prompt.blocks) for prompt in prompts)
 
 
 class Watch:
@@ -97,5 +115,4 @@ class Watch:
         return made
 
     def _key(self, prompt: Prompt, gold: Tokens) -> object:
-        blocks = tuple(block.content for block in prompt.blocks)
-        return blocks, gold, self.max_new_tokens, self.loaded.layout.stop
+        return content_of([prompt]), gold, self.max_new_tokens, self.loaded.layout.stop

@@ -20,8 +20,9 @@ from workbench.results.schema import Answer, Origin
 EXPERIMENT = "trial"
 FOLDER = "trials"
 COSTS = (
-    *("prompt_tokens", "rows_computed", "rows_reused", "rows_charged", "flops", "flops_linear", "flops_attention"),
-    *("bytes", "bytes_loaded", "hit_rate", "parameters", "seconds"),
+    *("prompt_tokens", "rows_computed", "rows_reused", "rows_charged", "charged_share"),
+    *("flops", "flops_linear", "flops_attention"),
+    *("bytes", "bytes_loaded", "hit_rate", "parameters", "seconds", "preprocess_ms"),
 )
 SHARED = ("model", "data", "passages", "seed", "device", "dtype")  # fields of a trial that are columns of their own
 FIRST_TOKEN = "first token"  # workload of a trial's timings

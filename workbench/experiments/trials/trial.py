@@ -16,9 +16,9 @@ from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
 from workbench.engine.decoding import check_length
-from workbench.experiments.trials import question_rows
+from workbench.experiments.trials import budget, question_rows
 from workbench.experiments.trials.record import Record, device_name, versions
-from workbench.experiments.trials.references import Watch
+from workbench.experiments.trials.references import Watch, content_of, kept
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
 from workbench.experiments.trials.trial_measures import check_context, costs, first_tokens, mean, receipts
 from workbench.methods import Method, registry
@@ -45,7 +45,8 @@ from workbench.store.views import KeepingStore
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
-LATER = ("faithfulness", "fidelity", "layout", "store", "receipt", "engine")  # fields that earlier versions lack
+# Fields that earlier versions lack.
+LATER = ("faithfulness", "fidelity", "layout", "store", "receipt", "engine", "charged")
 FULL_TIMED = 5  # prompts on which full attention is timed, at most
 SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
 
@@ -101,7 +102,10 @@ class Trial(TrialFields, MethodConfig):
         prompts = layout.prompts(samples, tokenizer)
         check_context(loaded.spec.context, samples, prompts)
         check_length(self.max_new_tokens, loaded.spec.context)
-        method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
+        method = self.method(self.corpus(layout, tokenizer), system=bool(layout.system))
+        if self.charged is not None:
+            method = budget.within(model, method, prompts, self.charged)
+        fewer = preparations.said(getattr(method, "prepare", None), loaded.spec.context, prompts)
         engine = choose_engine(model, method, prompts, self.max_new_tokens, self.engine)
         if store is None:  # an empty one is false
             store = self._opened(method, loaded)
@@ -120,8 +124,8 @@ class Trial(TrialFields, MethodConfig):
         sparsity = self._sparsity(model, few)
         record = Record(
             **question_rows.quality(rows, samples, self.seed),
-            **costs(model, generations),
-            trial=self.settings(),
+            **costs(model, prompts, generations),
+            trial=self.settings() | ({} if self.charged is None else {"ratio": getattr(method, "ratio", None)}),
             by_kind=question_rows.by_kind(rows, samples, self.seed),
             answered=fidelity.of_answered(rows, self.seed),
             ttft_s=ttft,
@@ -134,7 +138,7 @@ class Trial(TrialFields, MethodConfig):
             versions=versions() | data.versions(self.data),
             sparsity=sparsity,
             faithfulness=self._judged(samples, texts),
-            note=" ".join(filter(None, (models.note_of(self.model), self._unused(sparsity, few)))),
+            note=" ".join(filter(None, (models.note_of(self.model), fewer, self._unused(sparsity, few)))),
             receipts=receipts(samples, generations) if self.receipt else None,
             engine=str(engine) if engine.name == "paged" or self.engine != "auto" else None,
         )
@@ -158,7 +162,10 @@ class Trial(TrialFields, MethodConfig):
         if not self.fidelity or method == Full():
             return None
         few = prompts[: min(self.timed, FULL_TIMED)]
-        return measure(first_tokens(model, few, Full(), self.engine), model.device, warm_up=1)
+        known, key = kept(model).times, (content_of(few), self.engine)
+        if key not in known:
+            known[key] = measure(first_tokens(model, few, Full(), self.engine), model.device, warm_up=1)
+        return known[key]
 
     def _judged(self, samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, Any] | None:
         """Return how far passages support the answers; None where no judge is named."""
@@ -181,7 +188,7 @@ class Trial(TrialFields, MethodConfig):
             else f"{said}: choose smaller tiles."
         )
 
-    def _corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
+    def corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
         """Return the passages that neighbours come from, where the preparation has any."""
         policy, _ = registry.found(preparations.__name__, self.prepare, ("corpus",))
         if not hasattr(policy, "neighbours"):

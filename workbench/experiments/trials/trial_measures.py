@@ -48,15 +48,26 @@ def receipts(samples: Sequence[Sample], generations: Sequence[Generation]) -> li
     return rows
 
 
-def costs(model: PreTrainedModel, generations: Sequence[Generation]) -> dict[str, Any]:
-    """Return the fields of `Record` about rows, operations, bytes and parameters."""
-    shape = cost.shape_of(model)
+def costs(model: PreTrainedModel, prompts: Sequence[Prompt], generations: Sequence[Generation]) -> dict[str, Any]:
+    """Return the fields of `Record` about rows, operations, bytes, preprocessing and parameters."""
+    shape, layers = cost.shape_of(model), model.config.get_text_config().num_hidden_layers
     costs = [cost.of_passes(shape, one.passes, one.rows_reused, model.dtype.itemsize) for one in generations]
     means = {name: mean([getattr(one, name) for one in generations]) for name in ("rows_computed", "rows_reused")}
     means |= {name: mean([getattr(one, name) for one in costs]) for name in ("flops", "bytes")}
     means |= {f"flops_{name}": mean([getattr(one, name) for one in costs]) for name in ("linear", "attention")}
-    means["rows_charged"] = mean([cost.rows_charged(one.passes, len(shape.windows)) for one in generations])
-    return means | {"bytes_loaded": mean([one.kv_loaded for one in costs]), "parameters": shape.stored}
+    means["rows_charged"] = mean([cost.rows_charged(one.passes, layers) for one in generations])
+    shares = [cost.charged_share(one.passes, layers, len(p)) for one, p in zip(generations, prompts, strict=True)]
+    means["charged_share"] = mean(shares)
+    about = {"parameters": shape.stored, "preprocess_ms": _preprocess_ms(generations)}
+    return means | about | {"bytes_loaded": mean([one.kv_loaded for one in costs])}
+
+
+def _preprocess_ms(generations: Sequence[Generation]) -> float | None:
+    """Return the ms that encoding took by token of the passages that the store lacked; None where it lacked none."""
+    known = [one.receipt for one in generations if one.receipt is not None]
+    tokens = sum(block.tokens for one in known for block in one.blocks if block.status == "encoded")
+    seconds = sum(one.seconds.get("encode", 0.0) / one.batch for one in known)
+    return seconds * 1e3 / tokens if tokens else None
 
 
 def mean(values: Sequence[float]) -> float:

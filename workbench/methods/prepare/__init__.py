@@ -3,6 +3,7 @@
 A preparation imports its types from here.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from workbench.core.kv import KV
 from workbench.methods import registry
 from workbench.store import Store
 
-__all__ = ["KV", "Block", "Prepare", "Prompt", "before", "contexts", "named", "names", "shaped", "with_system"]
+__all__ = ["KV", "Block", "Prepare", "Prompt", "before", "contexts", "named", "names", "said", "shaped", "with_system"]
 
 
 class Prepare(Protocol):
@@ -44,6 +45,17 @@ def with_system(prepared: Prepare, system: int) -> Prepare:
     """Return a preparation that takes the first `system` blocks for the system prompt, where it has that option."""
     made: Any = prepared
     return replace(made, system=system) if hasattr(made, "system") else prepared
+
+
+def said(prepared: Prepare | None, context: int | None, prompts: Sequence[Prompt]) -> str:
+    """Return, and warn of once, what a preparation gives passages of prompts less of than asked; "" where nothing.
+
+    `context` is the model's, in tokens.
+    """
+    fewer = prepared.fewer(context, prompts) if prepared is not None and hasattr(prepared, "fewer") else ""
+    if fewer:
+        warnings.warn(fewer, stacklevel=1)  # one place: a text is shown once in a process
+    return fewer
 
 
 def contexts(prompts: Sequence[Prompt]) -> list[Block]:

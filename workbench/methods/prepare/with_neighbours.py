@@ -4,7 +4,6 @@ FusionRAG, section 3.1, equation 10: passages that are alike are retrieved toget
 others at request time is given to it beforehand.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -37,7 +36,7 @@ class WithNeighbours:
     It is kept as computed, at its position behind them (`KV.start`), and rerotated once, when a prompt is assembled.
     Neighbours come from the whole corpus, never from the passages of the question at hand, and a passage is no
     neighbour of itself. A corpus of n passages or fewer gives all it has, and of the most alike as many are taken as
-    the model's context holds; either is said in a warning.
+    the model's context holds; `fewer` says which passages that concerns.
 
     With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $N_1 \ldots N_n$ its nearest passages:
 
@@ -55,9 +54,6 @@ class WithNeighbours:
         registry.check_options(self)
         embedders.check(self.embedder)
         object.__setattr__(self, "table", nearest(self.corpus.texts, self.n, self.embedder, self.search))
-        if (found := self.table.shape[1]) < self.n:
-            fewer = f"the corpus has {len(self.corpus)} passages: each is prepared behind {found} others, not {self.n}"
-            warnings.warn(fewer, stacklevel=2)
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
         spec = attach(model)
@@ -91,13 +87,25 @@ class WithNeighbours:
         """Return the neighbours of a passage that a context holds with it, the most alike first."""
         found, fixed = self.neighbours(block), sum(map(len, (*prompt.blocks[: self.system], block)))
         lengths = list(accumulate(map(len, found), initial=fixed))
-        fitting = sum(not context or length <= context for length in lengths[1:])
-        if fitting < len(found):
-            fewer = (
-                f"{block.label!r} is prepared behind {fitting} of its {len(found)} neighbours: the context is {context}"
-            )
-            warnings.warn(fewer, stacklevel=3)
-        return found[:fitting]
+        return found[: sum(not context or length <= context for length in lengths[1:])]
+
+    def fewer(self, context: int | None, prompts: Sequence[Prompt]) -> str:
+        """Say in one sentence which passages have fewer than n neighbours, and why; "" where none has."""
+        counts = {
+            block: len(self._within(context, prompt, block))
+            for prompt in prompts
+            for block in prompt.context[self.system :]
+        }
+        short, found = [count for count in counts.values() if count < self.n], self.table.shape[1]
+        if not short:
+            return ""
+        if min(short) == found:
+            return f"the corpus has {len(self.corpus)} passages: each is prepared behind {found} others, not {self.n}"
+        some = f"{min(short)} to {max(short)}" if min(short) < max(short) else f"{min(short)}"
+        return (
+            f"{len(short)} of {len(counts)} passages are prepared behind {some} of {self.n} neighbours: "
+            f"the model's context of {context} tokens holds no more"
+        )
 
     def _made(self, model: PreTrainedModel, chunks: Sequence[Prompt], store: Store) -> list[KV]:
         """Compute the KV of the last block of every chunk over the `after_system` KV of the blocks before it."""

@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from workbench import data, models
-from workbench.core.blocks import Block
+from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check_fields, check_processes
 from workbench.core.utils.files import is_url
@@ -85,11 +85,11 @@ class Preparation(PreparationFields):
             raise BadInput(f"{self.data} holds no text")
         loaded = Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
         model, tokenizer, layout = loaded.with_layout(self.layout)
-        attach(model)
         corpus = Corpus.of(samples, layout, tokenizer)
         first = layout.prompts(samples[:1], tokenizer)[0]
         system = first.context[: len(first.context) - len(samples[0].ctxs)]
         policy = prepare.named(self.prepare, corpus=corpus, system=len(system))
+        prepare.said(policy, attach(model).context, [Prompt((*system, block, block)) for block in corpus.blocks])
         if is_begun(self.out):
             opened(self.out, kind_of(model, policy, tokenizer))  # refuses a store of another kind
         stages = self._stages(policy, corpus)
