@@ -1,8 +1,10 @@
 """Samples by name or file: generated corpora, installed manuals and question files as they are published."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from workbench.core.errors import BadInput, meant, shown
 from workbench.core.utils import annotations
@@ -13,7 +15,7 @@ from workbench.data.installed_docs import samples as manuals
 from workbench.data.lab_corpus import samples as lab
 from workbench.data.lab_corpus import style as lab_style
 from workbench.data.sample import Passage, Sample
-from workbench.data.sources import files, needles, passage_files
+from workbench.data.sources import files, given, hub, needles, passage_files
 
 MOST_SAMPLES = 1_000_000  # of generated questions
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
@@ -41,16 +43,19 @@ def is_generated(name: str) -> bool:
 
 
 def load(
-    name_or_path: str | Path,
+    name_or_path: str | Path | Iterable[Any],
     samples: int | None = None,
     seed: int = 0,
     passages: int | None = None,
     answered: bool = True,
 ) -> list[Sample]:
-    """Return samples of a generated corpus, of `manuals`, of a shipped file or of a file of one's own.
+    """Return samples of a generated corpus, of `manuals`, of a shipped file or of one's own: a file, or objects.
 
     Generated corpora are `lab`, `lab-hard(chain=2)`, `needles`, …; the layouts of files are those of `files`. The kind
     of a needle question is its task.
+
+    One's own objects are a pandas.DataFrame, a `datasets.Dataset`, a list of records or of `Sample`s (`given`);
+    `hf:NAME[:SPLIT[:CONFIG]]` is a data set that `datasets` finds, in its cache or on the Hub.
 
     A file gives its samples in its own order; with fewer `samples` than it holds, a draw by `seed`. `passages` makes
     every context that size: passages are cut, or filled in from other questions of the file (`contexts.sized`). With
@@ -62,6 +67,8 @@ def load(
         annotations.check(what, number, int | None)
         if number is not None and number < 1:
             raise BadInput(f"{what} is {number}; at least 1 is needed")
+    if not isinstance(name_or_path, str | Path):
+        return _drawn(given.samples(name_or_path, answered), samples, seed, passages)
     name = str(name_or_path)
     if (is_generated(name) or name in manuals.PARTS) and (samples or 0) > MOST_SAMPLES:
         raise BadInput(f"samples is {samples}; at most {MOST_SAMPLES:,} are drawn at once")
@@ -75,9 +82,15 @@ def load(
         return list(manuals.samples(samples or SAMPLES, seed, passages or PASSAGES, name))
     if name in names():
         name_or_path = assets.corpus_path(name.removesuffix("-sample"))
+    elif name.startswith(hub.PREFIX):
+        return _drawn(hub.samples(name, answered), samples, seed, passages)
     elif not is_file(name) and not name.endswith(files.ENDINGS):
         raise _unknown(name)
-    read = drawn = files.read(name_or_path, answered)
+    return _drawn(files.read(name_or_path, answered), samples, seed, passages)
+
+
+def _drawn(read: list[Sample], samples: int | None, seed: int, passages: int | None) -> list[Sample]:
+    drawn = read
     if samples is not None and samples < len(read):
         drawn = [read[i] for i in sorted(Random(f"draw {seed}").sample(range(len(read)), samples))]
     return drawn if passages is None else contexts.sized(drawn, passages, read, seed)
@@ -85,7 +98,13 @@ def load(
 
 def check_name(name: str) -> None:
     """Raise BadInput for a name that is no data set's, where no file or folder is called so either."""
-    if not (is_generated(name) or name in names() or name.endswith(files.ENDINGS) or os.path.lexists(name)):
+    if not (
+        is_generated(name)
+        or name in names()
+        or name.startswith(hub.PREFIX)
+        or name.endswith(files.ENDINGS)
+        or os.path.lexists(name)
+    ):
         raise _unknown(name)
 
 
@@ -102,6 +121,8 @@ def corpus(
     All of a file and of `manuals`, of a generated corpus those drawn; of a file of passages without questions
     (`passage_files`), one sample with all of them.
     """
+    if str(name_or_path).startswith(hub.PREFIX):
+        return load(name_or_path, answered=False)
     if str(name_or_path) in manuals.PARTS:
         return [manuals.whole(str(name_or_path))]
     if (whole := passage_files.read(name_or_path)) is not None:

@@ -1,4 +1,4 @@
-"""Policies by name: one frozen dataclass a file, found by looking into the folder.
+"""Policies by name: one frozen dataclass a file, found by looking into the folder; those of users are in `own`.
 
 The class carries the name of its file (`first_k.py` holds `FirstK`), with what it chooses behind it where two folders
 have a policy of one name (`OracleTiles`, `OracleTokens`). Its fields are its options:
@@ -20,13 +20,15 @@ from typing import Any, get_type_hints
 from workbench.core import spec_parser
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils import annotations
+from workbench.methods import own
 
 
 def names(package: str) -> list[str]:
-    """Return what there is in a package, which is not imported: its files."""
+    """Return what there is in a package, which is not imported: its files, and what users have added."""
     spec = find_spec(package)
     folders = (spec.submodule_search_locations if spec else None) or []
-    return sorted(path.stem for folder in folders for path in Path(folder).glob("[!_]*.py"))
+    files = {path.stem for folder in folders for path in Path(folder).glob("[!_]*.py")}
+    return sorted({*files, *own.names(package)})
 
 
 def made(package: str, spec: str, **given: Any) -> Any:
@@ -66,7 +68,7 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
     known, what = names(package), package.rpartition(".")[2]
     if name not in known:
         raise BadInput(f"unknown {what} {shown(name)}: allowed are {', '.join(known)}")
-    policy = _policy(import_module(f"{package}.{name}"), _class(name))
+    policy = own.policy(package, name) or _policy(import_module(f"{package}.{name}"), _class(name))
     allowed = [field.name for field in fields(policy) if field.init and field.name not in given]
     if unknown := [option for option in options if option not in allowed]:
         raise BadInput(
@@ -87,7 +89,7 @@ def split(text: str) -> list[str]:
 
 def spec_of(policy: Any) -> str:
     """Return the spec of a policy in full: `with_neighbours(n=10, embedder=tfidf)`; fields not shown are left out."""
-    name = type(policy).__module__.rpartition(".")[2]
+    name = own.name_of(policy) or type(policy).__module__.rpartition(".")[2]
     options = [f"{field.name}={_plain(getattr(policy, field.name))}" for field in fields(policy) if field.repr]
     return f"{name}({', '.join(options)})" if options else name
 

@@ -55,6 +55,10 @@ def sweep(
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Lines of JSON on stdout", rich_help_panel=OUTPUT)] = False,
     out: Annotated[Path, typer.Option(help="Folder of the results", rich_help_panel=OUTPUT)] = Path("runs/sweep"),
+    method_file: Annotated[
+        list[Path] | None,
+        typer.Option(help=OWN, callback=own.use, is_eager=True, rich_help_panel=METHOD),
+    ] = None,
     plan: Annotated[
         Path | None,
         typer.Option(help="TOML file that lists trials; options given here stand in its place", rich_help_panel=OUTPUT),
@@ -62,6 +66,7 @@ def sweep(
     **given: str | None,
 ) -> None:
     """Try every combination of lists of options; run again to go on after an interruption."""
+    del method_file  # its policies are known since it was read
     if notebooks or parameter:
         if odd := [name for name, text in given.items() if text is not None]:
             raise BadInput(f"--{odd[0].replace('_', '-')} is for trials: parameters of notebooks are -p NAME=LIST")

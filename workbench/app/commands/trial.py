@@ -10,11 +10,13 @@ from workbench.app.console.options import OUTPUT, of_fields, taking
 from workbench.app.console.text import progress, show
 from workbench.core.utils.files import check_folder
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
+from workbench.methods import own
 from workbench.methods.method_fields import MethodFields
 from workbench.methods.presets import METHODS, options, tiles
 
 METHOD = "Method"  # panel of `--help`
 PUBLISHED = f"A published method by name; the options below change it. {', '.join(METHODS)}"
+OWN = "Python file with methods of your own, for --select, --prepare and --sparse by name (docs: Add a method)"
 CHOICES = [field.name for field in fields(MethodFields)]
 
 app = typer.Typer(add_completion=False)
@@ -32,6 +34,10 @@ app = typer.Typer(add_completion=False)
 def trial(
     method: Annotated[str | None, typer.Option(help=PUBLISHED, rich_help_panel=METHOD)] = None,
     *,
+    method_file: Annotated[
+        list[Path] | None,
+        typer.Option(help=OWN, callback=own.use, is_eager=True, rich_help_panel=METHOD),
+    ] = None,
     sparse_args: Annotated[
         str | None, typer.Option(help="Options of the sparse method, as block=256,mass=0.99", rich_help_panel=METHOD)
     ] = None,
@@ -47,6 +53,7 @@ def trial(
     **given: Any,
 ) -> None:
     """Answer questions with one method and report quality, time to first token and cost."""
+    del method_file  # its policies are known since it was read
     check_numbers(given)
     if out is not None:
         check_folder("--out", out)

@@ -7,6 +7,10 @@ LongBench                  {input, context: text, answers}; the context is cut a
 MuSiQue                    {id: "2hop__…", question, answer, answer_aliases, paragraphs: [{title, paragraph_text,
                            is_supporting}]}; by its id, also in our layout, the number of hops is the kind
 KILT                       {input, output: [{answer, provenance: [{title, text}]}]}
+SQuAD                      {question, context: text, answers: {text: […]}}; the text is cut as LongBench's
+Ragas                      {user_input, retrieved_contexts: [text], reference}; also question, contexts, ground_truth
+CSV, TSV, parquet          a row a question, with columns of these names; a cell that is a JSON list or object is read as
+                           one, answers of a plain cell are divided by "|"
 """
 
 import gzip
@@ -27,7 +31,10 @@ from workbench.core.utils.json_text import NotJson
 from workbench.data import segment
 from workbench.data.sample import Sample, filled, plain, titles, words
 
-ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".tsv", ".parquet")
+TABLES = (".csv", ".tsv", ".parquet")
+ALIASES = {"contexts": "ctxs", "retrieved_contexts": "ctxs", "passages": "ctxs", "documents": "ctxs"}
+ALIASES |= {"user_input": "question", "query": "question", "ground_truth": "answer", "reference": "answer"}
 Record = dict[str, Any]
 
 
@@ -41,7 +48,7 @@ def read(path: str | Path, answered: bool = True) -> list[Sample]:
     samples = []
     for where, number, record in _records(path):
         try:
-            samples.append(_sample(record, f"{path.name.split('.')[0]}-{number}", answered))
+            samples.append(sample(record, f"{path.name.split('.')[0]}-{number}", answered))
         except BadInput as problem:
             raise BadInput(f"{path}, {where}: {problem}") from None
     if not samples:
@@ -55,6 +62,9 @@ def records(path: Path) -> list[Any]:
 
 
 def _records(path: Path) -> Iterator[tuple[str, int, Any]]:
+    if path.name.endswith(TABLES):
+        yield from ((f"row {i}", i, record) for i, record in enumerate(_rows(path), 1))
+        return
     text = _text(path)
     if ".jsonl" not in path.name:
         try:
@@ -79,6 +89,40 @@ def _records(path: Path) -> Iterator[tuple[str, int, Any]]:
             raise BadInput(f"{path}, line {number}: {problem}") from None
 
 
+def _rows(path: Path) -> Iterator[Record]:
+    """Yield the rows of a table; cells that hold JSON are read, empty ones left out."""
+    import pandas as pd  # not for the files that most people have
+
+    if not is_file(path):
+        raise BadInput(f"{brief(path)}: no such file")
+    try:
+        if path.suffix == ".parquet":
+            table = pd.read_parquet(path)
+        else:
+            table = pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",", dtype=str, encoding="utf-8-sig")
+    except (
+        OSError,
+        ValueError,
+        UnicodeDecodeError,
+    ) as problem:  # parsers of pandas and Arrow raise kinds of ValueError
+        raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
+    for row in table.to_dict("records"):
+        yield {str(name): read for name, cell in row.items() if (read := _cell(str(name), cell)) is not None}
+
+
+def _cell(name: str, cell: Any) -> Any:
+    if callable(tolist := getattr(cell, "tolist", None)):
+        cell = tolist()
+    if cell is None or cell != cell:
+        return None
+    if isinstance(cell, str) and cell.lstrip()[:1] in ("[", "{"):
+        try:
+            return json_text.loads(cell)
+        except BadInput:
+            return cell
+    return [part.strip() for part in cell.split("|")] if name == "answers" and isinstance(cell, str) else cell
+
+
 def _text(path: Path) -> str:
     if not path.name.endswith(ENDINGS):
         raise BadInput(f"{brief(path)}: a data file ends in {', '.join(ENDINGS)}")
@@ -91,11 +135,15 @@ def _text(path: Path) -> str:
         raise BadInput(f"{path} cannot be read: {problem}") from None
 
 
-def _sample(record: Any, name: str, answered: bool) -> Sample:
+def sample(record: Any, name: str, answered: bool = True) -> Sample:
+    """Return the sample of one record, called `name` where it has no id. BadInput that names the field."""
     if not isinstance(record, dict):
         raise BadInput(f"a record is an object, not {type(record).__name__}")
+    record = {
+        ALIASES.get(field, field) if ALIASES.get(field) not in record else field: x for field, x in record.items()
+    }
     if not answered and not any(record.get(field) for field in ("answers", "answer", "output")):
-        return replace(_sample(record | {"answers": ["?"]}, name, True), answers=())
+        return replace(sample(record | {"answers": ["?"]}, name, True), answers=())
     reader = next((reader for fits, reader in LAYOUTS if fits(record)), _passages_listed)
     return Sample.from_json({"id": record.get("id") or record.get("_id") or name} | reader(record))
 
@@ -147,8 +195,11 @@ def _longbench(record: Record) -> Record:
     else:
         ctxs = [("", piece.strip()) for piece in segment.text(record["context"])]
     passages = [{"title": title, "text": text} for title, text in ctxs]
-    question, answers = words(record, "input"), _answers(record)
-    return {"question": question, "answers": answers, "ctxs": passages, "kind": record.get("dataset")}
+    question = words(record, "question" if "question" in record else "input")
+    about = {"title": record.get("title"), "kind": record.get("dataset") or record.get("kind")}
+    if about["title"] and len(passages) == 1:
+        passages[0]["title"] = passages[0]["title"] or str(about["title"])
+    return {"question": question, "answers": _answers(record), "ctxs": passages, "kind": about["kind"]}
 
 
 def _kilt(record: Record) -> Record:
@@ -187,6 +238,8 @@ LAYOUTS: tuple[tuple[Callable[[Record], bool], Callable[[Record], Record]], ...]
 
 
 def _answers(record: Record) -> list[str]:
+    if isinstance(record.get("answers"), dict):
+        record = {"answers": record["answers"].get("text")}
     if "answers" not in record and isinstance(record.get("answer"), str):
         return [words(record, "answer")]
     listed = (answer if isinstance(answer, list) else [answer] for answer in filled(record, "answers"))

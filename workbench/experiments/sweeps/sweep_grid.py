@@ -12,7 +12,7 @@ from typing import Any
 from workbench import models
 from workbench.core.errors import BadInput
 from workbench.experiments.trials.trial import Trial
-from workbench.methods import presets
+from workbench.methods import own, presets
 from workbench.methods.method_fields import REUSE
 
 FIELDS = tuple(field.name for field in fields(Trial))
@@ -75,5 +75,5 @@ def files_of(trial: Trial) -> list[list[Any]]:
     except BadInput:
         paths = []  # a model that is in memory only
     named = (trial.data, trial.prepared, trial.store, trial.layout)
-    paths += [path for path in map(Path, filter(None, named)) if path.exists()]
+    paths += [path for path in map(Path, filter(None, named)) if path.exists()] + own.files()
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -10,18 +10,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import data, models
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
 from workbench.core.utils.annotations import check_fields
 from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
+from workbench.data.sources import given as given_samples
 from workbench.engine.decoding import check_length
 from workbench.experiments.trials import budget, question_rows
 from workbench.experiments.trials.record import Record, device_name, versions
 from workbench.experiments.trials.references import Watch, content_of, kept
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
 from workbench.experiments.trials.trial_measures import check_context, costs, first_tokens, mean, receipts
-from workbench.methods import Method, registry
+from workbench.methods import Method, own, registry
 from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
 from workbench.methods.answered import Generation
@@ -55,10 +56,16 @@ SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attenti
 class Trial(TrialFields, MethodConfig):
     """A method on a model and questions, as `TrialFields` says.
 
+    In Python, `prepare`, `select` and `sparse` may be policies themselves, and `data` samples (`data.load`).
     Validates itself: BadInput for a value that is not allowed, before anything is loaded.
     """
 
     def __post_init__(self) -> None:
+        for name in own.KINDS:  # a policy itself stands for its spec
+            if not isinstance(given := getattr(self, name), str):
+                object.__setattr__(self, name, _spec(name, given))
+        if not isinstance(self.data, str):
+            object.__setattr__(self, "data", given_samples.kept(self.data))
         check_fields(self)
         self.check()
         check_numbers(vars(self))
@@ -135,7 +142,7 @@ class Trial(TrialFields, MethodConfig):
             misses=dict(looked_up.reasons) if looked_up.hits + looked_up.misses else None,
             seconds=seconds,
             device=device_name(model.device),
-            versions=versions() | data.versions(self.data),
+            versions=versions() | data.versions(self.data) | own.versions(),
             sparsity=sparsity,
             faithfulness=self._judged(samples, texts),
             note=" ".join(filter(None, (models.note_of(self.model), fewer, self._unused(sparsity, few)))),
@@ -223,6 +230,15 @@ class Trial(TrialFields, MethodConfig):
             if progress:
                 progress(len(generations), len(prompts))
         return generations
+
+
+def _spec(name: str, given: Any) -> str:
+    """Return the spec of a policy that was given itself, known by its name from then on."""
+    if is_dataclass(given) and not isinstance(given, type):
+        if not type(given).__module__.startswith(f"workbench.methods.{name}"):
+            own.register(type(given))
+        return registry.spec_of(given)
+    raise BadInput(f"{name} is {shown(given)}: a name, or a policy as those of workbench.methods.{name}, is needed")
 
 
 def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:

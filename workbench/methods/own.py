@@ -1,0 +1,139 @@
+"""Policies from outside the package: of a file, of a notebook's cell, or of an installed package's entry points.
+
+    workbench trial --method-file last_tokens.py --select last_tokens
+    Trial("lab-full", mode="block", select=LastTokens())
+
+A file holds policies as those of `methods.select`, `methods.prepare` and `methods.sparse` do, one frozen dataclass or
+more; each is known by its class's name, `LastTokens` as `last_tokens`. An installed package names its own in
+`[project.entry-points."workbench.select"]`, as `last_tokens = "its.module:LastTokens"` (or `.prepare`, `.sparse`).
+"""
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput, brief, shown
+
+FILES = "WORKBENCH_METHOD_FILES"  # paths, so that processes begun from this one know them too
+KINDS = ("select", "prepare", "sparse")
+_known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
+_read: dict[Path, int] = {}  # file → its time when it was read
+
+
+def use(paths: Sequence[Path] | None) -> Sequence[Path] | None:
+    """Make the policies of files known, here and in processes begun from here. Returns what it was given.
+
+    Raises BadInput for a file that is not there, cannot be run, or holds no policy.
+    """
+    for path in paths or ():
+        _load(path.resolve())
+        if str(path.resolve()) not in os.environ.get(FILES, "").split(os.pathsep):
+            os.environ[FILES] = os.pathsep.join(filter(None, (os.environ.get(FILES), str(path.resolve()))))
+    return paths
+
+
+def files() -> list[Path]:
+    """Return the files whose policies are known."""
+    return [Path(path) for path in os.environ.get(FILES, "").split(os.pathsep) if path]
+
+
+def versions() -> dict[str, str]:
+    """Return {name of a file: first digits of its SHA-256}, for records."""
+    return {path.name: sha256(path.read_bytes()).hexdigest()[:12] for path in files()}
+
+
+def names(package: str) -> list[str]:
+    """Return the policies of one kind, `workbench.methods.select` or another; those of packages are not imported."""
+    kind = package.rpartition(".")[2]
+    return [*_policies(kind), *_entries(kind)] if kind in KINDS else []
+
+
+def policy(package: str, name: str) -> type | None:
+    """Return the class of a policy; None for a name that is not one of these."""
+    kind = package.rpartition(".")[2]
+    found = _policies(kind).get(name) if kind in KINDS else None
+    if found is None and kind in KINDS and (entry := _entries(kind).get(name)):
+        found = entry.load()
+        if _kind(found) != kind:
+            raise BadInput(f"entry point {entry.value!r} of workbench.{kind} is no policy of that kind")
+        _known[kind][name] = found
+    return found
+
+
+def register(found: type) -> str:
+    """Make a policy known by the name of its class, and return the name."""
+    kind, name = _kind(found), _name(found)
+    if not kind:
+        raise BadInput(
+            f"{shown(found)} is no policy: a frozen dataclass is needed that extends Select or Sparse, or whose "
+            "objects are called with (model, prompts, store)"
+        )
+    module = f"workbench.methods.{kind}"
+    if (Path(import_module(module).__path__[0]) / f"{name}.py").is_file():
+        raise BadInput(f"{kind} has a policy {name!r} already: give {found.__name__} another name")
+    _known[kind][name] = found
+    return name
+
+
+def name_of(made: Any) -> str:
+    """Return the name of an object's policy; "" for one of the package."""
+    return next((name for known in _known.values() for name, found in known.items() if found is type(made)), "")
+
+
+def _policies(kind: str) -> Mapping[str, type]:
+    for path in files():
+        _load(path)
+    return _known[kind]
+
+
+@cache
+def _entries(kind: str) -> Mapping[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=f"workbench.{kind}")}
+
+
+def _load(path: Path) -> None:
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        raise BadInput(f"method file {brief(path)} is not there") from None
+    if _read.get(path) == changed:
+        return
+    spec = spec_from_file_location(f"workbench_own_{path.stem}", path)
+    if path.suffix != ".py" or spec is None or spec.loader is None:
+        raise BadInput(f"method file {brief(path)}: a Python file, name.py, is needed")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as problem:
+        raise BadInput(f"method file {brief(path)} fails: {type(problem).__name__}: {brief(problem)}") from problem
+    held = [x for x in vars(module).values() if inspect.isclass(x) and x.__module__ == spec.name and _kind(x)]
+    if not held:
+        raise BadInput(f"method file {brief(path)} holds no policy: a frozen dataclass that extends Select or Sparse")
+    for each in held:
+        register(each)
+    _read[path] = changed
+
+
+def _name(found: type) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found.__name__).lower()
+
+
+def _kind(found: Any) -> str:
+    if not inspect.isclass(found) or not is_dataclass(found):
+        return ""
+    for kind, base in (("select", "Select"), ("sparse", "Sparse")):
+        if issubclass(found, getattr(import_module(f"workbench.methods.{kind}"), base)):
+            return kind
+    call = getattr(found, "__call__", None)  # noqa: B004
+    return "prepare" if call and len(inspect.signature(call).parameters) == 4 else ""
