@@ -27,7 +27,7 @@ def write(path, *records):
     return path
 
 
-@pytest.mark.parametrize("ending", files.ENDINGS)
+@pytest.mark.parametrize("ending", sorted({*files.ENDINGS} - {*files.TABLES}))
 def test_every_container_gives_the_same_sample(tmp_path, ending):
     (sample,) = data.load(write(tmp_path / f"a{ending}", OURS))
     assert sample == Sample.from_json(OURS)
@@ -193,9 +193,9 @@ def test_unknown_data_lists_what_is_allowed(name, message, monkeypatch, tmp_path
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("x")
+    (tmp_path / "a.xml").write_text("x")
     with pytest.raises(BadInput, match=r"ends in \.json"):
-        data.load(tmp_path / "a.csv")
+        data.load(tmp_path / "a.xml")
 
 
 def test_a_draw_depends_on_the_seed_only_and_keeps_the_order(tmp_path):

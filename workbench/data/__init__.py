@@ -15,7 +15,7 @@ from workbench.data.installed_docs import samples as manuals
 from workbench.data.lab_corpus import samples as lab
 from workbench.data.lab_corpus import style as lab_style
 from workbench.data.sample import Passage, Sample
-from workbench.data.sources import files, given, hub, needles, passage_files
+from workbench.data.sources import files, folders, given, hub, needles, passage_files
 
 MOST_SAMPLES = 1_000_000  # of generated questions
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
@@ -55,7 +55,8 @@ def load(
     of a needle question is its task.
 
     One's own objects are a pandas.DataFrame, a `datasets.Dataset`, a list of records or of `Sample`s (`given`);
-    `hf:NAME[:SPLIT[:CONFIG]]` is a data set that `datasets` finds, in its cache or on the Hub.
+    `hf:NAME[:SPLIT[:CONFIG]]` is a data set that `datasets` finds, in its cache or on the Hub. A folder of documents
+    with a file of questions is named with how it is cut: `notes(by=sentences, size=6, overlap=1)` (`folders`).
 
     A file gives its samples in its own order; with fewer `samples` than it holds, a draw by `seed`. `passages` makes
     every context that size: passages are cut, or filled in from other questions of the file (`contexts.sized`). With
@@ -84,6 +85,8 @@ def load(
         name_or_path = assets.corpus_path(name.removesuffix("-sample"))
     elif name.startswith(hub.PREFIX):
         return _drawn(hub.samples(name, answered), samples, seed, passages)
+    elif (found := folders.named(name)) is not None:
+        return _drawn(folders.samples(*found, answered, passages), samples, seed, None)
     elif not is_file(name) and not name.endswith(files.ENDINGS):
         raise _unknown(name)
     return _drawn(files.read(name_or_path, answered), samples, seed, passages)
@@ -104,13 +107,15 @@ def check_name(name: str) -> None:
         or name.startswith(hub.PREFIX)
         or name.endswith(files.ENDINGS)
         or os.path.lexists(name)
+        or folders.named(name)
     ):
         raise _unknown(name)
 
 
 def _unknown(name: str) -> BadInput:
     known, endings = ", ".join(names()), ", ".join(files.ENDINGS)
-    return BadInput(f"unknown data {shown(name)}: allowed are {known} or a file ({endings}){meant(name, names())}")
+    allowed = f"{known}, a file ({endings}) or a folder of documents"
+    return BadInput(f"unknown data {shown(name)}: allowed are {allowed}{meant(name, names())}")
 
 
 def corpus(
@@ -119,12 +124,14 @@ def corpus(
     """Return the samples whose passages make the corpus that `load` draws from.
 
     All of a file and of `manuals`, of a generated corpus those drawn; of a file of passages without questions
-    (`passage_files`), one sample with all of them.
+    (`passage_files`) and of a folder, one sample with all of them.
     """
     if str(name_or_path).startswith(hub.PREFIX):
         return load(name_or_path, answered=False)
     if str(name_or_path) in manuals.PARTS:
         return [manuals.whole(str(name_or_path))]
+    if (found := folders.named(str(name_or_path))) is not None:
+        return [Sample(found[0].name, ctxs=tuple(folders.passages(found[0], **found[1])))]
     if (whole := passage_files.read(name_or_path)) is not None:
         return [whole]
     drawn = is_generated(str(name_or_path))

@@ -41,13 +41,14 @@ class Sample:
 
     `answers` are aliases of one answer: a prediction is scored against the best of them. `supporting_titles` names the
     passages needed to answer, where the source says so; `hops` is how many of them have to be combined; `kind` is the
-    source's own class of question ("two-hop", "bridge", …), "" where it has none.
+    source's own class of question ("two-hop", "bridge", …), "" where it has none. Without an `id`, `data.load` numbers
+    it.
     """
 
-    id: str
-    question: str
-    answers: tuple[str, ...]
-    ctxs: tuple[Passage, ...]
+    id: str = ""
+    question: str = ""
+    answers: tuple[str, ...] = ()
+    ctxs: tuple[Passage, ...] = ()
     supporting_titles: tuple[str, ...] = ()
     hops: int = 1
     kind: str = ""

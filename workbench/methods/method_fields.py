@@ -18,7 +18,7 @@ LayoutName = Annotated[
 
 def _names(folder: str) -> str:
     """Return the names of all policies of a folder, for a text of help."""
-    return ", ".join(registry.names(f"workbench.methods.{folder}"))
+    return ", ".join(registry.shipped(f"workbench.methods.{folder}"))
 
 
 PREPARATIONS, SELECTORS, SPARSE = map(_names, ("prepare", "select", "sparse"))

@@ -26,6 +26,17 @@ from workbench.core.errors import BadInput, brief, shown
 
 FILES = "WORKBENCH_METHOD_FILES"  # paths, so that processes begun from this one know them too
 KINDS = ("select", "prepare", "sparse")
+FAULTS = (
+    SyntaxError,
+    ImportError,
+    NameError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    OSError,
+)
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 _read: dict[Path, int] = {}  # file → its time when it was read
 
@@ -115,7 +126,7 @@ def _load(path: Path) -> None:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as problem:
+    except FAULTS as problem:
         raise BadInput(f"method file {brief(path)} fails: {type(problem).__name__}: {brief(problem)}") from problem
     held = [x for x in vars(module).values() if inspect.isclass(x) and x.__module__ == spec.name and _kind(x)]
     if not held:
@@ -135,5 +146,5 @@ def _kind(found: Any) -> str:
     for kind, base in (("select", "Select"), ("sparse", "Sparse")):
         if issubclass(found, getattr(import_module(f"workbench.methods.{kind}"), base)):
             return kind
-    call = getattr(found, "__call__", None)  # noqa: B004
-    return "prepare" if call and len(inspect.signature(call).parameters) == 4 else ""
+    call = next((vars(each)["__call__"] for each in found.__mro__ if "__call__" in vars(each)), None)
+    return "prepare" if call is not None and len(inspect.signature(call).parameters) == 4 else ""

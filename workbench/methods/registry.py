@@ -25,10 +25,14 @@ from workbench.methods import own
 
 def names(package: str) -> list[str]:
     """Return what there is in a package, which is not imported: its files, and what users have added."""
+    return sorted({*shipped(package), *own.names(package)})
+
+
+def shipped(package: str) -> list[str]:
+    """Return the files of a package, which is not imported."""
     spec = find_spec(package)
     folders = (spec.submodule_search_locations if spec else None) or []
-    files = {path.stem for folder in folders for path in Path(folder).glob("[!_]*.py")}
-    return sorted({*files, *own.names(package)})
+    return sorted(path.stem for folder in folders for path in Path(folder).glob("[!_]*.py"))
 
 
 def made(package: str, spec: str, **given: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from workbench.app.commands.trial import trial
+from workbench.app.commands.trial import MethodFile, trial
 from workbench.app.console.options import OUTPUT, option, parse, taking
 from workbench.app.console.text import progress
 from workbench.core.errors import BadInput
@@ -17,7 +17,7 @@ from workbench.experiments.trials.trial_fields import TrialFields
 from workbench.methods import registry
 
 SWITCH = {"true": True, "false": False}
-OWN = ("as_json", "out", "sparse_args")  # options of `workbench trial` that are no field of a trial
+OWN = ("as_json", "out", "sparse_args", "method_file", "details")  # of `workbench trial`, no fields of a trial
 
 CLUSTER = (
     "Run trials on a Dask cluster: local (--jobs workers), slurm, kubernetes, ssh:HOST,HOST, "
@@ -55,10 +55,7 @@ def sweep(
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Lines of JSON on stdout", rich_help_panel=OUTPUT)] = False,
     out: Annotated[Path, typer.Option(help="Folder of the results", rich_help_panel=OUTPUT)] = Path("runs/sweep"),
-    method_file: Annotated[
-        list[Path] | None,
-        typer.Option(help=OWN, callback=own.use, is_eager=True, rich_help_panel=METHOD),
-    ] = None,
+    method_file: MethodFile = None,
     plan: Annotated[
         Path | None,
         typer.Option(help="TOML file that lists trials; options given here stand in its place", rich_help_panel=OUTPUT),

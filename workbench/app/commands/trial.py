@@ -16,7 +16,15 @@ from workbench.methods.presets import METHODS, options, tiles
 
 METHOD = "Method"  # panel of `--help`
 PUBLISHED = f"A published method by name; the options below change it. {', '.join(METHODS)}"
-OWN = "Python file with methods of your own, for --select, --prepare and --sparse by name (docs: Add a method)"
+MethodFile = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Python file with methods of your own, for --select, --prepare and --sparse by name (docs: Add a method)",
+        callback=own.use,
+        is_eager=True,
+        rich_help_panel=METHOD,
+    ),
+]
 CHOICES = [field.name for field in fields(MethodFields)]
 
 app = typer.Typer(add_completion=False)
@@ -34,10 +42,7 @@ app = typer.Typer(add_completion=False)
 def trial(
     method: Annotated[str | None, typer.Option(help=PUBLISHED, rich_help_panel=METHOD)] = None,
     *,
-    method_file: Annotated[
-        list[Path] | None,
-        typer.Option(help=OWN, callback=own.use, is_eager=True, rich_help_panel=METHOD),
-    ] = None,
+    method_file: MethodFile = None,
     sparse_args: Annotated[
         str | None, typer.Option(help="Options of the sparse method, as block=256,mass=0.99", rich_help_panel=METHOD)
     ] = None,

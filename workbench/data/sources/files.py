@@ -9,8 +9,8 @@ MuSiQue                    {id: "2hop__…", question, answer, answer_aliases, p
 KILT                       {input, output: [{answer, provenance: [{title, text}]}]}
 SQuAD                      {question, context: text, answers: {text: […]}}; the text is cut as LongBench's
 Ragas                      {user_input, retrieved_contexts: [text], reference}; also question, contexts, ground_truth
-CSV, TSV, parquet          a row a question, with columns of these names; a cell that is a JSON list or object is read as
-                           one, answers of a plain cell are divided by "|"
+CSV, TSV, parquet          a row a question, with columns of these names; a cell that is a JSON list or object is
+                           read as one, answers of a plain cell are divided by "|"
 """
 
 import gzip
@@ -18,7 +18,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -35,6 +35,7 @@ ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".csv", ".tsv", ".parquet
 TABLES = (".csv", ".tsv", ".parquet")
 ALIASES = {"contexts": "ctxs", "retrieved_contexts": "ctxs", "passages": "ctxs", "documents": "ctxs"}
 ALIASES |= {"user_input": "question", "query": "question", "ground_truth": "answer", "reference": "answer"}
+PASSAGES = ("ctxs", "context", "paragraphs", "output", *(old for old, new in ALIASES.items() if new == "ctxs"))
 Record = dict[str, Any]
 
 
@@ -100,27 +101,33 @@ def _rows(path: Path) -> Iterator[Record]:
             table = pd.read_parquet(path)
         else:
             table = pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",", dtype=str, encoding="utf-8-sig")
-    except (
-        OSError,
-        ValueError,
-        UnicodeDecodeError,
-    ) as problem:  # parsers of pandas and Arrow raise kinds of ValueError
+    except (OSError, ValueError) as problem:  # parsers of pandas and Arrow raise kinds of ValueError
         raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
     for row in table.to_dict("records"):
         yield {str(name): read for name, cell in row.items() if (read := _cell(str(name), cell)) is not None}
 
 
 def _cell(name: str, cell: Any) -> Any:
-    if callable(tolist := getattr(cell, "tolist", None)):
-        cell = tolist()
-    if cell is None or cell != cell:
-        return None
+    cell = as_json(cell)
     if isinstance(cell, str) and cell.lstrip()[:1] in ("[", "{"):
         try:
             return json_text.loads(cell)
         except BadInput:
             return cell
+    if isinstance(cell, str) and ALIASES.get(name, name) == "ctxs":
+        return [cell]
     return [part.strip() for part in cell.split("|")] if name == "answers" and isinstance(cell, str) else cell
+
+
+def as_json(value: Any) -> Any:
+    """Return a value of a table or of `datasets` as JSON has it: lists for arrays, None for nan."""
+    if callable(tolist := getattr(value, "tolist", None)):
+        value = tolist()
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): as_json(one) for name, one in value.items()}
+    return None if isinstance(value, float) and value != value else value
 
 
 def _text(path: Path) -> str:
@@ -139,9 +146,7 @@ def sample(record: Any, name: str, answered: bool = True) -> Sample:
     """Return the sample of one record, called `name` where it has no id. BadInput that names the field."""
     if not isinstance(record, dict):
         raise BadInput(f"a record is an object, not {type(record).__name__}")
-    record = {
-        ALIASES.get(field, field) if ALIASES.get(field) not in record else field: x for field, x in record.items()
-    }
+    record = {field if ALIASES.get(field) in record else ALIASES.get(field, field): x for field, x in record.items()}
     if not answered and not any(record.get(field) for field in ("answers", "answer", "output")):
         return replace(sample(record | {"answers": ["?"]}, name, True), answers=())
     reader = next((reader for fits, reader in LAYOUTS if fits(record)), _passages_listed)

@@ -1,8 +1,7 @@
-"""Samples given as Python objects: lists of records, data frames, `datasets`; kept in a file, so that all can read them."""
+"""Samples given as Python objects (lists of records, data frames, `datasets`), and the file that keeps them."""
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,9 @@ def samples(given: Any, answered: bool = True) -> list[Sample]:
         raise BadInput(f"data is {shown(given)}: a name, a file, a data frame or a list of records is needed")
     read = []
     for number, one in enumerate(given, 1):
-        if isinstance(one, Sample):
-            read.append(one if one.id else replace(one, id=f"given-{number}"))
-            continue
+        record = one.to_json() if isinstance(one, Sample) else _record(one)
         try:
-            read.append(files.sample(_plain(one), f"given-{number}", answered))
+            read.append(files.sample(record, f"given-{number}", answered))
         except BadInput as problem:
             raise BadInput(f"data, row {number}: {problem}") from None
     if not read:
@@ -51,14 +48,8 @@ def kept(given: Any) -> str:
     return str(path)
 
 
-def _plain(record: Any) -> Any:
-    """Return a record of a data frame or of `datasets` as JSON has it: lists for arrays, nothing for nan."""
-    if not isinstance(record, Mapping):
-        return record
-    return {str(name): value for name, one in record.items() if (value := _value(one)) is not None}
-
-
-def _value(value: Any) -> Any:
-    if callable(tolist := getattr(value, "tolist", None)):
-        value = tolist()
-    return None if isinstance(value, float) and value != value else value
+def _record(row: Any) -> Any:
+    """Return a row without the fields that it leaves empty; what is no mapping, as it is."""
+    if not isinstance(row, Mapping):
+        return row
+    return {name: value for name, value in files.as_json(row).items() if value is not None}

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's hub, by `hf:NAME[:SPLIT[:CONFIG]]`; read by `datasets`, from its cache where that has them."""
+"""Data sets of Hugging Face's hub, `hf:NAME[:SPLIT[:CONFIG]]`, read by `datasets`: from its cache first."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -23,7 +23,7 @@ def samples(name: str, answered: bool = True) -> list[Sample]:
 
     try:
         found: Any = datasets.load_dataset(place, config or None)
-    except Exception as problem:  # of the network, of the Hub and of builders
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:  # network, Hub, builders
         raise BadInput(f"data {shown(name)} cannot be loaded: {brief(problem)}") from None
     chosen = split or next((each for each in SPLITS if each in found), "")
     if chosen not in found:

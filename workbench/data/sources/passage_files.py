@@ -21,7 +21,7 @@ def read(path: str | Path) -> Sample | None:
     """
     path = Path(path)
     if path.suffix in PLAIN:
-        ctxs = [Passage("", piece.strip()) for piece in segment.text(_text(path), MOST)]
+        ctxs = [Passage("", piece.strip()) for piece in segment.text(text(path), MOST)]
     elif path.name.endswith(files.ENDINGS) and is_file(path):
         records = files.records(path)
         if not all(map(_is_passage, records)):
@@ -47,7 +47,8 @@ def _passage(record: Any) -> Passage:
     return Passage(plain(record.get("title"), "title"), record["text"].strip())
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
+    """Return the text of a file of UTF-8. Raises BadInput for one that cannot be read."""
     if not is_file(path):
         raise BadInput(f"{brief(path)}: no such file")
     try:

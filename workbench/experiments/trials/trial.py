@@ -64,8 +64,8 @@ class Trial(TrialFields, MethodConfig):
         for name in own.KINDS:  # a policy itself stands for its spec
             if not isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, _spec(name, given))
-        if not isinstance(self.data, str):
-            object.__setattr__(self, "data", given_samples.kept(self.data))
+        if not isinstance(given := vars(self)["data"], str):
+            object.__setattr__(self, "data", given_samples.kept(given))
         check_fields(self)
         self.check()
         check_numbers(vars(self))

@@ -1,0 +1,242 @@
+"""Questions and methods of one's own: data frames, records, tables, folders, policies from a file or a cell."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from workbench import Trial, data
+from workbench.core.errors import BadInput
+from workbench.data import Passage, Sample
+from workbench.data.sources import folders
+from workbench.methods import own, registry
+from workbench.methods.select import Select
+
+RECORD = {"question": "What does shelf 1 hold?", "answers": ["lamps"], "ctxs": [{"title": "", "text": "Lamps."}]}
+ROW = {"question": "What does shelf 1 hold?", "answers": "lamps|a lamp", "context": "Shelf 1 holds lamps."}
+CTXS = [{"title": "Shelf", "text": "It holds lamps."}]
+LAST = """
+from dataclasses import dataclass
+import torch
+from workbench.methods.select import Select
+
+@dataclass(frozen=True)
+class LastOnes(Select):
+    weight: float = 1.0
+    def score(self, prompt):
+        return torch.arange(prompt.starts[-1]).float() * self.weight
+"""
+
+
+class Rows:
+    """Iterates as a `datasets.Dataset` does: a mapping a row."""
+
+    def __iter__(self):
+        return iter([RECORD])
+
+
+GIVEN = {
+    "records": [RECORD],
+    "a data frame": pd.DataFrame([RECORD]),
+    "a data frame with arrays": pd.DataFrame([RECORD | {"answers": np.array(["lamps"]), "kind": float("nan")}]),
+    "a data set": Rows(),
+    "samples": [Sample(question=RECORD["question"], answers=("lamps",), ctxs=(Passage("", "Lamps."),))],
+}
+
+
+@pytest.mark.parametrize("what", GIVEN)
+def test_objects_are_data(what):
+    (read,) = data.load(GIVEN[what])
+    assert (read.id, read.question, read.answers) == ("given-1", RECORD["question"], ("lamps",))
+    assert read.ctxs == (Passage("", "Lamps."),)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (5, "data is 5: a name"),
+        ({"question": "?"}, "data is"),
+        ([], "data holds no rows"),
+        ([RECORD, {"question": "?"}], "data, row 2: field 'ctxs' is missing"),
+        ([Sample(question="?", answers=("a",))], "row 1: field 'ctxs'"),
+    ],
+)
+def test_objects_that_are_no_questions_are_refused(given, message):
+    with pytest.raises(BadInput, match=message):
+        data.load(given)
+
+
+TABLES = {
+    "csv": (ROW, ("lamps", "a lamp"), "Shelf 1 holds lamps."),
+    "tsv": (ROW | {"answers": '["lamps"]'}, ("lamps",), "Shelf 1 holds lamps."),
+    "a column of passages": ({"user_input": "?", "reference": "7", "contexts": json.dumps(["x"])}, ("7",), "x"),
+    "one passage in a cell": ({"query": "?", "ground_truth": "7", "documents": "x y"}, ("7",), "x y"),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_tables_are_data(case, tmp_path):
+    row, answers, text = TABLES[case]
+    path = tmp_path / f"mine.{case if case == 'tsv' else 'csv'}"
+    pd.DataFrame([row]).to_csv(path, sep="\t" if case == "tsv" else ",", index=False)
+    (read,) = data.load(path)
+    assert (read.id, read.answers, read.ctxs[0].text) == ("mine-1", answers, text)
+
+
+def test_parquet_and_squad_are_data(tmp_path):
+    squad = {"question": "?", "title": "A", "context": "One text.", "answers": {"text": ["x"], "answer_start": [0]}}
+    pd.DataFrame([squad]).to_parquet(tmp_path / "mine.parquet")
+    (read,) = data.load(tmp_path / "mine.parquet")
+    assert (read.answers, read.ctxs) == (("x",), (Passage("A", "One text."),))
+
+
+def notes(folder):
+    folder.mkdir()
+    (folder / "bees.md").write_text("Bees dance. They count. They sleep.\n\nHoney keeps.")
+    (folder / "maps.txt").write_text("Maps fold badly.")
+    (folder / "questions.csv").write_text("question,answer\nHow do maps fold?,badly\n")
+    return folder
+
+
+CUTS = {
+    "": ["Bees dance. They count. They sleep.", "Honey keeps.", "Maps fold badly."],
+    "(by=sentences, size=2, overlap=1)": [
+        "Bees dance. They count.",
+        "They count. They sleep.",
+        "They sleep. Honey keeps.",
+    ],
+    "(by=words, size=4)": ["Bees dance. They count.", "They sleep. Honey keeps.", "Maps fold badly."],
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_folder_is_cut_as_it_is_named(cut, tmp_path):
+    (whole,) = data.corpus(f"{notes(tmp_path / 'notes')}{cut}")
+    assert [passage.text for passage in whole.ctxs][:3] == CUTS[cut]
+
+
+def test_questions_of_a_folder_get_the_passages_most_alike(tmp_path):
+    (read,) = data.load(str(notes(tmp_path / "notes")), passages=2)
+    assert (read.ctxs[0], len(read.ctxs)) == (Passage("maps", "Maps fold badly."), 2)
+    assert Trial("lab-full", data=f"{tmp_path / 'notes'}(by=sentences)").data.endswith("(by=sentences)")
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        ("(by=lines)", "unknown by 'lines': allowed are paragraphs, sentences, words"),
+        ("(by=words, size=0)", "size is 0"),
+        ("(by=words, size=4, overlap=4)", "overlap is 4: it has to be less"),
+        ("(overlap=1)", "overlap is 1"),
+        ("(cut=1)", "unknown option of a folder 'cut'"),
+    ],
+)
+def test_cuts_that_do_not_fit_are_refused(cut, message, tmp_path):
+    with pytest.raises(BadInput, match=message):
+        data.load(f"{notes(tmp_path / 'notes')}{cut}")
+
+
+def test_a_folder_needs_one_file_of_questions(tmp_path):
+    (notes(tmp_path / "notes") / "more.jsonl").write_text("{}")
+    with pytest.raises(BadInput, match=r"one file of questions .* there are: more\.jsonl, questions\.csv"):
+        data.load(str(tmp_path / "notes"))
+
+
+def test_pdfs_ask_for_their_reader_where_it_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "find_spec", lambda _: None)
+    (tmp_path / "a.pdf").write_bytes(b"%PDF")
+    with pytest.raises(BadInput, match="pip install pypdf"):
+        data.corpus(str(tmp_path))
+
+
+def test_hub_names_ask_for_datasets_where_it_is_not_there(monkeypatch):
+    monkeypatch.setattr("workbench.data.sources.hub.find_spec", lambda _: None)
+    with pytest.raises(BadInput, match="pip install datasets"):
+        data.load("hf:squad:validation")
+
+
+@pytest.fixture
+def unknown_again(monkeypatch):
+    """Forget, after a test, the policies that it made known."""
+    monkeypatch.setenv(own.FILES, "")
+    monkeypatch.setattr(own, "_known", {kind: {} for kind in own.KINDS})
+    monkeypatch.setattr(own, "_read", {})
+
+
+@pytest.fixture
+def file(tmp_path, unknown_again):
+    path = tmp_path / "mine.py"
+    path.write_text(LAST)
+    return path
+
+
+def test_policies_of_a_file_have_names_and_options(file):
+    own.use([file])
+    policy = registry.made("workbench.methods.select", "last_ones(weight=2)")
+    assert registry.spec_of(policy) == "last_ones(system=1, weight=2)"
+    assert "last_ones" in registry.names("workbench.methods.select")
+    assert "last_ones" not in registry.names("workbench.methods.sparse")
+    assert os.environ[own.FILES] == str(file.resolve())
+    assert list(own.versions()) == ["mine.py"]
+    with pytest.raises(BadInput, match="weigth"):
+        registry.made("workbench.methods.select", "last_ones(weigth=2)")
+
+
+def test_a_file_that_changed_is_read_again(file):
+    own.use([file])
+    file.write_text(LAST.replace("weight: float = 1.0", "weight: float = 3.0"))
+    os.utime(file, ns=(1, 1))
+    assert registry.made("workbench.methods.select", "last_ones").weight == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class", "fails: SyntaxError"),
+        ("import no_such_package", "fails: ModuleNotFoundError"),
+        ("x = 1", "holds no policy"),
+        (LAST.replace("LastOnes", "FirstK"), "select has a policy 'first_k' already"),
+    ],
+)
+def test_files_that_hold_no_policy_are_refused(text, message, file):
+    file.write_text(text)
+    with pytest.raises(BadInput, match=message):
+        own.use([file])
+
+
+@dataclass(frozen=True)
+class Backwards(Select):
+    """Chooses the last tokens of the context."""
+
+    def score(self, prompt):
+        return torch.arange(prompt.starts[-1]).float()
+
+
+def test_a_trial_takes_questions_and_a_selector_themselves(unknown_again, tmp_path, monkeypatch):
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda _: tmp_path)
+    trial = Trial("lab-full", data=[RECORD], mode="block", select=Backwards(system=0), ratio=0.5, timed=1)
+    assert trial == Trial(
+        "lab-full", data=pd.DataFrame([RECORD]), mode="block", select=Backwards(system=0), ratio=0.5, timed=1
+    )
+    record = trial.run()
+    assert (record.n, record.trial["select"].partition("(")[0]) == (1, "backwards")
+    assert data.load(trial.data)[0].id == "given-1"
+
+
+@pytest.mark.parametrize("value", [5, Backwards])
+def test_a_trial_refuses_what_is_no_policy(value):
+    with pytest.raises(BadInput, match="select is"):
+        Trial("lab-full", mode="block", select=value)
+
+
+def test_packages_name_policies_by_entry_points(unknown_again, monkeypatch):
+    entry = EntryPoint("backwards", f"{__name__}:Backwards", "workbench.select")
+    monkeypatch.setattr(own, "_entries", lambda kind: {"backwards": entry} if kind == "select" else {})
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    assert registry.made("workbench.methods.select", "backwards") == Backwards()

@@ -1,0 +1,108 @@
+"""A folder of documents and a file of questions about them: `notes`, or with its cuts, `notes(by=sentences, size=6)`.
+
+documents    text, Markdown and PDF (by `pypdf`), at any depth; a passage is titled by its document's name
+questions    one file of `files`' endings directly in the folder, whose records need a question; answers are optional
+
+by       paragraphs (default, as `segment.text` cuts), sentences or words
+size     sentences or words of a passage; 6 and 120 where it is not given
+overlap  of them that a passage begins with again; 0
+
+A question without passages of its own gets those most alike by TF-IDF, the most alike first.
+"""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from workbench.core import spec_parser
+from workbench.core.errors import BadInput, brief, not_allowed, shown
+from workbench.data import embedders, segment
+from workbench.data.sample import Passage, Sample
+from workbench.data.sources import files, passage_files
+
+DOCUMENTS = (*passage_files.PLAIN, ".pdf")
+SIZES = {"paragraphs": 0, "sentences": 6, "words": 120}  # of a passage, where none is given
+TOP = 10  # passages of a question, where no number is given
+
+
+def named(name: str) -> tuple[Path, dict[str, Any]] | None:
+    """Return the folder and the options of `notes(by=sentences)`; None where there is no such folder."""
+    if Path(name).is_dir():
+        return Path(name), {}
+    place, bracket, rest = name.rpartition("(")
+    if not bracket or not rest.endswith(")") or not Path(place.strip()).is_dir():
+        return None
+    return Path(place.strip()), spec_parser.parse(f"folder({rest}")[1]
+
+
+def passages(folder: Path, by: str = "paragraphs", size: int | None = None, overlap: int = 0) -> list[Passage]:
+    """Return the passages of all documents of a folder, each once, document by document in the order of their names.
+
+    Raises BadInput for options that do not fit, a document that cannot be read, and a folder without text.
+    """
+    if by not in SIZES:
+        raise not_allowed("by", by, SIZES)
+    size = SIZES[by] if size is None else size
+    for name, number, least in (("size", size, int(by != "paragraphs")), ("overlap", overlap, 0)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise BadInput(f"{name} is {shown(number)}: a whole number of at least {least} is needed")
+    if overlap and overlap >= size:
+        raise BadInput(f"overlap is {overlap}: it has to be less than size, {size}, of sentences or words")
+    documents = sorted(path for path in folder.rglob("*") if path.suffix.lower() in DOCUMENTS and path.is_file())
+    cuts = [(path.stem, piece.strip()) for path in documents for piece in _pieces(_text(path), by, size, overlap)]
+    found = list(dict.fromkeys(Passage(title, piece) for title, piece in cuts if piece))
+    if not found:
+        raise BadInput(f"{brief(folder)} holds no text: documents end in {', '.join(DOCUMENTS)}")
+    return found
+
+
+def samples(folder: Path, options: dict[str, Any], answered: bool = True, number: int | None = None) -> list[Sample]:
+    """Return the questions of a folder; those without passages get `number` of its documents' passages."""
+    if unknown := set(options) - {"by", "size", "overlap"}:
+        raise not_allowed("option of a folder", unknown.pop(), ("by", "size", "overlap"))
+    held = sorted(path for path in folder.iterdir() if path.name.endswith(files.ENDINGS))
+    if len(held) != 1:
+        names = ", ".join(path.name for path in held) or "none"
+        raise BadInput(f"{brief(folder)} needs one file of questions ({', '.join(files.ENDINGS)}); there are: {names}")
+    records = files.records(held[0])
+    lacking = [i for i, one in enumerate(records) if isinstance(one, dict) and not set(one) & set(files.PASSAGES)]
+    if lacking:
+        pool = passages(folder, **options)
+        nearest = _nearest([str(records[i].get("question", "")) for i in lacking], pool, number or TOP)
+        for i, ctxs in zip(lacking, nearest, strict=True):
+            records[i] = records[i] | {"ctxs": [{"title": ctx.title, "text": ctx.text} for ctx in ctxs]}
+    read = []
+    for i, record in enumerate(records, 1):
+        try:
+            read.append(files.sample(record, f"{folder.name}-{i}", answered))
+        except BadInput as problem:
+            raise BadInput(f"{held[0]}, record {i}: {problem}") from None
+    return read
+
+
+def _nearest(questions: list[str], pool: list[Passage], number: int) -> list[list[Passage]]:
+    vectors = embedders.embed([*questions, *(f"{one.title}\n{one.text}" for one in pool)])
+    alike = vectors[: len(questions)] @ vectors[len(questions) :].T
+    return [[pool[i] for i in (-row).argsort(kind="stable")[:number]] for row in alike]
+
+
+def _pieces(text: str, by: str, size: int, overlap: int) -> list[str]:
+    if by == "paragraphs":
+        return segment.text(text, passage_files.MOST)
+    units = text.split() if by == "words" else re.split(r"(?<=[.!?…])\s+|\n\s*\n", text.strip())
+    starts = range(0, max(1, len(units) - overlap), size - overlap)
+    return [" ".join(units[i : i + size]) for i in starts]
+
+
+def _text(path: Path) -> str:
+    if path.suffix.lower() != ".pdf":
+        return passage_files.text(path)
+    if find_spec("pypdf") is None:
+        raise BadInput(f"{brief(path)} needs the package pypdf: pip install pypdf")
+    import pypdf
+
+    try:
+        return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
+    except (OSError, ValueError, pypdf.errors.PyPdfError) as problem:
+        raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
