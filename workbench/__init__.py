@@ -52,12 +52,14 @@ _NAMES = {  # module: what it gives to this one
     "store": "MemoryStore fetch",
 }
 _MODULES = {  # a module inside a folder that is reached in one word: `from workbench import select`
+    "measure": "metrics.of_prompt",
     "prepare": "methods.prepare",
     "select": "methods.select",
     "sparse": "methods.sparse",
     "notebook": "app.notebooks.notebook",
     "explore": "app.explore",
 }
+_PACKAGES = ("data", "models", "results", "store")  # folders of this one that a notebook begins with
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
@@ -97,10 +99,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f"workbench.{_HOME[name]}"), name)
-    if name in _MODULES:
-        return import_module(f"workbench.{_MODULES[name]}")
+    if name in _MODULES or name in _PACKAGES:
+        return import_module(f"workbench.{_MODULES.get(name, name)}")
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_MODULES])
+    return sorted({*globals(), *_HOME, *_MODULES, *_PACKAGES})

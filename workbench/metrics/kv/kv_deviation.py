@@ -25,7 +25,10 @@ KVs = Sequence[KV]
 
 @dataclass(frozen=True)
 class Deviation:
-    """Relative L2 error per token, layer and KV head: |cached - exact| / |exact| over the head's channels."""
+    """Relative L2 error per token, layer and KV head: |cached - exact| / |exact| over the head's channels.
+
+    nan for a token that is not computed yet, as the question of an assembled cache.
+    """
 
     keys: Tensor  # [T, L, H] fp32
     values: Tensor  # [T, L, H] fp32
@@ -57,6 +60,8 @@ def _relative(cached: list[Tensor], exact: list[Tensor]) -> Tensor:
         distance = (ours.float() - theirs.float()).norm(dim=-1)  # [H, T]
         size = theirs.float().norm(dim=-1)
         error = torch.where(distance == 0, 0.0, distance / size)  # a zero vector met exactly has no error
+        empty = (ours == 0).all(-1).all(0) & (theirs != 0).any(-1).any(0)  # [T], not computed yet
+        error = error.masked_fill(empty, torch.nan)
         layers.append(pad(error.T, (0, widest - error.shape[0]), value=torch.nan))
     return torch.stack(layers, 1)
 

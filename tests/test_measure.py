@@ -1,0 +1,56 @@
+"""One call each: tables of one prompt agree with what they are read off."""
+
+import pytest
+import torch
+from random_models import model_of, prompt_of
+
+import workbench
+from workbench import measure, select
+from workbench.metrics.kv import kv_deviation
+
+PROMPT = prompt_of(18, 18, 18, 18)
+CONTEXT = PROMPT.starts[-1]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of()
+
+
+def test_deviation_has_a_row_a_token_layer_and_part(model):
+    table = measure.deviation(model, PROMPT)
+    layers = model.config.num_hidden_layers
+    assert len(table) == CONTEXT * layers * 2 and list(table.block.unique()) == [0, 1, 2]
+    first = table[table.block == 0]
+    assert first.deviation.max() < 1e-4 < table[table.block == 2].deviation.max()
+
+
+def test_tokens_that_are_not_computed_have_no_deviation(model):
+    exact = kv_deviation.full_attention_kv(model, PROMPT)
+    found = kv_deviation.deviation(measure.reused(model, PROMPT), exact)
+    assert bool(found.tokens[CONTEXT:].isnan().all()) and not bool(found.tokens[:CONTEXT].isnan().any())
+
+
+def test_scores_are_those_of_the_selectors(model):
+    table = measure.scores(model, PROMPT, ["first_k", select.named("kv_deviation")])
+    assert list(table.columns) == ["token", "block", "first_k", "KvDeviation"]
+    kv = measure.reused(model, PROMPT)
+    assert torch.equal(torch.tensor(table.first_k.to_numpy()), select.named("first_k")(model, PROMPT, kv))
+
+
+def test_attention_of_the_question_is_a_share(model):
+    table = measure.attention(model, PROMPT)
+    assert len(table) == CONTEXT and table.attention.sum() == pytest.approx(1) and table.attention.min() >= 0
+
+
+def test_selected_tiles_hold_the_mass_that_they_name(model):
+    table = measure.selected(model, PROMPT, "window(block=16, local=1)")
+    assert set(table.columns) == {"layer", "head", "query_tile", "key_tile", "tokens", "mass"}
+    assert (table.key_tile <= table.query_tile).all() and (table.tokens == 16).all()
+    own = measure.selected(model, PROMPT, "dense")
+    assert own.groupby(["layer", "head", "query_tile"]).mass.sum().to_numpy() == pytest.approx(1, abs=1e-3)
+
+
+def test_public_modules_are_listed():
+    for name in ("data", "measure", "models", "results", "select", "sparse", "prepare", "explore", "store"):
+        assert name in dir(workbench) and getattr(workbench, name)
