@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, get_args, get_origin
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from tests import tiny
@@ -17,6 +18,7 @@ from workbench.app.commands.sweep import sweep
 from workbench.app.commands.trial import trial
 from workbench.app.console import text
 from workbench.app.console.options import of_fields, taking
+from workbench.core.utils import stages
 from workbench.data import assets
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Trial
@@ -238,6 +240,34 @@ def test_where_no_person_watches_a_line_a_minute_says_how_long_the_rest_takes():
         "sweeping: 140 of 200 after 1 h 2 min, 37 min left",
     ]
     assert [text.duration(seconds) for seconds in (45, 720, 12_000)] == ["45 s", "12 min", "3 h 20 min"]
+
+
+def test_a_line_says_what_long_work_is_at_before_anything_is_counted():
+    now, lines = [0.0], []
+    told = text.Told("a trial", lines.append, lambda: now[0])
+    with stages.heard(told.begins):
+        now[0] = 1.5
+        told.tick()
+        stages.stage("loading lab-full")
+        now[0] = 9.0
+        told.tick()
+        stages.stage("answering")
+        told(0, 20)
+        now[0] = 69.0
+        told(10, 20)
+    stages.stage("unheard")
+    assert lines == [
+        "a trial: loading, after 2 s",
+        "a trial: loading lab-full, after 9 s",
+        "a trial: answering, 10 of 20 after 69 s, 69 s left",
+    ]
+
+
+def test_a_person_who_stops_work_is_told_what_is_kept(capsys):
+    with pytest.raises(typer.Exit) as ended, text.progress("sweeping", "trials are kept in runs"):
+        raise KeyboardInterrupt
+    assert ended.value.exit_code == 130
+    assert "stopped: trials are kept in runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from workbench.core.errors import BadInput, not_allowed
+from workbench.core.utils.stages import stage
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
 from workbench.models.checked_config import check_headers, check_loaded, config_of, is_blank, reason
@@ -68,6 +69,7 @@ def load(
     read them fastest (`models.weights.weight_layout`).
     """
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
+    stage(f"loading {path.name}")
     layouts.check(layout if isinstance(layout, str) else None)
     check(path)
     base = base_folder(path)

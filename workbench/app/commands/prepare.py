@@ -29,13 +29,13 @@ def prepare(
     **given: Any,
 ) -> None:
     """Cache the passages of a data set beforehand, with one preparation."""
-    from workbench.methods.preprocessing.precompute import Preparation  # torch and transformers: not for `--help`
-
     name, options = registry.parse(given["prepare"])
     options |= {key: value for key, value in (("n", n), ("embedder", embedder)) if value is not None}
     if options:
         given["prepare"] = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
-    with progress("preparing") as advance:
+    with progress("preparing", f"whole shards are kept in {given['out']}, and the same command goes on") as advance:
+        from workbench.methods.preprocessing.precompute import Preparation  # torch and transformers: not for `--help`
+
         prepared = Preparation(**given).run(advance)
     show(as_json, json.dumps(asdict(prepared)), report(prepared))
 

@@ -60,11 +60,11 @@ def encode(
     **given: Any,
 ) -> None:
     """Encode a corpus into a store, once; with several workers, over a Dask cluster where Dask is installed."""
-    from workbench.methods.preprocessing.precompute import Preparation
-
     if given["workers"] > 1 and given["cluster"] is None and find_spec("distributed") is not None:
         given["cluster"] = "local"
-    with progress("encoding") as advance:
+    with progress("encoding", f"encoded passages are kept in {to}, and the same command goes on") as advance:
+        from workbench.methods.preprocessing.precompute import Preparation
+
         prepared = Preparation(data=corpus, out=to, **given).run(advance)
     show(as_json, json.dumps(asdict(prepared)), prepared_report(prepared))
 

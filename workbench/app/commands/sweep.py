@@ -85,7 +85,7 @@ def sweep(
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
     base = {name: getattr(Trial, name, None) for name in FIELDS}
-    with progress("sweeping") as advance:
+    with progress("sweeping", f"finished trials are kept in {out}, and the same command goes on") as advance:
         listed = plans.read(plan, lists) if plan else cases(base, lists)
         outcome = sweeps.run(listed, out, jobs, advance, cluster=cluster, retries=retries)
     if as_json:
@@ -110,7 +110,7 @@ def run_notebooks(
     lists = {}
     for name, text in (each.partition("=")[::2] for each in parameters):
         lists[name] = [parse([f"{name}={entry}"])[name] for entry in registry.split(text)]
-    with progress("notebooks") as advance:
+    with progress("notebooks", f"finished runs are kept in {out}, and the same command goes on") as advance:
         ran = notebook_sweep.run(notebooks, out, lists, jobs, cluster, retries, advance)
     if as_json:
         print(ran.table.to_json(orient="records", lines=True), end="")

@@ -64,7 +64,7 @@ def trial(
         check_folder("--out", out)
     given["sparse"] = tiles(given["sparse"], sparse_args)
     options(method, {name: value for name, value in given.items() if value is not None})
-    with progress(f"{given['model']} on {given['data']}") as advance:
+    with progress(f"{Path(given['model']).name} on {Path(given['data']).name}") as advance:
         from workbench.app.console.trial_report import beside_full, report  # torch and transformers: not for `--help`
         from workbench.experiments.sweeps.sweep_grid import Case
         from workbench.experiments.trials import record, rows

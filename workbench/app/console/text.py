@@ -3,17 +3,20 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from threading import Timer
+from itertools import chain, pairwise, repeat
+from threading import Event, Thread
 from time import monotonic
 from typing import Any
 
+import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from workbench.core.errors import printable
+from workbench.core.utils.stages import heard
 
 EVERY = 60  # seconds between two lines
-SOON = (2.0, 10.0)  # seconds from the start to the first lines
+SOON = (1.0, 8.0)  # seconds from the start to the first lines
 
 
 def plain(text: str) -> str:
@@ -40,33 +43,53 @@ def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) ->
 
 
 class Told:
-    """Says how much is done and how long the rest takes, as far as can be told from its pace.
+    """Says what work is at, how much is done and how long the rest takes, as far as can be told from its pace.
 
-    A line after `SOON` seconds, then one a minute.
+    A line after `SOON` seconds each, then one a minute.
     """
 
     def __init__(self, what: str, say: Callable[[str], None], clock: Callable[[], float] = monotonic):
         self.what, self.say, self.clock = what, say, clock
         self.begun = self.last = clock()
-        self.first: int | None = None
+        self.first = 0
+        self.counted: tuple[int, int] | None = None
+        self.stage = ""
         self.soon = list(SOON)
 
-    def begins(self) -> None:
-        """Say that work has begun, where nothing has been counted yet."""
-        if self.first is None:
-            self.say(f"{self.what}: loading")
+    def begins(self, stage: str) -> None:
+        """Take what begins now, of which nothing has been counted yet."""
+        self.stage, self.counted = stage, None
 
     def __call__(self, done: int, total: int) -> None:
+        """Take how much is done, of how much."""
+        self.first = done if self.counted is None else self.first
+        self.counted = done, total
+        self.tick()
+
+    def tick(self) -> None:
+        """Say how things stand, where a line is due."""
         now = self.clock()
-        self.first = done if self.first is None else self.first
-        due = [at for at in self.soon if now - self.begun >= at]
+        spent = now - self.begun
+        due = [at for at in self.soon if spent >= at]
         if now - self.last < EVERY and not due:
             return
         self.soon = self.soon[len(due) :]
         self.last = now
-        gained, spent = done - self.first, now - self.begun
+        if self.counted is None:
+            self.say(f"{self.what}: {self.stage or 'loading'}, after {duration(spent)}")
+            return
+        done, total = self.counted
+        gained = done - self.first
         left = f", {duration(spent * (total - done) / gained)} left" if gained else ""
-        self.say(f"{self.what}: {done} of {total} after {duration(spent)}{left}")
+        stage = f"{self.stage}, " if self.stage else ""
+        self.say(f"{self.what}: {stage}{done} of {total} after {duration(spent)}{left}")
+
+    def watch(self, ended: Event) -> None:
+        """Tick until work has ended."""
+        for seconds in chain((after - before for before, after in pairwise((0, *SOON))), repeat(EVERY)):
+            if ended.wait(seconds):
+                return
+            self.tick()
 
 
 def duration(seconds: float) -> str:
@@ -78,22 +101,38 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+def progress(what: str, kept: str = "nothing was kept") -> Iterator[Callable[[int, int], None]]:
     """Show a bar with the time left on stderr; call what it yields with (done, of how many).
 
-    Where no person watches, as in the log of a job, lines stand for the bar: after 2 and 10 seconds, then every minute.
+    Where no person watches, as in the log of a job, lines stand for the bar: after 1 and 8 seconds, then every minute.
+    `kept` is said where a person stops the work: what is there already, and how to go on.
     """
-    if not sys.stderr.isatty():
-        told = Told(what, lambda line: print(printable(line), file=sys.stderr, flush=True))
-        first = Timer(SOON[0], told.begins)
-        first.daemon = True
-        first.start()
-        try:
-            yield told
-        finally:
-            first.cancel()
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = _bar if sys.stderr.isatty() else _lines
+    try:
+        with shown(what) as (count, begins), heard(begins):
+            yield count
+    except KeyboardInterrupt:
+        typer.echo(f"stopped: {printable(kept)}", err=True)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def _lines(what: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[str], None]]]:
+    told, ended = Told(what, lambda line: print(printable(line), file=sys.stderr, flush=True)), Event()
+    Thread(target=told.watch, args=(ended,), daemon=True).start()
+    try:
+        yield told, told.begins
+    finally:
+        ended.set()
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[str], None]]]:
+    columns = (TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(plain(what), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def begins(stage: str) -> None:
+            bar.reset(task, total=None, description=plain(f"{what}: {stage}"))
+
+        yield lambda done, total: bar.update(task, completed=done, total=total), begins

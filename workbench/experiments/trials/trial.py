@@ -12,6 +12,7 @@ from workbench import data, models
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.annotations import check_fields
+from workbench.core.utils.stages import stage
 from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
@@ -119,15 +120,18 @@ class Trial(TrialFields, MethodConfig):
         before = store.stats
         watch = Watch(loaded, samples, prompts, method, self.max_new_tokens) if self.fidelity else None
         begin = time.perf_counter()
+        stage("answering, beside full attention" if watch else "answering")
         generations = self.answer(prompts, loaded, store, progress, method, watch)
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
         looked_up = store.stats.since(before)
+        stage("timing the first token")
         ttft = measure(first_tokens(model, prompts[: self.timed], method, self.engine, store), model.device)
         full = self._full_times(model, prompts, method)
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
         rows = [question_rows.row(*each) for each in zip_longest(samples, texts, compared)]
         few = prompts[: min(self.timed, SPARSE_PROMPTS)]
+        stage("measuring what is left out")
         sparsity = self._sparsity(model, few)
         record = Record(
             **question_rows.quality(rows, samples, self.seed),
