@@ -1,6 +1,8 @@
 """Prompt layouts from chat templates: the blocks of a prompt are the template's own rendering, cut at line breaks."""
 
 import json
+import resource
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -250,3 +252,24 @@ def test_an_answer_ends_at_a_special_token_that_is_no_end_of_text(instruct):
     tokenizer.add_special_tokens({"additional_special_tokens": [end]})
     (ended,) = generate(model, tokenizer, [prompt], max_new_tokens=4, stop=[end])
     assert ended.tokens == free.tokens[: free.tokens.index(free.tokens[1])]
+
+
+ENDLESS = {
+    "characters at once": "{{ 'a' * 10000000000 }}",
+    "characters by doubling": "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+    "padding": "{{ '%10000000000d' | format(1) }}",
+    "loops that write": "{% for i in range(99999) %}{% for j in range(99999) %}a{% endfor %}{% endfor %}",
+    "loops that write nothing": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a long text": "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'a' * 200000 }}",
+}
+
+
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_that_does_not_end_is_refused_in_bounded_time_and_memory(template, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
+    words = tiny.tokenizer()
+    words.chat_template = template
+    begun = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(BadInput, match="the chat template"):
+        layout(words)
+    assert resource.getrlimit(resource.RLIMIT_AS) == begun and sys.gettrace() is None

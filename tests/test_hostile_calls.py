@@ -312,7 +312,7 @@ def test_draws_with_numbers_next_to_nothing_are_refused_or_greedy(loaded):
 
 def test_blocks_are_kept_in_a_store(loaded):
     for call in (lambda: fetch(loaded.model, [Block((1,))], None), lambda: revise(loaded.model, PROMPT, 5)):
-        with pytest.raises(BadInput, match="a store is needed"):
+        with pytest.raises(BadInput, match="store is"):
             call()
 
 

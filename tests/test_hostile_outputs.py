@@ -1,29 +1,42 @@
 """Outputs that cannot be written are refused before any work; a disk that is full leaves nothing half-written."""
 
 import resource
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import tiny
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import check_folder, check_place, write_text
 
+OPTIONS = {f"--{name}" for name in cli.OUTPUTS}
+
+
+def writers(command, words):
+    """Yield the words of every command below one that writes a file or folder, with the option that names it."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from writers(inner, [*words, name])
+    if not getattr(command, "commands", {}):
+        for param in command.params:
+            if found := OPTIONS.intersection(param.opts):
+                needed = [each for each in command.params if each.required and each is not param]
+                yield [*words, *(word for each in needed for word in value_of(each)), found.pop()]
+
+
+def value_of(param):
+    """Return a value that would do for a parameter that is needed."""
+    value = {"model": "lab-full", "data": "lab"}.get(param.name, "file.json")
+    return [param.opts[0], value] if param.opts[0].startswith("--") else [value]
+
+
 COMMANDS = {
-    "trial": ("trial", "--model", "lab-full", "--out"),
-    "sweep": ("sweep", "--model", "lab-full", "--out"),
-    "data": ("data", "lab", "--out"),
-    "tune": ("tune", "--model", "lab-full", "--out"),
-    "prepare": ("prepare", "--model", "lab-full", "--out"),
-    "trace": ("trace", "a.json", "--out"),
-    "serve-bench": ("serve-bench", "--model", "lab-full", "--out"),
-    "verify": ("verify", "--model", "lab-full", "--html"),
-    "models": ("models", "--untrained"),
-    "report": ("report", "a.ipynb", "--out"),
-    "lab train": ("lab", "train", "--out"),
-    "compare": ("compare", "a.json", "b.json", "--html"),
+    " ".join(words): words
+    for name, (module, _) in cli.COMMANDS.items()
+    for words in writers(get_command(import_module(module, "workbench.app.commands").app), [name])
 }
 PLACES = ["", "file/below", "file/far/below", "x" * 300, "x" * 5000, "/dev/full"]
 

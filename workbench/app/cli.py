@@ -40,10 +40,9 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "data": (".data", "Look at a data set, or write samples of it to a file."),
     "lab": ("workbench.training.lab.commands", "The lab corpus and the lab model: draw, train, evaluate."),
 }
-OUTPUTS = ("out", "html", "markdown", "untrained")  # options that name a file or folder to write
+OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
 INPUTS = ("store", "prepared")  # options that name a folder to read
 LEAST = {"seed": 0}  # of options that are whole numbers
-OTHER_OUTPUTS = ("to", "figure")  # whose commands say themselves what cannot be written
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
@@ -106,7 +105,7 @@ def _refuse_unfit(args: Sequence[str]) -> None:
     written: list[str] = []
     for option, value in pairwise([*args, "-"]):
         name, equals, given = option.partition("=")
-        if not name.startswith("--") or name[2:] not in (*OUTPUTS, *OTHER_OUTPUTS):
+        if not name.startswith("--") or name[2:] not in OUTPUTS:
             continue
         if not (place := given if equals else value):
             raise BadInput(f"{name} '': the name of a file or folder is needed")

@@ -1,6 +1,6 @@
 """Token blocks that can be cached apart, and the prompt that joins them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -67,12 +67,6 @@ def _whole(tokens: Any) -> tuple[int, ...]:
         raise BadInput(f"tokens is {shown(tokens)}: a list of token ids is needed, whole numbers") from None
 
 
-def check_blocks(blocks: Any) -> None:
-    """Raise BadInput for what is no list of blocks."""
-    if not isinstance(blocks, Sequence) or not all(isinstance(block, Block) for block in blocks):
-        raise BadInput(f"blocks is {shown(blocks)}: a list of blocks is needed")
-
-
 @dataclass(frozen=True)
 class Prompt:
     """Blocks in reading order; the last one is the question and is never cached."""
@@ -81,7 +75,7 @@ class Prompt:
 
     def __post_init__(self) -> None:
         given: Any = self.blocks
-        if not isinstance(given, Iterable):
+        if isinstance(given, torch.Tensor) or not isinstance(given, Iterable):
             raise BadInput(f"blocks is {shown(given)}: a prompt is a list of blocks")
         object.__setattr__(self, "blocks", tuple(given))
         if odd := [block for block in self.blocks if not isinstance(block, Block)]:

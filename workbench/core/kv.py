@@ -155,6 +155,7 @@ class KV:
         for derived in self._derived.values():
             derived.changed(first)
 
+    @annotations.checked
     def slice(self, begin: int, end: int) -> "KV":
         """Copy tokens [begin, end) of this run, still rotated for the positions they had."""
         if not 0 <= begin < end <= len(self):
@@ -165,10 +166,12 @@ class KV:
             self.start + begin,
         )
 
+    @annotations.checked
     def clone(self, reserve: int = 0) -> "KV":
         """Return a writable copy, with capacity for `reserve` more tokens."""
         return self._copy(len(self) + reserve)
 
+    @annotations.checked
     def grow(self, count: int) -> None:
         """Append `count` unwritten tokens in place; existing tokens are copied only where the capacity is used up."""
         self._check_writable()
@@ -179,6 +182,7 @@ class KV:
         self.keys = [x[:, :length] for x in self._backing[0]]
         self.values = [x[:, :length] for x in self._backing[1]]
 
+    @annotations.checked
     def reserve(self, count: int) -> None:
         """Set capacity for `count` more tokens aside: at most one copy."""
         self._check_writable()

@@ -19,6 +19,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from workbench.core.errors import BadInput
+from workbench.core.utils import limits
 from workbench.data.layouts import CHAT, Layout, named
 
 SYSTEM = "You answer questions in a few words, using only the given passages."
@@ -26,6 +27,7 @@ OPENING = "Passages:\n"
 PASSAGE = "Title: {title}\n{text}\n"
 QUESTION = "Question: {question}\nAnswer in a few words."
 DATE = date(2024, 7, 26)  # "today" in every template that asks: blocks keep their keys from day to day
+SECONDS, BYTES, CHARACTERS = 5.0, 1 << 28, 100_000  # that a template may take, beside the words it is given
 REMEDY = "choose another layout: lab, released or a JSON file"
 
 _PASSAGES, _QUESTION, _ANSWER, _NEXT = "PassagesStandHere", "QuestionStandsHere", "AnswerStandsHere", "NextStandsHere"
@@ -51,7 +53,11 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], answer: 
         if "strftime_now" in template:
             template = _pinned() + template
         options: dict[str, Any] = {"tokenize": False, "enable_thinking": False, "add_generation_prompt": answer}
-        return str(tokenizer.apply_chat_template(messages, chat_template=template, **options))
+        with limits.bounded(SECONDS, BYTES):
+            text = str(tokenizer.apply_chat_template(messages, chat_template=template, **options))
+        if len(text) > CHARACTERS + sum(len(message["content"]) for message in messages):
+            raise BadInput(f"it writes {len(text):,} characters")
+        return text
     except Exception as problem:  # a template is a program of the checkpoint and may fail in any way
         why = " ".join(str(problem).split()) or type(problem).__name__
         raise BadInput(f"the chat template of {_name(tokenizer)} refuses a conversation: {why}") from None

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, not_allowed, shown
-from workbench.core.utils import json_text
+from workbench.core.utils import annotations, json_text
 from workbench.core.utils.files import is_file
 from workbench.data import segment
 from workbench.data.sample import Sample
@@ -66,6 +66,7 @@ class Layout:
 
     def prompts(self, samples: Iterable[Sample], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
         """Return the prompts of many samples; every distinct piece is tokenised once."""
+        annotations.check("samples", samples, Iterable[Sample])
         return prompts([self.pieces(sample) for sample in samples], tokenizer, bos=self.bos)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,6 +99,8 @@ def prompts(texts: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, 
     Raises BadInput for a prompt without a block before its question, for a piece without tokens and for a BOS that the
     tokenizer does not have.
     """
+    if not hasattr(tokenizer, "bos_token_id"):
+        raise BadInput(f"tokenizer is {shown(tokenizer)}: a tokenizer of transformers is needed")
     start = tokenizer.bos_token_id
     if bos and start is None:
         raise BadInput("the layout wants a BOS token and the tokenizer has none")

@@ -11,6 +11,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, layered, side_by_side
 from workbench.core.rope import cos_sin, rotate_by
+from workbench.core.utils import annotations
 from workbench.engine.attention_backends.choice import on_gpu, rerotate
 from workbench.models.spec import ModelSpec, attach, spec_for
 
@@ -22,6 +23,7 @@ def empty(model: PreTrainedModel, length: int, reserve: int = 0) -> KV:
     return attach(model).empty(length, reserve)
 
 
+@annotations.checked
 def assemble(
     model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions = "re-encoded", reserve: int = 0
 ) -> KV:
@@ -47,6 +49,7 @@ def assemble(
     return KV.within(keys, values, len(prompt))
 
 
+@annotations.checked
 def assembly_of(
     model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions = "re-encoded", reserve: int = 0
 ) -> tuple[KV, Callable[[int], None]]:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Block, check_blocks
+from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
+from workbench.core.utils import annotations
 from workbench.engine.attention_backends import blocks_backends
 from workbench.engine.attention_backends.choice import kernel, on_gpu
 from workbench.engine.forward import packed_logits, run
@@ -23,6 +24,7 @@ PACK = 8192  # most tokens that are packed in one forward pass (a longer block g
 Write = Callable[[int, Tensor, Tensor], None]  # (layer, keys [H, N, D], values [H, N, D]) of all blocks
 
 
+@annotations.checked
 def encode(model: PreTrainedModel, block: Block, after: Sequence[Block] = ()) -> KV:
     """Compute the KV of one block on its own, or of a block that may look back at the blocks `after` which it stands.
 
@@ -31,9 +33,9 @@ def encode(model: PreTrainedModel, block: Block, after: Sequence[Block] = ()) ->
     return encode_many(model, [block], [after])[0]
 
 
+@annotations.checked
 def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence[Sequence[Block]] = ()) -> list[KV]:
     """Compute the KV of every block apart, packed into few forward passes; block i may look back at `after[i]`."""
-    check_blocks(blocks)
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Block, Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
+from workbench.core.utils import annotations
 from workbench.engine.assembly import assemble
 from workbench.engine.forward import PrefillRequest
 from workbench.models.spec import spec_for
@@ -61,6 +62,7 @@ class Revision:
         return self.tokens("encoded") + len(self.prompt.question)
 
 
+@annotations.checked
 def revise(
     model: PreTrainedModel, prompt: Prompt, store: Store, before: Prompt | None = None, reserve: int = 0
 ) -> Revision:

@@ -54,6 +54,7 @@ class Loaded(NamedTuple):
         return self._replace(layout=_chosen(layout, self.tokenizer))
 
 
+@torch.inference_mode(False)
 def load(
     name_or_path: str | Path,
     device: str = "cpu",

@@ -5,9 +5,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Block, check_blocks
+from workbench.core.blocks import Block
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
+from workbench.core.utils import annotations
 from workbench.engine.encoding import encode_many
 from workbench.models.spec import attach
 from workbench.store.keys import fingerprint, key_of
@@ -31,6 +32,7 @@ def checked(store: Any) -> Store:
     return store
 
 
+@annotations.checked
 def fetch(
     model: PreTrainedModel, blocks: Sequence[Block], store: Store, after: Sequence[Sequence[Block]] = ()
 ) -> list[KV]:
@@ -38,7 +40,6 @@ def fetch(
 
     `after[i]` are the blocks that block i looks back at. A block that is asked for twice is encoded once.
     """
-    check_blocks(blocks)
     checked(store)
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.core.utils.annotations import check
+from workbench.core.utils import annotations
 from workbench.core.utils.files import remove_leftovers, write_atomically, writing
 from workbench.store.files import block_file, manifest, quarantine
 from workbench.store.files.block_file import SUFFIX, Contents, Unusable
@@ -67,7 +67,7 @@ class FolderStore(quarantine.Repairing):
     ):
         if verify not in ("always", "once"):
             raise BadInput(f"verify is {verify!r}: allowed are always, once")
-        check("folder", folder, str | Path)
+        annotations.check("folder", folder, str | Path)
         self.folder, self.durable, self.verify = Path(folder), durable, verify
         self.mapped, self.pinned = mapped, pinned
         self.kind = manifest.opened(self.folder, kind, new, durable)
@@ -82,6 +82,7 @@ class FolderStore(quarantine.Repairing):
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             self._register(path)
 
+    @annotations.checked
     def get(self, key: str) -> KV | None:
         """Return the KV under `key`, read from disk, or None."""
         path = self._files.get(key) or self._found(key)
@@ -91,6 +92,7 @@ class FolderStore(quarantine.Repairing):
             self._reasons[self.why(key).reason] += 1
         return kv
 
+    @annotations.checked
     def put(self, key: str, kv: KV) -> None:
         """Keep `kv` under `key`: in a file of its own, or in place of a damaged block, in that one's file."""
         blocks, name = {key: kv}, key

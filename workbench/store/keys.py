@@ -101,7 +101,10 @@ def fingerprint(model: PreTrainedModel) -> str:
     `load_state_dict` count up a tensor's version; writing through `tensor.data` does not, and is not noticed).
     Raises BadInput for a model with hooks: what they do is in no key.
     """
-    weights, beside = _states(model)
+    try:
+        weights, beside = _states(model)
+    except RuntimeError:  # their versions are not counted
+        raise BadInput("the model was loaded under inference mode: load it outside of it, and run it there") from None
     known = _KNOWN.get(model)
     if known is None or known[0] != weights:
         known = _KNOWN[model] = (weights, _digest(model), (), "")

@@ -43,6 +43,7 @@ class MemoryStore:
         self.recent: deque[Miss] = deque(maxlen=RECENT)
         self._hits = self._misses = self._evictions = self._rejected = self._bytes = 0
 
+    @annotations.checked
     def get(self, key: str) -> KV | None:
         """Return the KV under `key` (read-only: `assemble` copies it), or None."""
         with self._lock:
@@ -60,6 +61,7 @@ class MemoryStore:
                 self._miss(key)
             return kv
 
+    @annotations.checked
     def put(self, key: str, kv: KV) -> None:
         """Keep `kv` under `key`: itself where it is read-only memory, else a copy. One over the budget is not kept."""
         if kv.nbytes > self.budget_bytes:

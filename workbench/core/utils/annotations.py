@@ -8,17 +8,34 @@ import collections.abc
 import math
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, wraps
+from inspect import signature
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from workbench.core.errors import BadInput, shown
 
 WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
 EACH = 8  # most processes for every core
+P, R = ParamSpec("P"), TypeVar("R")
 LARGEST = (1 << 31) - 1  # whole number, also below zero: positions and counts of kernels have 32 bits
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a public function refuse arguments that are not what its annotations say, by name and before any work."""
+    names = list(signature(function).parameters)
+
+    @wraps(function)
+    def called(*args: P.args, **given: P.kwargs) -> R:
+        hints = _hints(function)
+        for name, value in (*zip(names, args, strict=False), *given.items()):
+            if name in hints:
+                check(name, value, hints[name])
+        return function(*args, **given)
+
+    return called
 
 
 def check_fields(made: Any) -> None:
@@ -99,7 +116,9 @@ def _elements_fit(value: Any, kind: Any, parts: tuple[Any, ...]) -> bool:
         return len(value) == len(parts) and all(map(fits, value, parts))
     if isinstance(value, Mapping):
         return all(fits(key, parts[0]) and fits(each, parts[1]) for key, each in value.items())
-    return kind not in (list, tuple, collections.abc.Sequence) or all(fits(each, parts[0]) for each in value)
+    if kind not in (list, tuple, collections.abc.Sequence) or {*map(type, value)} == {parts[0]}:
+        return True  # long lists of blocks are looked at in one go
+    return all(fits(each, parts[0]) for each in value)
 
 
 def _members(protocol: Any) -> list[str]:
@@ -111,5 +130,5 @@ def _is_public(name: str) -> bool:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+def _hints(of: Any) -> dict[str, Any]:
+    return get_type_hints(of)

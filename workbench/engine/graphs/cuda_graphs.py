@@ -67,6 +67,7 @@ class Runner:
     why_uncaptured: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
+        annotations.check("graphs", self.graphs, bool | None)
         if self.layers not in (None, *LAYERS):
             raise BadInput(f"layers {self.layers!r}: it is one of {', '.join(LAYERS)}, or None")
         if self.compile:
@@ -108,6 +109,7 @@ class Runner:
         """By which way products of every shape that was looked at are multiplied."""
         return {} if self._fused is None else {s: str(way or TORCH) for s, way in self._fused.products.chosen.items()}
 
+    @annotations.checked
     @torch.no_grad()
     def prefill(
         self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor], wait: Callable[[int], None] | None = None
@@ -120,6 +122,7 @@ class Runner:
         """
         return self._prefill(prompts, tokens, wait=wait)[0]
 
+    @annotations.checked
     @torch.no_grad()
     def prefill_queries(
         self,
@@ -169,6 +172,7 @@ class Runner:
             prompt.written += len(rows)
         return logits, batch
 
+    @annotations.checked
     @torch.no_grad()
     def decode(
         self,

@@ -8,12 +8,24 @@ from collections.abc import Sequence
 from threading import Condition
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
+from workbench.core.utils import annotations
 from workbench.engine.pages.page_tables import Ints
 
 SCRATCH = 0  # the page that rows of a padded batch write to
+
+
+def whole_numbers(name: str, numbers: Sequence[int] | Tensor) -> Ints:
+    """Return whole numbers as int32 [N]; BadInput, by this name, for anything but whole numbers in one row."""
+    annotations.check(name, numbers, Tensor | Sequence[int])
+    found = torch.as_tensor(numbers)
+    odd = found.ndim != 1 or found.is_floating_point() or found.is_complex() or found.dtype is torch.bool
+    if found.is_meta or (found.numel() and odd):
+        raise BadInput(f"{name} is {shown(numbers)}: whole numbers in one row are needed")
+    return found.reshape(-1).cpu().numpy().astype(np.int32)
 
 
 class NoPages(BadInput):
@@ -90,7 +102,7 @@ class PageOwners:
 
     def check(self, pages: Sequence[int] | Tensor, generations: Ints | None = None) -> Ints:
         """Return page numbers that are held, in these generations. BadInput for others."""
-        numbers = np.asarray(pages, dtype=np.int64).reshape(-1)
+        numbers = whole_numbers("pages", pages).astype(np.int64)
         if ((numbers <= SCRATCH) | (numbers >= self.pages)).any():
             odd = next(int(n) for n in numbers if not SCRATCH < n < self.pages)
             what = "page 0 is scratch, which nobody holds" if odd == SCRATCH else f"page {odd} is not of this pool"

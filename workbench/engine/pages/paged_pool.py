@@ -20,7 +20,7 @@ from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.core.utils import annotations
 from workbench.engine.assembly import Positions, check_positions
-from workbench.engine.pages.page_allocator import NoPages, PageOwners, Taken
+from workbench.engine.pages.page_allocator import NoPages, PageOwners, Taken, whole_numbers
 from workbench.engine.pages.page_storage import PageStorage
 from workbench.engine.pages.page_tables import ContextTable, Ints, context_of, joined_pages, table_of
 from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
@@ -44,10 +44,12 @@ class Pool(PageStorage):
         """Pages that are not taken."""
         return self.owners.free
 
+    @annotations.checked
     def take(self, tokens: int, wait: float = 0.0) -> Taken:
         """Take pages for so many tokens, and wait so many seconds for them. Raises NoPages where they do not come."""
         return self.owners.take(-(-tokens // self.size), f"{tokens} tokens: it", wait)
 
+    @annotations.checked
     def give(self, pages: Sequence[int] | Tensor | Cached) -> None:
         """Give pages back that are no longer read: what `take` returned, or those of a block.
 
@@ -117,6 +119,7 @@ class Pool(PageStorage):
         pages = self.take(length) if pages is None else pages
         return Cached(torch.tensor(pages), length, start, self, pages.generations)
 
+    @annotations.checked
     def encode(
         self, model: PreTrainedModel, blocks: Sequence[Block], cached: Sequence[Cached] | None = None
     ) -> list[Cached]:
@@ -152,6 +155,7 @@ class Pool(PageStorage):
         """Copy a run of tokens into pages, wherever it was encoded and whatever it saw."""
         return self.put_many([kv])[0]
 
+    @annotations.checked
     def put_many(self, kvs: Sequence[KV]) -> list[Cached]:
         """Copy runs of tokens into pages, one copy a layer for all of them."""
         for kv in kvs:
@@ -180,7 +184,7 @@ class Pool(PageStorage):
         """
         annotations.check("context", context, Sequence[object])
         annotations.check("reserve", reserve, int)
-        chosen = _whole_numbers(recompute)
+        chosen = np.zeros(0, np.int32) if recompute is None else whole_numbers("recompute", recompute)
         if reserve < 1 or not context:
             raise BadInput(
                 f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"
@@ -236,6 +240,7 @@ class Pool(PageStorage):
         own: Ints = (mine[:, None] * np.int32(self.size) + offsets).ravel()[: len(places)]
         return PagedPrompt(table.length, pages, own, places, owned, self, tuple(context), checked=given)
 
+    @annotations.checked
     def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:
         """Copy a prompt's context into one contiguous KV, as `PageStorage.gather`. BadInput for blocks given back."""
         for block in context:
@@ -246,20 +251,6 @@ class Pool(PageStorage):
         needed = sum(-(-n // self.size) for n in lengths)
         if needed > self.free:
             raise NoPages(needed, self.free, f"the context of {len(lengths)} blocks")
-
-
-def _whole_numbers(recompute: Tensor | Sequence[int] | None) -> Ints:
-    """Return positions as int32 [R]; BadInput for anything but whole numbers in one row."""
-    if recompute is None:
-        return np.zeros(0, np.int32)
-    annotations.check("recompute", recompute, Tensor | Sequence[int])
-    rows = torch.as_tensor(recompute)
-    if rows.numel() and (rows.ndim != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype is torch.bool):
-        raise BadInput(
-            f"recompute is {shown(recompute)}: whole numbers in one row, positions of context tokens, are needed"
-        )
-    numbers: Ints = rows.reshape(-1).cpu().numpy().astype(np.int32)
-    return numbers
 
 
 def _check_recompute(rows: Ints, length: int) -> None:
