@@ -256,7 +256,7 @@ def test_an_answer_ends_at_a_special_token_that_is_no_end_of_text(instruct):
 
 ENDLESS = {
     "characters at once": "{{ 'a' * 10000000000 }}",
-    "characters by doubling": "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+    "doubling": "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
     "padding": "{{ '%10000000000d' | format(1) }}",
     "loops that write": "{% for i in range(99999) %}{% for j in range(99999) %}a{% endfor %}{% endfor %}",
     "loops that write nothing": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",

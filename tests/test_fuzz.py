@@ -1,6 +1,7 @@
 """Command lines and calls drawn at random end in an answer or in one sentence; weekly for ten minutes."""
 
 import pytest
+
 from tests.stress import fuzz
 
 

@@ -19,7 +19,8 @@ from workbench.core.errors import BadInput, shown
 
 WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
 EACH = 8  # most processes for every core
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 LARGEST = (1 << 31) - 1  # whole number, also below zero: positions and counts of kernels have 32 bits
 
 
