@@ -27,12 +27,13 @@ def runner(model):
 
 @pytest.mark.parametrize("layers", ["last", "all", (0, -1)])
 @pytest.mark.parametrize("last", [None, 1, 3])
-def test_scores_over_pages_are_those_over_an_assembled_cache(model, runner, layers, last):
+@pytest.mark.parametrize("over", ["block", "documents", "context"])
+def test_scores_over_pages_are_those_over_an_assembled_cache(model, runner, layers, last, over):
     kv = assemble(model, PROMPT, encode_many(model, PROMPT.context))
-    (wanted,) = attention_maps.from_question(model, [PROMPT], [kv], layers, last)
+    (wanted,) = attention_maps.from_question(model, [PROMPT], [kv], layers, last, over)
     cached = runner.pool.encode(model, PROMPT.context)
     free, question = runner.pool.free, PROMPT.tokens[PROMPT.question]
-    found = paged_question.from_question(runner, cached, question, layers, last)
+    found = paged_question.from_question(runner, cached, question, layers, last, over=over)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
     assert runner.pool.free == free, "the question's pages are given back"
 

@@ -1,5 +1,6 @@
 """Selectors: the contract that every file of workbench/select is held to, and how scores become rows."""
 
+from functools import cache
 from threading import Thread
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.by_hand import forward
-from tests.random_models import FAMILIES, model_of, prompt_of
+from tests.random_models import FAMILIES, Letters, model_of, prompt_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
@@ -16,10 +17,16 @@ from workbench.engine.assembly import assemble, empty
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.methods import select
+from workbench.methods.generation import answer
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.sampling import SamplingParams
 from workbench.methods.select import budget, choose, documents
 from workbench.store import MemoryStore, fetch
 
 SIZES = (4, 9, 7, 12, 5)  # system, three passages, question
+FIRST = SamplingParams(max_new_tokens=1)
 OPTIONS = [
     *select.names(),
     "first_k(k=3)",
@@ -96,6 +103,24 @@ def test_a_prompt_without_passages_has_nothing_to_choose(model, spec):
     prompt = prompt_of(6, 4)
     rows = select.named(spec).rows(model, [prompt], [stitched(model, prompt)], ratio=0.5)[0]
     assert rows.tolist() == (list(range(6)) if spec == "all" else [])
+
+
+@pytest.fixture(scope="module", params=["contiguous", "paged"])
+def logits(model, request):
+    """Logits behind a prompt by a method, on both engines, over blocks that are encoded once."""
+    prompts, store = [prompt_of(*SIZES)], MemoryStore(1 << 30)
+    return cache(lambda method: answer(model, Letters(), prompts, method, store, FIRST, request.param).logits[0])
+
+
+@pytest.mark.parametrize("spec", select.names())
+def test_all_tokens_are_full_attention_and_none_is_reuse(logits, spec):
+    chosen = select.named(spec)
+    if spec not in ("none", "cache_craft"):  # which have a number of their own
+        whole = logits(Reuse(prepare=AfterSystem(), select=chosen, ratio=1.0))
+        torch.testing.assert_close(whole, logits(Full()), atol=1e-3, rtol=1e-3)
+    if spec != "all":
+        nothing = logits(Reuse(prepare=AfterSystem(), select=chosen, ratio=0.0))
+        torch.testing.assert_close(nothing, logits(Reuse(prepare=AfterSystem())), atol=1e-4, rtol=1e-4)
 
 
 def test_a_cache_of_another_prompt_is_refused(model):

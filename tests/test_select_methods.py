@@ -77,6 +77,27 @@ def test_query_guided_over_the_prompt_weighs_as_the_model_does(model, kv):
     close(scores("query_guided(softmax=prompt)", model, kv), attention.softmax(-1).sum((0, 1)))
 
 
+@pytest.mark.parametrize(
+    ("spec", "layers", "first"),
+    [("prophet_kv", range(3), 0), ("a3", [0], SIZES[0]), ("query_guided(softmax=documents)", [2], SIZES[0])],
+)
+def test_blocks_compete_where_the_softmax_runs_over_all_of_them(model, kv, spec, layers, first):
+    """ProphetKV: all layers, over all context keys. A³: layer 0, over the tokens of all passages."""
+    attention = forward(model, PROMPT.tokens, kv, PROMPT.question).attention
+    expected = torch.zeros(END)
+    for layer in layers:
+        expected[first:] += attention[layer][:, :, first:END].softmax(-1).sum((0, 1))
+    close(scores(spec, model, kv), expected)
+
+
+def test_a3_reads_what_full_attention_has_in_the_layer_that_it_asks(model, kv, full):
+    """Its released code computes layer 0 of every token to know it: the scores are the same without."""
+    attention = full.attention[0][:, PROMPT.question, SIZES[0] : END].softmax(-1).sum((0, 1))
+    torch.testing.assert_close(scores("a3", model, kv)[OPEN], attention, atol=1e-4, rtol=1e-3)
+    (done,) = select.named("a3").passes(model, PROMPT)
+    assert (list(done.rows), done.num_layers) == (PROMPT.question.tolist(), 1)
+
+
 @pytest.mark.parametrize("window", [1, 3, 99])
 def test_answer_guided_asks_the_end_of_the_question_in_all_layers(model, kv, window):
     attention = forward(model, PROMPT.tokens, kv, PROMPT.question).attention

@@ -117,8 +117,10 @@ def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers =
 
 
 def check_softmax(over: str) -> None:
-    if over not in ("block", "prompt"):
-        raise BadInput(f"softmax is {over!r}: within each 'block', or over the whole 'prompt'")
+    if over not in ("block", "documents", "context", "prompt"):
+        raise BadInput(
+            f"softmax is {over!r}: within each 'block', over all 'documents', over the 'context' or the whole 'prompt'"
+        )
 
 
 def from_question(
@@ -128,11 +130,13 @@ def from_question(
     layers: Layers,
     last: int | None = None,
     over: str = "block",
+    system: int = 1,
 ) -> list[Tensor]:
     """[T] attention that each context token of a prompt gets from its question, prefilled over the stitched cache.
 
-    Summed over layers, heads and the `last` question tokens (None: all). Softmax within each "block" apart or over the
-    whole "prompt". Writes the question rows of `kvs`.
+    Summed over layers, heads and the `last` question tokens (None: all). Softmax within each "block" apart, over the
+    "documents" (the context without its first `system` blocks), the "context" or the whole "prompt". Writes the
+    question rows of `kvs`.
     """
     chosen = layers_of(model, layers)
     plans = [Plan(prompt.question, return_queries=tuple(chosen), num_layers=chosen[-1] + 1) for prompt in prompts]
@@ -140,11 +144,14 @@ def from_question(
     found = []
     for request, prompt, output in zip(requests, prompts, prefill_many(model, requests), strict=True):
         lengths, first = [len(block) for block in prompt.blocks], -(last or len(prompt.question))
+        begin = prompt.starts[min(system, len(prompt.context))] if over == "documents" else 0
+        here = slice(begin, prompt.starts[-1] if over in ("documents", "context") else None)
         total = torch.zeros(len(prompt), device=model.device)
         for layer in chosen:
             queries, rows = output.queries[layer][:, first:], prompt.question[first:]
             for _, scores in logits(model, layer, queries, request.kv.keys[layer][:, : len(prompt)], rows):
-                total += (softmax(scores) if over == "prompt" else within_blocks(scores, lengths)).sum((0, 1))
+                weights = within_blocks(scores, lengths) if over == "block" else softmax(scores[..., here])
+                total[here] += weights.sum((0, 1))
         found.append(total[: prompt.starts[-1]])
     return found
 

@@ -37,6 +37,8 @@ METHODS = {
     "cacheblend": Published("CacheBlend", "arXiv:2405.16444", _after_system(select="kv_deviation", ratio=0.15)),
     "cache-craft": Published("Cache-Craft", "arXiv:2502.15734", _after_system(select="cache_craft", ratio=None)),
     "epic": Published("EPIC", "arXiv:2410.15332", _block(select="first_k", ratio=0.15)),
+    "prophetkv": Published("ProphetKV", "arXiv:2602.02579", _block(select="prophet_kv", ratio=0.2)),
+    "a3": Published("A³", "arXiv:2511.17560", _block(select="a3", ratio=0.15)),
     "fusionrag": Published(
         "FusionRAG",
         "Wang et al., From Prefix Cache to Fusion RAG Cache, section 3",

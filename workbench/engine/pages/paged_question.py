@@ -61,12 +61,14 @@ def from_question(
     layers: Layers = "last",
     last: int | None = None,
     wait: Callable[[int], None] | None = None,
+    over: str = "block",
+    system: int = 1,
 ) -> Tensor:
-    """[T] fp32: attention that each context token gets from the question, softmax within each block apart.
+    """[T] fp32: attention that each context token gets from the question.
 
     `context`: the blocks in reading order; `question` [R]: token ids. Summed over `layers`, heads and the `last`
-    question tokens (None: all). The pool is left as it was; it needs room for the question. `wait` is that of
-    `Runner.prefill`.
+    question tokens (None: all). Softmax within each "block" apart, over the "documents" or the "context". The pool is
+    left as it was; it needs room for the question. `wait` is that of `Runner.prefill`.
     """
     pool, chosen = runner.pool, tuple(layers_of(runner.model, layers))
     prompt = pool.open(context, len(question))
@@ -79,16 +81,24 @@ def from_question(
     for layer in chosen:
         own = getattr(runner.model.get_decoder().layers[layer].self_attn, "scaling", None)
         asked = queries[layer][0, :, -(last or len(question)) :]
-        total += within_blocks(asked, places.keys(pool, layer), places.beyond, own)
+        keys = places.keys(pool, layer)
+        total += weights(asked, keys, places.beyond, own, over, system if over == "documents" else 0)
     return total[~places.beyond]
 
 
-def within_blocks(queries: Tensor, keys: Tensor, beyond: Tensor, scale: float | None = None) -> Tensor:
-    """[B, W] fp32: softmax of queries [Hq, R, D] over each of B padded blocks of keys [H, B · W, D], summed."""
+def weights(
+    queries: Tensor, keys: Tensor, beyond: Tensor, scale: float | None = None, over: str = "block", skip: int = 0
+) -> Tensor:
+    """[B, W] fp32: softmax of queries [Hq, R, D] over B padded blocks of keys [H, B · W, D], summed.
+
+    Over each "block" apart, else over all blocks but the first `skip`.
+    """
+    beyond = beyond | (torch.arange(len(beyond), device=beyond.device) < skip)[:, None]
     grouped = queries.float().unflatten(0, (len(keys), -1)).flatten(1, 2) * (scale or queries.shape[-1] ** -0.5)
     wide, total = keys.float().mT, torch.zeros(beyond.shape, device=keys.device)
     step = max(1, attention_maps.ELEMENTS // (len(keys) * wide.shape[-1]))
     for part in grouped.split(step, 1):
         logits = (part @ wide).unflatten(-1, beyond.shape).masked_fill_(beyond, -torch.inf)
-        total += logits.softmax(-1).sum((0, 1))
+        apart = logits if over == "block" else logits.flatten(-2)
+        total += attention_maps.softmax(apart).sum((0, 1)).view_as(total)
     return total

@@ -20,9 +20,7 @@ from workbench.methods import ReadyRequest, finish
 from workbench.methods.engines import why_not_captured
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.paged.request import PageRequest
-from workbench.methods.select import Select, choose, without_system
-from workbench.methods.select.answer_guided import AnswerGuided
-from workbench.methods.select.query_guided import QueryGuided
+from workbench.methods.select import QuestionGuided, Select, choose, without_system
 from workbench.store import Store
 
 NOTHING = KV([], [])  # of a request whose keys and values lie in pages
@@ -111,12 +109,13 @@ def rows_over_pages(
     """
     select, pool = method.select, runner.pool
     assert select is not None
-    if isinstance(select, QueryGuided | AnswerGuided) and select.softmax == "block" and method.positions != "naive":
+    if isinstance(select, QuestionGuided) and select.softmax != "prompt" and method.positions != "naive":
         scores = []
         for prompt, context in zip(prompts, contexts, strict=True):
             question = prompt.tokens[prompt.question]
             room(-(-len(question) // pool.size))
-            scores.append(from_question(runner, context, question, select.layers, select.last, wait).cpu())
+            asked = (select.layers, select.last, wait, select.softmax, select.system)
+            scores.append(from_question(runner, context, question, *asked).cpu())
     elif type(select).scores is Select.scores:
         scores = [select.score(prompt) for prompt in prompts]
     else:

@@ -17,24 +17,36 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
-from workbench.engine.attention_maps import check_layers, check_softmax
+from workbench.engine.attention_maps import Layers, check_layers, check_softmax, from_question, question_pass
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry
 from workbench.methods.registry import ruled, whole
 from workbench.models.spec import spec_for
 
-__all__ = ["KV", "Pass", "Prompt", "Select", "check_budget", "choose", "named", "names", "ruled", "whole"]
+__all__ = [
+    "KV",
+    "Pass",
+    "Prompt",
+    "QuestionGuided",
+    "Select",
+    "check_budget",
+    "choose",
+    "named",
+    "names",
+    "ruled",
+    "whole",
+]
 PARTS = ("kv", "k", "v")
 
 
-def layers(default: str, *words: str) -> Any:
+def layers(default: str | tuple[int, ...], *words: str) -> Any:
     """Declare the option of layers: one of `words`, or layer numbers."""
     return registry.option(default, lambda _, value: check_layers(value, words))
 
 
-def softmax() -> Any:
+def softmax(default: str = "block") -> Any:
     """Declare the option of what a softmax runs over."""
-    return registry.option("block", lambda _, value: check_softmax(value))
+    return registry.option(default, lambda _, value: check_softmax(value))
 
 
 def part() -> Any:
@@ -99,6 +111,32 @@ class Select:
         check_budget(ratio, tokens)
         scores = self.many(model, prompts, kvs)
         return [choose(score, p, ratio, tokens, self.system) for score, p in zip(scores, prompts, strict=True)]
+
+
+class QuestionGuided(Select):
+    """Scores tokens by the attention that they get from the question, prefilled over the stitched cache.
+
+    A subclass says in which `layers`, from which question tokens (the `last` so many; None: all), and what a `softmax`
+    runs over.
+    """
+
+    last: int | None = None
+
+    @property
+    def layers(self) -> Layers:
+        """Return "all", "last" or layer numbers."""
+        raise NotImplementedError
+
+    @property
+    def softmax(self) -> str:
+        """Return "block", "documents", "context" or "prompt"."""
+        raise NotImplementedError
+
+    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        return from_question(model, prompts, kvs, self.layers, self.last, self.softmax, self.system)
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        return (question_pass(model, prompt, self.layers),)
 
 
 def names() -> list[str]:

@@ -1,17 +1,12 @@
 """Tokens that the answer is about to be read from: question-guided, asked of the token that gives the answer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from workbench.engine.attention_maps import from_question, question_pass
-from workbench.methods.select import KV, Pass, Prompt, Select, layers, softmax, whole
+from workbench.methods.select import QuestionGuided, layers, softmax, whole
 
 
 @dataclass(frozen=True)
-class AnswerGuided(Select):
+class AnswerGuided(QuestionGuided):
     r"""Attention of the prompt's last `window` tokens, over all layers; costs what FusionRAG's selector costs.
 
     FusionRAG (section 3.2) sums over all question tokens at the last layer. But most question tokens look nothing up,
@@ -33,9 +28,3 @@ class AnswerGuided(Select):
     def last(self) -> int:
         """How many tokens at the question's end are asked."""
         return self.window
-
-    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        return from_question(model, prompts, kvs, self.layers, self.last, self.softmax)
-
-    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (question_pass(model, prompt, self.layers),)

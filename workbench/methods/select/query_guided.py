@@ -1,23 +1,18 @@
 """Tokens that the question attends to (FusionRAG, section 3.2)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from workbench.engine.attention_maps import from_question, question_pass
-from workbench.methods.select import KV, Pass, Prompt, Select, layers, ruled, softmax
+from workbench.methods.select import QuestionGuided, layers, ruled, softmax
 
 
 @dataclass(frozen=True)
-class QueryGuided(Select):
+class QueryGuided(QuestionGuided):
     r"""The question is prefilled over the stitched cache; a token's score is the attention it gets from the question.
 
     layers   "last" (the paper; of a model with sliding windows the last layer without one), "all", or layer numbers
     tokens   of the question: "all" (the paper), or "last", the one that gives the first token of the answer
-    softmax  within each "block" apart, so that no block competes with another (the paper), or over the whole "prompt",
-             as the model itself weighs
+    softmax  within each "block" apart, so that no block competes with another (the paper), over all "documents", over
+             the "context", system prompt included, or over the whole "prompt", as the model itself weighs
 
     Summed over question tokens, heads and layers.
 
@@ -35,9 +30,3 @@ class QueryGuided(Select):
     def last(self) -> int | None:
         """How many tokens at the question's end are asked; None: all."""
         return 1 if self.tokens == "last" else None
-
-    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        return from_question(model, prompts, kvs, self.layers, self.last, self.softmax)
-
-    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (question_pass(model, prompt, self.layers),)

@@ -23,8 +23,7 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.paged.begin import rows_over_pages
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.request_report import receipts_of, timed
-from workbench.methods.select import budget
-from workbench.methods.select.query_guided import QueryGuided
+from workbench.methods.select import QuestionGuided, budget
 from workbench.methods.serving.page_loads import PageLoads
 from workbench.methods.serving.tickets import Arrived, Ticket, Wait
 from workbench.store.tiering.pages import PageTier
@@ -228,7 +227,7 @@ class PagedEngine:
         asked = len(prompt.question)
         chosen = 0
         if select is not None:
-            bounded = isinstance(select, QueryGuided) and self.method.ratio is not None
+            bounded = isinstance(select, QuestionGuided) and self.method.ratio is not None
             chosen = budget(prompt, self.method.ratio or 0.0, select.system) if bounded else prompt.starts[-1]
         tokens = asked + ticket.max_new_tokens + chosen
         return -(-tokens // self.pool.size)
