@@ -11,7 +11,8 @@ import pytest
 FOLDERS = "core kernels data models engine store methods metrics results experiments training plots app".split()
 MOST = 15  # modules in a folder
 STRANGERS = {"training", "plots"}  # neither imports the other
-POLICIES = ["methods/modes", "methods/prepare", "methods/select", "methods/sparse", "models/families"]
+POLICIES = [f"methods/{name}" for name in ("modes", "prepare", "select", "correct", "attend", "sparse")]
+POLICIES += ["models/families"]
 
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "workbench"

@@ -15,6 +15,8 @@ from workbench.core.utils import annotations, html_views
 Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Site"], Tiles]
 # (queries [Hq, R, D], keys [H, T, D], values [H, T, D], rows [R], sees, tiles or None, scale) -> [Hq, R, D]
 Backend = Callable[..., torch.Tensor]
+# (layer, keys [H, T, D], values [H, T, D] of the whole cache, those of the rows fresh), changed in place
+Adjust = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Plan:
     backend         carries out the attention in place of torch's `scaled_dot_product_attention`
     return_queries  layers whose queries are returned
     num_layers      stop after this many layers: their KV is written, there are no logits
+    adjust          changes the cache of a layer once the rows' keys and values are in it, before they attend
     """
 
     rows: torch.Tensor
@@ -44,6 +47,7 @@ class Plan:
     backend: Backend | None = None
     return_queries: tuple[int, ...] = ()
     num_layers: int | None = None
+    adjust: Adjust | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -57,7 +61,7 @@ class Plan:
         if rows[0] < 0 or (len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all())):
             raise BadInput("rows must be positions in strictly rising order, from 0: sort and deduplicate them")
         object.__setattr__(self, "rows", rows.long())
-        for name in ("sees", "sparse", "backend"):
+        for name in ("sees", "sparse", "backend", "adjust"):
             if not callable(value := getattr(self, name)) and (value is not None or name == "sees"):
                 raise BadInput(f"{name} is {shown(value)}: a function is needed")
         for name, annotation in (("return_queries", Sequence[int]), ("num_layers", int | None)):
@@ -68,7 +72,8 @@ class Plan:
     def _repr_html_(self) -> str:
         """Show which rows are computed and how in a notebook."""
         rows = [("rows", f"{len(self.rows):,}: {html_views.ranges(self.rows)}"), ("sees", _called(self.sees))]
-        rows += [(name, _called(value)) for name in ("sparse", "backend") if (value := getattr(self, name)) is not None]
+        for name in ("sparse", "backend", "adjust"):
+            rows += [(name, _called(value))] if (value := getattr(self, name)) is not None else []
         rows += [("queries of layers", ", ".join(map(str, self.return_queries)))] if self.return_queries else []
         rows += [("layers", f"the first {self.num_layers}")] if self.num_layers is not None else []
         return html_views.table("Plan", rows)

@@ -1,7 +1,7 @@
 """Assemble a prompt from cached blocks: their keys re-encoded for where they stand now, its question unwritten."""
 
 from collections.abc import Callable, Sequence, Set
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from workbench.core.utils import annotations
 from workbench.engine.attention_backends.choice import on_gpu, rerotate
 from workbench.models.spec import ModelSpec, attach, spec_for
 
-Positions = Literal["re-encoded", "naive"]
+Positions = Literal["re-encoded", "naive", "shared"]
 
 
 def empty(model: PreTrainedModel, length: int, reserve: int = 0) -> KV:
@@ -30,19 +30,19 @@ def assemble(
     """Join the KV of a prompt's context blocks; its question is unwritten. Capacity for `reserve` more tokens.
 
     positions  "re-encoded": keys are rerotated, once and in fp32 from the cached copy, to where their block stands now;
-               "naive": keys stay as cached, so every block believes to stand where it was encoded (PromptCache).
+               "naive": keys stay as cached, so every block believes to stand where it was encoded (PromptCache);
+               "shared": as cached beside one another, the longest directly before the question (APE, TurboRAG).
     """
     check_positions(positions)
     spec = spec_for(model, [prompt.tokens])
     _check_cached(spec, prompt, cached)
     blocks = [block.to(spec.device) for block in cached]
-    shifts = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
+    shifts = shifts_of([(block.start, len(block)) for block in cached], positions)
     capacity = len(prompt) + reserve
-    moved = shifts if positions == "re-encoded" else torch.zeros_like(shifts)
-    if (whole := _together(spec, blocks, moved, capacity)) is not None:
+    if (whole := _together(spec, blocks, shifts, capacity)) is not None:
         return KV.within(*whole, len(prompt))
     values = [_joined([block.values[layer] for block in blocks], capacity, spec.dtype) for layer in range(spec.layers)]
-    if positions == "re-encoded" and bool(shifts.any()):
+    if bool(shifts.any()):
         keys = _rerotated(spec, blocks, shifts, capacity)
     else:
         keys = [_joined([block.keys[layer] for block in blocks], capacity, spec.dtype) for layer in range(spec.layers)]
@@ -61,9 +61,9 @@ def assembly_of(
     spec = spec_for(model, [prompt.tokens])
     _check_cached(spec, prompt, cached)
     kv, end = spec.empty(len(prompt), reserve), prompt.starts[-1]
-    shifts = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
+    shifts = shifts_of([(block.start, len(block)) for block in cached], positions)
     lengths = torch.tensor([len(block) for block in cached])
-    turned = positions == "re-encoded" and bool(shifts.any())
+    turned = bool(shifts.any())
     tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def place(layer: int) -> None:
@@ -84,9 +84,18 @@ def assembly_of(
 
 
 def check_positions(positions: str) -> None:
-    """BadInput for anything but "re-encoded" and "naive"."""
-    if positions not in ("re-encoded", "naive"):
-        raise BadInput(f"positions {positions!r}: it is 're-encoded' or 'naive'")
+    """BadInput for anything but "re-encoded", "naive" and "shared"."""
+    if positions not in get_args(Positions):
+        raise BadInput(f"positions {positions!r}: it is 're-encoded', 'naive' or 'shared'")
+
+
+def shifts_of(blocks: Sequence[tuple[int, int]], positions: Positions) -> Tensor:
+    """Return by how many positions the keys of every block move [B]; `blocks`: where each was encoded, its length."""
+    starts, lengths = torch.tensor(blocks, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    if positions == "re-encoded":
+        return lengths.cumsum(0) - lengths - starts
+    nearer = int(lengths.sum() - (starts + lengths).amax()) if positions == "shared" and len(blocks) else 0
+    return torch.full_like(starts, nearer)
 
 
 def _joined(parts: list[Tensor], capacity: int, dtype: torch.dtype) -> Tensor:

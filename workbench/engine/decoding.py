@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal
-from workbench.core.plan import Plan
+from workbench.core.plan import Backend, Plan
 from workbench.core.utils import annotations
 from workbench.engine.forward import run
 from workbench.models.spec import spec_for
@@ -32,6 +32,7 @@ def decode(
     stop: str | Sequence[str] = (),
     tokenizer: Any = None,
     sees: Sees | Sequence[Sees] = causal,
+    backends: Sequence[Backend | None] = (),
 ) -> Iterator[Tokens]:
     """Stream the answers of a batch: one list of token ids per step, None for a request that has ended.
 
@@ -42,6 +43,7 @@ def decode(
                  batch, or one number per request
     stop         strings that end a request, also where they span tokens; what completes one is streamed
     sees         mask rule of the generated rows, one or one per request
+    backends     of their attention, one per request (`Plan.backend`); none: chosen
 
     A request ends at the end-of-text token or a special token that is a stop string (not streamed), at any other stop
     string, at the model's context or after `max_new_tokens`. BadInput where the parts do not fit, when called and
@@ -75,8 +77,8 @@ def decode(
     context = spec.context
     check_length(max_new_tokens, context)
     requests = [
-        DecodeRequest(kv, rule, torch.Generator().manual_seed(number))
-        for kv, rule, number in zip(kvs, rules, seeds, strict=True)
+        DecodeRequest(kv, rule, torch.Generator().manual_seed(number), backend=backend)
+        for kv, rule, number, backend in zip(kvs, rules, seeds, backends or [None] * len(kvs), strict=True)
     ]
     choose = TokenChoice(temperature, top_p)
     watch = StopStrings(stops, tokenizer)
@@ -125,6 +127,7 @@ class DecodeRequest:
     random: torch.Generator
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
+    backend: Backend | None = None
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ def forward_step(model: PreTrainedModel, requests: list[DecodeRequest], reserve:
         if len(request.tokens) == 1:
             request.kv.reserve(reserve)
         request.kv.grow(1)
-        plan = Plan(torch.tensor([len(request.kv) - 1]), request.sees)
+        plan = Plan(torch.tensor([len(request.kv) - 1]), request.sees, backend=request.backend)
         parts.append((torch.tensor(request.tokens[-1:]), plan, request.kv))
     return [step.logits for step in run(model, parts) if step.logits is not None]
 

@@ -10,6 +10,8 @@ from workbench.core.plan import Plan
 from workbench.data.retrieval_corpus import Corpus
 from workbench.engine.chunked import check_chunk
 from workbench.methods import Method, modes, registry
+from workbench.methods import attend as rules
+from workbench.methods import correct as corrections
 from workbench.methods import prepare as preparations
 from workbench.methods import select as selectors
 from workbench.methods import sparse as sparse_methods
@@ -37,7 +39,7 @@ class MethodConfig(MethodFields):
             raise BadInput(f"charged {self.charged} sets the ratio of a selector: select is none")
         registry.found(preparations.__name__, self.prepare, ("corpus",))
         reuse = Reuse(positions_named(self.positions), select=self._select(), ratio=self.ratio)
-        self._sparse(reuse)
+        self._sparse(replace(reuse, **self._changes()))
         if self.mode != "block":
             self.method()
         if self.chunk is not None:
@@ -46,6 +48,11 @@ class MethodConfig(MethodFields):
     def _select(self) -> selectors.Select | None:
         return None if self.select == "none" else selectors.named(self.select)
 
+    def _changes(self) -> dict[str, Any]:
+        """Return what changes the cache and what rows attend to."""
+        named = {"correct": corrections.named, "attend": rules.named}
+        return {name: make(spec) for name, make in named.items() if (spec := getattr(self, name)) != "none"}
+
     def method(self, corpus: Corpus | None = None, system: bool = True) -> Method:
         """Return the method itself; preparations that look for neighbours look in `corpus`.
 
@@ -53,11 +60,12 @@ class MethodConfig(MethodFields):
         """
         if self.mode != "block":
             return self._sparse(registry.made(modes.__name__, self.mode))
-        prepared, chosen = preparations.named(self.prepare, corpus=corpus), self._select()
+        prepared, changes = preparations.named(self.prepare, corpus=corpus), self._changes()
+        changes |= {"select": chosen} if (chosen := self._select()) else {}
         if not system:
             prepared = preparations.with_system(prepared, 0)
-            chosen = replace(chosen, system=0) if chosen else None
-        return self._sparse(Reuse(positions_named(self.positions), prepared, chosen, self.ratio))
+            changes = {name: replace(each, system=0) for name, each in changes.items()}
+        return self._sparse(Reuse(positions_named(self.positions), prepared, ratio=self.ratio, **changes))
 
     def _sparse(self, method: Any) -> Method:
         """Return the method with its key tiles chosen, and in chunks, where that is asked for."""

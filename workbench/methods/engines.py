@@ -28,6 +28,7 @@ from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.engine.pages.paged_pool import Pool
 from workbench.methods import Method, ReadyRequest
+from workbench.methods.registry import spec_of
 from workbench.models.spec import attach
 
 EngineName = Literal["auto", "paged", "contiguous"]
@@ -103,11 +104,15 @@ def why_not_captured(plan: Plan) -> str:
         return f"it stops after {plan.num_layers} layers"
     if plan.sparse is not None:
         return "tiles are chosen while it runs"
+    if plan.adjust is not None:
+        return "its cache is corrected while it runs"
     return "it names its backend" if plan.backend is not None else ""
 
 
 def _why_not_rule(method: Method, prompts: Sequence[Prompt], count: int) -> str:
     """Say why the rows of an answer are not plainly causal under a method's rule; "" if they are."""
+    if getattr(attend := getattr(method, "attend", None), "answer", False):
+        return f"by attend={spec_of(attend)} a token of the answer does not plainly see all that is before it"
     rule = getattr(method, "sees", None)
     if rule is None:
         return ""

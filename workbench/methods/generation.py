@@ -213,7 +213,8 @@ def decode_ready(
 ) -> Iterator[Tokens]:
     """Decode the answers of requests whose last forward pass has run, under the rules of their plans."""
     kvs, rules = [r.request.kv for r in ready], [r.request.plan.sees for r in ready]
-    return decode(model, kvs, logits, tokenizer=tokenizer, sees=rules, **vars(params))
+    backends = [r.request.plan.backend for r in ready]
+    return decode(model, kvs, logits, tokenizer=tokenizer, sees=rules, backends=backends, **vars(params))
 
 
 def method_of(mode: Method | str) -> Method:

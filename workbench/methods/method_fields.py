@@ -21,9 +21,9 @@ def _names(folder: str) -> str:
     return ", ".join(registry.shipped(f"workbench.methods.{folder}"))
 
 
-PREPARATIONS, SELECTORS, SPARSE = map(_names, ("prepare", "select", "sparse"))
+PREPARATIONS, SELECTORS, SPARSE, CORRECTIONS, RULES = map(_names, ("prepare", "select", "sparse", "correct", "attend"))
 MODES = ("full", "block", "superposition")
-REUSE = ("positions", "prepare", "select", "ratio", "charged", "prepared")  # fields that are for mode block
+REUSE = ("positions", "prepare", "select", "ratio", "charged", "correct", "attend", "prepared")  # are for mode block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +31,17 @@ class MethodFields:
     """Which method, and its choices.
 
     Modes and policies stand alone or with options: `superposition(paths=2)`, `query_guided(layers=all)`. Policies are
-    files of `methods.prepare`, `methods.select` and `methods.sparse`. What the folder `prepared` lacks is computed. A
-    `ratio` or `chunk` of None stands for as many tokens as the selector wants, and for all rows at once.
+    files of `methods.prepare`, `select`, `correct`, `attend` and `sparse`. What the folder `prepared` lacks is
+    computed. A `ratio` or `chunk` of None stands for as many tokens as the selector wants, and for all rows at once.
     """
 
     mode: Annotated[
         str, "full: ordinary prefill (default); block: every passage cached apart and reused; superposition"
     ] = "full"
     positions: Annotated[
-        str, "Positions of reused keys: re-encoded for their new place (default), or naive, as cached"
+        str,
+        "Positions of reused keys: re-encoded for their new place (default), naive, as cached, or shared: as cached, "
+        "the longest passage directly before the question",
     ] = "re-encoded"
     prepare: Annotated[
         str,
@@ -56,6 +58,12 @@ class MethodFields:
         float | None,
         "Compute at most this share of a prompt's tokens at request time, selection included, as 0.15: sets the ratio",
     ] = None
+    correct: Annotated[
+        str, f"How cached tokens that are not recomputed are corrected: {CORRECTIONS}. Default: none"
+    ] = "none"
+    attend: Annotated[
+        str, f"What computed rows attend to: {RULES}; as ape(scale=0.8). Default: none, all that is before them"
+    ] = "none"
     prepared: Annotated[str | None, "Take cached passages from this folder of `workbench prepare`"] = None
     sparse: Annotated[
         str,

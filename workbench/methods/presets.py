@@ -4,6 +4,8 @@ The options of a method are what its paper recommends; METHODS says which paper.
 Block-Attention and EPIC cache every chunk by itself (`prepare=independent`).
 Full Reuse and FusionRAG cache chunks behind the system prompt.
 CacheBlend and Cache-Craft stand as FusionRAG's comparison runs them, behind the system prompt.
+MEPIC recomputes the first page of every passage, 16 tokens as in vLLM; PSR is Link0, CacheBlend by keys, and APE.
+TurboRAG is meant for a model that was fine-tuned for its positions.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,6 +41,16 @@ METHODS = {
     "epic": Published("EPIC", "arXiv:2410.15332", _block(select="first_k", ratio=0.15)),
     "prophetkv": Published("ProphetKV", "arXiv:2602.02579", _block(select="prophet_kv", ratio=0.2)),
     "a3": Published("A³", "arXiv:2511.17560", _block(select="a3", ratio=0.15)),
+    "ape": Published("APE", "arXiv:2502.05431", _after_system(positions="shared", attend="ape")),
+    "turborag": Published("TurboRAG, composite positions", "arXiv:2410.07590", _block(positions="shared")),
+    "link0": Published("EPIC, LegoLink-0", "arXiv:2410.15332", _block(prepare="link0")),
+    "mepic": Published("MEPIC", "arXiv:2512.16822", _block(select="first_k(k=16)", ratio=None)),
+    "psr": Published(
+        "PSR", "arXiv:2603.20218", _block(prepare="link0", select="kv_deviation(part=k)", ratio=0.15, attend="ape")
+    ),
+    "relaxkv": Published("RelaxKV", "arXiv:2609.33503", _block(select="prophet_kv", ratio=0.15, attend="relax_kv")),
+    "agentkvshift": Published("AgentKVShift", "arXiv:2607.21604", _block(correct="agent_kv_shift", ratio=0.1)),
+    "kvcomm": Published("KVCOMM", "arXiv:2510.12872", _block(correct="kvcomm")),
     "fusionrag": Published(
         "FusionRAG",
         "Wang et al., From Prefix Cache to Fusion RAG Cache, section 3",

@@ -34,6 +34,8 @@ class Origin:
     prepare: str = ""
     select: str = ""
     ratio: float | None = None  # share of the document tokens that is recomputed
+    correct: str = ""
+    attend: str = ""
     sparse: str = ""
     chunk: int | None = None  # tokens of a pass of chunked prefill
     setting: str = ""  # JSON object: coordinates of this experiment that no other column holds
@@ -118,7 +120,7 @@ class Count(Origin):
 
 TABLES: dict[str, type[Origin]] = {"answers": Answer, "timings": Timing, "counts": Count}
 MEASURES = tuple(f.name for f in fields(Answer) if f.type == "float | None" or f.type == float | None)[1:]  # not ratio
-METHOD = ("method", "mode", "positions", "prepare", "select", "ratio", "sparse", "chunk")
+METHOD = ("method", "mode", "positions", "prepare", "select", "ratio", "correct", "attend", "sparse", "chunk")
 # What there is to measure, and the command that does; {model} and {data} are the reader's own.
 EXPERIMENTS = {
     "bench": "workbench bench all --out {out}",  # kernels and whole models beside baselines; ceilings of the GPU

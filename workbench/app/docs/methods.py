@@ -12,10 +12,14 @@ KINDS = {  # folder of `workbench.methods` → heading, what its files are, note
     "modes": ("Modes", "How a prompt gets its keys and values.", "03_reuse"),
     "prepare": ("Preparations", "What a passage saw before its keys and values were cached.", "08_recompute_tradeoff"),
     "select": ("Selectors", "Which cached tokens are recomputed.", "08_recompute_tradeoff"),
+    "correct": ("Corrections", "How cached tokens that are not recomputed are corrected.", "08_recompute_tradeoff"),
+    "attend": ("Attention rules", "What computed rows attend to.", "08_recompute_tradeoff"),
     "sparse": ("Sparse methods", "Which key tiles are attended to.", "10_sparse_quality"),
 }
 MODE_OF = {"full": "full", "reuse": "block", "superposition": "superposition"}
-OPTIONS = {"prepare": "prepare", "select": "select", "sparse": "sparse"}  # of the command line and of `generate`
+OPTIONS = {
+    name: name for name in ("prepare", "select", "correct", "attend", "sparse")
+}  # of the command line and of `generate`
 FITTED = ("seer_attention",)
 GIVEN = {"corpus": None, "trained": None, "profiled": ()}  # options that a spec cannot say
 

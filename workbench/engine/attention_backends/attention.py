@@ -85,7 +85,9 @@ class PlannedRequest:
             self.wait(x.layer)
         self._write(self.kv.keys[x.layer], x.k)
         self._write(self.kv.values[x.layer], x.v)
-        self.kv.derived(x.layer).changed(self._first)
+        if self.plan.adjust is not None:
+            self.plan.adjust(x.layer, self.kv.keys[x.layer], self.kv.values[x.layer])
+        self.kv.derived(x.layer).changed(self._first if self.plan.adjust is None else 0)
         if x.layer in self.plan.return_queries:
             self.queries[x.layer] = x.q
         if x.last:

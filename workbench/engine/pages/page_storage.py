@@ -13,7 +13,7 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, side_by_side
 from workbench.core.utils.annotations import check
-from workbench.engine.assembly import Positions, check_positions
+from workbench.engine.assembly import Positions, check_positions, shifts_of
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
 from workbench.engine.attention_backends.choice import named, rerotate
 from workbench.engine.encoding import index_copy, packed_pass, packs
@@ -108,9 +108,7 @@ class PageStorage:
             raise BadInput("a prompt has at least one block")
         slots = torch.cat([self.slots(block) for block in context]).to(self.device)
         lengths = torch.tensor([len(block) for block in context])
-        shifts = lengths.cumsum(0) - lengths - torch.tensor([block.start for block in context])
-        if positions == "naive":
-            shifts = torch.zeros_like(shifts)
+        shifts = shifts_of([(block.start, len(block)) for block in context], positions)
         distance = shifts.repeat_interleave(lengths).to(self.device)
         length = len(slots)
         kv = self.spec.empty(length + reserve)

@@ -247,8 +247,8 @@ def _mode(name: str) -> Mode:
 
 def _choice(loaded: Loaded, method: Reuse, prompts: Sequence[Prompt], count: int, asked: str) -> EngineChoice:
     choice = choose_engine(loaded.model, method, prompts, count, asked)
-    if asked == "auto" and getattr(method.select, "fresh", False):
-        return EngineChoice("contiguous", "the selector writes to cached rows")
+    if asked == "auto" and not method.plain:
+        return EngineChoice("contiguous", "the method writes to cached rows, or changes what rows attend to")
     return choice
 
 

@@ -89,10 +89,11 @@ class Record(Quality):
         """The method in words: "full", "block", "block, after_system, query_guided at 15%", …"""
         trial = self.trial
         words = [trial["mode"]]
-        words += ["naive positions"] if trial["positions"] == "naive" else []
+        words += [f"{trial['positions']} positions"] if trial["positions"] != "re-encoded" else []
         words += [trial["prepare"]] if trial["prepare"] != "independent" else []
         if trial["select"] != "none":
             words.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
+        words += [trial[name] for name in ("correct", "attend") if trial.get(name, "none") != "none"]
         words += [trial["sparse"]] if trial.get("sparse", "none") != "none" else []
         words += [f"chunks of {trial['chunk']}"] if trial.get("chunk") else []
         return ", ".join(words)

@@ -6,23 +6,25 @@ positions they are reused, and which of their tokens are recomputed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import not_allowed
+from workbench.core.errors import BadInput, not_allowed
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import Positions, assemble
 from workbench.engine.chunked import check_chunk
 from workbench.engine.forward import PrefillRequest
 from workbench.methods import ReadyRequest
+from workbench.methods.attend import Attend
+from workbench.methods.correct import Correct, Correction
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.registry import check_options
-from workbench.methods.select import Select, check_budget
+from workbench.methods.select import Select, check_budget, choose
 from workbench.methods.sparse import Sparse
 from workbench.store import UNLIMITED, MemoryStore, Store
 
@@ -39,14 +41,17 @@ def positions_named(name: str) -> Positions:
 class Reuse:
     r"""Every context block is cached and reused at its new place; the question is always computed.
 
-    positions   of the reused keys: "re-encoded" for where their block stands now (Block-Attention, Full Reuse), or
-                "naive", as cached (PromptCache, arXiv:2311.04934)
+    positions   of the reused keys: "re-encoded" for where their block stands now (Block-Attention, Full Reuse),
+                "naive", as cached (PromptCache, arXiv:2311.04934), or "shared", as cached and with the longest block
+                directly before the question (APE, arXiv:2502.05431; TurboRAG's composite positions, arXiv:2410.07590)
     prepare     what a block saw before it was cached
     select      scores the tokens of cached blocks; the best of them are recomputed, together with the question
     ratio       share of the document tokens to recompute, 0 to 1 (the recomputation ratio of CacheBlend and
                 FusionRAG; the question is not in it); None: as many as the selector wants
     sparse      chooses the key tiles that the computed rows attend to
     chunk       rows of one pass; None: all at once
+    correct     changes the cached keys and values of tokens that are not recomputed
+    attend      what the computed rows attend to; None: to all that is before them
 
     A block that moves by $s$ tokens has its keys rotated once, and the rows $R$ are computed over what is cached:
 
@@ -59,29 +64,68 @@ class Reuse:
     ratio: float | None = 0.15
     sparse: Sparse | None = None
     chunk: int | None = None
+    correct: Correct | None = None
+    attend: Attend | None = None
 
     def __post_init__(self) -> None:
         positions_named(self.positions)
         check_options(self)
         check_budget(self.ratio)
+        if self.positions == "shared" and (self.select or self.correct):
+            raise BadInput("positions 'shared' puts passages at one place: recomputed tokens need 're-encoded' ones")
+        if self.correct and self.chunk:
+            raise BadInput(f"chunk is {self.chunk}: a corrected cache needs all rows in one pass")
+        if self.attend and self.sparse:
+            raise BadInput("attend and sparse both say what rows attend to: choose one of them")
+        if self.attend and self.attend.weighs and not self.select:
+            raise BadInput("attend weighs tokens by the scores of a selector: choose one with select")
+
+    @property
+    def plain(self) -> bool:
+        """Whether cached rows are only read, where they stand, and computed rows attend to all that is before them."""
+        changed = self.correct or self.attend or self.positions == "shared"
+        return not (changed or getattr(self.select, "fresh", False))
 
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:
         cached = self.prepare(model, prompts, MemoryStore(UNLIMITED) if store is None else store)
         kvs = [assemble(model, p, c, self.positions, reserve) for p, c in zip(prompts, cached, strict=True)]
-        rows = [prompt.question for prompt in prompts]
+        chosen, scores = [torch.tensor([], dtype=torch.int64)] * len(prompts), list[torch.Tensor]()
         if self.select:
-            chosen = self.select.rows(model, prompts, kvs, self.ratio)
-            rows = [torch.cat(both) for both in zip(chosen, rows, strict=True)]
-        return [self.start(model, *request) for request in zip(prompts, kvs, rows, strict=True)]
+            scores = self.select.many(model, prompts, kvs)
+            system = self.select.system
+            chosen = [choose(score, p, self.ratio, system=system) for score, p in zip(scores, prompts, strict=True)]
+        fixed = [Correction(rows) for rows in chosen]
+        if self.correct:
+            fixed = self.correct(model, prompts, kvs, chosen if self.select else None, self.ratio)
+        requests = []
+        for number, (prompt, kv, each) in enumerate(zip(prompts, kvs, fixed, strict=True)):
+            rows = torch.cat((each.rows, prompt.question))
+            seen = self.attend.plan(prompt, rows, scores[number] if scores else None) if self.attend else {}
+            requests.append(self.start(model, prompt, kv, rows, each, **seen))
+        return requests
 
-    def start(self, model: PreTrainedModel, prompt: Prompt, kv: KV, rows: torch.Tensor) -> ReadyRequest:
-        """Return the request that computes `rows` over a KV in which the blocks are in place."""
+    def start(
+        self,
+        model: PreTrainedModel,
+        prompt: Prompt,
+        kv: KV,
+        rows: torch.Tensor,
+        corrected: Correction | None = None,
+        **plan: Any,
+    ) -> ReadyRequest:
+        """Return the request that computes `rows` over a KV in which the blocks are in place.
+
+        `corrected`: how its cache was; `plan`: further fields of `Plan`.
+        """
+        fixed = corrected or Correction(rows)
         scoring = self.select.passes(model, prompt) if self.select else ()
-        passes = (*scoring, Pass(rows.tolist(), len(prompt), forward=1))
-        plan = Plan(rows, sparse=self.sparse.ready(model) if self.sparse else None)
+        passes = (*scoring, *fixed.passes, Pass(rows.tolist(), len(prompt), forward=1))
+        tiles = self.sparse.ready(model) if self.sparse else None
+        planned = Plan(rows, sparse=tiles, adjust=fixed.adjust, **plan)
         if self.chunk is not None:
-            check_chunk(plan, self.chunk)
-        request = PrefillRequest(prompt.tokens, plan, kv)
-        return ReadyRequest(request, passes, len(rows), len(prompt) - len(rows), self.chunk)
+            check_chunk(planned, self.chunk)
+        request = PrefillRequest(prompt.tokens, planned, kv)
+        computed = len(rows) + fixed.computed
+        return ReadyRequest(request, passes, computed, len(prompt) - computed, self.chunk)

@@ -26,7 +26,7 @@ def prefill(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest]) ->
     begin = perf_counter()
     watched = WatchedStore(group[0].store)
     method, prompts = group[0].method, [request.prompt for request in group]
-    if type(method) is Reuse and not getattr(method.select, "fresh", False):
+    if type(method) is Reuse and method.plain:
         begin_reused(runner, blocks, group, watched)
     elif method == Full() and max(map(len, prompts)) <= (LARGE if runner.graphs else UNCAPTURED):
         begin_blank(blocks, group)

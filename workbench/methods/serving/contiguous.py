@@ -136,7 +136,8 @@ class ContiguousEngine(OnHost):
         for ticket, row in zip(tickets, logits, strict=True):
             ready = ticket.held.ready
             random = torch.Generator().manual_seed(self.seed)
-            ticket.held.decoding = DecodeRequest(ready.request.kv, ready.request.plan.sees, random)
+            plan = ready.request.plan
+            ticket.held.decoding = DecodeRequest(ready.request.kv, plan.sees, random, backend=plan.backend)
             ended.append(self._take(ticket, row))
         return ended
 
@@ -164,7 +165,7 @@ class ContiguousEngine(OnHost):
 
     def _by_layer(self, ticket: Ticket) -> bool:
         method = self._method
-        if not isinstance(method, Reuse) or method.select or method.sparse:
+        if not isinstance(method, Reuse) or method.select or method.sparse or not method.plain:
             return False
         return method.chunk is None and not ticket.cancelled
 

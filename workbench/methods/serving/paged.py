@@ -51,7 +51,7 @@ class PagedEngine:
     overlaps: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        if self.method.sparse or self.method.chunk or getattr(self.method.select, "fresh", False):
+        if self.method.sparse or self.method.chunk or not self.method.plain:
             raise BadInput(f"{self.method}: over pages all rows run at once, over every tile, and blocks are only read")
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         check_options(1, self.temperature, self.top_p, stops, self.tokenizer)

@@ -8,7 +8,7 @@ import pandas as pd
 from workbench.methods import registry
 from workbench.plots.marks.styles import SELECTORS, Look, looks_of
 
-FIELDS = ("mode", "positions", "prepare", "select", "ratio", "sparse", "chunk")
+FIELDS = ("mode", "positions", "prepare", "select", "ratio", "correct", "attend", "sparse", "chunk")
 
 
 def named(rows: pd.DataFrame) -> pd.DataFrame:
@@ -53,6 +53,7 @@ def _name(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -
     if method["select"] not in (None, "", "none"):
         at = "" if method["ratio"] is None else f" at {method['ratio']:.0%}"
         words.append(SELECTORS.name_of(method["select"]) + at)
+    words += [method[name] for name in ("correct", "attend") if method[name] not in (None, "", "none")]
     if method["sparse"] not in (None, "", "none"):
         dense = method["mode"] == "full" and len(words) == 1
         words = [method["sparse"]] if dense else [*words, method["sparse"]]
@@ -63,8 +64,8 @@ def _name(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -
 def _mode(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -> str:
     if method["mode"] != "block":
         return {"full": "full attention"}.get(method["mode"], method["mode"])
-    if method["positions"] == "naive":
-        return "naive positions (PromptCache)"
+    if method["positions"] in ("naive", "shared"):
+        return {"naive": "naive positions (PromptCache)", "shared": "shared positions"}[method["positions"]]
     if prepare == "with_neighbours":
         n = options.get("n", 10)
         by = options.get("embedder", "tfidf")

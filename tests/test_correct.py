@@ -1,0 +1,236 @@
+"""Corrections, attention rules and positions that passages share: each against a second, plain implementation."""
+
+from functools import cache
+from math import ceil
+
+import pytest
+import torch
+
+from tests.by_hand import forward
+from tests.random_models import Letters, model_of, prompt_of
+from workbench.core.errors import BadInput
+from workbench.core.rope import rotate
+from workbench.engine.assembly import assemble, empty
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import prefill
+from workbench.methods import attend, correct, finish, select
+from workbench.methods.correct.kvcomm import Kvcomm
+from workbench.methods.generation import answer
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.prepare.link0 import Link0
+from workbench.methods.sampling import SamplingParams
+from workbench.models.spec import attach
+from workbench.store import MemoryStore
+
+SIZES = (4, 9, 7, 12, 5)
+PROMPT = prompt_of(*SIZES)
+END = PROMPT.starts[-1]
+OTHER = prompt_of(*SIZES, seed=1)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of("llama")
+
+
+def stitched(model, prompt=PROMPT):
+    system, *rest = prompt.context
+    return assemble(model, prompt, encode_many(model, prompt.context, [(), *[(system,)] * len(rest)]))
+
+
+def logits_of(model, method, prompt=PROMPT):
+    (ready,) = method.begin(model, [prompt])
+    return finish(model, [ready])[0]
+
+
+@pytest.fixture(scope="module", params=["contiguous", "paged"])
+def logits(model, request):
+    one, store = SamplingParams(max_new_tokens=1), MemoryStore(1 << 30)
+    return cache(lambda method: answer(model, Letters(), [PROMPT], method, store, one, request.param).logits[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "whole"),
+    [
+        ({"correct": correct.named("agent_kv_shift")}, True),
+        ({"correct": correct.named("agent_kv_shift"), "select": select.named("prophet_kv")}, True),
+        ({"correct": correct.named("fuse(theta=1)"), "select": select.named("a3")}, True),
+        ({"correct": correct.named("fuse"), "select": select.named("a3")}, False),
+        ({"correct": correct.named("kvcomm(most=0)")}, False),
+        ({"attend": attend.named("relax_kv"), "select": select.named("prophet_kv")}, True),
+    ],
+)
+def test_all_tokens_are_full_attention_and_none_is_reuse(logits, changes, whole):
+    if whole:
+        everything = logits(Reuse(prepare=AfterSystem(), ratio=1.0, **changes))
+        torch.testing.assert_close(everything, logits(Full()), atol=1e-3, rtol=1e-3)
+    nothing = logits(Reuse(prepare=AfterSystem(), ratio=0.0, **changes))
+    torch.testing.assert_close(nothing, logits(Reuse(prepare=AfterSystem())), atol=1e-4, rtol=1e-4)
+
+
+# --- AgentKVShift
+
+
+def shifted_by_hand(model, ratio: float) -> torch.Tensor:
+    """Algorithm 1, layer by layer and token by token: every passage that ran to layer l anew gives the fresh rows."""
+    stale, fresh = stitched(model), stitched(model)
+    truth = forward(model, PROMPT.tokens, empty(model, len(PROMPT)), torch.arange(len(PROMPT))).kv
+    probes, weights = {}, {}
+    for part in ("keys", "values"):
+        before, after = getattr(stale, part)[1], getattr(truth, part)[1]
+        distance = [float((after[:, t] - before[:, t]).norm()) for t in range(END)]
+        for begin, end in zip(PROMPT.starts[1:-1], PROMPT.starts[2:], strict=True):
+            best = sorted(range(begin, end), key=lambda t: -distance[t])[: ceil(ratio * (end - begin))]
+            probes[part, begin], weights[part, begin] = best, [min(distance[t], 1) for t in range(begin, end)]
+    computed = sorted({t for each in probes.values() for t in each})
+    for part in ("keys", "values"):
+        for layer in (0, 1):
+            getattr(fresh, part)[layer][:, :END] = getattr(truth, part)[layer][:, :END]
+    rows = torch.tensor([*computed, *PROMPT.question.tolist()])
+    out = forward(model, PROMPT.tokens, fresh, rows)  # layer 2 reads stale keys: what its probes compute is right
+    for part in ("keys", "values"):
+        cached, before = getattr(fresh, part)[2], getattr(stale, part)[2]
+        for (name, begin), best in probes.items():
+            if name == part:
+                mean = sum(getattr(out.kv, part)[2][:, t] - before[:, t] for t in best) / len(best)
+                for t, weight in enumerate(weights[part, begin], begin):
+                    if t not in computed:
+                        cached[:, t] = before[:, t] + weight * mean
+    return forward(model, PROMPT.tokens, fresh, rows).logits[-1]
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.3])
+def test_agent_kv_shift_moves_what_it_does_not_compute_by_the_mean_of_its_probes(model, ratio):
+    method = Reuse(prepare=AfterSystem(), correct=correct.named("agent_kv_shift"), ratio=ratio)
+    expected = shifted_by_hand(model, ratio)
+    torch.testing.assert_close(logits_of(model, method), expected, atol=1e-3, rtol=1e-3)
+    assert not torch.allclose(expected, logits_of(model, Reuse(prepare=AfterSystem())), atol=1e-2)
+
+
+# --- KVCOMM
+
+
+def test_kvcomm_computes_anchors_in_full_and_then_moves_a_passage_as_its_like_moved(model):
+    method = Reuse(prepare=AfterSystem(), correct=Kvcomm(temperature=1e-4))
+    for prompt in (PROMPT, OTHER):
+        (ready,) = method.begin(model, [prompt])
+        assert ready.computed == len(prompt), "there are no two anchors yet"
+        torch.testing.assert_close(finish(model, [ready])[0], logits_of(model, Full(), prompt), atol=1e-3, rtol=1e-3)
+    (ready,) = method.begin(model, [PROMPT])
+    assert ready.computed == len(PROMPT.question)
+    torch.testing.assert_close(finish(model, [ready])[0], logits_of(model, Full()), atol=1e-3, rtol=1e-3)
+
+
+def test_kvcomm_computes_in_full_what_is_like_all_anchors_alike_and_keeps_no_more_than_most(model):
+    kept = Kvcomm(threshold=0, most=2)
+    for prompt in (PROMPT, OTHER, prompt_of(*SIZES, seed=2), PROMPT):
+        (ready,) = Reuse(prepare=AfterSystem(), correct=kept).begin(model, [prompt])
+        assert ready.computed == len(prompt)
+    assert {len(anchors) for anchors in kept.anchors.values()} == {2} and set(kept.anchors) == {1, 2, 3}
+
+
+# --- what rows attend to
+
+
+def test_relax_kv_hides_what_matters_little_from_recomputed_tokens_alone(model):
+    scores = torch.arange(END).float()
+    rows = torch.cat((torch.tensor([6, 20]), PROMPT.question))
+    sees = attend.named("relax_kv(share=0.25)").plan(PROMPT, rows, scores)["sees"]
+    columns = torch.arange(len(PROMPT) + 3)
+    seen = sees(rows[:, None], columns[None])
+    best = range(END - 7, END)  # a quarter of 28 tokens
+    assert seen[1].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 6, 20]
+    assert sees(torch.tensor([[30]]), columns[None])[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 6, 20, *best[:6]]
+    assert torch.equal(seen[2:], columns[None] <= PROMPT.question[:, None]), "the question sees everything"
+    assert bool(sees(torch.tensor([[len(PROMPT) + 2]]), columns[None]).all())
+
+
+@pytest.mark.parametrize(("temperature", "scale"), [(1.0, 1.0), (0.9, 0.9), (0.5, 2.0)])
+def test_ape_merges_passages_and_the_rest_by_their_log_sum_exp(model, temperature, scale):
+    """As `ape_llama.py` does: two attentions, then a softmax of their two log-sum-exps."""
+    torch.manual_seed(0)
+    q, keys, values = torch.randn(4, 6, 8), torch.randn(2, len(PROMPT), 8), torch.randn(2, len(PROMPT), 8)
+    rows = torch.cat((torch.tensor([20]), PROMPT.question))
+    backend = attend.named(f"ape(temperature={temperature}, scale={scale})").plan(PROMPT, rows, None)["backend"]
+    found = backend(q, keys, values, rows, lambda row, col: col <= row, None, None)
+    for head in range(4):
+        for i, row in enumerate(rows.tolist()):
+            z, v = (keys[head // 2] @ q[head, i]) * 8**-0.5, values[head // 2]
+            passages = torch.arange(len(PROMPT))
+            inside = (passages >= SIZES[0]) & (passages < END) & (passages <= row)
+            rest = ~inside & (passages <= row)
+            bend = row >= END
+            cold = z[inside] / (temperature if bend else 1)
+            ends = torch.stack((cold.logsumexp(0) * (temperature * scale if bend else 1), z[rest].logsumexp(0)))
+            outputs = torch.stack((cold.softmax(0) @ v[inside], z[rest].softmax(0) @ v[rest]))
+            torch.testing.assert_close(found[head, i], ends.softmax(0) @ outputs, atol=1e-5, rtol=1e-4)
+
+
+def test_ape_at_one_is_plain_attention_and_answers_from_contiguous_caches(model, logits):
+    plain = Reuse(prepare=AfterSystem(), positions="shared")
+    torch.testing.assert_close(
+        logits_of(
+            model, Reuse(prepare=AfterSystem(), positions="shared", attend=attend.named("ape(temperature=1, scale=1)"))
+        ),
+        logits_of(model, plain),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+    torch.testing.assert_close(logits(plain), logits_of(model, plain), atol=1e-4, rtol=1e-4)
+    bent = Reuse(prepare=AfterSystem(), positions="shared", attend=attend.named("ape"))
+    assert not torch.allclose(logits_of(model, bent), logits_of(model, plain), atol=1e-3)
+    with pytest.raises(BadInput, match="engine 'paged' cannot answer: by attend=ape"):
+        answer(model, Letters(), [PROMPT], bent, engine="paged")
+
+
+# --- positions and preparations
+
+
+def test_shared_positions_put_the_question_behind_the_longest_passage(model):
+    """The same logits as a question that stands where the longest passage ends, over keys that lie as cached."""
+    cached = encode_many(model, PROMPT.context, [(), *[PROMPT.context[:1]] * 3])
+    kv = assemble(model, PROMPT, cached, "shared")
+    longest, spec = SIZES[0] + max(SIZES[1:-1]), attach(model)
+    for start, block in zip(PROMPT.starts, cached, strict=False):
+        for layer, table in enumerate(spec.inv_freq):
+            expected = rotate(block.keys[layer], END - longest, table, spec.pairing)
+            torch.testing.assert_close(kv.keys[layer][:, start : start + len(block)], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_dummies_are_seen_by_a_passage_and_dropped(model):
+    (cached,) = Link0(token=7)(model, [PROMPT], MemoryStore(1 << 30))
+    passage = torch.tensor([7] * 4 + list(PROMPT.blocks[2].tokens))
+    whole = forward(model, passage, empty(model, len(passage)), torch.arange(len(passage))).kv
+    assert cached[2].start == 4 and len(cached[2]) == SIZES[2] and cached[0].start == 0
+    for layer in range(3):
+        torch.testing.assert_close(cached[2].keys[layer], whole.keys[layer][:, 4:], atol=1e-4, rtol=1e-4)
+    assert torch.isfinite(logits_of(model, Reuse(prepare=Link0(token=7)))).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"positions": "shared", "select": select.named("a3")}, "recomputed tokens need 're-encoded'"),
+        ({"correct": correct.named("kvcomm"), "chunk": 4}, "chunk is 4: a corrected cache"),
+        ({"attend": attend.named("relax_kv")}, "choose one with select"),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused(options, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        Reuse(**options)
+
+
+def test_a_model_without_a_first_token_needs_a_dummy_by_id(model):
+    bare = model_of("llama", bos_token_id=None)
+    with pytest.raises(BadInput, match="token is None"):
+        Link0()(bare, [PROMPT], MemoryStore(1 << 30))
+
+
+def test_an_adjusted_plan_is_carried_out_before_its_rows_attend(model):
+    kv, seen = stitched(model), []
+    plan = Reuse().start(model, PROMPT, kv, PROMPT.question).request.plan
+    object.__setattr__(plan, "adjust", lambda layer, keys, values: seen.append((layer, keys.shape[1])))
+    prefill(model, PROMPT.tokens, plan, kv)
+    assert seen == [(layer, len(PROMPT)) for layer in range(3)]

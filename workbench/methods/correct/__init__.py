@@ -1,0 +1,72 @@
+"""How cached keys and values of tokens that are not recomputed are corrected: one method a file, found by `names`.
+
+A correction stands beside the choice of tokens: it is asked once a request, may write to its assembled cache (no cached
+block), and may leave a function that changes the cache of each layer while the rows are computed (`Plan.adjust`). What
+it computes it reports as passes. A correction imports its types from here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.core.plan import Adjust, Pass
+from workbench.methods import registry
+
+__all__ = ["KV", "Adjust", "Correct", "Correction", "Pass", "Prompt", "named", "names", "write"]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What is left to compute of one request: context `rows` [R], under `adjust`.
+
+    `passes` were computed for it; by them `computed` context tokens are exact in all layers.
+    """
+
+    rows: Tensor
+    adjust: Adjust | None = None
+    passes: tuple[Pass, ...] = ()
+    computed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correct:
+    """Corrects assembled caches. `system`: blocks at the front that are exact as cached."""
+
+    system: int = registry.system_blocks()
+
+    def __post_init__(self) -> None:
+        registry.check_options(self)
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Prompt],
+        kvs: Sequence[KV],
+        rows: Sequence[Tensor] | None,
+        ratio: float | None,
+    ) -> list[Correction]:
+        """Correct the caches of a batch; `rows` [R] of each are recomputed, None: chosen here by `ratio`."""
+        raise NotImplementedError
+
+
+def write(kv: KV, truth: KV, num_layers: int) -> None:
+    """Put the first layers of `truth` in place of the same tokens of `kv`."""
+    for mine, theirs in ((kv.keys, truth.keys), (kv.values, truth.values)):
+        for layer in range(num_layers):
+            mine[layer][:, : len(truth)].copy_(theirs[layer])
+    kv.changed()
+
+
+def names() -> list[str]:
+    """Return the names of all corrections."""
+    return registry.names(__name__)
+
+
+def named(spec: str) -> Correct:
+    """Return a correction from `agent_kv_shift` or `kvcomm(threshold=0.5)`."""
+    made: Correct = registry.made(__name__, spec)
+    return made

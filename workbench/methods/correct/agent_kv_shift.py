@@ -1,0 +1,111 @@
+"""What a few probes of a passage lack, the others are given as well (AgentKVShift, arXiv:2607.21604, algorithm 1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.methods.correct import KV, Correct, Correction, Prompt, write
+from workbench.methods.registry import ruled, whole
+from workbench.methods.select import context_pass, exact, gap
+
+
+@dataclass(frozen=True)
+class AgentKvShift(Correct):
+    r"""Of every passage, the tokens that deviate most are recomputed; all others move by the mean of what these moved.
+
+    layer   where deviation is measured; layers 0 to it are computed in full, and their keys and values are fresh
+    cap     most weight of a token that moves
+
+    Probes are the ⌈ratio · n⌉ tokens of a passage with the largest distance, for keys and for values apart, so up to
+    twice the ratio is computed. With `select`, the tokens that it chooses are the probes of both.
+
+    *Follows the paper's algorithm 1 as a public reimplementation (moriowen/kvreuse) reads it.* A token that is a probe
+    of values alone has a fresh key, too, and keeps it. Distances are taken after RoPE. On pages the rows are computed
+    over a contiguous copy: every layer of the cache is written.
+
+    With distances $d_t$ at `layer`, probes $P$ of a passage, and $x$ its keys or values in a later layer $l$, stale and
+    fresh ($\hat x$):
+
+    $$x_t^l \leftarrow x_t^l + \min(d_t, 1) \, \frac{1}{|P|} \sum_{p \in P} (\hat x_p^l - x_p^l), \quad t \notin P$$
+    """
+
+    layer: int = whole(1, "it is a layer number, 0 or more")
+    cap: float = ruled(1.0, "it is 0 or more", lambda value: value >= 0)
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Prompt],
+        kvs: Sequence[KV],
+        rows: Sequence[Tensor] | None,
+        ratio: float | None,
+    ) -> list[Correction]:
+        if rows is None and ratio is None:
+            raise BadInput("ratio is None: agent_kv_shift needs a share of every passage, or a selector")
+        truths = exact(model, prompts, self.layer + 1)
+        chosen: Sequence[Tensor | None] = rows or [None] * len(prompts)
+        return [self._one(*each, ratio or 0.0) for each in zip(prompts, kvs, truths, chosen, strict=True)]
+
+    def _one(self, prompt: Prompt, kv: KV, truth: KV, rows: Tensor | None, ratio: float) -> Correction:
+        distances = [gap(kv, truth, self.layer, part).sqrt() for part in ("k", "v")]
+        probes = [self._probes(distance, prompt, ratio) if rows is None else rows for distance in distances]
+        computed = torch.cat(probes).unique()
+        passes = context_pass(prompt, self.layer + 1)
+        if not len(computed):
+            return Correction(computed, passes=passes)
+        write(kv, truth, self.layer + 1)
+        parts = zip((kv.keys, kv.values), probes, distances, strict=True)
+        shifts = [self._shift(prompt, layers, *known, computed) for layers, *known in parts]
+
+        def adjust(layer: int, keys: Tensor, values: Tensor) -> None:
+            if layer > self.layer:
+                for shift, cached in zip(shifts, (keys, values), strict=True):
+                    shift(layer, cached)
+
+        return Correction(computed, adjust, passes)
+
+    def _probes(self, distance: Tensor, prompt: Prompt, ratio: float) -> Tensor:
+        found = [distance.new_zeros(0, dtype=torch.int64)]
+        for begin, end in pairwise(prompt.starts[self.system :]):
+            most = distance[begin:end].sort(descending=True, stable=True).indices[: ceil(ratio * (end - begin))]
+            found.append(begin + most)
+        return torch.cat(found).cpu()
+
+    def _shift(
+        self, prompt: Prompt, layers: list[Tensor], probes: Tensor, distance: Tensor, computed: Tensor
+    ) -> "Shift":
+        where = layers[0].device
+        first = prompt.starts[min(self.system, len(prompt.context))]
+        stays = torch.ones(prompt.starts[-1], dtype=torch.bool)
+        stays[:first] = stays[computed] = False
+        others, of, probes = stays.nonzero()[:, 0].to(where), prompt.block_of.to(where), probes.to(where)
+        weight = distance.to(where).clamp(max=self.cap)[others]
+        return Shift(probes, of[probes], others, of[others], weight, [layer[:, probes].clone() for layer in layers])
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What moves in keys, or values: `others` [O], by `weight` [O] times the mean move of the `probes` of a block."""
+
+    probes: Tensor
+    of_probes: Tensor
+    others: Tensor
+    of_others: Tensor
+    weight: Tensor
+    stale: list[Tensor]
+
+    def __call__(self, layer: int, cached: Tensor) -> None:
+        """Move the tokens of `cached` [H, T, D], in which probes are fresh."""
+        moved = cached[:, self.probes].float() - self.stale[layer].float()
+        blocks = int(torch.cat((self.of_probes, self.of_others)).max()) + 1
+        total = moved.new_zeros(len(moved), blocks, moved.shape[-1]).index_add_(1, self.of_probes, moved)
+        count = torch.bincount(self.of_probes, minlength=blocks).clamp(min=1)
+        mean = (total / count[:, None])[:, self.of_others]
+        shifted = cached[:, self.others].float() + self.weight[:, None] * mean
+        cached[:, self.others] = shifted.to(cached.dtype)
