@@ -23,9 +23,11 @@ PROMPT = prompt_of(9, 40, 33, 25, 12)
 LENGTH = len(PROMPT)
 SPECS = {  # small, and choosy enough to drop something
     "bfla": "bfla(block=16, tile=4, flat=4, mass=0.6, local=1, stride=0)",
+    "by_head": "by_head(kinds=sdcs, over=strided(block=8, stride=6, local=0), local=1)",
     "compact": "compact(over=strided(block=8, stride=6, local=0))",
     "dense": "dense(block=8)",
     "flash_prefill": "flash_prefill(block=8, alpha=0.5, sink=1, window=2, tail=1)",
+    "flex_prefill": "flex_prefill(block=8, gamma=0.4, tau=0.3)",
     "oracle": "oracle(block=8, mass=0.5)",
     "quoka": "quoka(block=8, keep=0.3)",
     "random": "random(block=8, share=0.3, sink=0, local=0)",
@@ -37,9 +39,11 @@ SPECS = {  # small, and choosy enough to drop something
 }
 ALL = {  # settings with which a method drops nothing
     "bfla": "bfla(block=16, tile=4, flat=8, mass=1)",
+    "by_head": "by_head(kinds=dc, over=oracle(block=8, mass=1))",
     "compact": "compact(over=oracle(block=8, mass=1), heads=0)",
     "dense": "dense(block=8)",
     "flash_prefill": "flash_prefill(block=8, alpha=0)",
+    "flex_prefill": "flex_prefill(block=8, gamma=1)",
     "oracle": "oracle(block=8, mass=1.0)",
     "quoka": "quoka(keep=1, block=8)",
     "random": "random(block=8, share=1)",
@@ -115,7 +119,9 @@ def test_a_method_that_keeps_everything_is_dense_attention(name, rows):
     torch.testing.assert_close(ours, dense, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(set(SPECS) - {"quoka", "vertical_slash", "compact"}))  # by the rows together
+@pytest.mark.parametrize(
+    "name", sorted(set(SPECS) - {"quoka", "vertical_slash", "flex_prefill", "compact"})
+)  # by the rows together
 def test_chunks_that_end_with_a_block_choose_what_one_pass_chooses(name):
     rows, choose = torch.arange(LENGTH), method(SPECS[name])
     queries, keys = states(rows)
@@ -247,6 +253,8 @@ def test_memory_grows_with_the_tiles_and_not_with_the_pairs(name, monkeypatch):
         ("random(share=7)", "share is 7"),
         ("window(block=0)", "block is 0"),
         ("dense(block=2.5)", "block is 2.5"),
+        ("flex_prefill(gamma=0)", "gamma is 0: it is a share, above 0 to 1"),
+        ("by_head(kinds=dx)", "kinds is 'dx': a letter a head"),
         ("compact(heads=-1)", "heads is -1"),
         ("compact(over=bfla(mass=3))", "mass is 3"),
         ("compact(over=nothing)", "unknown sparse 'nothing'"),

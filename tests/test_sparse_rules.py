@@ -1,6 +1,6 @@
 """Each sparse method against its own paper's rule, by a slow reference that shares no code with it."""
 
-from math import ceil, exp, inf, sqrt
+from math import ceil, exp, inf, log, sqrt
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tiling import tile_grid
 from workbench.methods.sparse import xattention
+from workbench.methods.sparse.by_head import ByHead
 from workbench.methods.sparse.flash_prefill import FlashPrefill
+from workbench.methods.sparse.flex_prefill import FlexPrefill
 from workbench.methods.sparse.oracle import OracleTiles
 from workbench.methods.sparse.quoka import Quoka
 from workbench.methods.sparse.random import RandomTiles
@@ -250,6 +252,80 @@ def test_vertical_slash_keeps_columns_and_the_tiles_of_diagonals(rows):
         return any((row - d) // 8 == j for row in rows[i * 8 : i * 8 + 8].tolist() for d in chosen[head] if row >= d)
 
     assert torch.equal(ours.kept, expected(rows, k.shape[1], 8, crossed))
+
+
+# --- FlexPrefill, and heads of several kinds
+
+
+@every_rows
+@pytest.mark.parametrize("tau", [0.0, 0.25, 1.0])
+def test_flex_prefill_goes_by_pooled_scores_where_they_are_true_and_by_lines_elsewhere(rows, tau):
+    q, k = states(rows)
+    length, gamma = k.shape[1], 0.6
+    tiles, count = blocks(rows, length, 8)[1], -(-len(rows) // 8)
+    pooled_keys = [[k[g][list(keys)].mean(0) for keys in tiles] for g in range(KV_HEADS)]
+    kept, aware = set(), []
+    for head in range(HEADS):
+        last = range(len(rows))[-8:]
+        column, diagonal = [0.0] * length, [0.0] * length
+        for at in last:
+            row = int(rows[at])
+            for key, value in enumerate((q[head, at] @ k[head // 2, : row + 1].T / sqrt(WIDTH)).softmax(0).tolist()):
+                column[key] += value / len(last)
+                diagonal[row - key] += value / len(last)
+
+        def shares(mean, end, means=pooled_keys[head // 2]):
+            seen = [j for j in range(len(tiles)) if 8 * j <= end]
+            return torch.stack([mean @ means[j] / sqrt(WIDTH) for j in seen]).softmax(0).tolist()
+
+        true = [sum(column[8 * j : 8 * j + 8]) for j in range(len(tiles))]
+        guess = shares(q[head, list(last)].mean(0), int(rows[-1]))
+        middle = [(a + b) / 2 for a, b in zip(true, guess, strict=True)]
+        parts = [sum(x * log(x / m) for x, m in zip(one, middle, strict=True) if x > 0) for one in (true, guess)]
+        aware.append(sqrt(max(0.0, sum(parts) / 2)) < tau)
+        if aware[-1]:
+            grid = {}
+            for i in range(count):
+                mine = range(8 * i, min(8 * i + 8, len(rows)))
+                for j, value in enumerate(shares(q[head, list(mine)].mean(0), int(rows[mine[-1]]))):
+                    grid[i, j] = value
+            mass = 0.0
+            for (i, j), value in sorted(grid.items(), key=lambda item: (-item[1], item[0])):
+                if mass >= gamma * count:
+                    break
+                kept.add((head, i, j))
+                mass += value
+            kept |= {(head, i, 0) for i in range(count)}
+            continue
+        lines = []
+        for line in (column, diagonal):
+            needed, mass = 0, 0.0
+            for value in sorted(line, reverse=True):
+                if mass >= gamma:
+                    break
+                needed, mass = needed + 1, mass + value
+            sums = [sum(line[8 * j : 8 * j + 8]) for j in range(len(tiles))]
+            lines.append(set(sorted(range(len(tiles)), key=lambda j: (j > 0, -sums[j]))[: ceil(needed / 8)]))
+        for i in range(count):
+            at = {row // 8 for row in rows[8 * i : 8 * i + 8].tolist()}
+            kept |= {(head, i, j) for j in range(len(tiles)) if j in lines[0] or {p - j for p in at} & lines[1]}
+    found = FlexPrefill(block=8, gamma=gamma, tau=tau)(q, k, rows).kept
+    assert torch.equal(found, expected(rows, length, 8, lambda head, i, j: (head, i, j) in kept))
+    assert (tau == 0.0) <= (not any(aware)) and (tau == 1.0) <= all(aware)
+
+
+@every_rows
+def test_heads_of_several_kinds_choose_in_one_call(rows):
+    q, k = states(rows)
+    found = ByHead(kinds="dsc", over="vertical_slash(vertical=5, slash=4, last=5, front=0, near=0, block=8)", local=1)
+    ours, inner = found(q, k, rows), found.inner(q, k, rows)
+    everything = expected(rows, k.shape[1], 8, lambda head, i, j: True)
+    assert torch.equal(ours.kept[[0, 3]], everything[[0, 3]]), "the kinds are repeated"
+    assert torch.equal(ours.kept[1], Window(block=8, sink=1, local=1)(q, k, rows).kept[1])
+    assert torch.equal(ours.kept[2], inner.kept[2]) and torch.equal(ours.columns[2], inner.columns[2])
+    assert not ours.columns[[0, 1, 3]].any()
+    with pytest.raises(BadInput, match="5 letters for 4 query heads"):
+        ByHead(kinds="dscds", over="dense")(q, k, rows)
 
 
 # --- static choices and the oracle

@@ -21,6 +21,7 @@ OPTIONS = {
     name: name for name in ("prepare", "select", "correct", "attend", "sparse")
 }  # of the command line and of `generate`
 FITTED = ("seer_attention",)
+SCORED = ("relax_kv", "fuse")  # stand beside a selector
 GIVEN = {"corpus": None, "trained": None, "profiled": ()}  # options that a spec cannot say
 
 
@@ -75,7 +76,10 @@ def fields(folder: str, name: str) -> dict[str, str]:
     """Return the fields of a trial that choose a method."""
     if folder == "modes":
         return {"mode": MODE_OF[name]}
-    return {"mode": "full", "sparse": name} if folder == "sparse" else {"mode": "block", OPTIONS[folder]: name}
+    if folder == "sparse":
+        return {"mode": "full", "sparse": name}
+    scored = {"select": "query_guided"} if name in SCORED else {}
+    return {"mode": "block", **scored, OPTIONS[folder]: name}
 
 
 def command(folder: str, name: str) -> str:

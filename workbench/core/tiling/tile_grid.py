@@ -142,6 +142,21 @@ def attention(queries: Tensor, keys: Tensor, grid: Grid) -> Iterator[tuple[slice
         yield part, logits.masked_fill_(cols > grid.rows[part, None], -torch.inf).softmax(-1)
 
 
+def lines(queries: Tensor, keys: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Return the attention that columns and diagonals get from all rows: [Hq, T] fp32 each.
+
+    Diagonal d holds the keys d positions before their row.
+    """
+    columns = queries.new_zeros(len(queries), grid.length, dtype=torch.float32)
+    diagonals, keyed = columns.clone(), torch.arange(grid.length, device=keys.device)
+    for part, share in attention(queries, keys, grid):
+        columns += share.sum(1)
+        key = grid.rows[part, None] - keyed  # [r, T] of every row, the key on diagonal d
+        lying = share.gather(2, key.clamp(min=0).expand(len(share), -1, -1)).masked_fill_(key < 0, 0.0)
+        diagonals += lying.sum(1)
+    return columns, diagonals
+
+
 def mass(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
     """[Hq, I, J] fp32: the attention that a tile truly gets, mean over the rows of the query tile; sums to 1 over J."""
     total = _by_tile(queries, keys, grid, torch.sum)

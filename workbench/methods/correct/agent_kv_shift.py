@@ -61,7 +61,7 @@ class AgentKvShift(Correct):
             return Correction(computed, passes=passes)
         write(kv, truth, self.layer + 1)
         parts = zip((kv.keys, kv.values), probes, distances, strict=True)
-        shifts = [self._shift(prompt, layers, *known, computed) for layers, *known in parts]
+        shifts = [self._shift(prompt, layers, own, far, computed) for layers, own, far in parts]
 
         def adjust(layer: int, keys: Tensor, values: Tensor) -> None:
             if layer > self.layer:

@@ -79,8 +79,8 @@ class Kvcomm(Correct):
         write(kv, truth, spec.layers)
         for place, before in zip(places, cached, strict=True):
             after = _cut(spec, kv, prompt, place)
-            pairs = ((after.keys, before.keys), (after.values, before.values))
-            moved = KV(*([x - y for x, y in zip(*pair, strict=True)] for pair in pairs))
+            keys = [x - y for x, y in zip(after.keys, before.keys, strict=True)]
+            moved = KV(keys, [x - y for x, y in zip(after.values, before.values, strict=True)])
             self._keep(self.anchors.setdefault(place, []), Anchor(before, moved))
         return Correction(NOTHING, passes=context_pass(prompt, spec.layers), computed=prompt.starts[-1])
 

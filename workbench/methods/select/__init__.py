@@ -120,7 +120,10 @@ class QuestionGuided(Select):
     runs over.
     """
 
-    last: int | None = None
+    @property
+    def last(self) -> int | None:
+        """Return how many tokens at the question's end are asked; None: all."""
+        return None
 
     @property
     def layers(self) -> Layers:

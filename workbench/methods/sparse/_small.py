@@ -5,8 +5,10 @@ from workbench.methods import registry
 SETTINGS = {
     "bfla": "bfla(block={double}, tile={tile}, flat=4, mass=0.99, local=2, stride=16)",
     "compact": "compact(over=flash_prefill(block={tile}, alpha=0.3, sink=1, window=2, tail=0))",
+    "by_head": "by_head(kinds=dsc, over=flash_prefill(block={tile}, alpha=0.3, sink=1, window=2, tail=0), local=2)",
     "dense": "dense(block={tile})",
     "flash_prefill": "flash_prefill(block={tile}, alpha=0.3, sink=1, window=2, tail=0)",
+    "flex_prefill": "flex_prefill(block={tile}, gamma=0.7)",
     "oracle": "oracle(block={tile}, mass=0.8)",
     "quoka": "quoka(block={tile})",
     "random": "random(block={tile}, share=0.3)",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.core.tiling.tile_grid import Grid, attention
+from workbench.core.tiling.tile_grid import Grid, lines
 from workbench.methods.sparse import Site, Sparse, Tiles, count
 
 
@@ -44,13 +44,8 @@ class VerticalSlash(Sparse):
         Diagonal d holds the keys d positions before their row.
         """
         end = Grid(grid.rows[-self.last :], grid.length, self.block)
-        columns = queries.new_zeros(len(queries), grid.length, dtype=torch.float32)
-        diagonals, keyed = columns.clone(), torch.arange(grid.length, device=keys.device)
-        for part, share in attention(queries[:, -self.last :], keys, end):
-            columns += share.sum(1)
-            key = end.rows[part, None] - keyed  # [r, T] of every row, the key on diagonal d
-            lying = share.gather(2, key.clamp(min=0).expand(len(share), -1, -1)).masked_fill_(key < 0, 0.0)
-            diagonals += lying.sum(1)
+        columns, diagonals = lines(queries[:, -self.last :], keys, end)
+        keyed = torch.arange(grid.length, device=keys.device)
         front, near = keyed < self.front, keyed < self.near
         return _most(columns, self.vertical, front), _most(diagonals, self.slash, near)
 

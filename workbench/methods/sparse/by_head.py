@@ -1,0 +1,88 @@
+"""Heads of different kinds in one call: dense, streaming, or by another method (as in Block-Sparse-Attention)."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.methods.registry import ruled
+from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, named
+
+DENSE, STREAMING, CHOOSING = "dsc"
+
+
+@dataclass(frozen=True)
+class ByHead(Sparse):
+    r"""Each query head has a kind, repeated over all heads of all layers: what DuoAttention finds out, as a plan.
+
+    kinds   a letter a head: d dense, s streaming (sink and window), c chosen by `over`
+    over    the method of heads that choose, or its spec: `by_head(kinds=ddsc, over=bfla)`
+    sink    tiles at the front, and
+    local   tiles before a row's own, that streaming heads keep
+
+    *Follows released code: `head_mask_type` of mit-han-lab/Block-Sparse-Attention (0 dense, below 0 streaming, above 0
+    a mask of blocks).* Which head is of which kind is not learned here.
+
+    For head $h$ with the choice $C$ of `over`, a tile $(i, j)$ is kept where
+
+    $$h \text{ dense}; \quad h \text{ streams}: j < \text{sink} \lor i - \text{local} \le j; \quad
+    h \text{ chooses}: (i, j) \in C_h$$
+    """
+
+    kinds: str = ruled("ds", "a letter a head, of d, s and c", lambda value: set(value) <= {*"dsc"} and value != "")
+    over: Sparse | str = "flash_prefill"
+    sink: int = count(1)
+    local: int = count(8)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.over, str):
+            object.__setattr__(self, "over", named(self.over))
+
+    @property
+    def inner(self) -> Sparse:
+        assert not isinstance(self.over, str)
+        return self.over
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    @property
+    def rows_together(self) -> int:
+        return self.inner.rows_together
+
+    @property
+    def threshold_steps(self) -> tuple[str, tuple[float, ...]]:
+        return self.inner.threshold_steps
+
+    def with_threshold(self, value: float) -> "ByHead":
+        return replace(self, over=self.inner.with_threshold(value))
+
+    @property
+    def fitted(self) -> bool:
+        return self.inner.fitted
+
+    def ready(self, model: PreTrainedModel) -> "ByHead":
+        return replace(self, over=self.inner.ready(model))
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        heads = len(queries)
+        if len(self.kinds) > heads:
+            raise BadInput(f"kinds is {self.kinds!r}: {len(self.kinds)} letters for {heads} query heads")
+        kinds = (self.kinds * heads)[:heads]
+        streams = (grid.columns < self.sink) | grid.near(self.local)
+        kept = torch.ones(heads, *grid.shape, dtype=torch.bool, device=keys.device)
+        kept[[kind == STREAMING for kind in kinds]] = streams
+        columns = None
+        if CHOOSING in kinds:
+            chosen, choosing = self.inner(queries, keys, grid.rows, site), [kind == CHOOSING for kind in kinds]
+            kept[choosing] = chosen.kept[choosing]
+            if chosen.columns is not None:
+                columns = chosen.columns & torch.tensor(choosing, device=keys.device)[:, None]
+        return grid.tiles(kept, heads, columns)
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        return self.inner.operations(heads, rows, length, width) if CHOOSING in self.kinds else 0
