@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 
 from workbench.results.reader import Results
+from workbench.results.schema import METHOD
 from workbench.results.summary import scores
 
-CONFIG = ("source", "model", "data", "passages", "method", "mode", "positions", "prepare", "select", "ratio", "sparse")
+CONFIG = ("source", "model", "data", "passages", *METHOD[:-1])
 NAMED = ("source", "model", "data", "method")  # in the name of a run
 NO_METRIC = ("experiment", "kind", "setting", "chunk")
 AXES = ("x", "y", "z")

@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 from workbench.plots.marks.line_styles import family_looks
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.measures import MEASURES, measure_of
+from workbench.plots.marks.method_names import FIELDS
 from workbench.plots.marks.styles import MODES, SELECTORS, Look
 from workbench.plots.reports.findings import joined
 
@@ -18,7 +19,7 @@ COSTS = {
     "ratio": "share of document tokens recomputed",
 }
 SCALES = {"ttft_p50": 1e3}
-CHOICES = ("model", "mode", "positions", "prepare", "select", "sparse", "chunk")  # what makes a method, but the ratio
+CHOICES = ("model", *(name for name in FIELDS if name != "ratio"))  # what makes a method, but the ratio
 
 
 def quality_by_cost(trials: pd.DataFrame, score: str, cost: str) -> go.Figure:
@@ -58,9 +59,10 @@ def _name(row: pd.Series, differing: list[str]) -> str:
     else:
         words = [str(row["prepare"])] if "prepare" in differing or "select" not in differing else []
         words += [SELECTORS.name_of(str(row["select"]))] if "select" in differing else []
-        words += ["naive positions"] if "positions" in differing and row["positions"] == "naive" else []
-    if "sparse" in differing and str(row["sparse"]) != "none":
-        words.append(str(row["sparse"]))
+        words += (
+            [f"{row['positions']} positions"] if "positions" in differing and row["positions"] != "re-encoded" else []
+        )
+    words += [str(row[name]) for name in ("correct", "attend", "sparse") if name in differing and row[name] != "none"]
     if "chunk" in differing and row["chunk"] == row["chunk"] and row["chunk"]:
         words.append(f"chunks of {int(row['chunk'])}")
     model = str(row["model"]).rstrip("/").rpartition("/")[2]
