@@ -1,5 +1,6 @@
 """Markup of strangers stays text: in the figures of a page, in its index and in names; no code or pickle is run."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from workbench.app.reports import html, report
 from workbench.app.reports import index as report_index
 from workbench.app.reports.sanitize_figure import inert
 from workbench.core.errors import BadInput
+from workbench.plots.marks.table import table
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = [
@@ -45,7 +47,7 @@ def test_a_page_holds_no_hostile_tag_of_a_figure(tmp_path):
     cell = nbformat.v4.new_code_cell("1", outputs=[output])
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "a.ipynb")
     html.notebook_page(tmp_path / "a.ipynb", tmp_path / "a.html")
-    script = (tmp_path / "a.html").read_text().rpartition("const figure = ")[2].partition("</script>")[0]
+    script = (tmp_path / "a.html").read_text().rpartition("workbench.draw(")[2].partition("</script>")[0]
     assert "&lt;script>" in script and "<script" not in script
     assert not re.search(r"<(?:img|a|span|svg|iframe|!--)", script)
 
@@ -54,8 +56,9 @@ def test_an_index_shows_markup_of_titles_messages_and_metrics_as_text(tmp_path):
     (tmp_path / "a").mkdir()
     said = " ".join(HOSTILE)
     card = report_index.card(tmp_path / "a", said, "failed", 1.0, said, {said: {said: 1}})
-    page = report_index.page(said, [report_index.Group([card], said, said)])
-    clean = report_index.page("", [report_index.Group([report_index.card(tmp_path / "a", "", "failed", 1.0, "", {})])])
+    page = report_index.page([(said, said)], [report_index.Group([card], said, said)])
+    plain = report_index.card(tmp_path / "a", "", "failed", 1.0, "", {})
+    clean = report_index.page([("", "")], [report_index.Group([plain])])
     for tag in ("<script", "<img", "<a ", "<svg", "<iframe", "<b "):
         assert page.count(tag) == clean.count(tag) or "alert(1)" not in "".join(
             piece.partition(">")[0] for piece in page.split(tag)[1:]
@@ -92,3 +95,11 @@ def test_nothing_is_unpickled_and_no_code_of_a_checkpoint_is_trusted():
             r"torch\.load\(|allow_pickle\s*=\s*True|trust_remote_code\s*=\s*True|yaml\.load\(", source
         ), path
         assert "weights_only=False" not in source, path
+
+
+def test_texts_and_tables_of_figures_are_written_without_hostile_tags():
+    hostile = HOSTILE[0]
+    drawn = table([hostile], [[hostile]], title=hostile, notice=hostile, caption=hostile)
+    written = html.drawn(json.loads(drawn.to_json()), "figure-1-0")
+    assert written.startswith("<figure") and "<table" in written and written.count("&lt;") >= 5
+    assert set(re.findall(r"<[a-z]+", written)) <= set("<figure <h3 <p <div <table <thead <tbody <tr <th <td".split())

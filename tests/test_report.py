@@ -66,7 +66,7 @@ def test_a_kernel_builds_no_grammars_when_it_shows_its_first_figure(finished):
 def test_index_shows_titles_statuses_metrics_and_reasons(finished):
     index = finished.index.read_text()
     assert "Points &amp; &lt;curves&gt;" in index
-    assert "4 notebooks, 3 failed" in index
+    assert "4, 3 failed, in" in index
     assert "ZeroDivisionError: division by zero" in index
     assert "<td>points (here)</td><td>7</td>" in index
     assert '<a href="01_good/curve.parquet">curve.parquet</a>' in index

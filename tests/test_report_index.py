@@ -5,9 +5,11 @@ import json
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from plotly.graph_objects import Figure, Heatmap
 
 from workbench.app.reports import html, thumbnail
 from workbench.app.reports import index as report_index
+from workbench.plots.marks.theme import finish
 
 HEAT = {"type": "heatmap", "z": [[0, 1]], "customdata": [["hover"]], "text": [["a", "b"]]}
 STRANGE = '<img src=x onerror="alert(1)"> & "quotes"'
@@ -47,7 +49,6 @@ def test_webgl_is_drawn_as_svg():
 @pytest.mark.parametrize(
     ("outputs", "shown"),
     [
-        ([{"text/plain": "words"}, figure()], {"figure": {"data": [{"type": "heatmap", "z": [[0, 1]]}], "layout": {}}}),
         ([{"text/plain": "words"}, {"image/png": "iVBO\nRw=="}], {"image": "data:image/png;base64,iVBORw=="}),
         ([{"text/plain": "a" * 200 + "\nb"}], {"text": "a" * 90 + "\nb"}),
         ([{"text/html": "<script>1</script>"}], {}),
@@ -58,20 +59,42 @@ def test_a_figure_stands_for_a_notebook_else_an_image_else_its_first_text(tmp_pa
     assert thumbnail.picture(executed(tmp_path / "01_a", *outputs)) == shown
 
 
+def test_the_picture_of_a_figure_has_its_first_panel_at_the_size_of_the_picture(tmp_path):
+    other = {"type": "bar", "x": [1, 2], "y": ["a", "b" * 40], "orientation": "h"}
+    second = {**other, "xaxis": "x2", "yaxis": "y2"}
+    drawn = {html.PLOTLY: {"data": [other, second], "layout": {"xaxis": {"domain": [0, 0.4]}, "width": 900}}}
+    shown = thumbnail.picture(executed(tmp_path / "01_a", {"text/plain": "words"}, drawn))["figure"]
+    assert [trace["y"] for trace in shown["data"]] == [other["y"]]
+    assert (shown["layout"]["width"], shown["layout"]["height"]) == thumbnail.SIZE
+    assert shown["layout"]["xaxis"]["domain"] == [0, 1]
+    assert list(shown["layout"]["yaxis"]["labelalias"]) == ["b" * 40]
+
+
+def test_what_was_found_stands_in_an_entry_and_is_found(tmp_path):
+    entry = card(tmp_path, metrics={"finding": "Reuse scores 3 points below."})
+    assert entry["finding"] == "Reuse scores 3 points below." and "3 points below" in entry["searched"]
+    assert entry["metrics"] == []
+
+
+def test_facts_count_the_models_data_and_devices_of_what_was_measured():
+    metrics = [{"here": {"model": "a", "data": "d"}}, {"here": {"model": "b"}}, {"here": {"model": "b"}}, {}]
+    assert report_index.measured_with(metrics) == [("model", "b, a"), ("data", "d")]
+
+
 def test_a_picture_is_a_call_that_no_text_can_leave(tmp_path):
     path = executed(tmp_path / "01_a", {"text/plain": "</script><script>alert(1)"})
     text = thumbnail.write(path, path.parent).read_text()
     assert text.startswith('picture("01_a", {') and "</script" not in text
 
 
-def card(tmp_path, name="01_a", metrics=None, message="", **more):
-    title = f'{{"font": {{"size": 17}}, "text": "<b>Who sees {more.pop("word", "whom")}</b>"}}'
-    path = executed(tmp_path / name, figure(annotations=[json.loads(title)]))
+def card(tmp_path, name="01_a", metrics=None, message="", title="Title"):
+    framed = finish(Figure(Heatmap(z=HEAT["z"])), title="Who sees whom", caption="c", height=100)
+    path = executed(tmp_path / name, {html.PLOTLY: json.loads(framed.to_json())})
     thumbnail.write(path, path.parent)
     path.with_suffix(".html").write_text("")
     (path.parent / "metrics.json").write_text("{}")
     (path.parent / "_SUCCESS").write_text("")
-    return report_index.card(path.parent, more.pop("title", "Title"), "ok", 1.0, message, metrics or {})
+    return report_index.card(path.parent, title, "ok", 1.0, message, metrics or {})
 
 
 def test_an_entry_tells_figures_parameters_data_and_numbers_with_their_source(tmp_path):
@@ -99,7 +122,8 @@ def test_names_with_signs_are_addresses_that_lead_to_their_files(tmp_path):
 
 def test_what_notebooks_say_is_text(tmp_path):
     entry = card(tmp_path, title=STRANGE, message=STRANGE, metrics={STRANGE: {STRANGE: 1}})
-    page = report_index.page(STRANGE, [report_index.Group([entry], STRANGE, STRANGE)], [("docs/index.html", STRANGE)])
+    groups = [report_index.Group([entry], STRANGE, STRANGE)]
+    page = report_index.page([(STRANGE, STRANGE)], groups, [("docs/index.html", STRANGE)])
     assert "<img" not in page and page.count("&lt;img src=x onerror=&#34;alert(1)&#34;&gt;") >= 6
     assert '<a href="docs/index.html">' in page
 

@@ -21,6 +21,7 @@ import os
 import types
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from workbench.results import Results
 
+FINDING = "finding"  # its name in metrics.json
 HERE = "here"  # source of what a notebook measures itself
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
 BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
@@ -188,16 +190,21 @@ def save(
     metrics: Mapping[str, Any],
     tables: "Mapping[str, pandas.DataFrame | Sequence[Mapping[str, Any]]] | None" = None,
     read: Mapping[str, Mapping[str, Any]] | None = None,
+    finding: str = "",
 ) -> None:
     """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`; `_SUCCESS` comes last.
+
+    `finding` is what the numbers say in a sentence: the report shows it first, and a live notebook shows it here.
 
     `metrics` are of what was measured here, `read` those of results that were read, by source: metrics.json holds
     {source: metrics}, "here" first. A table is a DataFrame or a list of records; it gets a column `source`, "here",
     where it has none. Every file appears whole or not at all. Nothing is written when `output` is None.
     """
+    if finding and is_live():
+        display(HTML(f"<p><b>{escape(finding)}</b></p>"))
     if output is None:
         return
-    metrics = {HERE: dict(metrics), **(read or {})}
+    metrics = {HERE: dict(metrics), **(read or {}), **({FINDING: finding} if finding else {})}
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUCCESS).unlink(missing_ok=True)

@@ -195,7 +195,7 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
         success.unlink()
     if executed.exists():
-        html.notebook_page(executed, folder / f"{name}.html")
+        html.notebook_page(executed, folder / f"{name}.html", (metrics or {}).get(notebook.FINDING, ""))
         thumbnail.write(executed, folder)
     if not message and takes_output and metrics is None:
         message = "it ended without results: metrics.json was not written"

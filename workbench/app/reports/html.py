@@ -1,13 +1,17 @@
 """Pages of a report: an executed notebook as one self-contained HTML file.
 
 The notebook stores a figure once, as plotly's own JSON: JupyterLab draws it even in an untrusted notebook. The page
-draws the same JSON with one copy of plotly.js in its head: interactive without a network, also when sent alone.
+draws the same JSON with one copy of plotly.js in its head: interactive without a network, also when sent alone. Titles,
+captions and tables are HTML there; plots take the width of the page (page.js, page.css).
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import nbformat
 from jinja2 import DictLoader
@@ -17,42 +21,85 @@ from plotly.offline import get_plotlyjs
 
 from workbench.app.explore.editor import html as prompt_html
 from workbench.app.reports.sanitize_figure import inert
-from workbench.plots.marks.theme import PAGE_STYLE
+from workbench.plots.marks import theme
 
 PLOTLY = "application/vnd.plotly.v1+json"
+
+HERE = Path(__file__).parent
+FIRST, STEPS = '<div class="wb-first"></div>', "<!-- other pages -->"  # where the first screen and the links go
+OWN = {"model": "MODEL", "data": "FILE"}  # parameters that a reader sets first
+FOLDED = 200  # letters of a caption; a longer one is opened by the reader
 
 # Blocks that would load require.js, MathJax, Mermaid and the widget manager from the network are empty.
 NOTEBOOK = """
 {%- extends 'lab/index.html.j2' -%}
-{%- block html_head_js -%}<script>{{ resources.plotly_js }}</script>{%- endblock -%}
+{%- block html_head_js -%}<script>{{ resources.plotly_js }}</script><script>{{ resources.page_js }}</script>
+{%- endblock -%}
 {%- block jupyter_widgets -%}{%- endblock -%}
 {%- block html_head_js_mathjax -%}{%- endblock -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock -%}
 {%- block html_head_css -%}
 <style>
-  main { max-width: 1100px; margin: 0 auto; }
-  .report-bar { max-width: 1100px; margin: 8px auto; font: 14px system-ui, sans-serif; display: flex; gap: 16px; }
-  body:not(.with-code) .jp-CodeCell .jp-Cell-inputWrapper, .jp-OutputPrompt, .jp-InputPrompt { display: none; }
-  .jp-RenderedHTMLCommon { overflow-x: auto; }
+  {{ resources.page_css }}
   {{ resources.figure_style }}
   @media (prefers-color-scheme: dark) {
     {{ resources.include_css("static/theme-dark.css") | replace('<style type="text/css">', '')
       | replace('</style>', '') }}
-    :root { color-scheme: dark; } body { background: var(--jp-layout-color0); color: var(--jp-content-font-color1); }
+    body { background: #121212; color: var(--jp-content-font-color1); }
   }
 </style>
 {%- endblock -%}
 {%- block body_header -%}
 {{ super() }}
-<nav class="report-bar"><a href="../index.html">← Report</a>
+<nav class="wb-bar"><a href="../index.html">← All pages</a><a href="{{ resources.notebook }}">Notebook</a>
 <label><input type="checkbox" onchange="document.body.classList.toggle('with-code', this.checked)"> Show code</label>
-</nav>
+<span class="wb-steps">{{ resources.steps }}</span></nav>
 {%- endblock -%}
 """
 
-FIGURE = """<div id="{name}" style="min-height:{height}px"></div>
-<script>(() => {{ const figure = {figure}; figure.config = {{responsive: true, displaylogo: false, ...figure.config}};
-Plotly.newPlot("{name}", figure); }})();</script>"""
+FIGURE = """<figure class="wb-figure">{head}<div class="wb-plot" id="{name}" style="min-height:{height}px"></div>{foot}
+</figure><script>workbench.draw("{name}", {figure});</script>"""
+TABLE = """<figure class="wb-figure" id="{name}">{head}<div class="wb-scroll"><table class="wb-table">
+<thead>{heads}</thead><tbody>{rows}</tbody></table></div>{foot}</figure>"""
+AGAIN = """<figure class="wb-figure"><h3>{title}</h3><div class="wb-plot" data-of="{name}"></div></figure>"""
+
+
+def drawn(figure: Mapping[str, Any], name: str) -> str:
+    """Return the HTML of a figure in plotly's JSON: its title and texts, its plot or table, how it was measured."""
+    texts, plot = theme.unframed(inert(dict(figure)))
+    head = f"<h3>{texts['title']}</h3>" if texts else ""
+    head += f'<p class="wb-notice">{texts["notice"]}</p>' if texts.get("notice") else ""
+    foot = caption = texts.get("caption", "")
+    if caption:
+        fold = len(caption) > FOLDED
+        foot = f'<p class="wb-caption">{caption}</p>'
+        if fold:
+            foot = f'<details class="wb-caption"><summary>How this was measured</summary>{caption}</details>'
+    if [trace.get("type") for trace in plot.get("data", [])] == ["table"]:
+        heads, rows = _table(plot["data"][0])
+        return TABLE.format(name=name, head=head, heads=heads, rows=rows, foot=foot)
+    height = plot.get("layout", {}).get("height") or 450
+    return FIGURE.format(name=name, head=head, height=height, figure=script_json(plot), foot=foot)
+
+
+def _table(trace: Mapping[str, Any]) -> tuple[str, str]:
+    """Return head and body of a table: the cells of plotly's, without the line breaks that it needs."""
+    header, cells = trace["header"], trace["cells"]
+    sides = ["left" if side == "left" else "" for side in header.get("align", [])] or [""] * len(header["values"])
+    fill = cells.get("fill", {}).get("color")
+    fill = fill[0] if isinstance(fill, list) else []
+    heads = _row(header["values"], sides, "th")
+    rows = list(zip(*cells["values"], strict=True))
+    groups = [" class=group" if at < len(fill) and fill[at] == theme.FAINT else "" for at in range(len(rows))]
+    return heads, "\n".join(_row(row, sides, "td", group) for row, group in zip(rows, groups, strict=True))
+
+
+def _row(texts: Iterable[Any], sides: Sequence[str], tag: str, group: str = "") -> str:
+    cells = (
+        f"<{tag}{f' class={side}' if side else ''}>{str(text).replace('<br>', ' ')}</{tag}>"
+        for text, side in zip(texts, sides, strict=True)
+    )
+    return f"<tr{group}>{''.join(cells)}</tr>"
 
 
 class _PlotlyToHtml(Preprocessor):
@@ -61,9 +108,7 @@ class _PlotlyToHtml(Preprocessor):
     def preprocess_cell(self, cell: Any, resources: Any, index: int) -> tuple[Any, Any]:
         for number, output in enumerate(cell.get("outputs", [])):
             if figure := output.get("data", {}).get(PLOTLY):
-                height = figure.get("layout", {}).get("height") or 450
-                name = f"figure-{index}-{number}"
-                output.data = {"text/html": FIGURE.format(name=name, height=height, figure=script_json(inert(figure)))}
+                output.data = {"text/html": drawn(figure, f"figure-{index}-{number}")}
             if prompt := output.get("data", {}).get(prompt_html.MIME):
                 output.data = {"text/html": prompt_html.body(prompt, f"prompt-{index}-{number}")}
         return cell, resources
@@ -74,15 +119,66 @@ def script_json(value: Any) -> str:
     return json.dumps(value).replace("</", "<\\/").replace("<!--", "<\\!--")
 
 
-def notebook_page(executed: Path, page: Path) -> None:
-    """Write the executed notebook as one HTML file, interactive without a network."""
+def notebook_page(executed: Path, page: Path, finding: str = "") -> None:
+    """Write the executed notebook as one HTML file, interactive without a network.
+
+    Its first screen holds the question, `finding`, the main picture, and how to do the same with other models.
+    """
+    notebook = nbformat.read(executed, as_version=4)
+    first = _first_screen(notebook, finding)
+    if notebook.cells and notebook.cells[0].cell_type == "markdown":
+        notebook.cells[0].source += f"\n\n{FIRST}"
     exporter = HTMLExporter(
         template_file="page.html.j2",
         extra_loaders=[DictLoader({"page.html.j2": NOTEBOOK})],
         preprocessors=[_PlotlyToHtml],
     )
-    text, _ = exporter.from_filename(str(executed), resources={"plotly_js": get_plotlyjs(), "figure_style": PAGE_STYLE})
-    page.write_text(text, encoding="utf-8")
+    resources = {"plotly_js": get_plotlyjs(), "figure_style": theme.FOLLOWS_READER, "steps": STEPS}
+    resources |= {f"page_{kind}": (HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("js", "css")}
+    resources |= {"notebook": quote(executed.name), "metadata": {"name": title(executed)}}
+    text, _ = exporter.from_notebook_node(notebook, resources=resources)
+    page.write_text(text.replace(FIRST, first, 1), encoding="utf-8")
+
+
+def _first_screen(notebook: Any, finding: str) -> str:
+    """Return what was found, how to do the same with a model of one's own, and the main picture."""
+    name = Path(notebook.metadata.get("papermill", {}).get("input_path", "")).name
+    parameters = next((cell.source for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])), "")
+    names, first = re.findall(r"^(\w+):", parameters, re.M), ""
+    if finding:
+        first += f'<p class="wb-finding">{escape(finding)}</p>'
+    given = "".join(f" -p {key}={value}" for key, value in OWN.items() if key in names)
+    ways = [f"workbench report notebooks/{name}{given}"] if given else []
+    ways += [f"workbench report notebooks/{name} --results runs/mine"] if "results" in names else []
+    if name and ways:
+        first += f'<p class="wb-own">Yours: {" or ".join(f"<code>{escape(way)}</code>" for way in ways)}</p>'
+    return f'{first}<nav class="wb-contents"></nav>{_main_picture(notebook)}'
+
+
+def _main_picture(notebook: Any) -> str:
+    """Return a second place for the figure of the cell tagged `thumbnail`, unless a prompt to touch comes first."""
+    outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
+    if any(prompt_html.MIME in data for data in outputs):
+        return ""
+    for index, cell in enumerate(notebook.cells):
+        for number, output in enumerate(cell.get("outputs", [])):
+            figure = output.get("data", {}).get(PLOTLY) if "thumbnail" in cell.metadata.get("tags", []) else None
+            if figure and any(trace.get("type") != "table" for trace in figure.get("data", [])):
+                said = theme.unframed(inert(figure))[0].get("title", "")
+                return AGAIN.format(name=f"figure-{index}-{number}", title=said)
+    return ""
+
+
+def link(pages: Sequence[tuple[Path, str]]) -> None:
+    """Write links to the page before and behind it into every page (path, title) of a report."""
+    for at, (page, _) in enumerate(pages):
+        steps = []
+        for beside, text in ((at - 1, "← {}"), (at + 1, "{} →")):
+            if 0 <= beside < len(pages):
+                path, name = pages[beside]
+                address = f"../{quote(path.parent.name)}/{quote(path.name)}"
+                steps.append(f'<a href="{address}">{escape(text.format(name.partition(":")[0]))}</a>')
+        page.write_text(page.read_text(encoding="utf-8").replace(STEPS, "".join(steps), 1), encoding="utf-8")
 
 
 def figures(executed: Path) -> Iterator[dict[str, Any]]:

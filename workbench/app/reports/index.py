@@ -6,7 +6,8 @@ again where the reader changes between light and dark. What notebooks say (title
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,23 @@ from urllib.parse import quote
 import papermill
 from jinja2 import Environment
 
+from workbench.app.notebooks.notebook import FINDING, HERE
 from workbench.app.reports import thumbnail
 from workbench.app.reports.html import PLOTLY, script_json
 from workbench.app.reports.template import INDEX
 from workbench.plots.marks import theme
 
-KINDS = {".html": "page", ".ipynb": "notebook"}
+KINDS = {".html": "Read the page", ".ipynb": "Notebook, executed (.ipynb)"}
 DATA = (".json", ".parquet")
 PLOTLY_FILE = "plotly.min.js"
 MARKUP = re.compile(r"<[^>]*>")
+NAME = "Cached-block workbench"
+ABOUT = (
+    "What happens to a language model's answers when the keys and values of its prompt are cached block by block, "
+    "reused at other places, partly recomputed, or attended to only in part. Every page asks one question, answers it "
+    "with a figure and a sentence, and was executed to make this report; figures are interactive and need no network."
+)
+MOST_VALUES = 3
 MOST_CATEGORIES = 100  # of a line, among the words that are searched
 SHOWN_METRICS = 8
 
@@ -46,12 +55,21 @@ class Group:
     note: str = ""
 
 
-def page(summary: str, groups: Sequence[Group], links: Sequence[tuple[str, str]] = ()) -> str:
-    """Return the page over all notebooks; `links` (address, text) stand at its top."""
+def page(facts: Sequence[tuple[str, str]], groups: Sequence[Group], links: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the page over all notebooks; `facts` (name, value) and `links` (address, text) stand at its top."""
     template = Environment(autoescape=True).from_string(INDEX)
-    return template.render(
-        summary=summary, groups=groups, links=links, dark=script_json(DARK), plotly=script_json(PLOTLY_FILE)
-    )
+    texts = {"name": NAME, "about": ABOUT, "facts": facts, "groups": groups, "links": links}
+    return template.render(**texts, dark=script_json(DARK), plotly=script_json(PLOTLY_FILE))
+
+
+def measured_with(metrics: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return models, data and devices of what notebooks measured: (name, values), most frequent first."""
+    here = [own for each in metrics if isinstance(own := each.get(HERE), Mapping)]
+    found = []
+    for key in ("model", "data", "device"):
+        counted = Counter(str(own[key]) for own in here if own.get(key))
+        found += [(key, ", ".join(value for value, _ in counted.most_common(MOST_VALUES)))] if counted else []
+    return found
 
 
 def card(
@@ -67,7 +85,7 @@ def card(
     numbers = [(f"{name} ({source})", _short(value)) for source, name, value in _numbers(metrics)]
     about = _first_paragraph(cells)
     drawn = folder / thumbnail.FILE
-    words = [title, message, _prose(cells), *(text for _, text in titled)]
+    words = [title, message, metrics.get(FINDING, ""), _prose(cells), *(text for _, text in titled)]
     words += _drawn(cells)
     words += [
         *(name for _, name, _ in _numbers(metrics)),
@@ -82,6 +100,7 @@ def card(
         "data": [(_address(file), file.name) for file in files if file.suffix in DATA],
         "metrics": numbers[:SHOWN_METRICS],
         "about": about,
+        "finding": metrics.get(FINDING, ""),
         "figures": titled,
         "parameters": parameters,
         "searched": " ".join(" ".join(words).lower().split()),
@@ -111,10 +130,9 @@ def _drawn(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 def figure_title(figure: Mapping[str, Any]) -> str:
     """Return the title of a figure that `plots.marks.theme.finish` framed, or plotly's own; "" without one."""
     layout = figure.get("layout", {})
-    bold = (note.get("text", "") for note in layout.get("annotations", []) if note.get("font", {}).get("size") == 17)
+    framed = theme.unframed(figure)[0].get("title", "")
     own = layout.get("title", {})
-    text = next(bold, own.get("text", "") if isinstance(own, dict) else own) or ""
-    return MARKUP.sub("", text)
+    return MARKUP.sub("", framed or (own.get("text", "") if isinstance(own, dict) else own) or "")
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:

@@ -24,8 +24,8 @@ from plotly.offline import get_plotlyjs
 from workbench.app.console.text import progress
 from workbench.app.docs import site as docs_site
 from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers, declared
+from workbench.app.reports import html, real_pages
 from workbench.app.reports import index as report_index
-from workbench.app.reports import real_pages
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.files import check_folder, write_text
@@ -129,13 +129,16 @@ def _write_index(
 ) -> None:
     runs = (*lab, *real)
     failed = sum(not run.ok for run in runs)
-    summary = f"{len(runs)} notebooks, {failed} failed, {seconds:.0f} s, {datetime.now():%Y-%m-%d %H:%M}"
+    facts = report_index.measured_with([run.metrics for run in runs])
+    facts += [("made", f"{datetime.now():%Y-%m-%d %H:%M}")]
+    facts += [("notebooks", f"{len(runs)}, {failed or 'none'} failed, in {seconds:.0f} s")]
+    html.link([(page, run.title) for run in runs if (page := out / run.name / f"{run.name}.html").is_file()])
     groups = [report_index.Group([_card(out, run) for run in lab])]
     if real or missing:
         note = missing or real_pages.note()
         groups.append(report_index.Group([_card(out, run) for run in real], real_pages.HEADING, note))
     write_text(out / report_index.PLOTLY_FILE, get_plotlyjs())
-    write_text(out / "index.html", report_index.page(summary, groups, links))
+    write_text(out / "index.html", report_index.page(facts, groups, links))
 
 
 def _card(out: Path, run: NotebookRun) -> dict[str, Any]:

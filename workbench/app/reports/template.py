@@ -2,23 +2,25 @@
 
 INDEX = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Report</title><style>
+<title>{{ name }}: report</title><style>
 :root { color-scheme: light dark; --line: #8884; --soft: #666; --ok: #1a7f37; --failed: #cf222e; --link: #0b5cad; }
 @media (prefers-color-scheme: dark) { :root { --soft: #a3a9b2; --ok: #4cc26a; --failed: #ff7b72; --link: #7cb7ff; }
   body { background: #16181d; color: #e8eaed; } }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 1160px; margin: 32px auto; padding: 0 20px; }
-a { color: var(--link); } h1 { margin: 0; } header p { color: var(--soft); margin: 4px 0 12px; }
+a { color: var(--link); } h1 { margin: 0; } header p { max-width: 860px; margin: 6px 0 10px; }
+header dl { display: flex; flex-wrap: wrap; gap: 2px 24px; margin: 0 0 12px; font-size: 15px; }
+header dl div { display: flex; gap: 6px; } dt { color: var(--soft); } dd { margin: 0; }
 header nav { font-size: 16px; margin-bottom: 12px; }
 input { font: inherit; width: min(100%, 420px); box-sizing: border-box; padding: 6px 10px; margin-bottom: 20px; }
 main { display: grid; gap: 24px; grid-template-columns: repeat(auto-fill, minmax(330px, 1fr)); align-items: start; }
 article { border: 1px solid var(--line); border-radius: 10px; overflow: hidden; } [hidden] { display: none !important; }
-.picture { display: block; aspect-ratio: 3/2; overflow: hidden; border-bottom: 1px solid var(--line); color: inherit;
+.picture { display: block; aspect-ratio: 19/12; overflow: hidden; border-bottom: 1px solid var(--line); color: inherit;
   text-decoration: none; }
-.picture img { display: block; width: 100%; } .picture pre { color: inherit; font-size: 7px; padding: 0 12px; }
+.picture img { display: block; width: 100%; } .picture pre { color: inherit; font-size: 12px; padding: 0 12px; }
 article.failed .picture { opacity: 0.35; }
 section { padding: 12px 16px 16px; } h2 { font-size: 18px; margin: 0 0 2px; } h2 a { color: inherit; }
 .status { font-weight: 600; } .status.ok { color: var(--ok); } .status.failed { color: var(--failed); }
-.found { margin: 8px 0; } .soft { color: var(--soft); }
+.about, .found { margin: 6px 0; } .found { font-weight: 600; } .soft { color: var(--soft); }
 table { border-collapse: collapse; width: 100%; margin: 6px 0; font-size: 14px; }
 td { border-top: 1px solid var(--line); padding: 3px 0; overflow-wrap: anywhere; vertical-align: top; }
 td:first-child { overflow-wrap: normal; }
@@ -28,7 +30,8 @@ details { font-size: 14px; margin: 4px 0; } summary { cursor: pointer; color: va
 ul { margin: 4px 0; padding-left: 20px; }
 nav { font-size: 14px; display: flex; gap: 2px 14px; flex-wrap: wrap; }
 .group { margin: 40px 0 24px; } .group h2 { font-size: 22px; } .group p { color: var(--soft); margin: 4px 0; }
-</style></head><body><header><h1>Report</h1><p>{{ summary }}</p>
+</style></head><body><header><h1>{{ name }}</h1><p>{{ about }}</p>
+<dl>{% for term, value in facts %}<div><dt>{{ term }}</dt><dd>{{ value }}</dd></div>{% endfor %}</dl>
 {%- if links %}<nav>{% for address, text in links %}<a href="{{ address }}">{{ text }}</a>{% endfor %}</nav>{% endif %}
 <input type="search" placeholder="Search titles, findings, figures, parameters" aria-label="Search" id="search">
 <span class="soft" id="count" role="status"></span></header>
@@ -42,9 +45,10 @@ nav { font-size: 14px; display: flex; gap: 2px 14px; flex-wrap: wrap; }
 <a class="picture" href="{{ card.page }}" data-name="{{ card.name }}"
 {%- if card.picture %} data-picture="{{ card.picture }}"{% endif %} aria-label="{{ card.title }}"></a><section>
 <h2><a href="{{ card.page }}">{{ card.title }}</a></h2>
-<div><span class="status {{ card.status }}">{{ card.status }}</span> · {{ "%.1f" | format(card.seconds) }} s</div>
-{% if card.message %}<pre>{{ card.message }}</pre>{% endif %}
-{%- if card.about %}<p class="found">{{ card.about }}</p>{% endif %}
+{% if card.status != "ok" %}<div class="status {{ card.status }}">{{ card.status }}</div>{% endif %}
+{%- if card.message %}<pre>{{ card.message }}</pre>{% endif %}
+{%- if card.finding %}<p class="found">{{ card.finding }}</p>{% endif %}
+{%- if card.about %}<p class="about soft">{{ card.about }}</p>{% endif %}
 {%- if card.metrics %}<details><summary>numbers</summary><table>
 {%- for name, value in card.metrics %}<tr><td>{{ name }}</td><td>{{ value }}</td></tr>{% endfor -%}
 </table></details>{% endif -%}
@@ -58,7 +62,8 @@ nav { font-size: 14px; display: flex; gap: 2px 14px; flex-wrap: wrap; }
 {%- if card.data %}<details><summary>raw data</summary><ul>
 {%- for address, name in card.data %}<li><a href="{{ address }}">{{ name }}</a></li>{% endfor -%}
 </ul></details>{% endif -%}
-<nav>{% for address, kind in card.files %}<a href="{{ address }}">{{ kind }}</a>{% endfor %}</nav></section></article>
+<nav>{% for address, kind in card.files %}<a href="{{ address }}">{{ kind }}</a>{% endfor %}
+<span class="soft">ran in {{ "%.0f" | format(card.seconds) }} s</span></nav></section></article>
 {%- endfor %}
 </main></div>
 {%- endfor %}
@@ -90,7 +95,7 @@ async function draw(place) {
   const {figure, image, text} = known[name];
   if (figure) {
     if (!window.Plotly) await script(PLOTLY);
-    const shown = themed(figure), width = shown.layout.width || 980, height = shown.layout.height || 620;
+    const shown = themed(figure), width = shown.layout.width || 380, height = shown.layout.height || 240;
     const drawn = Object.assign(new Image(), {alt: ""});
     drawn.src = await Plotly.toImage(shown, {format: "svg", width, height});
     place.replaceChildren(drawn);

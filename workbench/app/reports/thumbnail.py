@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import nbformat
 
 from workbench.app.reports.html import figures, script_json
 from workbench.core.utils.files import write_text
+from workbench.plots.marks import theme
 
 FILE = "picture.js"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -28,6 +29,9 @@ FLAGS = (
 )
 IMAGES = ("image/png", "image/jpeg")
 LINES, COLUMNS = 24, 90  # of a text that stands for a picture
+SIZE, LETTERS = (380, 240), 22  # px of a small picture; of a name in it
+MARGIN = {"l": 34, "r": 10, "t": 12, "b": 26}
+KEPT = ("template", "plot_bgcolor", "paper_bgcolor", "coloraxis", "barmode", "bargap", "bargroupgap", "shapes")
 HOVER = ("customdata", "hovertext", "hovertemplate", "hoverinfo", "ids", "meta")
 
 
@@ -41,7 +45,7 @@ def write(executed: Path, folder: Path) -> Path:
 def picture(executed: Path) -> dict[str, Any]:
     """Return what stands for a notebook: {"figure": plotly JSON}, {"image": data URI}, {"text": …} or {}."""
     if figure := next(figures(executed), None):
-        return {"figure": still(figure)}
+        return {"figure": small(still(figure))}
     outputs = list(_outputs(executed))
     for data in outputs:
         for kind in IMAGES:
@@ -65,6 +69,62 @@ def still(figure: Mapping[str, Any]) -> dict[str, Any]:
         if name in layout:
             layout[name] = [{**each, parts: [_label(part) for part in each.get(parts, [])]} for each in layout[name]]
     return {"data": [_seen(trace) for trace in figure.get("data", [])], "layout": layout}
+
+
+def small(figure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a still figure as a small picture: its first panel (of maps the first two), drawn at the picture's size.
+
+    Titles, legends and controls are left out; long names are shortened. A table is left as it is.
+    """
+    _, plot = theme.unframed(figure)
+    shown = [trace for trace in plot["data"] if trace.get("visible") is not False]
+    if not shown or any(trace.get("type") == "table" for trace in shown):
+        return dict(figure)
+    panels = list(dict.fromkeys((trace.get("xaxis", "x"), trace.get("yaxis", "y")) for trace in shown))
+    panels = panels[: 2 if all(trace.get("type") == "heatmap" for trace in shown) else 1]
+    names = {name for panel in panels for name in panel}
+    layout = {key: value for key, value in plot["layout"].items() if key in KEPT or _axis(key) in names}
+    shapes = [each for each in layout.get("shapes", []) if {each.get(f"{x}ref", "").split()[0] for x in "xy"} <= names]
+    layout |= {"shapes": shapes, "width": SIZE[0], "height": SIZE[1], "margin": MARGIN, "showlegend": False}
+    if "coloraxis" in layout:
+        layout["coloraxis"] = {**layout["coloraxis"], "showscale": False}
+    for at, (x, y) in enumerate(panels):
+        span = [(at + 0.06 * (at > 0)) / len(panels), (at + 1) / len(panels)]
+        for name, domain in ((x, span), (y, [0, 1])):
+            key = f"{name[0]}axis{name[1:]}"
+            layout[key] = _small_axis(layout.get(key, {}), domain, shown, name[0], is_first=at == 0)
+    return {
+        "data": [trace for trace in shown if (trace.get("xaxis", "x"), trace.get("yaxis", "y")) in panels],
+        "layout": layout,
+    }
+
+
+def _axis(key: str) -> str:
+    """Return the name of an axis as traces write it: `xaxis2` → x2; "" for another key of a layout."""
+    return key.replace("axis", "") if key[1:5] == "axis" else ""
+
+
+def _small_axis(
+    axis: Mapping[str, Any], domain: Sequence[float], traces: Sequence[Mapping[str, Any]], side: str, is_first: bool
+) -> dict[str, Any]:
+    """Return an axis of a small picture: without a title, its names shortened, few ticks."""
+    kept = {key: value for key, value in axis.items() if key not in ("title", "matches", "anchor", "showticklabels")}
+    texts = [*axis.get("ticktext", []), *axis.get("categoryarray", [])]
+    texts += [text for trace in traces for text in trace.get(side) or [] if isinstance(trace.get(side), list)]
+    long = {text: f"{text[: LETTERS - 1]}…" for text in texts if isinstance(text, str) and len(text) > LETTERS}
+    if isinstance(kept.get("ticktext"), list):
+        kept["ticktext"] = [long.get(text, text) for text in kept["ticktext"]]
+    anchor = {"anchor": "free", "position": domain[0]} if side == "y" else {}
+    shown = is_first or side == "x"
+    return {
+        **kept,
+        **anchor,
+        "domain": domain,
+        "labelalias": long,
+        "nticks": 4,
+        "automargin": True,
+        "showticklabels": shown,
+    }
 
 
 def _label(part: Mapping[str, Any]) -> dict[str, Any]:

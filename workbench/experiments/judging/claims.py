@@ -53,6 +53,16 @@ class Judged:
         side = {"above": "above", "below": "below", "equals": "exactly"}[self.claim.side]
         return f"{named}: {form(one.value)}{ends}, n = {one.n:,}{seeds}; claimed: {side} {form(self.bar)}"
 
+    @property
+    def short(self) -> str:
+        """The number with its interval, the bar and where it was measured: "+5.3 points [-4.6, 12.5], m on d"."""
+        if self.number is None:
+            return self.needs
+        one, form = self.number, self._form
+        ends = "" if one.low == one.high else f" [{form(one.low)} to {form(one.high)}]"
+        side = {"above": "over", "below": "under", "equals": "exactly"}[self.claim.side]
+        return f"{form(one.value)}{ends} (claimed: {side} {form(self.bar)}){f', {self.where}' if self.where else ''}"
+
     def _form(self, value: float) -> str:
         if self.claim.form == "points":
             return f"{100 * value:+z.1f} points"

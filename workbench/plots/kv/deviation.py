@@ -18,7 +18,7 @@ from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.kv import deviation_findings as findings
 from workbench.plots.marks.elements import block_axis, block_edges
 from workbench.plots.marks.lines import profile, profiles
-from workbench.plots.marks.theme import BLUE, INK, MUTED, ORANGE, PAPER, SEQUENTIAL, Notes, finish, panel_titles
+from workbench.plots.marks.theme import BLUE, INK, MUTED, ORANGE, PAPER, SEQUENTIAL, SHADES, Notes, finish, panel_titles
 from workbench.plots.tiles.reduce import blocks as reduce_cells
 from workbench.plots.tiles.reduce import firsts
 
@@ -114,7 +114,7 @@ def concentration_curves(curves: Mapping[str, Tensor], *, ratio: float, about: s
     """Draw `mean_concentration` by preparation, a line a layer; `ratio` is marked."""
     records = concentration_records(curves)
     count = next(iter(curves.values())).shape[1]
-    shades = sample_colorscale(SEQUENTIAL, [0.95 * i / max(count - 2, 1) for i in range(count - 1)])
+    shades = sample_colorscale(SHADES, [0.95 * i / max(count - 2, 1) for i in range(count - 1)])
     left = outside(curves["after_system"], ratio)
     by = {name: [r for r in records if r["preparation"] == name] for name in curves}
     return profiles(

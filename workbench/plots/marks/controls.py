@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.basedatatypes import BaseTraceType
 
-from workbench.plots.marks.theme import FAINT, INK, MUTED, PAPER, RULE, Texts, finish, legend_over, panel_titles
+from workbench.plots.marks.theme import INK, MUTED, PAPER, RULE, TRACK, Texts, finish, legend_over, panel_titles
 
 
 def layer_slider(layers: int | Sequence[int], active: int) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def frame_slider(
         "currentvalue": {"prefix": prefix, "font": {"size": 12, "color": INK}},
         "font": {"size": 1, "color": PAPER} if spoken else {"size": 11, "color": MUTED},
         **{"x": 0, "len": 1, "y": 0, "yanchor": "top", "pad": {"t": pad, "b": 0}},
-        **{"bordercolor": RULE, "bgcolor": FAINT, "tickcolor": RULE, **more},
+        **{"bordercolor": MUTED, "bgcolor": TRACK, "tickcolor": TRACK, **more},
     }
 
 

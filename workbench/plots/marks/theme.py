@@ -1,7 +1,7 @@
 """What every figure shares: template, colours, and the frame of title, what to notice and how it was measured."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import ceil, floor, log10
 from textwrap import wrap
 from typing import Any, NotRequired, TypedDict
@@ -11,15 +11,31 @@ import plotly.graph_objects as go
 HERE = "here"  # source of numbers that are measured while a notebook runs, and of what is computed
 WIDTH = 900  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
+FRAME, TITLE_HEIGHT = ("title", "notice", "caption"), 50  # names of the notes that frame a figure; px
 LETTER, SMALLEST = 0.6, 10  # width of a letter by its height, on average; px of the smallest title of a panel
 FONT = "Inter, 'Open Sans', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 # Okabe and Ito's colours, which people with the common colour-vision deficiencies can tell apart; darkened where
 # they must carry text.
 BLUE, ORANGE, GREEN, RED, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
-BLOCKS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)  # one cached block after another
+BLOCKS = (
+    BLUE,
+    ORANGE,
+    GREEN,
+    PINK,
+    SKY,
+    RED,
+    "#6A51A3",
+    "#D9C62E",
+    "#743E3E",
+    "#7FD6A8",
+    "#8C6D31",
+    "#A6CEE3",
+)  # of blocks
 QUESTION = INK
-SEQUENTIAL = "Cividis"
+SEQUENTIAL = "YlGnBu"  # little is near the paper, in the dark theme as well
+SHADES = "Cividis"  # of lines, which have to stand out from the paper at both ends
+TRACK = "#b9c0c9"  # of sliders
 
 _AXIS = {
     "gridcolor": FAINT,
@@ -76,10 +92,8 @@ STYLE = f"""
 :is({_DARK}) {_FIGURE} {_TURN}
 {_NARROW}
 """
-PAGE_STYLE = f"""{STYLE}
-:root {{ --beside-figures: 20px; }}
-@media (prefers-color-scheme: dark) {{ :root:not([data-theme='light']) {_FIGURE} {_TURN} }}
-"""
+FOLLOWS_READER = f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme='light']) {_FIGURE} {_TURN} }}\n"
+PAGE_STYLE = f"{STYLE}\n:root {{ --beside-figures: 20px; }}\n{FOLLOWS_READER}"
 
 
 class Notes(TypedDict):
@@ -139,7 +153,7 @@ def finish(
     notice += "" if not notice or notice.endswith((".", "?", "!", ".”", "?”", "!”")) else "."
     noticed, measured = _lines(notice, 124), _lines(caption, 152)
     fig.update_layout(meta={"sources": [HERE]} if fig.layout.meta is None else fig.layout.meta)
-    top = 50 + 18 * len(noticed) + above
+    top = TITLE_HEIGHT + 18 * len(noticed) + above
     if legend is not None:
         fig.update_layout(legend=legend_over(height, legend))
     if fig.layout.legend.x is None:
@@ -148,14 +162,34 @@ def finish(
     margin = {"t": top, "b": bottom, "l": left, "r": right}
     fig.update_layout(template=TEMPLATE, width=WIDTH, height=height + top + bottom, margin=margin)
     frame = {"x": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "xshift": 8 - left}
-    for text, y, anchor, shift, size, colour in (
-        (f"<b>{title}</b>", 1, "bottom", top - 32, 17, INK),
-        ("<br>".join(noticed), 1, "bottom", above + 6, 13, MUTED),
-        ("<br>".join(measured), 0, "top", -below, 11, MUTED),
+    for name, text, y, anchor, shift, size, colour in (
+        ("title", f"<b>{title}</b>", 1, "bottom", top - 32, 17, INK),
+        ("notice", "<br>".join(noticed), 1, "bottom", above + 6, 13, MUTED),
+        ("caption", "<br>".join(measured), 0, "top", -below, 11, MUTED),
     ):
-        place = {"y": y, "yanchor": anchor, "yshift": shift, **frame}
+        place = {"y": y, "yanchor": anchor, "yshift": shift, "name": name, **frame}
         fig.add_annotation(text=text, showarrow=False, align="left", font={"size": size, "color": colour}, **place)
     return fig
+
+
+def unframed(figure: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Take the frame of `finish` off plotly's JSON: {title, notice, caption}, each one line, and the plot without it.
+
+    A page writes the texts itself. Of a figure without a frame there are no texts, and it is left as it is.
+    """
+    layout = dict(figure.get("layout", {}))
+    notes = list(layout.get("annotations", []))
+    texts = {note["name"]: note.get("text", "") for note in notes if note.get("name") in FRAME}
+    if len(texts) < len(FRAME):
+        return {}, dict(figure)
+    lines = {name: text.count("<br>") + 1 if text else 0 for name, text in texts.items()}
+    over, under = TITLE_HEIGHT + 18 * lines["notice"], 15 * lines["caption"] + 16
+    margin = layout["margin"]
+    layout["margin"] = {**margin, "t": margin["t"] - over, "b": margin["b"] - under}
+    layout["height"] -= over + under
+    layout["annotations"] = [note for note in notes if note.get("name") not in FRAME]
+    said = {name: text.replace("<br>", " ").removeprefix("<b>").removesuffix("</b>") for name, text in texts.items()}
+    return said, {**figure, "layout": layout}
 
 
 def plain(text: str) -> str:

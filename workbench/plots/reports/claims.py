@@ -1,4 +1,4 @@
-"""Judged claims as a table with filters, without a script: a row an item of a paper, with links to the cells it is in.
+"""Judged claims as a list with filters, without a script: a line an item, which opens to all that was measured.
 
 Cells name the items that they show in their metadata: {"workbench": {"answers": ["fusionrag-fig-16"]}}.
 """
@@ -24,7 +24,7 @@ from workbench.experiments.judging.claims import (
     verdict,
 )
 from workbench.plots.marks.styles import Look, Looks
-from workbench.plots.marks.theme import FAINT, GREEN, INK, MUTED, RED, RULE
+from workbench.plots.marks.theme import GREEN, MUTED, RED
 
 LOOKS = Looks(
     {CONFIRMED: Look(GREEN, name=CONFIRMED), CONTRADICTED: Look(RED, name=CONTRADICTED), OPEN: Look(MUTED, name=OPEN)}
@@ -34,17 +34,24 @@ Cell = tuple[str, str]  # notebook without its ending, id of the cell
 
 STYLE = """
 <style>
-.claims { font: 13px/1.45 system-ui, sans-serif; color: {{ ink }}; background: #fff; padding: 8px; }
+.claims { font: 14px/1.45 system-ui, sans-serif; }
 .claims fieldset { border: 0; margin: 0 0 6px; padding: 0; } .claims label { margin-right: 14px; }
-.claims table { border-collapse: collapse; width: 100%; table-layout: fixed; }
-.claims table th, .claims table td { text-align: left !important; vertical-align: top; padding: 5px 8px;
-  border-bottom: 1px solid {{ rule }}; white-space: normal; overflow-wrap: break-word; }
-.claims th { position: sticky; top: 0; background: #fff; }
-.claims tbody tr:hover { background: {{ faint }}; }
-.claims ul { margin: 0; padding-left: 14px; } .claims .beside, .claims .why { color: {{ muted }}; }
-{%- for verdict, look in looks.items() %} .claims .{{ verdict }} b { color: {{ look.colour }}; }{% endfor %}
+.claims details, .claims .head { border-bottom: 1px solid #8884; }
+.claims summary, .claims .head { display: grid; gap: 0 16px; padding: 5px 4px; align-items: start;
+  grid-template-columns: 130px minmax(200px, 1fr) minmax(200px, 1fr) 110px; }
+.claims summary { cursor: pointer; list-style: none; } .claims summary:hover { background: #8881; }
+.claims summary::-webkit-details-marker { display: none; }
+.claims .head { font-weight: 600; }
+.claims .body { padding: 2px 4px 12px 20px; } .claims ul { margin: 4px 0; padding-left: 16px; }
+.claims .why { opacity: 0.75; }
+.claims .verdict::before { content: "▸ "; } .claims [open] .verdict::before { content: "▾ "; }
+{%- for verdict, look in looks.items() %} .claims .{{ verdict }} .verdict { color: {{ look.colour }}; }{% endfor %}
+.claims .verdict { font-weight: 600; filter: brightness(var(--claims-light, 1)); }
+@media (prefers-color-scheme: dark) { :root:not([data-jp-theme-light]) .claims { --claims-light: 1.5; } }
+@media (max-width: 900px) { .claims summary, .claims .head { grid-template-columns: 90px 1fr 110px; }
+  .claims .number { grid-column: 2 / 4; grid-row: 2; } .claims .head .number { display: none; } }
 {%- for group, names in filters.items() %}{% for name in names %}
-.claims:has(.pick-{{ group }}-{{ name }}:checked) tbody tr:not(.{{ name }}) { display: none; }
+.claims:has(.pick-{{ group }}-{{ name }}:checked) details:not(.{{ name }}) { display: none; }
 {%- endfor %}{% endfor %}
 </style>"""
 
@@ -57,21 +64,24 @@ TABLE = """
  class="pick-{{ group }}-{{ name }}"{% if chosen[group] == name %} checked{% endif %}> {{ shown }}</label>
 {%- endfor %}</fieldset>
 {%- endfor %}
-<table><colgroup><col style="width:13%"><col style="width:18%"><col style="width:13%"><col style="width:41%">
-<col style="width:15%"></colgroup><thead><tr><th>item</th><th>claim</th><th>published</th>
-<th>measured, with 95% interval (times: 5th to 95th percentile; of fewer
- than 20 runs the range, where it was kept)</th><th>verdict</th></tr></thead><tbody>
+<div class="head"><span>item</span><span>claim</span><span class="number">what decides, with its interval</span>
+<span>verdict</span></div>
 {%- for row in rows %}
-<tr class="{{ row.item.paper }} {{ row.verdict }}"><td>{{ row.item.name }}<br>
-<span class="why">{{ row.paper }}</span></td>
-<td>{{ row.item.sentence }}</td><td>{{ row.item.published }}</td><td>{% if row.judged %}<ul>
-{%- for one in row.judged %}<li{% if not one.decides %} class="beside"{% endif %}>{{ one.text }}
+<details class="{{ row.item.paper }} {{ row.verdict }}"><summary><span>{{ row.item.name }}<br>
+<span class="why">{{ row.paper }}</span></span><span>{{ row.item.sentence }}</span>
+<span class="number">{{ row.number }}</span><span class="verdict">{{ row.verdict }}</span></summary>
+<div class="body">{% if row.item.published %}<p>Published: {{ row.item.published }}</p>{% endif %}
+{%- if row.judged %}<ul>
+{%- for one in row.judged %}<li{% if not one.decides %} class="why"{% endif %}>{{ one.text }}
  → {{ words[one.verdict] }}{% if one.number and one.needs %}; {{ one.needs }}{% endif %}
-{%- if one.number and not one.decides %} (shown only){% endif %}</li>{% endfor %}</ul>{% endif %}</td>
-<td><b>{{ row.verdict }}</b>{% if several %} ({{ row.source }}){% endif %}
-{%- for href, text in row.links %}<br><a href="{{ href }}">{{ text }}</a>{% endfor %}
-{%- if row.item.missing %}<br><span class="why">{{ row.item.missing }}</span>{% endif %}</td></tr>
-{%- endfor %}</tbody></table></div>"""
+{%- if one.number and not one.decides %} (shown only){% endif %}</li>{% endfor %}</ul>{% endif %}
+{%- if row.item.missing %}<p class="why">{{ row.item.missing }}</p>{% endif %}
+{%- if several %}<p class="why">Results: {{ row.source }}</p>{% endif %}
+{%- if row.links %}<p>Drawn in{% for href, text in row.links %} <a href="{{ href }}">{{ text }}</a>{% endfor %}</p>
+{%- endif %}</div></details>
+{%- endfor %}
+<p class="why">A line opens on a click. Intervals are 95%; of times, from the 5th to the 95th percentile, and of fewer
+than 20 runs their range, where it was kept.</p></div>"""
 
 
 def listing(
@@ -88,13 +98,13 @@ def listing(
         row["links"] = [(address(cell, live), f"notebook {cell[0][:2]}") for cell in cells.get(row["item"].item, [])]
     counted = {name: f"{name} ({sum(row['verdict'] == name for row in rows)})" for name in VERDICTS}
     shown = {"filters": {"paper": papers(), "verdict": counted}, "chosen": {"paper": paper, "verdict": verdict}}
-    shown |= {"ink": INK, "rule": RULE, "faint": FAINT, "muted": MUTED, "looks": LOOKS, "words": WORDS}
+    shown |= {"looks": LOOKS, "words": WORDS}
     shown |= {"rows": rows, "several": len({row["source"] for row in rows}) > 1}
     return HTML(Environment(autoescape=True).from_string(STYLE + TABLE).render(**shown))
 
 
 def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-    """Return a row an item and source: {key, item, paper, title, source, kind, verdict, judged, value: 1}.
+    """Return a row an item and source: {key, item, paper, title, source, kind, verdict, number, judged, value: 1}.
 
     `title` names the paper, and whether the item shows how a method works (held by tests) or what it gives.
     """
@@ -106,8 +116,21 @@ def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
             about = {"key": item.item, "item": item, "paper": papers()[item.paper], "source": source}
             kind = _kind(item)
             title = f"{about['paper']}: {kind}" + (f" · {source}" if len(sources) > 1 else "")
-            rows.append({**about, "verdict": verdict(own), "kind": kind, "title": title, "judged": own, "value": 1})
+            said = verdict(own)
+            about |= {"verdict": said, "kind": kind, "title": title, "number": _number(own, said)}
+            rows.append({**about, "judged": own, "value": 1})
     return rows
+
+
+def _number(judged: Sequence[Judged], said: str) -> str:
+    """Return the number that decides: of those with the verdict of the item, the one with most questions or runs."""
+    measured = [one for one in judged if one.number is not None]
+    deciding = [one for one in measured if one.verdict == said and one.decides] or measured
+    if not deciding:
+        return "held by tests" if any(one.decides for one in judged) else "not measured"
+    best = max(deciding, key=lambda one: one.number.n if one.number else 0)
+    more = len([one for one in measured if one.decides]) - best.decides
+    return best.short + (f"; {more} more" if more > 0 else "")
 
 
 def _kind(item: PaperItem) -> str:

@@ -1,0 +1,112 @@
+// A page of a report: figures as wide as the page, its contents, and what is saved of a figure. Nothing is loaded.
+const workbench = (() => {
+  const NARROWEST = 660, LEFT = 8;
+  const plots = [], texts = {};
+
+  function fitted(figure, place) {
+    const wide = Math.max(NARROWEST, Math.floor(place.clientWidth));
+    const { margin: { l = 80, r = 80 } = {}, legend } = figure.layout;
+    const change = { width: wide };
+    if (legend && legend.x < 0) change["legend.x"] = (LEFT - l) / (wide - l - r);  // in line with the title
+    return change;
+  }
+  function draw(name, figure) {
+    const place = document.getElementById(name), again = document.querySelector(`[data-of="${name}"]`);
+    texts[name] = figure;
+    for (const one of [again, place]) if (one) plot(one, structuredClone(figure));
+  }
+  function plot(place, figure) {
+    const change = fitted(figure, place);
+    figure.layout.width = change.width;
+    if ("legend.x" in change) figure.layout.legend.x = change["legend.x"];
+    figure.config = { displaylogo: false, toImageButtonOptions: { format: "svg" }, ...figure.config };
+    Plotly.newPlot(place, figure);
+    plots.push(place);
+    menu(place.closest("figure"), () => cells(place), {
+      SVG: () => Plotly.toImage(place, { format: "svg", ...size(place) }).then(url => save(place, url, "svg")),
+      PNG: () => Plotly.toImage(place, { format: "png", scale: 3, ...size(place) }).then(url => save(place, url, "png")),
+      PDF: () => Plotly.toImage(place, { format: "svg", ...size(place) }).then(url => print(place, url)),
+    });
+  }
+  const size = place => ({ width: place._fullLayout.width, height: place._fullLayout.height });
+  const named = place => (place.closest("figure").querySelector("h3")?.textContent || "figure")
+    .toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 60);
+  function save(place, url, ending) {
+    Object.assign(document.createElement("a"), { href: url, download: `${named(place)}.${ending}` }).click();
+  }
+  function print(place, url) {  // paper of the figure's size: the browser's own dialogue saves it as PDF
+    const { width, height } = size(place), frame = document.createElement("iframe");
+    frame.style.cssText = "position:fixed;width:0;height:0;border:0";
+    frame.srcdoc = `<style>@page{size:${width}px ${height}px;margin:0}body{margin:0}</style>`
+      + `<title>${named(place)}</title>${decodeURIComponent(url.slice(url.indexOf(",") + 1))}`;
+    frame.onload = () => { frame.contentWindow.onafterprint = () => frame.remove(); frame.contentWindow.print(); };
+    document.body.append(frame);
+  }
+  const list = values => (values && values.length !== undefined ? Array.from(values) : []);
+  function cells(place) {  // of the traces that are shown: a row a point, or a cell of a map
+    const rows = [["trace", "x", "y", "z", "low", "high"]];
+    for (const trace of place._fullData) {
+      if (trace.visible !== true || trace.hoverinfo === "skip") continue;
+      const name = (trace.name || "").replace(/<[^>]*>/g, " ");
+      if (trace.z) list(trace.z).forEach((line, y) => list(line).forEach((z, x) =>
+        rows.push([name, trace.x?.[x] ?? x, trace.y?.[y] ?? y, z, "", ""])));
+      else list(trace.x?.length ? trace.x : trace.y).forEach((_, at) => {
+        const across = trace.orientation === "h" || trace.error_x?.visible, bars = across ? trace.error_x : trace.error_y;
+        const middle = Number((across ? trace.x : trace.y)?.[at]), above = bars?.visible ? bars.array?.[at] : undefined;
+        const below = bars?.visible ? (bars.arrayminus ?? bars.array)?.[at] : undefined;
+        rows.push([name, trace.x?.[at] ?? at, trace.y?.[at] ?? "", "", below === undefined ? "" : middle - below,
+          above === undefined ? "" : middle + above]);
+      });
+    }
+    const used = rows[0].map((_, at) => at < 3 || rows.slice(1).some(row => row[at] !== "" && row[at] !== null));
+    return rows.map(row => row.filter((_, at) => used[at]));
+  }
+  const csv = rows => rows.map(row => row.map(cell => {
+    const text = String(cell ?? "");
+    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  }).join(",")).join("\n") + "\n";
+  const SIGNS = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}" };
+  const short = cell => (typeof cell === "number" ? String(Number(cell.toPrecision(4))) : String(cell ?? "--"));
+  const escaped = cell => short(cell).replace(/[\\~^&%$#_{}]/g, sign => SIGNS[sign] || `\\${sign}`);
+  function latex(rows) {
+    const line = row => `${row.map(escaped).join(" & ")} \\\\`;
+    return [`\\begin{tabular}{${"l" + "r".repeat(rows[0].length - 1)}}`, "\\toprule", line(rows[0]), "\\midrule",
+      ...rows.slice(1).map(line), "\\bottomrule", "\\end{tabular}", ""].join("\n");
+  }
+  function menu(figure, rows, pictures) {
+    if (!figure) return;
+    const place = figure.querySelector(".wb-plot, table"), box = document.createElement("details");
+    box.className = "wb-save";
+    box.append(Object.assign(document.createElement("summary"), { textContent: "Save as…" }), document.createElement("div"));
+    const text = (made, ending) => {
+      const url = URL.createObjectURL(new Blob([made(rows())], { type: "text/plain" }));
+      save(place, url, ending);
+      setTimeout(() => URL.revokeObjectURL(url), 1000);
+    };
+    const ways = { ...pictures, CSV: () => text(csv, "csv"), LaTeX: () => text(latex, "tex") };
+    for (const [name, act] of Object.entries(ways)) {
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: name });
+      button.addEventListener("click", () => { box.open = false; act(); });
+      box.lastChild.append(button);
+    }
+    figure.prepend(box);
+  }
+  let asked = 0;
+  function refit() {
+    cancelAnimationFrame(asked);
+    asked = requestAnimationFrame(() => plots.forEach(place => {
+      const change = fitted(place, place);
+      if (change.width !== place._fullLayout.width) Plotly.relayout(place, change);
+    }));
+  }
+  document.addEventListener("DOMContentLoaded", () => {
+    for (const table of document.querySelectorAll(".wb-table")) {
+      menu(table.closest("figure"), () => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent)), {});
+    }
+    const parts = [...document.querySelectorAll("main h2[id]")], contents = document.querySelector(".wb-contents");
+    if (contents && parts.length > 1) contents.append("On this page:", ...parts.map(part =>
+      Object.assign(document.createElement("a"), { href: `#${part.id}`, textContent: part.firstChild.textContent })));
+    addEventListener("resize", refit);
+  });
+  return { draw };
+})();
