@@ -59,7 +59,7 @@ class Judged:
         if self.number is None:
             return self.needs
         one, form = self.number, self._form
-        ends = "" if one.low == one.high else f" [{form(one.low)} to {form(one.high)}]"
+        ends = "" if one.low == one.high else f" [{form(one.low).removesuffix(' points')} to {form(one.high)}]"
         side = {"above": "over", "below": "under", "equals": "exactly"}[self.claim.side]
         return f"{form(one.value)}{ends} (claimed: {side} {form(self.bar)}){f', {self.where}' if self.where else ''}"
 

@@ -38,7 +38,7 @@ STYLE = """
 .claims fieldset { border: 0; margin: 0 0 6px; padding: 0; } .claims label { margin-right: 14px; }
 .claims details, .claims .head { border-bottom: 1px solid #8884; }
 .claims summary, .claims .head { display: grid; gap: 0 16px; padding: 5px 4px; align-items: start;
-  grid-template-columns: 130px minmax(200px, 1fr) minmax(200px, 1fr) 110px; }
+  grid-template-columns: 150px minmax(200px, 1fr) minmax(200px, 1fr) 120px; }
 .claims summary { cursor: pointer; list-style: none; } .claims summary:hover { background: #8881; }
 .claims summary::-webkit-details-marker { display: none; }
 .claims .head { font-weight: 600; }
