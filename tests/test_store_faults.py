@@ -19,6 +19,7 @@ from workbench.store import FolderStore, MemoryStore
 from workbench.store.files.eviction import collect_garbage
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+LONG = [pytest.mark.weekly, pytest.mark.timeout(3600)]
 
 
 def none_lost_or_wrong(count: Count) -> Count:
@@ -26,16 +27,18 @@ def none_lost_or_wrong(count: Count) -> Count:
     return count
 
 
-def test_kills_of_a_writer_lose_nothing(tmp_path, caplog):
-    count = none_lost_or_wrong(kills(tmp_path / "a", 25))
-    assert count.tried == 25 and count.about["whole after"]
+@pytest.mark.parametrize("times", [25, pytest.param(1000, marks=LONG)])
+def test_kills_of_a_writer_lose_nothing(tmp_path, caplog, times):
+    count = none_lost_or_wrong(kills(tmp_path / "a", times))
+    assert count.tried == times and count.about["whole after"]
     assert not list((tmp_path / "a").glob(".*"))
 
 
-def test_flipped_bits_of_every_class_of_bytes_serve_nothing_wrong(tmp_path, caplog):
-    count = none_lost_or_wrong(flips(tmp_path / "a", 300))
-    assert set(count.about) == set(store_faults.BYTES) and min(count.about.values()) == 50
-    assert count.missed > 300
+@pytest.mark.parametrize("times", [300, pytest.param(10_000, marks=LONG)])
+def test_flipped_bits_of_every_class_of_bytes_serve_nothing_wrong(tmp_path, caplog, times):
+    count = none_lost_or_wrong(flips(tmp_path / "a", times))
+    assert set(count.about) == set(store_faults.BYTES) and min(count.about.values()) == times // 6
+    assert count.missed > times
 
 
 def test_classes_of_bytes_cover_a_file(tmp_path):

@@ -19,7 +19,7 @@ ASKED = threading.Event()  # set at the end of a test: whoever stalls goes on
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """memory:// that does as it is told: `stall`, `fail`, `forbid`, `half`, `flip`, `full`, or nothing of it."""
+    """memory:// that does as it is told: `stall`, `fail`, `forbid`, `half`, `flip`, `full`, `none`, or nothing."""
 
     protocol = "faulty"
     store: ClassVar[dict[str, MemoryFile]] = {}  # of all instances, as fsspec has it
@@ -32,6 +32,8 @@ class FaultyFileSystem(MemoryFileSystem):
 
     def cat_file(self, path, start=None, end=None, **given):
         self._act()
+        if type(self).fault == "none":
+            return None
         data = super().cat_file(path, start, end, **given)
         if type(self).fault == "half":
             return data[: len(data) // 2]
@@ -51,7 +53,7 @@ class FaultyFileSystem(MemoryFileSystem):
 
     def ls(self, path, detail=True, **given):
         self._act()
-        return super().ls(path, detail)
+        return None if type(self).fault == "none" else super().ls(path, detail)
 
     def _act(self):
         if type(self).fault == "stall":
@@ -99,6 +101,7 @@ def test_what_is_put_at_a_url_is_found_there_bit_for_bit(url, tmp_path, fault):
         ("stall", "unreachable", "it did not give a block in 0.2 s"),
         ("fail", "unreachable", "ConnectionResetError: Connection reset by peer"),
         ("forbid", "unreachable", "PermissionError: Access denied"),
+        ("none", "unreachable", "its file system gives NoneType for a file"),
         ("half", "damaged", "bytes, and the file"),
         ("flip", "damaged", "the checksum of the values of layer 1 is wrong"),
     ],
@@ -164,6 +167,7 @@ def test_files_of_a_later_version_or_of_another_block_are_not_served(fault, monk
         ("faulty://kept", "forbid", "faulty://kept cannot be reached: PermissionError: Access denied"),
         ("faulty://kept", "fail", "cannot be reached: ConnectionResetError: Connection reset by peer"),
         ("faulty://kept", "stall", "cannot be reached: it did not give its manifest in 0.1 s"),
+        ("faulty://kept", "none", "cannot be reached: TypeError: its file system gives NoneType"),
         ("faulty://kept", "full", "faulty://kept cannot be written: OSError: No space left on device"),
     ],
 )

@@ -63,7 +63,7 @@ def main() -> None:
 
     faults: dict[str, Callable[[Path], Count]] = {
         "kills": partial(kills, times=times(1000)),
-        "flips": partial(flips, times=times(2000)),
+        "flips": partial(flips, times=times(10_000)),
         "losses": partial(losses, times=times(1000)),
         "soak": partial(soak, steps=times(100_000)),
         "stateful": lambda _: stateful(times(10_000), args.workers),

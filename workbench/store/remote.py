@@ -28,7 +28,7 @@ from workbench.store.files.block_file import SUFFIX, Unusable
 from workbench.store.files.names import NAME
 from workbench.store.keys import Key
 from workbench.store.misses import Miss
-from workbench.store.remote_calls import DEADLINE, PAUSE, RemoteCalls, Unreachable, file_system
+from workbench.store.remote_calls import DEADLINE, PAUSE, RemoteCalls, Unreachable, content, file_system
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
@@ -107,8 +107,8 @@ class RemoteStore(quarantine.Repairing):
         """Delete the notes of `write` that name one of some blocks, so that they are written again."""
         pattern = f"{self.root}/*{WRITTEN}"
         for path in self._calls.needed("list its notes", lambda: list(self.fs.glob(pattern))):
-            text = self._calls.needed("give a note", partial(self.fs.cat_file, path))
-            if any(key in keys for key in bytes(text).decode(errors="replace").split()):
+            text = self._calls.needed("give a note", partial(content, self.fs, path))
+            if any(key in keys for key in text.decode(errors="replace").split()):
                 self._calls.needed("delete a note", partial(self.fs.rm_file, path))
 
     def has_file(self, name: str) -> bool:
@@ -131,8 +131,12 @@ class RemoteStore(quarantine.Repairing):
 
     def listed(self) -> dict[str, int]:
         """Return its keys, and the size of each."""
-        found = self._calls.needed("list its blocks", lambda: self.fs.ls(self.root, detail=True, refresh=True))
-        names = {str(each["name"]).rstrip("/").rpartition("/")[2]: int(each.get("size") or 0) for each in found}
+
+        def sizes() -> dict[str, int]:
+            found = self.fs.ls(self.root, detail=True, refresh=True)
+            return {str(each["name"]).rstrip("/").rpartition("/")[2]: int(each.get("size") or 0) for each in found}
+
+        names = self._calls.needed("list its blocks", sizes)
         return {name.removesuffix(SUFFIX): size for name, size in sorted(names.items()) if name.endswith(SUFFIX)}
 
     def __len__(self) -> int:
@@ -168,7 +172,7 @@ class RemoteStore(quarantine.Repairing):
 
     def _header(self, key: str) -> tuple[io.BytesIO, block_file.Contents]:
         path = self._path(key)
-        data = self._calls.within("give a block", lambda: self.fs.cat_file(path))
+        data = self._calls.within("give a block", lambda: content(self.fs, path))
         opened = io.BytesIO(data)
         return opened, block_file.contents(opened, (0, 0, len(data)))
 
@@ -180,7 +184,7 @@ class RemoteStore(quarantine.Repairing):
     def _opened(self, kind: Mapping[str, Any] | None, new: bool) -> dict[str, Any]:
         path = f"{self.root}/{manifest.MANIFEST}"
         try:
-            there = manifest.parsed(self._calls.needed("give its manifest", lambda: self.fs.cat_file(path)))
+            there = manifest.parsed(self._calls.needed("give its manifest", lambda: content(self.fs, path)))
         except manifest.Damaged as problem:
             if kind is None:
                 raise BadInput(f"{self.url}/{manifest.MANIFEST} is corrupt: {problem}") from None

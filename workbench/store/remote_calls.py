@@ -62,6 +62,14 @@ class RemoteCalls:
         raise Unreachable(f"{type(failed[0]).__name__}: {' '.join(str(reason).split())[:200]}") from None
 
 
+def content(fs: Any, path: str) -> bytes:
+    """Return the bytes of a file. Raises TypeError where a file system answers with something else."""
+    found = fs.cat_file(path)
+    if not isinstance(found, bytes | bytearray | memoryview):
+        raise TypeError(f"its file system gives {type(found).__name__} for a file")
+    return bytes(found)
+
+
 def file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path on it. Raises BadInput."""
     import fsspec

@@ -105,7 +105,8 @@ def folder_atomically(path: Path) -> Iterator[Path]:
     partial = _beside(path)
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with writing(path):
+            yield partial
         replace_folder(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

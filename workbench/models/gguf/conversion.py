@@ -19,7 +19,7 @@ from transformers import logging as transformers_logging
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from workbench.core.errors import BadInput
-from workbench.core.utils.files import digest, folder_atomically, need_room, writing
+from workbench.core.utils.files import digest, folder_atomically, need_room
 from workbench.models import families
 from workbench.models.gguf.header import VERSION, Header, read
 from workbench.models.gguf.pretokenizers import SPLITTINGS
@@ -50,7 +50,7 @@ def write(header: Header, path: Path, note: str | None = None, origin: Mapping[s
     with _quiet():
         config = _config(header)
         model, tokenizer = _model(header, config), _tokenizer(header)
-    with _quiet(), writing(path), folder_atomically(path) as partial:
+    with _quiet(), folder_atomically(path) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         source = {"file": header.file.name, "sha256": digest(header.file), "conversion": VERSION}

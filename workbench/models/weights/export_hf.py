@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from workbench.core.errors import BadInput
-from workbench.core.utils.files import folder_atomically, writing
+from workbench.core.utils.files import folder_atomically
 from workbench.models.checkpoints import COMPACT, DIFFERENCE, base_folder
 from workbench.models.loading import load
 from workbench.models.model_names import folder
@@ -21,7 +21,7 @@ def write(name_or_path: str | Path, out: Path) -> Path:
         raise BadInput(f"{out} is there already: a new folder is needed")
     source, model = folder(name_or_path), load(name_or_path, dtype="bfloat16").model
     files = {file.name: file for of in (base_folder(source), source) for file in of.iterdir() if file.is_file()}
-    with writing(out), folder_atomically(out) as partial:
+    with folder_atomically(out) as partial:
         for name, file in files.items():
             if name not in LEFT_OUT and not name.endswith((".safetensors", ".index.json")):
                 shutil.copy2(file, partial / name)
