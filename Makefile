@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 BIN := $(VENV)/bin
+UV := $(shell command -v uv 2>/dev/null)
+WANTED := --constraint constraints.txt --editable '.[dev]'
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
@@ -15,8 +17,9 @@ help: ## list the targets
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, e.g. make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV); the first time takes a few minutes."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@echo "Installing into $(VENV): torch and some 150 packages, a few minutes the first time$(if $(UV),, (uv takes a third))."
+	@$(if $(UV),$(UV) pip install --python $(BIN)/python $(WANTED) ||) \
+	  $(BIN)/python -m pip install --disable-pip-version-check $(WANTED)
 	@touch $@
 
 install: $(READY) ## create .venv and install into it (every other target does so when needed)

@@ -194,11 +194,16 @@ def test_models_are_listed(folder, run, tmp_path, monkeypatch):
     assert row["layers"] == 2 and row["layout"] == "lab" and row["parameters"] > 10000
 
 
-def test_a_data_set_is_shown(run):
+def test_a_data_set_is_shown(run, folder):
     assert run("data", "lab", "--samples", "2").stdout.count("\nA ") == 2
     lines = run("data", "lab", "--samples", "2", "--json").stdout.splitlines()
     assert {"id", "question", "answers", "ctxs"} <= set(json.loads(lines[1]))
     assert run("data", "nothing").exit_code == 2
+    assert "2 questions, 10 passages each" in run("data", "lab", "--samples", "2").stdout
+    shown = run("data", "lab", "--samples", "1", "--passages", "2", "--model", folder).stdout
+    assert "block 3" in shown and "tokens a prompt, n = 1" in shown
+    assert "'" in run("data", "lab", "--samples", "1", "--model", folder, "--tokens").stdout
+    assert run("data", "lab", "--tokens").exit_code == 2
     assert run("data", "needles-tracking", "--samples", "2", "--passages", "4").stdout.count("\nA ") == 2
     assert {"lab", "needles", "needles-multi-key"} <= set(run("data").stdout.split())
 

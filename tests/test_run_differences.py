@@ -52,8 +52,20 @@ def test_differences_are_paired_by_question_and_worded_by_their_sign():
     assert "66.7 points higher" in said(turned) and "better" in said(turned) and "4.0 times later" in said(turned)
     as_many = compared([FULL, replace(REUSE, scores={**REUSE.scores, "rows_computed": 100.0})])
     assert "sooner" not in said(as_many), "a clock that differs where as much is computed"
+    few = [replace(run, scores={**run.scores, "ttft_n": 1.0}) for run in (FULL, REUSE)]
+    assert "sooner" not in said(compared(few)) and "fewer tokens" in said(compared(few)), "one timed request each"
+    assert "m on lab" in said(found)
     same = compared([FULL, replace(FULL, name="again")])
     assert "the same on all 6 questions" in said(same)
+
+
+def test_answers_that_differ_stand_side_by_side():
+    full, reuse = (
+        replace(run, answers=[{**row, "answer": word if row["id"] == "1" else "same"} for row in run.answers])
+        for run, word in ((FULL, "red"), (REUSE, "silver"))
+    )
+    assert compared([full, reuse]).answers() == [("1", "e1", "red", "silver")]
+    assert any(title == "Answers that differ" for title, _, _ in compared_page.tables(compared([full, reuse])))
 
 
 def test_the_score_that_tells_most_comes_first_where_exact_match_is_vacuous():

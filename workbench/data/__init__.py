@@ -105,7 +105,7 @@ def check_name(name: str) -> None:
         is_generated(name)
         or name in names()
         or name.startswith(hub.PREFIX)
-        or name.endswith(files.ENDINGS)
+        or name.endswith((*files.ENDINGS, *passage_files.PLAIN))
         or os.path.lexists(name)
         or folders.named(name)
     ):

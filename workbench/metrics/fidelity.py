@@ -87,6 +87,21 @@ def predict(
     return predicted
 
 
+def _both(
+    model: PreTrainedModel,
+    ready: Sequence[ReadyRequest],
+    logits: Sequence[Tensor],
+    gold: Sequence[Tokens],
+    own: Sequence[Tokens],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Predict the gold and the own answers; two that are the same but for the last token are predicted once."""
+    same = [len(one) == len(other) and one[:-1] == other[:-1] for one, other in zip(gold, own, strict=True)]
+    golden = predict(model, ready, logits, gold)
+    asked = [() if alike else tokens for alike, tokens in zip(same, own, strict=True)]
+    others = predict(model, ready, logits, asked)
+    return golden, [one if alike else other for alike, one, other in zip(same, golden, others, strict=True)]
+
+
 def references(
     model: PreTrainedModel,
     tokenizer: Any,
@@ -104,7 +119,7 @@ def references(
         for tokens, limit in zip(said, limits, strict=True)
     ]
     padded = [(*tokens, 0) if end else tokens for tokens, end in zip(said, ended, strict=True)]  # 0 is not read
-    of_gold, of_own = (predict(model, full.ready, full.logits, answers) for answers in (golden, padded))
+    of_gold, of_own = _both(model, full.ready, full.logits, golden, padded)
     last = torch.stack([rows[-1].argmax() for rows in of_own]).tolist() if of_own else []
     own = [(*tokens, end) if more else tokens for tokens, more, end in zip(said, ended, last, strict=True)]
     texts = [generation.text.strip() for generation in full.generations]
@@ -138,7 +153,7 @@ def compare(
     kl_first, agree_first    of the answer's first token, which is the same for both answers
     What is of a gold answer is None where there is none.
     """
-    golden, own = (predict(model, ready, logits, [getattr(one, name) for one in known]) for name in ("gold", "own"))
+    golden, own = _both(model, ready, logits, [one.gold for one in known], [one.own for one in known])
     return scores(known, [torch.cat(pair) for pair in zip(golden, own, strict=True)])
 
 

@@ -1,11 +1,13 @@
 """`workbench data`: a look at questions and passages."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from workbench import data as datasets
 from workbench.app.console.text import plain
@@ -13,8 +15,10 @@ from workbench.core.errors import BadInput, printable
 from workbench.core.utils.files import write_text
 from workbench.data import Sample
 
+MOST = 200  # prompts whose tokens are counted
 NAME = "`lab`, `lab-hard`, `lab(hints=0)`, `needles`, `manuals`, a shipped name or a file; none: list the names"
 PASSAGES = "Passages a question; those of a file are cut, or filled in from its other questions"
+LAYOUT = "Layout of that prompt: lab, released, chat or a JSON file; else the model's own"
 app = typer.Typer(add_completion=False)
 
 
@@ -25,9 +29,16 @@ def show_data(
     seed: Annotated[int, typer.Option(help="Of the draw")] = 0,
     passages: Annotated[int | None, typer.Option(help=PASSAGES)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON record a line")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Show the first prompt as this model reads it, and count tokens")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help=LAYOUT)] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show that prompt token by token (with --model)")] = False,
     out: Annotated[Path | None, typer.Option(help="Write them to this file (.jsonl), which is data like any")] = None,
 ) -> None:
-    """Look at a data set, or write samples of it to a file."""
+    """Look at a data set and the prompts that a model reads, or write samples of it to a file."""
+    if model is None and (layout is not None or tokens):
+        raise BadInput(f"{'--layout' if layout else '--tokens'} says how a prompt is shown: name its --model, too")
     if name is None:
         print("\n".join(datasets.names()))
         return
@@ -46,6 +57,47 @@ def show_data(
             print("".join(x if x.isprintable() else json.dumps(x)[1:-1] for x in line))
         else:
             _show(console, sample)
+    if not as_json:
+        every = listed if datasets.is_generated(name) else datasets.load(name, None, seed, passages, answered=False)
+        console.print(f"[dim]{plain(name)}: {_totals(every, len(listed))}[/]")
+        if model is not None:
+            _prompt(console, every, listed[0], model, layout, tokens)
+
+
+def _totals(every: Sequence[Sample], shown: int) -> str:
+    held = [len(sample.ctxs) for sample in every]
+    passages = len({passage for sample in every for passage in sample.ctxs})
+    unanswered = sum(not sample.answers for sample in every)
+    asked = f"{len(every):,} question{'s' * (len(every) > 1)}"
+    parts = [f"{shown} of {asked}" if shown < len(every) else asked]
+    parts += [f"{_range(held)} passages each, {passages:,} different ones"]
+    return ", ".join(parts + [f"{unanswered:,} without an answer"] * bool(unanswered))
+
+
+def _prompt(
+    console: Console, every: Sequence[Sample], first: Sample, model: str, layout: str | None, tokens: bool
+) -> None:
+    """Show a sample's prompt block by block, and how many tokens the prompts of all samples have."""
+    from workbench.data import prompt_view  # transformers: not for a look at questions
+    from workbench.data.chat_template import layout_named
+    from workbench.models import base_folder, folder, layout_of
+    from workbench.models.model_card import tokenizer_of
+
+    path = folder(model)
+    tokenizer = tokenizer_of(base_folder(path))
+    chosen = layout_of(path, tokenizer) if layout is None else layout_named(layout, tokenizer)
+    reading = prompt_view.of_sample(first, "", tokenizer, chosen)
+    for number, (text, start) in enumerate(zip(reading.pieces, reading.prompt.starts, strict=False)):
+        held = reading.tokens[start : start + len(reading.prompt.blocks[number])]
+        console.print(f"[bold]block {number}[/] [dim]positions {start:,} on, {len(held):,} tokens[/]")
+        console.print(plain(" ".join(map(repr, held))) if tokens else escape(printable(text)), end="\n\n")
+    lengths = [len(prompt) for prompt in chosen.prompts(every[:MOST], tokenizer)]
+    console.print(f"[dim]{plain(model)}: {_range(lengths)} tokens a prompt, n = {len(lengths):,}[/]")
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _show(console: Console, sample: Sample) -> None:

@@ -67,7 +67,7 @@ def trial(
     with progress(f"{Path(given['model']).name} on {Path(given['data']).name}") as advance:
         from workbench.app.console.trial_report import beside_full, report  # torch and transformers: not for `--help`
         from workbench.experiments.sweeps.sweep_grid import Case
-        from workbench.experiments.trials import record, rows
+        from workbench.experiments.trials import record
         from workbench.experiments.trials.trial import Trial
         from workbench.store.urls import place_of, preparation_of
 
@@ -76,5 +76,7 @@ def trial(
         planned = Trial(**options(method, {name: value for name, value in given.items() if value is not None}))
         result, answers = planned.run_each(advance)
     if out is not None:
+        from workbench.experiments.trials import rows  # pandas: for results that are kept
+
         rows.write(out, Case(planned).key, result, answers, method or "")
     show(as_json, record.dumps(result), report(result) if details else beside_full(result, answers))

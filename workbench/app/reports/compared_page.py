@@ -9,9 +9,11 @@ from plotly.offline import get_plotlyjs
 from workbench.app.reports.html import script_json
 from workbench.app.reports.sanitize_figure import inert
 from workbench.experiments.trials.run_differences import COSTS, RunComparison
+from workbench.metrics import latency
 from workbench.plots.marks.theme import PAGE_STYLE
 from workbench.plots.reports.run_differences import difference_rows, differences, said
 
+LONGEST = 60  # letters of an answer
 DIFFERENCES = ("run", "score", "value", "base", "difference", "95% interval", "questions")
 
 PAGE = """<!doctype html>
@@ -44,6 +46,10 @@ def tables(found: RunComparison) -> Iterable[Table]:
     costs = [(row["run"], *(_cost(row, name) for name in COSTS)) for row in found.costs()]
     if any(text != "–" for row in costs for text in row[1:]):
         yield "Costs of a request", ("run", *COSTS.values()), [*costs]
+    if differing := found.answers():
+        others = [run.name for run in found.runs if run is not found.base]
+        head = ("question", "expected", found.base.name, *others)
+        yield "Answers that differ", head, [tuple(map(_brief, row)) for row in differing]
     for title, what in (("Parameters that differ", found.parameters), ("Versions that differ", found.versions)):
         if what:
             yield title, ("", *names), [(key, *map(_text, values)) for key, values in what.items()]
@@ -84,7 +90,16 @@ def _cost(row: dict[str, Any], name: str) -> str:
     if row[name] is None:
         return "–"
     ratio = row[f"{name}_ratio"]
-    return f"{row[name]:,.4g}" + (f" ({ratio:.2f}×)" if ratio is not None else "")
+    text = f"{row[name]:,.4g}" + (f" ({ratio:.2f}×)" if ratio is not None else "")
+    if name != "ttft_p50" or row["ttft_n"] is None:
+        return text
+    ends = latency.spread(row | {"n": row["ttft_n"]})
+    return text + (f", {ends[0]:.3g} to {ends[1]:.3g}" if ends else "") + f", n = {row['ttft_n']:.0f}"
+
+
+def _brief(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _text(value: Any) -> str:

@@ -132,7 +132,10 @@ def as_json(value: Any) -> Any:
 
 def _text(path: Path) -> str:
     if not path.name.endswith(ENDINGS):
-        raise BadInput(f"{brief(path)}: a data file ends in {', '.join(ENDINGS)}")
+        asked = (
+            "; passages without questions are for `workbench store encode`" if path.suffix in (".txt", ".md") else ""
+        )
+        raise BadInput(f"{brief(path)}: a data file ends in {', '.join(ENDINGS)}{asked}")
     if not is_file(path):
         raise BadInput(f"{brief(path)}: no such file")
     try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import BadInput
@@ -50,15 +51,38 @@ class RunComparison:
     versions: dict[str, list[Any]]
 
     def costs(self) -> list[dict[str, Any]]:
-        """Return a row a run: its costs, and {cost}_ratio to those of the base."""
+        """Return a row a run: its costs, {cost}_ratio to those of the base, and the spread of its times.
+
+        `ttft_n` is how many requests were timed, of the run or of the base: the smaller number.
+        """
         rows = []
         for run in self.runs:
             row: dict[str, Any] = {"run": run.name}
             for name in COSTS:
                 value, level = run.scores.get(name), self.base.scores.get(name)
                 row |= {name: value, f"{name}_ratio": value / level if value is not None and level else None}
-            rows.append(row)
+            timed = [n for each in (run, self.base) if (n := each.scores.get("ttft_n")) is not None]
+            row |= {name: run.scores.get(f"ttft_{name}") for name in ("p5", "p95", "least", "most")}
+            rows.append(row | {"ttft_n": min(timed, default=None)})
         return rows
+
+    @property
+    def about(self) -> str:
+        """Say model and data, where all runs share them."""
+        shared = [str(self.base.parameters[key]) for key in ("model", "data") if self.base.parameters.get(key)]
+        named = [Path(text).name for text in shared]
+        return "" if {"model", "data"} & set(self.parameters) or len(named) < 2 else f"{named[0]} on {named[1]}"
+
+    def answers(self, most: int = 12) -> list[tuple[str, ...]]:
+        """Return (question, expected, the base's answer, each other run's) where they differ, at most so many."""
+        others = [run for run in self.runs if run is not self.base]
+        said = [{row["id"]: str(row.get("answer", "")) for row in run.answers} for run in others]
+        found = []
+        for row in self.base.answers:
+            each = [str(row.get("answer", "")), *(by_id.get(row["id"], "–") for by_id in said)]
+            if len(set(each)) > 1:
+                found.append((str(row["id"]), str(row.get("expected") or "–"), *each))
+        return found[:most]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: a row a run, a row a difference, and what changed."""

@@ -23,6 +23,7 @@ HEADS = {
     "agree_first": "first tokens that agree",
 }
 FOREMOST = ("em", "f1", "contains", "kl", "nll")  # of these the one that tells most is told first
+TIMED = 5  # requests that have to be timed before a speedup is claimed
 SAME = 0.02  # of the tokens computed: two methods compute as many
 CHEAPER = {"ttft_p50": ("sooner", "later"), "rows_computed": ("fewer", "more")}
 
@@ -89,7 +90,8 @@ def said(found: RunComparison) -> str:
     runs = [run for run in found.runs if run is not found.base]
     parts = [_of_run([d for d in found.differences if d.run == run.name], costs[run.name]) for run in runs[:3]]
     more = f" {len(runs) - 3} more runs are in the table." if len(runs) > 3 else ""
-    return f"{'. '.join(parts)} (beside {found.base.name}).{more}"
+    about = f"; {found.about}" if found.about else ""
+    return f"{'. '.join(parts)} (beside {found.base.name}{about}).{more}"
 
 
 def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
@@ -100,6 +102,8 @@ def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
         ratio = costs[f"{cost}_ratio"]
         if cost == "ttft_p50" and computed is not None and abs(computed - 1) <= SAME:
             continue  # as many tokens computed: what is left is noise of the clock
+        if cost == "ttft_p50" and (costs["ttft_n"] or TIMED) < TIMED:
+            continue  # too few requests were timed to claim anything
         if ratio and abs(ratio - 1) > 0.005:
             what = "the first token comes" if cost == "ttft_p50" else "it computes"
             unit = "" if cost == "ttft_p50" else " tokens"
