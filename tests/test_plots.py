@@ -18,10 +18,10 @@ from workbench.metrics.kv import position_encoding
 from workbench.metrics.kv.position_drift import drift
 from workbench.metrics.kv.position_encoding import SCHEMES, key_rotation, shift_errors
 from workbench.plots.attention.attention_mass import attention, block_mass
-from workbench.plots.attention.mask_savings import savings
+from workbench.plots.attention.mask_savings import request_savings
 from workbench.plots.attention.masks import MaskPanel, masks
 from workbench.plots.attention.prompt_strip import strip
-from workbench.plots.kv.position_drift import drift as draw_drift
+from workbench.plots.kv.position_drift import positions_drift
 from workbench.plots.kv.position_encoding import exactness, rotation
 from workbench.plots.marks import table as tables
 from workbench.plots.marks.intervals import quality
@@ -152,7 +152,7 @@ def test_other_sentences_are_refused_and_nothing_runs(sentence):
 
 def test_savings_shows_what_is_computed_on_request():
     record = {"mask": "Cached blocks", "pairs": 60, "computed": 20, "causal": 100, "rows": 5, "length": 40}
-    check(fig := savings([record], **SAID))
+    fig = request_savings([record], "a text")
     assert fig.data[0].x == (0.6,) and fig.data[1].x == (0.2,)
 
 
@@ -264,7 +264,7 @@ def test_drift_is_zero_where_nothing_is_reused_from_elsewhere(model):
     assert max(max(r["error"]) for r in layers) < 1e-5
     assert all(r["agree"] == 1 and max(r["kl"]) < 1e-6 for r in first)
     layers, first = drift(model, [prompt()])
-    check(draw_drift(layers, first, **SAID))
+    assert "tiny. Left" in positions_drift(layers, first, about="tiny").layout.annotations[-1].text
     assert {r["mode"] for r in layers} == {"block", "naive"} and len(layers) == 2 * 3
 
 

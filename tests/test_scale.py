@@ -4,16 +4,17 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
+import scale
+
 from tests.test_bench_models import TINY
 from workbench.experiments.bench.models.whole_model import LLAMA, Scene, build
-from workbench.experiments.latency import scale
 
 
 @pytest.fixture(scope="module")
 def rows():
     scene = Scene(build(LLAMA | TINY), [], unit=16)
-    axes = [scale.Axis("context", (1, 2)), scale.Axis("question", (1, 3)), scale.Axis("blocks", (8, 32))]
-    return list(scale.curves(scene, [*axes, scale.Axis("batch", (1, 2))], runs=2))
+    axes = {"context": (1, 2), "question": (1, 3), "blocks": (8, 32), "batch": (1, 2)}
+    return list(scale.curves(scene, axes, runs=2))
 
 
 def test_every_axis_is_measured(rows):

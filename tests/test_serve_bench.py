@@ -39,7 +39,7 @@ def served(*words):
 
 
 @pytest.mark.parametrize("engine", ["contiguous", "paged"])
-@pytest.mark.parametrize("start", ["cold", "warm", "empty"])
+@pytest.mark.parametrize("start", ["cold", "warm", "hot", "empty"])
 def test_every_mode_is_measured_over_the_same_blocks(engine, start, loaded, prompts):
     runs = measure(loaded, prompts, start=start, engine=engine, batch=2, max_new_tokens=2)
     assert [run.mode for run in runs] == list(MODES)
@@ -86,7 +86,7 @@ def test_the_command_prints_and_writes_a_row_a_mode(folder, tmp_path):
     assert set(counted.kind) == {"cold"} and set(counted.ratio) == {0.0} and set(counted["select"]) == {"none"}
     rows = counted.assign(scheduler=[json.loads(text)["scheduler"] for text in counted.setting])
     values = rows.pivot(index="scheduler", columns="measure", values="value")
-    assert set(values) == {"ttft_ms", "ttft_p95", "per_second", "idle", "reused", "rows_computed"}
+    assert set(values) == {"ttft_ms", "ttft_p50", "ttft_p95", "per_second", "idle", "reused", "rows_computed"}
     for run in said["runs"]:
         assert values.per_second[run["mode"]] == pytest.approx(run["per_second"])
         assert values.reused[run["mode"]] == run["hit_rate"] == 1

@@ -1,6 +1,5 @@
 """Records, figures and sentences of the notebooks on sparse attention, on small states and made-up tables."""
 
-from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -122,14 +121,10 @@ def test_a_long_prompt_is_framed_near_its_end():
 
 
 def check(figure) -> None:
-    """What every figure keeps: the template, title, notice and caption, and JSON without 16-bit floats."""
-    title, notice, caption = (note.text for note in figure.layout.annotations[-3:])
+    """What every figure keeps: the template, title and caption, and JSON without 16-bit floats."""
+    title, caption = (note.text for note in figure.layout.annotations[-2:])
     assert figure.layout.template == TEMPLATE and figure.data
-    assert title.startswith("<b>") and notice and caption and '"f2"' not in figure.to_json()
-
-
-def notice_of(figure) -> str:
-    return " ".join(figure.layout.annotations[-2].text.split("<br>"))
+    assert title.startswith("<b>") and caption and '"f2"' not in figure.to_json()
 
 
 def test_methods_are_named_once_and_some_need_nothing_fitted():
@@ -157,7 +152,6 @@ def test_the_threshold_slider_steps_through_the_first_method_that_has_one(states
     assert f"this head keeps {choice.density()[1]:.0%} of the pairs" in labels[0]
     names = [trace.name for trace in figure.data]
     assert names[2:5] == ["window and sink", "oracle", "truly most"], "a method called oracle is not the curve's own"
-    assert "window and sink" in notice_of(figure)
     only = {"all tiles": both["all tiles"]}
     records = tile_records.threshold_records(states, only, SIZE)
     assert sparse_masks.threshold_slider(states, only, specs, records, **given) is None
@@ -168,19 +162,14 @@ def test_rules_and_unions_are_drawn_with_what_they_are_worth(states):
     causes = {i: tile_recall.bfla_rules(states, i, bfla) for i in states.layers}
     check(figure := sparse_masks.kept_by_rule(states, causes, bfla, layer=2, head=3, about="About"))
     added = tile_records.means(tile_records.rule_records(causes), "rule", ("density", "attention"))
-    assert f"mass {added['mass']['attention'] / added['mass']['density']:.1f}, local" in notice_of(figure)
-    assert "; the hashes stride" in notice_of(figure) and figure.data[1].visible, "the KV head of query head 3"
-    plain = replace(bfla, stride=0, random=0.0)
-    causes = {i: tile_recall.bfla_rules(states, i, plain) for i in states.layers}
-    said = notice_of(sparse_masks.kept_by_rule(states, causes, plain, layer=0, head=0, about="About"))
-    assert "hashes" not in said and said.endswith(".")
+    bars = {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figure.data if trace.type == "bar"}
+    assert bars["attention"]["mass"] == added["mass"]["attention"]
+    assert figure.data[1].visible, "the KV head of query head 3"
 
     compact = Compact(sparse.named(f"random(block={SIZE}, share=0.2)"), heads=0)
     rows = tile_records.last_chunk(LENGTH, 64)
     unions = {i: tile_union.union(states, i, compact, rows) for i in states.layers}
     check(figure := sparse_masks.union_of_chunk(unions, compact, rows, layer=2, head=3, about="About"))
-    steps = tile_records.means(tile_records.union_records(unions), "step", ["density"])
-    assert f"{steps['chunk']['density']:.0%} with the chunk" in notice_of(figure)
     assert f"rows {rows.start:,} to {rows.stop - 1:,}" in figure.layout.annotations[-1].text
 
 
@@ -197,9 +186,6 @@ def test_a_long_prompt_is_drawn_framed_and_tabulated():
     assert figure.layout.updatemenus[0].buttons[0].label == "head 1: share of tiles kept"
     assert figure.layout.shapes[0].y0 == figure.layout.shapes[0].x0 == 24 * 32
     check(figure := long_masks.frame_maps(found, share=0.8, device="a CPU"))
-    kept = {name: one.record(1)["attention"] for name, one in found.items()}
-    most = max(kept, key=kept.__getitem__)
-    assert f"{most} keeps {kept[most]:.0%} of the attention" in notice_of(figure)
     assert "256 rows" in figure.layout.annotations[-1].text
     check(figure := long_masks.choosing_table(found, 1024, "a CPU"))
     assert list(figure.data[0].cells["values"][2]) == [f"{one.record(0)['density']:.1%}" for one in found.values()]

@@ -34,7 +34,7 @@ def test_the_share_outside_a_choice_is_one_minus_what_it_holds():
     records = deviation.concentration_records({"after_system": curve})
     assert records[1] == {"preparation": "after_system", "name": "layer 1", "at": 0.2, "mean": pytest.approx(0.75)}
     fig = deviation.concentration_curves({"after_system": curve}, ratio=0.2, about="1 prompt")
-    assert "leaves 25% of the deviation in layer 1" in texts(fig)
+    assert [trace.name for trace in fig.data] == ["layer 1"]
 
 
 def test_places_are_by_offset_and_by_rank():
@@ -44,9 +44,8 @@ def test_places_are_by_offset_and_by_rank():
     means = {(r["by"], r["at"]): r["mean"] for r in records}
     assert means == {("offset", 0.25): 2.0, ("offset", 0.75): 0.0, ("rank", 1): 0.5, ("rank", 2): 1.5}
     both = [{**r, "name": name} for name in ("after_system", "with_neighbours") for r in records]
-    mean = {"after_system": 1.0, "with_neighbours": 1.5}
-    fig = deviation.where_it_sits(both, mean, layer=1, prompts=1, about="tiny")
-    assert "the last passage 1.0 times as much as the second" in texts(fig) and "all tokens by +50%" in texts(fig)
+    fig = deviation.where_it_sits(both, layer=1, prompts=1, about="tiny")
+    assert {trace.name for trace in fig.data} >= {"after_system", "with_neighbours"}
 
 
 def test_causes_are_means_over_prompts_and_typical_ones_leave_the_first_layer_out(loaded):
@@ -60,7 +59,7 @@ def test_causes_are_means_over_prompts_and_typical_ones_leave_the_first_layer_ou
     keys = [r["mean"] for r in records if (r["cause"], r["part"], r["at"]) == ("context", "keys", 1)]
     assert typical["context"] == pytest.approx(np.mean(keys)) and typical["context"] > 0
     fig = deviation_repair.what_causes_it(records, about="tiny")
-    assert f"missing context leaves {typical['context']:.0%}" in texts(fig) and "2 prompts" in texts(fig)
+    assert "2 prompts" in texts(fig)
 
 
 def test_repairs_keep_selector_and_part_together():
@@ -72,7 +71,7 @@ def test_repairs_keep_selector_and_part_together():
     final = deviation_repair.left_in_last_layer(records)
     assert final["first_k", "asked"] == 0.25 and final["oracle", "context"] == 1
     fig = deviation_repair.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny")
-    assert "first tokens (EPIC) leaves least in the last layer of the question (25%)" in texts(fig)
+    assert "2 prompts" in texts(fig)
 
 
 def test_a_repair_is_made_for_every_selector_and_prompt(monkeypatch):

@@ -8,7 +8,6 @@ whole prompt; "blocks": 32K tokens in blocks of one length, each attending to it
 quarter to three quarters of 1024 tokens.
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from script import options, writer
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
@@ -25,9 +25,6 @@ from workbench.experiments.bench import baselines, timing
 from workbench.experiments.bench.kernels.workloads import numbers
 from workbench.experiments.bench.run import gpu_facts
 from workbench.experiments.bench.timing import Time
-from workbench.experiments.trials.record import versions
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 
 OUT = Path(__file__).with_name("attention_backends.json")
 HEADS = (((32, 8), 128), ((32, 8), 64), ((28, 4), 128), ((9, 3), 64))  # Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-7B, SmolLM2
@@ -78,19 +75,14 @@ def row(work: str, heads: tuple[int, int], width: int, length: int, calls: Calls
 
 def main() -> None:
     """Measure and write, a shape at a time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--choices", type=Path, default=OUT, help="file that the engine reads")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
-    parser.add_argument("--shapes", type=int, default=len(HEADS), help="how many of the model shapes")
-    given = parser.parse_args()
+    given = options(__doc__, choices=OUT, shapes=len(HEADS))
     if not torch.cuda.is_available():
         raise BadInput("attention is timed on a GPU, and there is none here")
     facts = gpu_facts()
     name = facts.pop("card")
     before = json.loads(given.choices.read_text())["gpus"] if given.choices.is_file() else {}
     rows: list[dict[str, Any]] = []
-    origin = {"device": name, "versions": versions(), **this_run()}
-    with torch.inference_mode(), Writer(given.out, "backends@gpu", **origin) as out:
+    with torch.inference_mode(), writer(given, "backends@gpu", "cuda") as out:
         for work, heads, width, length, calls in shapes():
             if (heads, width) not in HEADS[: given.shapes]:
                 continue

@@ -10,26 +10,22 @@ states of a lab world in which one fact changes at a time, a passage a block; de
 its question and its answer. Tasks that are there already are kept.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lab_frames
+from script import name_of, options, writer
 
 from workbench import models
 from workbench.data.sources import demonstrations, game
 from workbench.experiments.serving import sessions
 from workbench.experiments.serving.sessions import SessionPrompt
-from workbench.experiments.trials.record import device_name, versions
 from workbench.experiments.trials.trial import batches
 from workbench.methods.answered import Generation
 from workbench.methods.generation import generate
 from workbench.metrics.answers import exact_match
 from workbench.models.loading import Loaded
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 from workbench.store import MemoryStore
 
 TASKS = ["demonstrations", "game", "frames"]
@@ -60,28 +56,23 @@ def rows(loaded: Loaded, steps: Sequence[SessionPrompt]) -> Iterator[dict[str, A
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="lab-block")
-    parser.add_argument("--requests", type=int, default=500, help="questions behind demonstrations")
-    parser.add_argument("--frames", type=int, default=200, help="frames of the game and of the world, a question each")
-    parser.add_argument("--tables", type=int, default=1, help="tables of the game, 56 blocks each")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    args = parser.parse_args()
+    counts = {
+        "requests": 500,
+        "frames": 200,
+        "tables": 1,
+    }
+    args = options(__doc__, model="lab-block", **counts, tasks=TASKS, device="cpu")
     loaded = models.load(args.model, args.device)
-    path = Path(args.model)
-    name = path.parent.name if path.name == "model" else path.name
-    origin = {"model": name, "seed": SEED, "device": device_name(loaded.model.device), "versions": versions()}
-    origin |= {"setting": {"shots": SHOTS, "tables": args.tables}, **this_run()}
+    layout, name = loaded.layout, name_of(args.model)
     steps_of = {
         "demonstrations": lambda: sessions.of_demonstrations(
-            demonstrations.requests(args.requests, SEED, SHOTS), loaded.layout
+            demonstrations.requests(args.requests, SEED, SHOTS), layout
         ),
-        "frames": lambda: sessions.of_frames(lab_frames.samples(args.frames, SEED), loaded.layout),
-        "game": lambda: sessions.of_game(game.frames(args.frames, SEED, args.tables), loaded.layout),
+        "frames": lambda: sessions.of_frames(lab_frames.samples(args.frames, SEED), layout),
+        "game": lambda: sessions.of_game(game.frames(args.frames, SEED, args.tables), layout),
     }
-    with Writer(args.out, f"session@{name}", resume=True, **origin) as out:
+    origin = {"model": name, "seed": SEED, "setting": {"shots": SHOTS, "tables": args.tables}}
+    with writer(args, f"session@{name}", loaded.model.device, resume=True, **origin) as out:
         there = {row["data"] for row in out.there("answers")}
         for task in (task for task in args.tasks if task not in there):
             out.answers({"data": task, **row} for row in rows(loaded, steps_of[task]()))

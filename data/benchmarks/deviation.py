@@ -3,26 +3,27 @@
     python data/benchmarks/deviation.py --samples 200
     python data/benchmarks/deviation.py --model smollm2 --data nq=nq-test.jsonl --samples 500 --device cuda
 
+    python data/benchmarks/deviation.py --together hotpotqa=hotpotqa_distractor_100.jsonl nq=nq-test.jsonl --samples 500
+
 writes into the results folder --out: figures 3, 7 and 8 of FusionRAG and figure 2a of CompactAttention, a number each
 with n and a 95% bootstrap interval over questions, and how far selectors agree (Jaccard). Squared deviation (FusionRAG,
 equation 7) of the second layer, of tokens behind the system prompt; blocks are cached behind the system prompt
-(`after_system`), or behind ten neighbours.
+(`after_system`), or behind ten neighbours. `--together`: figure 7a alone, of files that hold what a retriever returned:
+the share of the passages of a question among whose n most similar passages of the whole file is another of its own.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
-from itertools import combinations
-from pathlib import Path
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
+from script import name_of, options, writer
 from torch import Tensor
 
-from workbench import data, models, results
+from workbench import data, models
 from workbench.core.blocks import Prompt
 from workbench.data.retrieval_corpus import Corpus, nearest
 from workbench.engine.assembly import assemble
-from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import prepare, select
 from workbench.metrics.answers import bootstrap
 from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
@@ -32,8 +33,8 @@ from workbench.metrics.tiles.tile_states import dense_states
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
-HERE = Path(__file__).parent
-MODEL, DATA, SEED, PASSAGES = "lab-full", "lab", 60_000, 10
+SEED, PASSAGES = 60_000, 10
+NUMBERS, EMBEDDERS = (1, 2, 5, 10, 15), ("tfidf", "minilm")
 TOGETHER = 50  # questions whose KV are held at once
 LAYER, RATIO, BUDGET, WINDOW, NEIGHBOURS = 1, 0.15, 0.25, 64, 10
 SELECTORS = {"CacheBlend": "kv_deviation", "query-guided": "query_guided", "answer-guided": "answer_guided"}
@@ -127,25 +128,39 @@ def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: 
     return numbers
 
 
+def retrieved_together(files: Sequence[str], count: int) -> list[dict[str, Any]]:
+    """Return how often passages that are alike were retrieved for one question of files NAME=FILE (FusionRAG, 7a)."""
+    rows = []
+    for name, _, file in (given.partition("=") for given in files):
+        samples = [sample for sample in data.load(file, count) if len(sample.ctxs) > 1]
+        texts = [[f"{passage.title}\n{passage.text}" for passage in sample.ctxs] for sample in samples]
+        place = {text: number for number, text in enumerate(dict.fromkeys(text for own in texts for text in own))}
+        of_questions = [{place[text] for text in own} for own in texts]
+        passages = round(float(np.mean([len(own) for own in texts])))
+        for embedder, n in product(EMBEDDERS, NUMBERS):
+            table = nearest(tuple(place), n, embedder, search="exact")
+            shares = [float(np.mean([bool(own & set(table[i].tolist()) - {i}) for i in own])) for own in of_questions]
+            about = {"data": name, "passages": passages, "kind": embedder, "at": float(n), "measure": "together"}
+            rows.append({**about, **entry(shares)})
+            print(name, embedder, n, rows[-1]["value"], flush=True)
+    return rows
+
+
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--data", default=DATA, help="`lab`, or NAME=FILE")
-    parser.add_argument("--samples", type=int, default=200)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=HERE)
-    args = parser.parse_args()
+    args = options(__doc__, model="lab-full", data="lab", samples=200, device="cpu", together=[""])
+    if args.together != [""]:
+        with writer(args, "deviation@together", device="", seed=0) as out:
+            out.counts(retrieved_together(args.together, args.samples))
+        return
     data_name, _, file = args.data.partition("=")
     drawn = (file or data_name, args.samples, SEED, PASSAGES)
     loaded = models.load(args.model, args.device)
     corpus = Corpus.of(data.corpus(*drawn), loaded.layout, loaded.tokenizer)
     measured = measure(loaded, data.load(*drawn), corpus)
-    model = Path(args.model).name
     setting = {"ratio": RATIO, "layer": LAYER, "budget": BUDGET, "window": WINDOW, "neighbours": NEIGHBOURS}
-    about = {"model": model, "data": data_name, "seed": SEED, "passages": PASSAGES, "setting": setting}
-    about |= {"device": device_name(loaded.model.device), "versions": versions()}
-    with results.Writer(args.out, f"deviation@{model}-{data_name}", **about, **results.this_run()) as out:
+    model, about = name_of(args.model), {"data": data_name, "seed": SEED, "passages": PASSAGES, "setting": setting}
+    with writer(args, f"deviation@{model}-{data_name}", loaded.model.device, model=model, **about) as out:
         out.counts([{**named(name), **numbers} for name, numbers in measured.items()])
     print(*(f"{name}: {x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for name, x in measured.items()), sep="\n")
 

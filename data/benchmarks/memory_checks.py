@@ -12,23 +12,18 @@ racecheck  accesses to shared memory that no barrier keeps apart. It does not fo
            looks instead whether each arrival stands behind a barrier of the warps that wrote
 """
 
-import argparse
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
+from script import options, writer
 
 from workbench.experiments import bench
-from workbench.experiments.trials.record import device_name, versions
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 
 TOOLS = ("memcheck", "racecheck")
 CACHE_OFF = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
@@ -86,15 +81,8 @@ def of_kernels(kernels: Sequence[str], tools: Sequence[str], jobs: int, seconds:
 
 def main() -> None:
     """Check, and write as it goes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernels", nargs="+", default=bench.names(), choices=bench.names())
-    parser.add_argument("--tools", nargs="+", default=list(TOOLS), choices=TOOLS)
-    parser.add_argument("--jobs", type=int, default=8, help="processes at a time")
-    parser.add_argument("--seconds", type=float, default=600, help="of one process, at most")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
-    given = parser.parse_args()
-    origin = {"device": device_name(torch.device("cuda")), "versions": versions(), **this_run()}
-    with Writer(given.out, "sanitizer@kernels", measure="errors", **origin) as out:
+    given = options(__doc__, kernels=bench.names(), tools=list(TOOLS), jobs=8, seconds=600.0)
+    with writer(given, "sanitizer@kernels", "cuda", measure="errors") as out:
         for row in of_kernels(given.kernels, given.tools, given.jobs, given.seconds):
             setting = {name: row[name] for name in ("output", "right", "seconds")}
             out.counts([{"method": row["tool"], "kind": row["name"], "value": row["errors"], "setting": setting}])

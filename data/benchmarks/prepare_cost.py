@@ -9,29 +9,22 @@ ten, with a store of its own; which chunks are alike is known before. A chunk is
 before it is computed behind others.
 """
 
-import argparse
 import time
 from functools import partial
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
+from script import TINY, options, writer
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block, Prompt
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.bench.models import whole_model
-from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import prepare
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 from workbench.store import MemoryStore
 
 TOKENS, SYSTEM, BATCH, RUNS = 130, 30, 10, 3  # tokens of a chunk and of the system prompt
 SPECS = {"behind the system prompt": "after_system", "behind 10 similar chunks": "with_neighbours(n=10, search=exact)"}
-TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97}
 
 
 def chunks_of(model: PreTrainedModel, count: int) -> tuple[Block, list[Block]]:
@@ -57,16 +50,11 @@ def seconds(model: PreTrainedModel, spec: str, system: Block, chunks: list[Block
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chunks", type=int, default=200)
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    args = parser.parse_args()
+    args = options(__doc__, chunks=200, tiny=False)
     model = whole_model.build(whole_model.LLAMA | TINY if args.tiny else whole_model.LLAMA)
     system, chunks = chunks_of(model, args.chunks)
-    about: dict[str, Any] = {"model": "tiny" if args.tiny else "Llama-3.1-8B", "device": device_name(model.device)}
-    about |= {"versions": versions(), "setting": {"chunks": args.chunks, "batch": BATCH}, **this_run()}
-    with Writer(args.out, "preprocessing@lab", **about) as out:
+    about = {"model": "tiny" if args.tiny else "Llama-3.1-8B", "setting": {"chunks": args.chunks, "batch": BATCH}}
+    with writer(args, "preprocessing@lab", model.device, **about) as out:
         for name, spec in SPECS.items():
             run = partial(seconds, model, spec, system, chunks)
             run()  # warms up

@@ -4,43 +4,141 @@
     python data/benchmarks/scale.py --tiny          a tiny shape, for a try on a CPU
 
 writes timings and counts of experiment "scale" into a results folder; no point begins after `--seconds`.
+
+Contexts are cached blocks that are read in another order than they were encoded, so their keys are rerotated.
+`context`, `question` and `blocks`: time to the first token of one request, from an idle GPU to the token on the host,
+and `replay_ms` of the captured step alone. `batch`: one decoding step of so many requests over one shared context.
+`peak_gb` is the most memory that tensors held, `pool_gb` the part of it that keys and values of the pool take.
 """
 
-import argparse
-from pathlib import Path
+import gc
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from workbench.experiments.bench.models import whole_model
-from workbench.experiments.latency import scale
-from workbench.experiments.trials.record import device_name, versions
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
+import torch
+from script import TINY, options, writer
 
-TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97}
+from workbench.core.blocks import Block
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.paged_prompt import Cached
+from workbench.experiments.bench import timing
+from workbench.experiments.bench.models.over_pages import replayed
+from workbench.experiments.bench.models.whole_model import GPU, LLAMA, Scene, build, clock
+
+QUESTION, CONTEXT, BLOCK, PAGE = 50, 32, 512, 64  # tokens, units, tokens, tokens
+AXES = {
+    "context": (1, 2, 4, 8, 16, 32, 64, 128),  # units of 1024 tokens
+    "question": (1, 16, 50, 128, 256, 512, 1024),  # tokens
+    "blocks": (8, 16, 32, 64, 128, 256, 512),  # that one context is made of
+    "batch": (1, 2, 4, 8, 16, 32, 64),  # requests that decode at once
+}
+STEPS = 33  # of decoding
+MEASURED = ("replay_ms", "encode_ms", "pool_gb", "peak_gb", "tokens_per_s")  # of a point, besides its time
+
+
+def curves(scene: Scene, axes: Mapping[str, Sequence[int]], runs: int = 30) -> Iterator[dict[str, Any]]:
+    """Yield the points of every axis, smallest first."""
+    for axis, values in axes.items():
+        for x in values:
+            yield {"axis": axis, "x": x} | point(scene, axis, x, runs)
+
+
+def result_rows(point: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a point as a row of `results.Timing`, and what else was measured of it as rows of `results.Count`."""
+    setting = {name: point[name] for name in ("axis", "x", "context", "question", "block")}
+    about = {"setting": setting, "workload": f"{point['axis']} {point['x']}", "candidate": "ours"}
+    timed = about | {name: point.get(name) for name in ("ms", "p5", "p95", "least", "most", "runs")}
+    there = [name for name in MEASURED if point.get(name) is not None]
+    counts = {"setting": setting, "kind": point["axis"], "at": float(point["x"])}
+    return timed, [{**counts, "measure": name, "value": point[name]} for name in there]
+
+
+def point(scene: Scene, axis: str, x: int, runs: int) -> dict[str, Any]:
+    """Measure one point: `x` tokens of context in units, tokens of the question, blocks, or requests."""
+    context = (x if axis == "context" else CONTEXT) * scene.unit
+    question = x if axis == "question" else min(QUESTION, scene.unit)
+    block = context // x if axis == "blocks" else min(BLOCK, scene.unit)
+    own = x * (question + STEPS + PAGE) if axis == "batch" else question + PAGE
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
+    pool, cached, encoding = _filled(scene, context, block, own)
+    runner = Runner(scene.model, pool)
+    if axis == "batch":
+        found = _decoded(scene, runner, cached, x, question, runs)
+    else:
+        found = _first_tokens(scene, runner, cached, question, runs)
+    found |= {"context": context, "question": question, "block": block, "encode_ms": encoding}
+    found |= {"pool_gb": sum(t.nbytes for t in (*pool.keys, *pool.values)) / 1e9}
+    found |= {"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if GPU else {}
+    del runner, pool, cached
+    gc.collect()
+    if GPU:
+        torch.cuda.empty_cache()
+    return found
+
+
+def _filled(scene: Scene, context: int, block: int, own: int) -> tuple[Pool, list[Cached], float]:
+    """Return a pool of cached blocks, and the milliseconds that encoding took.
+
+    The blocks stand in another order than they were encoded.
+    """
+    ids = scene.ids(context).split(block)
+    pool = Pool(scene.model, 2 + sum(-(-len(run) // PAGE) for run in ids) + -(-own // PAGE), PAGE)
+    cached: list[Cached] = []
+    blocks = [Block(tuple(run.tolist())) for run in ids]
+    ms = clock(lambda: cached.extend(pool.encode(scene.model, blocks)))
+    return pool, cached[::-1], ms
+
+
+def _first_tokens(scene: Scene, runner: Runner, cached: list[Cached], count: int, runs: int) -> dict[str, Any]:
+    ids = scene.ids(count)
+
+    def first_token() -> int:
+        prompt = runner.pool.open(cached, count)
+        (row,) = runner.prefill([prompt], [ids])
+        runner.pool.close(prompt)
+        return int(row.argmax())
+
+    first_token()
+    time = timing.of([clock(first_token) for _ in range(runs)])
+    replays = [replayed(ready) for ready in runner.captured.values()]
+    return time.to_json() | {"replay_ms": replays[-1] if replays else None}
+
+
+def _decoded(
+    scene: Scene, runner: Runner, cached: list[Cached], batch: int, question: int, runs: int
+) -> dict[str, Any]:
+    ids = scene.ids(question)
+
+    def step() -> float:
+        prompts = [runner.pool.open(cached, question + STEPS) for _ in range(batch)]
+        logits = runner.prefill(prompts, [ids] * batch)
+        ms = clock(lambda: list(runner.decode(prompts, logits, STEPS))) / (STEPS - 1)
+        for prompt in prompts:
+            runner.pool.close(prompt)
+        return ms
+
+    step()
+    time = timing.of([step() for _ in range(max(2, runs // 3))])
+    replays = [replayed(ready) for bucket, ready in runner.captured.items() if bucket.reserve]
+    found = {"replay_ms": replays[-1] if replays else None, "tokens_per_s": batch / time.ms * 1e3}
+    return time.to_json() | found
 
 
 def main() -> None:
     """Measure and write, a point at a time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--axes", nargs="*", default=[axis.name for axis in scale.AXES])
-    parser.add_argument("--runs", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
-    given = parser.parse_args()
+    given = options(__doc__, axes=list(AXES), runs=30, seconds=1e9, tiny=False)
     end = perf_counter() + given.seconds
-    model = whole_model.build(whole_model.LLAMA | TINY if given.tiny else whole_model.LLAMA)
-    scene = whole_model.Scene(model, [], unit=64 if given.tiny else 1024)
-    origin: dict[str, Any] = {"model": "tiny" if given.tiny else "Llama-3.1-8B", "device": device_name(model.device)}
-    origin |= {"versions": versions(), **this_run()}
-    axes = [axis for axis in scale.AXES if axis.name in given.axes]
-    with Writer(given.out, f"scale@{'gpu' if whole_model.GPU else 'cpu'}", **origin) as out:
-        for row in scale.curves(scene, axes, given.runs):
-            timing, counts = scale.result_rows(row)
-            out.timings([timing])
-            out.counts(counts)
+    model = build(LLAMA | TINY if given.tiny else LLAMA)
+    scene = Scene(model, [], unit=64 if given.tiny else 1024)
+    name = "tiny" if given.tiny else "Llama-3.1-8B"
+    with writer(given, f"scale@{'gpu' if GPU else 'cpu'}", model.device, model=name) as out:
+        for row in curves(scene, {axis: AXES[axis] for axis in given.axes}, given.runs):
+            timed, counted = result_rows(row)
+            out.timings([timed])
+            out.counts(counted)
             print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
             if perf_counter() > end:
                 break

@@ -65,7 +65,7 @@ done
 left=()
 for run in "${runs[@]}"; do
     [ -d "runs/smollm2-$run/adapter" ] || { left+=("$run"); continue; }
-    "$python" data/benchmarks/training_rows.py "smollm2-$run" "runs/smollm2-$run/curve.json"
+    "$python" data/benchmarks/training_rows.py --name "smollm2-$run" --curve "runs/smollm2-$run/curve.json"
     if [ -n "${OUT:-}" ]; then
         mkdir -p "$OUT"
         cp -r "runs/smollm2-$run/adapter" "$OUT/smollm2-$run"

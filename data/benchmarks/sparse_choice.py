@@ -7,21 +7,17 @@ whole prompt or its last `--chunk` rows. Every choice runs in a process of its o
 themselves: of the process (resident, CPU) or of the allocator (CUDA). `largest`: elements of the largest tensor made.
 """
 
-import argparse
 import resource
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from script import options, writer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.core.plan import Site
 from workbench.core.utils.runner import pool
-from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import sparse
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 
 WIDTH = 128
 SPECS = (
@@ -72,16 +68,8 @@ def _peak(device: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--heads", type=int, default=2)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 32768, 131072])
-    parser.add_argument("--chunk", type=int, default=0, help="rows at the end of the prompt; 0: all of it")
-    parser.add_argument("--methods", nargs="+", default=SPECS)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
-    args = parser.parse_args()
-    origin = {"device": device_name(torch.device(args.device)), "versions": versions(), **this_run()}
-    with Writer(args.out, f"choices@{args.device}", n=1, **origin) as out:
+    args = options(__doc__, device="cpu", heads=2, lengths=[8192, 32768, 131072], chunk=0, methods=SPECS)
+    with writer(args, f"choices@{args.device}", args.device, n=1) as out:
         for spec in args.methods:
             for length in args.lengths:
                 with pool(1) as fresh:

@@ -1,16 +1,17 @@
 """Split a file of questions in two halves by the titles of their passages, so that no passage is in both.
 
-    python data/benchmarks/split_questions.py nq-open-oracle.jsonl.gz --out runs/files
+    python data/benchmarks/split_questions.py --file nq-open-oracle.jsonl.gz --out runs/files
 
 A model is tuned on one half and measured on the other. Writes NAME-train.jsonl and NAME-test.jsonl, and manuals-train
 and manuals-test besides: questions over installed documentation, split by object, so that machines with other packages
 measure the same.
 """
 
-import argparse
 import json
 from hashlib import sha256
 from pathlib import Path
+
+from script import options
 
 from workbench import data
 from workbench.core.utils.files import write_text
@@ -30,11 +31,7 @@ def halves(samples: list[Sample]) -> dict[str, list[Sample]]:
 
 def main() -> None:
     """Write the halves."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--manuals", type=int, default=500)
-    parser.add_argument("--out", type=Path, default=Path("runs/files"))
-    args = parser.parse_args()
+    args = options(__doc__, file=Path("nq-open-oracle.jsonl.gz"), manuals=500, out=Path("runs/files"))
     name = args.file.name.split("-")[0]
     drawn = {f"{name}-{half}": samples for half, samples in halves(data.load(args.file)).items()}
     drawn["manuals-test"] = data.load("manuals", args.manuals, SEED, 10)

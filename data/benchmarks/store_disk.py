@@ -8,13 +8,13 @@ files in the page cache and dropped from it, writes with and without fsync, and 
 the raw read and the hits in turn; shares are within a round. Run it on a machine that does nothing else.
 """
 
-import argparse
 import os
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from script import options, writer
 
 from workbench.core.kv import KV
-from workbench.experiments.trials.record import device_name, version_of, versions
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
+from workbench.experiments.serving.serve_bench import forget
+from workbench.experiments.trials.record import version_of, versions
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.files import block_file
 from workbench.store.files.checksums import crc32
@@ -69,22 +69,6 @@ SHAPES = (
 )
 
 
-@dataclass(frozen=True)
-class DiskSpeed:
-    """Reads of one shape and layout: gigabytes a second, and shares of the raw read in the same round (medians)."""
-
-    model: str
-    block_mb: float
-    blocks_a_file: int
-    cache: str  # warm: the files are in the page cache; cold: they were dropped from it
-    rounds: int
-    raw_gbs: float
-    copied_gbs: float
-    mapped_gbs: float
-    copied_share: float
-    mapped_share: float
-
-
 def filled(folder: Path, shape: BlockShape, a_file: int, durable: bool) -> float:
     """Write all blocks of a shape into a new folder; return the seconds a block."""
     store, spent = FolderStore(folder, new=True, durable=durable), 0.0
@@ -96,8 +80,11 @@ def filled(folder: Path, shape: BlockShape, a_file: int, durable: bool) -> float
     return spent / shape.count
 
 
-def reads(folder: Path, shape: BlockShape, a_file: int, cold: bool, rounds: int) -> DiskSpeed:
-    """Time a raw read of every block's bytes into new memory, and verified hits, in turn, in an order drawn anew."""
+def reads(folder: Path, shape: BlockShape, a_file: int, cold: bool, rounds: int) -> dict[str, Any]:
+    """Time a raw read of every block's bytes into new memory, and verified hits, in turn, in an order drawn anew.
+
+    Returns gigabytes a second, and shares of the raw read in the same round, medians; "cold": not in the page cache.
+    """
     stores = {name: FolderStore(folder, mapped=name == "mapped") for name in READERS}
     found: dict[str, list[float]] = {name: [] for name in ("raw", *READERS)}
     raw = _raw(stores["copied"])
@@ -111,20 +98,10 @@ def reads(folder: Path, shape: BlockShape, a_file: int, cold: bool, rounds: int)
             for key in keys:
                 read(key)
             found[name].append(shape.count * shape.nbytes / (time.perf_counter() - begin) / 1e9)
-    speed = {name: median(each) for name, each in found.items()}
-    share = {name: median(a / b for a, b in zip(found[name], found["raw"], strict=True)) for name in READERS}
-    return DiskSpeed(
-        model=shape.model,
-        block_mb=shape.nbytes / 1e6,
-        blocks_a_file=a_file,
-        cache="cold" if cold else "warm",
-        rounds=rounds,
-        raw_gbs=speed["raw"],
-        copied_gbs=speed["copied"],
-        mapped_gbs=speed["mapped"],
-        copied_share=share["copied"],
-        mapped_share=share["mapped"],
-    )
+    row = {f"{name}_gbs": median(each) for name, each in found.items()}
+    shares = {name: median(a / b for a, b in zip(found[name], found["raw"], strict=True)) for name in READERS}
+    cache = {"cache": "cold" if cold else "warm", "rounds": rounds}
+    return {**cache, **row, **{f"{name}_share": share for name, share in shares.items()}}
 
 
 def memory_hit(shape: BlockShape, looked_up: int = 20_000) -> dict[str, float]:
@@ -147,13 +124,13 @@ def measured(folder: Path, shapes: Sequence[BlockShape] = SHAPES, rounds: int = 
         for layout, a_file in LAYOUTS.items():
             place = folder / f"{shape.model}-{layout}"
             plain = filled(folder / "plain", shape, a_file, durable=False)
-            _delete(folder / "plain")
+            shutil.rmtree(folder / "plain")
             synced = filled(place, shape, a_file, durable=True)
             about = {"model": shape.model, "block_mb": shape.nbytes / 1e6, "blocks_a_file": a_file}
             yield {"what": "write"} | about | {"ms_a_block": plain * 1e3, "ms_a_block_fsynced": synced * 1e3}
             for cold in (False, True):
-                yield {"what": "read"} | asdict(reads(place, shape, a_file, cold, rounds))
-            _delete(place)
+                yield {"what": "read"} | about | reads(place, shape, a_file, cold, rounds)
+            shutil.rmtree(place)
         yield {"what": "memory hit", "model": shape.model} | memory_hit(shape)
 
 
@@ -200,36 +177,19 @@ def _hit(store: FolderStore, key: str) -> None:
 
 def _into_cache(folder: Path, cold: bool) -> None:
     """Bring files into the page cache, or drop them from it."""
+    if cold:
+        return forget(folder)
     for path in folder.glob("*.safetensors"):
-        with path.open("rb", buffering=0) as opened:
-            if cold:
-                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            else:
-                while opened.read(1 << 22):
-                    pass
-
-
-def _delete(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+        path.read_bytes()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="where files are written; without it, a temporary folder")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--models", nargs="*", default=[shape.model for shape in SHAPES])
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    args = parser.parse_args()
+    args = options(__doc__, folder=Path(tempfile.gettempdir()), rounds=5, models=[shape.model for shape in SHAPES])
     shapes = [shape for shape in SHAPES if shape.model in args.models]
     facts: dict[str, Any] = {"checksum": f"CRC-32 of {crc32.__module__}", "cores": os.cpu_count()}
     facts |= {"load": os.getloadavg()[0]}  # of other work beside this one
-    origin: dict[str, Any] = {
-        "device": device_name(torch.device("cpu")),
-        "versions": versions() | {"isal": version_of("isal")},
-    }
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder, Writer(args.out, PART, **origin, **this_run()) as out:
+    about = versions() | {"isal": version_of("isal")}
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder, writer(args, PART, versions=about) as out:
         for row in measured(Path(folder), shapes, args.rounds):
             out.counts(counts(row, facts))
             print(", ".join(f"{n} {v:.3g}" if isinstance(v, float) else f"{v}" for n, v in row.items()), flush=True)

@@ -7,12 +7,10 @@ each compared with full attention by `metrics.fidelity`; differences of the two 
 a bootstrap 95% interval. Deviation is relative: |rounded - cached| / |cached|, over all blocks.
 """
 
-import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
+from script import name_of, options, writer
 
 from workbench import data, models
 from workbench.core.kv import KV
@@ -22,8 +20,6 @@ from workbench.experiments.trials.trial import Trial, batches
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import Records, bootstrap
 from workbench.models.loading import Loaded
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 from workbench.store import HostTier, MemoryStore, TieredStore
 from workbench.store.tiering.quantized import Storage
 
@@ -61,19 +57,12 @@ class Measured(MemoryStore):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="lab-full")
-    parser.add_argument("--samples", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = options(__doc__, model="lab-full", samples=200, seed=0, threads=2)
     loaded = models.load(args.model)
     base = Trial(args.model, samples=args.samples, seed=args.seed, mode="block", timed=1)
-    origin = {"model": args.model, "data": "lab", "seed": args.seed, "mode": "block", **this_run()}
+    origin = {"model": args.model, "data": "lab", "seed": args.seed, "mode": "block"}
     named = {"Block-Attention's reuse": base, "after_system": replace(base, prepare="after_system")}
-    with Writer(args.out, f"int8@{Path(args.model).name}", **origin) as out:
+    with writer(args, f"int8@{name_of(args.model)}", **origin) as out:
         for name, trial in named.items():
             rows: dict[str, Records] = {}
             about: dict[str, Any] = {"method": name, "prepare": trial.prepare or "independent"}
@@ -81,7 +70,6 @@ def main() -> None:
                 store = Measured(storage)
                 fill(store, trial, loaded)  # before: a block that is encoded by a request serves it unrounded
                 record, rows[storage] = trial.run_each(loaded=loaded, store=store)
-                about |= {"device": record.device, "versions": record.versions}
                 out.counts({**about, "kind": storage, **row} for row in [*scores(record), *store.counts()])
             gaps = difference(rows["as cached"], rows["int8"], args.seed)
             out.counts({**about, "kind": "difference", **row} for row in gaps)

@@ -7,16 +7,15 @@ recomputed, blocks of the Llama-3.1-8B shape over three tiers; full prefill by t
 on one core.
 """
 
-import argparse
 from dataclasses import replace
-from pathlib import Path
+
+from script import options
 
 from workbench.experiments.simulation.simulated_machine import CLOCK, GB, SHAPE, Machine
 from workbench.experiments.simulation.store_replay import counts, replay, requests_of
 from workbench.methods.serving.scheduler import Mode
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 
 PASSAGES, POOL, REQUESTS, ZIPF = 54, 2_000, 80, 1.0
 RATES = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
@@ -31,10 +30,7 @@ CANDIDATES: dict[str, tuple[Mode, bool]] = {  # mode of the scheduler, and wheth
 
 def main() -> None:
     """Replay every rate, candidate and seed; those that are there already are kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    given = parser.parse_args()
+    given = options(__doc__, seeds=5)
     setting = {"passages": PASSAGES, "pool": POOL, "requests": REQUESTS, "zipf": ZIPF, **MACHINE.setting}
     origin = {"model": SHAPE, "device": CLOCK, "setting": setting, **this_run()}
     with Writer(given.out, "replay@scheduler", resume=True, **origin) as out:

@@ -1,104 +1,95 @@
-"""Throughput, time to first token and idle share of 200 questions at once over stored blocks, in one run.
+"""Throughput, time to first token and idle share of many questions at once over cached blocks, beside baselines.
 
     python data/benchmarks/store_serving.py --device cpu      writes counts of experiment "serving"
-    python data/benchmarks/store_serving.py --device cuda     Llama-3.1-8B's shape, random weights, in about 10 minutes
+    python data/benchmarks/store_serving.py --device cuda     Llama-3.1-8B's shape, random weights
 
-What is measured, and beside what, stands in `serving_runs`. Rows are written after each run.
+Each question has `per_question` blocks of a corpus, drawn by Zipf's law, in the order of the draw, and a question of
+its own. Cached blocks are on disk ("cold"), in host memory ("warm") or in pages ("hot"), loaded by every mode of the
+scheduler, as in `workbench serve-bench`. Baselines: full prefill of every token, and a prefix cache, which reuses
+what stands behind the same blocks only. They are asked fewer questions, two at a time: answers a second compare, times
+of so many requests that wait for each other do not.
 """
 
-import argparse
-import shutil
-import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
-from pathlib import Path
-from time import perf_counter
+from dataclasses import replace
 from typing import Any
 
-import torch
-from serving_load import GPU, Load
-from serving_runs import runs
-from stored_corpus import StoredCorpus
+import numpy as np
+from prefix_engine import PrefixEngine
+from script import options, writer
 
 from workbench import models
-from workbench.experiments.bench.models import whole_model
-from workbench.experiments.trials.record import device_name, versions
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
+from workbench.core.blocks import Block, Prompt
+from workbench.data.layouts import LAB
+from workbench.experiments.serving.serve_bench import counts, measure
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.select.query_guided import QueryGuided
+from workbench.methods.serving import MODES
+from workbench.methods.serving.contiguous import ContiguousEngine
+from workbench.models.loading import Loaded
 
-GPU_MODEL = "Llama-3.1-8B's shape, random weights"
-NUMBERS = (
-    *("per_second", "idle", "reused", "together", "seconds", "failed", "bytes", "resident"),
-    *("pages_gbps", "copy_gbps", "share"),
-)
+CPU: dict[str, Any] = {"blocks": 40, "block": 64, "per_question": 8, "question": 16, "answer": 4, "loaders": 2}
+CPU |= {"questions": 24, "baseline": 8, "chosen": 8, "batch": 8, "ratio": 0.15, "zipf": 1.0, "seed": 0}
+GPU = CPU | {"blocks": 2000, "block": 128, "per_question": 256, "question": 50, "answer": 8, "loaders": 4}
+GPU |= {"questions": 200, "baseline": 40, "chosen": 12}
+BASELINES = {"full prefill": ContiguousEngine, "prefix caching": PrefixEngine}
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--model", default="lab-full", help="on a CPU")
-    parser.add_argument("--threads", type=int, default=2, help="of the engine, on a CPU")
-    parser.add_argument(
-        "--seconds", type=float, default=150, help="runs that would begin later are skipped, baselines asked less"
-    )
-    parser.add_argument(
-        "--folder", default=None, help="where the blocks of the cold runs lie; without it, a temporary one"
-    )
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    for field in fields(Load):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=None)
-    return parser.parse_args()
+def drawn(load: dict[str, Any], vocabulary: int) -> list[Prompt]:
+    """Draw the corpus and the prompts over it."""
+    draw = np.random.default_rng(load["seed"])
+    corpus = [Block(tuple(draw.integers(3, vocabulary, load["block"]))) for _ in range(load["blocks"])]
+    weights = 1 / np.arange(1, load["blocks"] + 1) ** load["zipf"]
+    prompts = []
+    for _ in range(load["questions"]):
+        which = draw.choice(load["blocks"], load["per_question"], replace=False, p=weights / weights.sum())
+        asked = Block(tuple(draw.integers(3, vocabulary, load["question"])))
+        prompts.append(Prompt((*(corpus[i] for i in which), asked)))
+    return prompts
+
+
+def runs(loaded: Loaded, load: dict[str, Any], paged: bool) -> Any:
+    """Yield the rows of `results.Count` of one run after the other."""
+    prompts = drawn(load, loaded.spec.vocabulary)
+    setting = {name: value for name, value in load.items() if name not in ("seed", "ratio")}
+    shared = {"batch": load["batch"], "loaders": load["loaders"], "max_new_tokens": load["answer"]}
+    engine = "paged" if paged else "contiguous"
+    chosen = Reuse(select=QueryGuided(system=0), ratio=load["ratio"])
+    for start, method, few in (
+        ("hot", Reuse(), prompts),
+        ("warm", Reuse(), prompts),
+        ("cold", Reuse(), prompts),
+        ("warm", chosen, prompts[: load["chosen"]]),
+    ):
+        ratio = load["ratio"] if method is chosen else 0.0
+        for mode in MODES:
+            served = measure(loaded, few, [mode], method, start=start, engine=engine, **shared)
+            yield [{"method": "reuse", "ratio": ratio, **row} for row in counts(served, start, setting)]
+    for name, kind in BASELINES.items():
+        few = prompts[: load["baseline"]]
+        two = shared | {"batch": min(2, load["batch"])}  # memory of whole prompts
+        served = measure(loaded, few, ["request"], Full(), start="empty", engine="contiguous", contiguous=kind, **two)
+        yield [{"method": name, "ratio": 0.0, **row, "kind": ""} for row in counts(served, "", setting)]
 
 
 def main() -> None:
-    args, begin = arguments(), perf_counter()
-    given = {f.name: getattr(args, f.name) for f in fields(Load) if getattr(args, f.name) is not None}
-    load = replace(GPU if args.device == "cuda" else Load(), **given)
-    torch.set_num_threads(args.threads if args.device == "cpu" else 1)  # there, loaders and readers are the threads
-    model = whole_model.build() if args.device == "cuda" else models.load(args.model, "cpu").model
-    folder = Path(tempfile.mkdtemp(prefix="store-serving-", dir=args.folder))
-    origin: dict[str, Any] = {
-        "model": GPU_MODEL if args.device == "cuda" else args.model,
-        "seed": load.seed,
-        "versions": versions(),
-    }
-    origin |= {"device": device_name(model.device), **this_run()}
-    setting = {name: value for name, value in asdict(load).items() if name not in ("seed", "ratio")}
-    try:
-        with Writer(args.out, f"serving@{args.device}", **origin) as out:
-            bench = StoredCorpus(model, load, folder / "blocks")
-            bench.encode()
-            copied = bench.copy_rates()
-            print(f"ready after {perf_counter() - begin:.0f} s; into pages {copied}", flush=True)
-            out.counts(counts({"run": "copies into pages", **copied}, setting))
-            for row in runs(bench, args.seconds - (perf_counter() - begin)):
-                out.counts(counts(row, setting))
-                print(spoken(row), flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """Measure and write, a run at a time."""
+    args = options(__doc__, device="cpu", model="lab-full", threads=2, **dict.fromkeys(CPU))
+    gpu = args.device == "cuda"
+    load = {name: type(value)(getattr(args, name) or value) for name, value in (GPU if gpu else CPU).items()}
+    if gpu:
+        from workbench.experiments.bench.models.whole_model import build  # loads the kernels, which need Triton
 
-
-def counts(row: Mapping[str, Any], setting: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row of `results.Count` a number of a run; a run that was skipped has none."""
-    numbers = {name: value for name in NUMBERS if (value := row.get(name)) is not None}
-    numbers |= {f"ttft_{end}": 1e3 * row["ttft"][end] for end in ("p50", "p95") if row.get("ttft")}
-    numbers |= {"ttft_ms": 1e3 * row["ttft"]["mean"]} if row.get("ttft") else {}
-    numbers |= {f"bytes_{tier}": size for tier, size in row.get("loaded", {}).items()}
-    numbers |= {"gbs": row["raw"]["gbps"]} if "raw" in row else {}
-    about = {"method": row["run"], "kind": row.get("state", ""), "ratio": row.get("ratio"), "n": row.get("questions")}
-    about["setting"] = {**setting, **({"scheduler": row["mode"]} if "mode" in row else {})}
-    return [{**about, "measure": name, "value": float(value)} for name, value in numbers.items()]
-
-
-def spoken(row: dict[str, Any]) -> str:
-    """Return one run as a line."""
-    name = f"{row['run']:14} {row.get('state', ''):5} {row.get('mode', ''):8} ratio {row.get('ratio', 0):.2f}"
-    if "ttft" not in row:
-        about = {key: row[key] for key in ("raw", "resident", "folder") if key in row}
-        return f"{name}  {row.get('skipped') or row.get('problem') or format(row['seconds'], '.1f') + ' s'}  {about}"
-    ttft = row["ttft"]
-    times = f"TTFT {ttft.get('p50', 0):7.3f} s (p95 {ttft.get('p95', 0):7.3f})  {row['per_second']:7.2f} a second"
-    return f"{name}  {times}  idle {row['idle']:.0%}  reused {row['reused']:.0%}  {row.get('problem', '')}"
+        model, name = build(), "Llama-3.1-8B's shape, random weights"
+    else:
+        model, name = models.load(args.model).model, args.model
+    tokenizer: Any = None  # answers are as long as they may be
+    loaded = Loaded(model, tokenizer, replace(LAB, stop=()))
+    with writer(args, f"serving@{args.device}", model.device, model=name, seed=load["seed"]) as out:
+        for rows in runs(loaded, load, gpu):
+            out.counts(rows)
+            row, said = rows[0], {row["measure"]: round(row["value"], 3) for row in rows}
+            print(row["method"], row["kind"], row["setting"]["scheduler"], row["ratio"], said, flush=True)
 
 
 if __name__ == "__main__":

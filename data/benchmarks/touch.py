@@ -8,22 +8,17 @@ wish until the chosen method's first token is there ("shown"), that of full atte
 answers and values of tokens ("all"): medians and the slowest.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-import torch
+from script import name_of, options, writer
 
 from workbench import data, explore
 from workbench.app.explore.editor.widget import PromptWidget
 from workbench.app.explore.given import Model
-from workbench.experiments.trials.record import device_name, versions
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 
 Change = Callable[[PromptWidget, int], dict[str, Any]]
 
@@ -84,17 +79,8 @@ def measured(model: Model, repeats: int, passages: int = 10) -> Iterator[dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="lab-full")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--passages", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    origin = {"model": args.model, "passages": args.passages, "device": device_name(torch.device("cpu"))}
-    part = f"touch@cpu-{Path(args.model).name}"
-    with Writer(args.out, part, **origin, versions=versions(), **this_run()) as out:
+    args = options(__doc__, model="lab-full", threads=2, repeats=9, passages=10)
+    with writer(args, f"touch@cpu-{name_of(args.model)}", model=args.model, passages=args.passages) as out:
         for row in measured(args.model, args.repeats, args.passages):
             about = {"workload": row["change"], "setting": {"tokens": row["tokens"]}, "runs": args.repeats}
             most = {"shown": row["slowest"]}

@@ -1,16 +1,17 @@
 """The curve of block fine-tuning without labels, as rows of result tables.
 
-    python data/benchmarks/training_rows.py smollm2-block runs/smollm2-block/curve.json
+    python data/benchmarks/training_rows.py --name smollm2-block --curve runs/smollm2-block/curve.json
 
 reads what `workbench tune --teacher self` leaves: training losses by step, and both modes on held-out questions beside
 full attention before training. A name that ends in "naive" is a run without position re-encoding.
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from script import options
 
 from workbench import results
 
@@ -38,12 +39,7 @@ def held_out(row: Mapping[str, Any]) -> Iterator[Row]:
 
 def main() -> None:
     """Read a curve and write its rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name")
-    parser.add_argument("curve", type=Path)
-    parser.add_argument("--model", default="smollm2", help="that was fine-tuned")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    args = parser.parse_args()
+    args = options(__doc__, name="smollm2-block", curve=Path("runs/smollm2-block/curve.json"), model="smollm2")
     curve = json.loads(args.curve.read_text(encoding="utf-8"))
     positions = "naive" if args.name.endswith("naive") else "re-encoded"
     about = {"model": args.model, "mode": "block", "positions": positions, "method": f"block fine-tuning, {positions}"}

@@ -1,31 +1,27 @@
 """Peak memory of one training step against sequence length: BlockMask of FlexAttention beside a dense bool mask.
 
-    python data/benchmarks/tune_memory.py --shape lab-full --shape llama-1b     writes counts
+    python data/benchmarks/tune_memory.py --shape lab-full llama-1b     writes counts
 
 One sample of passages of 128 tokens in block mode; AdamW, bf16 autocast on a GPU. There `peak_gib` is what torch
 allocated; on a CPU, where blocks are trained part by part, it is the resident memory of a process of its own, libraries
 included, and the BlockMask is only made, for its size.
 """
 
-import argparse
 import json
 import resource
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from script import options, writer
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench import models
 from workbench.core.utils.runner import pool
-from workbench.experiments.trials.record import device_name, versions
 from workbench.models.spec import attach
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 from workbench.training.tuning.attention import NAME, TILE, MaskBlock, forward, masks_of
 from workbench.training.tuning.text.examples import Example, QuestionAnswer
 from workbench.training.tuning.text.packing import PackedExamples, pack
@@ -135,15 +131,10 @@ def rows_of(shape: str, lengths: list[int], device: str) -> list[dict[str, Any]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", action="append", help=f"a model folder or name, or one of {', '.join(SHAPES)}")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
-    args = parser.parse_args()
-    origin = {"device": device_name(torch.device(args.device)), "versions": versions(), **this_run()}
-    with Writer(args.out, f"tuning-memory@{args.device}", **origin) as out:
-        for shape in args.shape or ["lab-full"]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    args = options(__doc__, shape=["lab-full"], tokens=[1024, 2048, 4096, 8192], device=device)
+    with writer(args, f"tuning-memory@{args.device}", args.device) as out:
+        for shape in args.shape:
             for row in rows_of(shape, args.tokens, args.device):
                 about = {"model": shape, "setting": {"mask": row["mask"], "tokens": row["tokens"]}}
                 out.counts({**about, "measure": name, "value": row.get(name)} for name in MEASURED)

@@ -7,17 +7,16 @@ first token against popularity, order, pool, question and repeated requests), me
 nothing is computed; times are of `experiments.latency.ttft_model`. One core, less than a minute.
 """
 
-import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+
+from script import options
 
 from workbench.experiments.latency.ttft_model import fitted
 from workbench.experiments.simulation import break_even, paper_workload
 from workbench.experiments.simulation.simulated_machine import CLOCK, SHAPE
 from workbench.experiments.simulation.workload import Order, Workload
 from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 
 PAPER = Workload()
 VARIED: dict[str, Any] = {  # what the paper does not say, one after the other
@@ -34,11 +33,9 @@ POOLS, QUESTIONS, REPEATS = (100, 1_000, 10_000), (20, 50, 200, 1_000), (0.0, 0.
 
 def main() -> None:
     """Run all settings."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="draws of every setting")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of results")
-    given = parser.parse_args()
-    seeds, origin = range(given.seeds), {"device": CLOCK, **this_run()}
+    given = options(__doc__, seeds=5)
+    seeds = range(given.seeds)
+    origin = {"device": CLOCK, **this_run()}
     with Writer(given.out, "workload@simulated", **origin) as out:
         out.counts(paper_workload.counts(PAPER, seeds))
         for name, values in VARIED.items():

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from data.benchmarks.two_gpus import checksum
+from data.benchmarks.script import checksum
 from workbench import data, models
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.pages.paged_pool import Pool

@@ -8,6 +8,7 @@
 On a GPU requests share the pages of a pool and read cached blocks in place; on a CPU each has a contiguous KV.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from workbench.engine.decoding import check_length
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.serving.serve_fields import ServeFields, check_load
+from workbench.methods import Method
 from workbench.methods.engines import PAGE, EngineChoice, choose_engine
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.serving import MODES, Engine, Scheduler, Ticket
@@ -87,8 +89,9 @@ def measure(
     loaded: Loaded,
     prompts: Sequence[Prompt],
     modes: Sequence[str] = MODES,
-    method: Reuse | None = None,
+    method: Method | None = None,
     *,
+    contiguous: type[ContiguousEngine] = ContiguousEngine,
     start: str = "cold",
     engine: str = "auto",
     rate: float | None = None,
@@ -100,15 +103,18 @@ def measure(
 ) -> list[Served]:
     """Serve all prompts once in every mode of the scheduler, and return what was measured, a `Served` a mode.
 
-    method    reuse of cached blocks, with or without recomputation; None: `Reuse()`
-    start     where blocks are at first: "cold" on disk, "warm" in memory, "empty" nowhere: they are encoded when missed
+    method    reuse of cached blocks, with or without recomputation; None: `Reuse()`. Others start "empty"
+    contiguous   the engine of requests that have a KV each
+    start     where blocks are at first: "cold" on disk, "warm" in memory, "hot" in the pages of a pool ("warm" where
+              there is none), "empty" nowhere: they are encoded when missed
     engine    "paged", "contiguous" or "auto", as in `generate`
     rate      prompts a second, at moments drawn by `seed` (Poisson); None: all arrive at once
     batch     prompts that are computed together, at most
     progress  is called with how many modes have ended, of how many
 
-    Every mode begins with the same blocks in the same places. Files that were just written may be in the system's own
-    cache. Raises BadInput, before any work, for a value that is not allowed.
+    Every mode begins with the same blocks in the same places; on Linux files are not in the system's cache.
+
+    Raises BadInput, before any work, for a value that is not allowed.
     """
     check_modes(modes)
     check_load(batch, loaders, max_new_tokens, start, rate)
@@ -120,9 +126,9 @@ def measure(
     choice = _choice(loaded, method, prompts, max_new_tokens, engine)
     served = []
     with TemporaryDirectory() as place:
-        bench = _Bench(loaded, prompts, method, choice, batch, loaders, max_new_tokens)
+        bench = _Bench(loaded, prompts, method, choice, batch, loaders, max_new_tokens, start, contiguous)
         bench.check()
-        stores = _stores(bench, start, Path(place) / "blocks")
+        stores = _stores(bench, Path(place) / "blocks")
         few = prompts if bench.pool is not None else prompts[:WARM_UP]
         bench.serve("request", next(stores), few, [0.0] * len(few))  # threads start, steps are captured
         arrivals = _arrivals(len(prompts), rate, seed)
@@ -170,8 +176,9 @@ def counts(runs: Sequence[Served], start: str, setting: Mapping[str, Any]) -> li
     rows = []
     for run in runs:
         about = {"kind": start, "setting": {**setting, "scheduler": run.mode}, "n": run.questions}
-        values = {"ttft_ms": 1e3 * run.ttft_mean, "ttft_p95": 1e3 * run.ttft.p95, "per_second": run.per_second}
-        values |= {"idle": run.idle, "reused": run.hit_rate, "rows_computed": run.rows_computed}
+        values = {"ttft_ms": 1e3 * run.ttft_mean, "ttft_p50": 1e3 * run.ttft.p50, "ttft_p95": 1e3 * run.ttft.p95}
+        values |= {"per_second": run.per_second, "idle": run.idle, "reused": run.hit_rate}
+        values |= {"rows_computed": run.rows_computed}
         rows += [{**about, "measure": name, "value": value} for name, value in values.items()]
     return rows
 
@@ -182,11 +189,13 @@ class _Bench:
 
     loaded: Loaded
     prompts: Sequence[Prompt]
-    method: Reuse
+    method: Method
     choice: EngineChoice
     batch: int
     loaders: int
     max_new_tokens: int
+    start: str
+    contiguous: type[ContiguousEngine]
 
     def __post_init__(self) -> None:
         paged = self.choice.name == "paged"
@@ -201,11 +210,11 @@ class _Bench:
 
     def serve(self, mode: str, store: TieredStore, prompts: Sequence[Prompt], arrivals: Sequence[float]) -> Served:
         """Serve prompts that arrive at these seconds. Raises what a request fails with."""
-        events, engine = Events(), self._engine(store)
-        scheduler = Scheduler(engine, _mode(mode), self.loaders, self.batch, self.batch, len(prompts) + 1, events)
-        begin = perf_counter()
-        with closing(scheduler):
-            tickets = _asked(scheduler, prompts, arrivals, self.max_new_tokens)
+        engine = self._engine(store)
+        if self.start == "hot":  # what an earlier run of the same questions leaves in the pages
+            self._run(engine, mode, prompts, [0.0] * len(prompts), Events())
+        events, begin = Events(), perf_counter()
+        tickets = self._run(engine, mode, prompts, arrivals, events)
         seconds = perf_counter() - begin
         answers = [ticket.result(0) for ticket in tickets]
         if isinstance(engine, PagedEngine):
@@ -223,10 +232,17 @@ class _Bench:
             rows_computed=float(np.mean([one.rows_computed for one in answers])),
         )
 
+    def _run(
+        self, engine: Engine, mode: str, prompts: Sequence[Prompt], arrivals: Sequence[float], events: Events
+    ) -> list[Ticket]:
+        scheduler = Scheduler(engine, _mode(mode), self.loaders, self.batch, self.batch, len(prompts) + 1, events)
+        with closing(scheduler):
+            return _asked(scheduler, prompts, arrivals, self.max_new_tokens)
+
     def _engine(self, store: TieredStore) -> Engine:
         model, tokenizer, layout = self.loaded
-        if self.runner is None:
-            return ContiguousEngine(model, tokenizer, store, self.method, stop=layout.stop)
+        if self.runner is None or not isinstance(self.method, Reuse):
+            return self.contiguous(model, tokenizer, store, self.method, stop=layout.stop)
         return PagedEngine(self.runner, PageTier(self.runner.pool, store), tokenizer, self.method, stop=layout.stop)
 
     def _pages(self) -> int:
@@ -234,8 +250,9 @@ class _Bench:
         most = max(sum(-(-len(block) // PAGE) for block in set(prompt.context)) for prompt in self.prompts)
         blocks = sum(-(-len(block) // PAGE) for block in {b for prompt in self.prompts for b in prompt.context})
         together = 2 * self.batch
-        computed = [len(p) if self.method.select else len(p.question) for p in self.prompts]
-        return 1 + min(blocks, together * most) + together * -(-(max(computed) + self.max_new_tokens) // PAGE)
+        computed = [len(p) if getattr(self.method, "select", None) else len(p.question) for p in self.prompts]
+        held = blocks if self.start == "hot" else min(blocks, together * most)
+        return 1 + held + together * -(-(max(computed) + self.max_new_tokens) // PAGE)
 
 
 def _mode(name: str) -> Mode:
@@ -245,26 +262,37 @@ def _mode(name: str) -> Mode:
     raise not_allowed("mode", name, MODES)
 
 
-def _choice(loaded: Loaded, method: Reuse, prompts: Sequence[Prompt], count: int, asked: str) -> EngineChoice:
+def _choice(loaded: Loaded, method: Method, prompts: Sequence[Prompt], count: int, asked: str) -> EngineChoice:
     choice = choose_engine(loaded.model, method, prompts, count, asked)
-    if asked == "auto" and not method.plain:
+    if asked == "auto" and not getattr(method, "plain", True):
         return EngineChoice("contiguous", "the method writes to cached rows, or changes what rows attend to")
     return choice
 
 
-def _stores(bench: _Bench, start: str, folder: Path) -> Iterator[TieredStore]:
+def _stores(bench: _Bench, folder: Path) -> Iterator[TieredStore]:
     """Yield the tiers of one run after the other, with every block of the prompts in the place where it starts."""
     pinned = bench.pool is not None and bench.pool.device.type == "cuda"
     host = partial(HostTier, UNLIMITED, pinned=pinned)
-    while start == "empty":
+    while bench.start == "empty" or not isinstance(bench.method, Reuse):
         yield TieredStore([host()])
-    held = TieredStore([host()]) if start == "warm" else FolderStore(folder, new=True, durable=False)
+    cold = bench.start == "cold"
+    held = FolderStore(folder, new=True, durable=False) if cold else TieredStore([host()])
     for prompt in bench.prompts:
         bench.method.prepare(bench.loaded.model, [prompt], held)
     while isinstance(held, TieredStore):
         yield held
     while True:
-        yield TieredStore([host(), StoreTier(FolderStore(folder, durable=False, pinned=pinned))], loaders=bench.loaders)
+        disk = FolderStore(folder, durable=False, pinned=pinned)
+        forget(folder)
+        yield TieredStore([host(), StoreTier(disk)], loaders=bench.loaders)
+
+
+def forget(folder: Path) -> None:
+    """Let the system drop what it holds of files of blocks in memory, where it can: they are read from disk then."""
+    for path in folder.glob("*.safetensors") if hasattr(os, "posix_fadvise") else ():
+        with path.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _arrivals(count: int, rate: float | None, seed: int) -> list[float]:

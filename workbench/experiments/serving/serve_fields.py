@@ -8,7 +8,7 @@ from workbench.core.errors import BadInput, not_allowed
 from workbench.experiments.trials.trial_fields import check_numbers
 from workbench.methods.method_fields import SELECTORS, DataName, DeviceName, LayoutName, ModelName
 
-STARTS = ("cold", "warm", "empty")
+STARTS = ("cold", "warm", "hot", "empty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class ServeFields:
     ] = "sync,request,layer"
     rate: Annotated[float | None, "Questions a second, at random moments; without it, all arrive at once"] = None
     start: Annotated[
-        str, "Where cached blocks are at first: cold (on disk), warm (in memory), empty (encoded when missed)"
+        str, "Where cached blocks are at first: cold (disk), warm (memory), hot (pages), empty (encoded when missed)"
     ] = "cold"
     select: Annotated[str, f"Which cached tokens are recomputed: {SELECTORS}. Default: none"] = "none"
     ratio: Annotated[float | None, "With --select: recompute this share of the tokens of all passages"] = 0.15

@@ -1,7 +1,7 @@
 """Pairs that masks leave visible, and those computed when the request comes."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -9,15 +9,15 @@ import torch
 from workbench.core.blocks import Prompt
 from workbench.core.masks import causal
 from workbench.plots.marks.bars import Bars, bar_chart
-from workbench.plots.marks.theme import BLUE, RULE, Notes
+from workbench.plots.marks.theme import BLUE, RULE
 from workbench.plots.tiles.reduce import MaskRule, visible_pairs
 
 
-def savings(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Figure:
+def request_savings(records: Sequence[dict[str, Any]], source: str) -> go.Figure:
     """Draw the share of visible pairs under every mask, and of those computed when the request comes.
 
-    `records`: {mask, pairs, computed, causal, rows, length}: visible pairs, those of rows computed on request, all
-    causal pairs, rows computed on request and tokens of the prompt.
+    `source` says where the text comes from. `records`, of `count_pairs`: {mask, pairs, computed, causal, rows, length}:
+    visible pairs, those of rows computed on request, all causal pairs, rows computed on request and tokens of the prompt.
     """
     rows = [r["mask"] for r in records]
     drawn = []
@@ -39,12 +39,12 @@ def savings(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Fig
         x={"title_text": "share of the pairs of full (causal) attention", "tickformat": ".0%", "range": [0, 1.06]},
         y={"autorange": "reversed", "showgrid": False},
         title="What the masks leave to do",
-        **notes,
+        caption=f"Text: {source}. Counted exactly from the masks: pairs (row, column) with column ≤ row.",
     )
 
 
 def count_pairs(rules: Mapping[str, MaskRule], prompt: Prompt, cached: Collection[str]) -> list[dict[str, Any]]:
-    """Count pairs for `savings`; under the rules named in `cached` a request computes the question only."""
+    """Count pairs for `request_savings`; under the rules named in `cached` a request computes the question only."""
     length = len(prompt)
     records = []
     for name, rule in rules.items():
@@ -53,11 +53,3 @@ def count_pairs(rules: Mapping[str, MaskRule], prompt: Prompt, cached: Collectio
         sizes = {"causal": visible_pairs(causal, length), "rows": len(rows), "length": length}
         records.append({"mask": name.split(" (")[0], **pairs, **sizes})
     return records
-
-
-def request_savings(records: Sequence[dict[str, Any]], source: str) -> go.Figure:
-    """Draw `count_pairs` of one prompt; `source` says where its text comes from."""
-    return savings(
-        records,
-        caption=f"Text: {source}. Counted exactly from the masks: pairs (row, column) with column ≤ row.",
-    )

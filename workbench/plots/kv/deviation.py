@@ -15,7 +15,6 @@ from torch import Tensor
 from workbench.data.prompt_view import Reading
 from workbench.plots.attention.masks import names
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
-from workbench.plots.kv import deviation_findings as findings
 from workbench.plots.marks.elements import block_axis, block_edges
 from workbench.plots.marks.lines import profile, profiles
 from workbench.plots.marks.theme import BLUE, INK, MUTED, ORANGE, PAPER, SEQUENTIAL, SHADES, Notes, finish, panel_titles
@@ -90,7 +89,6 @@ def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str) -> go.Fi
         view.tokens[:end],
         view.block_of[:end],
         marked=view.supporting,
-        notice=findings.of_first_passage({name: gap.numpy() for name, gap in gaps.items()}, view.block_of[:end], FLOOR),
         caption=f"{view.source}. {about}. Blank: less than rounding. ★ marks passages that the answer needs.",
     )
 
@@ -115,28 +113,20 @@ def concentration_curves(curves: Mapping[str, Tensor], *, ratio: float, about: s
     records = concentration_records(curves)
     count = next(iter(curves.values())).shape[1]
     shades = sample_colorscale(SHADES, [0.95 * i / max(count - 2, 1) for i in range(count - 1)])
-    left = outside(curves["after_system"], ratio)
     by = {name: [r for r in records if r["preparation"] == name] for name in curves}
     return profiles(
         [profile(name, points, "share of the tokens", percent=True, percent_x=True) for name, points in by.items()],
         title="Share of the deviation that the most deviating tokens hold",
-        notice=f"A post-mortem choice of {ratio:.0%} of the tokens (dotted) leaves {float(left[1]):.0%} of the "
-        f"deviation in layer 1, and {float(left[-1]):.0%} in the last layer, outside the choice. "
-        f"{findings.outside_as_published(float(left[1]), ratio)}",
-        caption=f"Mean over {about}.",
+        caption=f"Mean over {about}. Dotted: a post-mortem choice of {ratio:.0%}.",
         colours={f"layer {layer}": shade for layer, shade in enumerate(shades, 1)},
         mark=ratio,
         share=True,
     )
 
 
-def where_it_sits(records: Records, mean: Mapping[str, float], *, layer: int, prompts: int, about: str) -> go.Figure:
-    """Draw `selection.places` of one layer by preparation; `mean`: preparation → mean deviation of the documents."""
+def where_it_sits(records: Records, *, layer: int, prompts: int, about: str) -> go.Figure:
+    """Draw `selection.places` of one layer by preparation."""
     by = {kind: [r for r in records if r["by"] == kind] for kind in ("offset", "rank")}
-    first, *rest = (r["mean"] for r in by["offset"] if r["name"] == "after_system")
-    ranks = {name: [r["mean"] for r in by["rank"] if r["name"] == name] for name in mean}
-    behind_system, similar = ranks["after_system"], ranks["with_neighbours"]
-    change = mean["with_neighbours"] / mean["after_system"] - 1
     across = "position in the block (0 start, 1 end)"
     return profiles(
         [
@@ -144,9 +134,6 @@ def where_it_sits(records: Records, mean: Mapping[str, float], *, layer: int, pr
             profile("by rank of the block", by["rank"], "rank of the block"),
         ],
         title=f"Where layer {layer} deviates",
-        notice=findings.where(first / max(sum(rest) / len(rest), 1e-9), behind_system[-1] / behind_system[1])
-        + f" Preparation changes the last passage by {similar[-1] / behind_system[-1] - 1:+.0%}, all tokens by "
-        f"{change:+.0%}. {findings.change_as_published(change)}",
         caption=f"Mean over {prompts} prompts and 95% bootstrap interval. {about}.",
         colours={"after_system": BLUE, "with_neighbours": ORANGE},
         symbols={"with_neighbours": "square"},

@@ -6,9 +6,8 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from workbench.metrics.kv.kv_deviation import CAUSES, Repair, mean_causes, typical_causes
+from workbench.metrics.kv.kv_deviation import CAUSES, Repair, mean_causes
 from workbench.metrics.kv.selection import summary
-from workbench.plots.kv import deviation_findings as findings
 from workbench.plots.kv.deviation import Records
 from workbench.plots.marks.line_styles import selector_looks
 from workbench.plots.marks.lines import profile, profiles
@@ -25,16 +24,12 @@ PARTS = {  # field of `Repair` → title
 def what_causes_it(records: Sequence[dict[str, Any]], *, about: str) -> go.Figure:
     """Draw the relative error of keys and values by layer and cause: `records` as of `cause_records`."""
     means = mean_causes(records).query("mean > 1e-5").to_dict("records")
-    typical = typical_causes(records)
     prompts = len({r["prompt"] for r in records})
     parts = {part: [r for r in means if r["part"] == part] for part in ("keys", "values")}
     titles = {"keys": "relative L2 error", "values": ""}
     return profiles(
         [profile(part, points, "layer", titles[part], log=True) for part, points in parts.items()],
         title="What the deviation is made of",
-        notice=f"Keys that are not re-encoded are off by {typical['position']:.0%} of their length; missing context "
-        f"leaves {typical['context']:.0%}: this is what selection and preparation work on. Storing in bf16 costs "
-        f"{typical['precision']:.2%}. {findings.largest_cause(typical)}",
         caption=f"Relative L2 error per token and head, mean over the passages behind the first of {prompts} prompts; "
         f"what is below 10⁻⁵ (fp32 rounding) is not drawn. {about}.",
         colours=dict(zip(CAUSES.values(), (RED, BLUE, GREEN), strict=True)),
@@ -66,20 +61,25 @@ def left_in_last_layer(records: Records) -> dict[tuple[str, str], float]:
 
 def what_is_repaired(records: Records, *, ratio: float, prompts: int, about: str) -> go.Figure:
     """Draw what recomputing `ratio` of the tokens leaves of the deviation: `records` as of `repair_records`."""
-    final = left_in_last_layer(records)
     selectors = list(dict.fromkeys(record["selector"] for record in records))
-    real = [spec for spec in selectors if not spec.startswith("oracle")] or selectors
-    best = {part: min((final[spec, part], spec) for spec in real)[1] for part in ("context", "asked")}
     by = {title: [r for r in records if r["part"] == part] for part, title in PARTS.items()}
     return profiles(
         [profile(title, points, "layer", percent=True) for title, points in by.items()],
         title=f"What recomputing {ratio:.0%} of the tokens repairs",
-        notice=f"Oracle aside, {SELECTORS.name_of(best['asked'])} leaves least in the last layer of the question "
-        f"({final[best['asked'], 'asked']:.0%}), and {final[best['asked'], 'context']:.0%} in the context, where "
-        f"{SELECTORS.name_of(best['context'])} leaves {final[best['context'], 'context']:.0%}. "
-        f"{findings.context_or_question(final, best['asked'])}",
         caption=f"Share of the squared deviation from full attention that is left; mean over {prompts} prompts and 95% "
         f"bootstrap interval; passages cached behind the system prompt. {about}.",
         share=True,
         **selector_looks(selectors),
+    )
+
+
+def of_repair(selector: str, ratio: float, left: Repair) -> str:
+    """Say what recomputing leaves in the last layer, of the context and of the question."""
+    if not len(left.rows):
+        return "Nothing is recomputed: both panels are the same."
+    context, asked = float(left.context[-1]), float(left.asked[-1])
+    kinder = "more" if asked < context else "no more"
+    return (
+        f"{selector} at {ratio:.0%} leaves {context:.0%} of the context's squared deviation in the last layer and "
+        f"{asked:.0%} of the question's: it helps the question {kinder} than the context."
     )

@@ -1,19 +1,19 @@
 """How far reused keys and values drift from full attention, with re-encoded and with naive positions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.marks.elements import interval
 from workbench.plots.marks.styles import MODES
-from workbench.plots.marks.theme import MUTED, Notes, finish, panel_titles
+from workbench.plots.marks.theme import MUTED, finish, panel_titles
 
 POSITIONS = {"block": "re-encoded", "naive": "naive"}  # of keys, by mode
 
 
-def drift(records: Sequence[dict[str, Any]], logits: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Figure:
+def positions_drift(records: Sequence[dict[str, Any]], logits: Sequence[dict[str, Any]], *, about: str) -> go.Figure:
     """Draw the drift of the question's own keys and values by layer, and of its next-token distribution.
 
     `records`: {mode, layer, error: relative L2 distance to full attention per sample}; `logits`: {mode, kl (nats per
@@ -35,7 +35,11 @@ def drift(records: Sequence[dict[str, Any]], logits: Sequence[dict[str, Any]], *
     fig.update_layout(legend_font={"color": MUTED})
     panel_titles(fig)
     title = "What naive positions do to the question"
-    return finish(fig, title=title, height=300, above=66, below=58, legend=24, **notes)
+    caption = (
+        f"{about}. Left: mean and quartiles over prompts of the relative L2 distance of the question's keys and "
+        "values. Right: 95% Wilson intervals. fp32."
+    )
+    return finish(fig, title=title, height=300, above=66, below=58, legend=24, caption=caption)
 
 
 def _errors(fig: go.Figure, records: Sequence[dict[str, Any]]) -> None:
@@ -91,14 +95,4 @@ def _agreement(fig: go.Figure, r: Mapping[str, Any]) -> None:
         showlegend=False,
         row=1,
         col=3,
-    )
-
-
-def positions_drift(records: Sequence[dict[str, Any]], logits: Sequence[dict[str, Any]], *, about: str) -> go.Figure:
-    """Draw what `metrics.kv.kv_deviation.drift` measured of re-encoded and naive positions."""
-    return drift(
-        records,
-        logits,
-        caption=f"{about}. Left: mean and quartiles over prompts of the relative L2 distance of the question's keys "
-        "and values. Right: 95% Wilson intervals. fp32.",
     )

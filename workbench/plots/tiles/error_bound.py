@@ -26,29 +26,5 @@ def error_bound(records: Sequence[dict[str, Any]], *, layer: int, about: str) ->
         [panel],
         colours={NAMES["bound"]: RED, NAMES["error"]: BLUE},
         title="How tight BFLA's bound is",
-        notice=said(records),
         caption=f"Frobenius norms; lines are means over the heads of layer {layer}, bands their range. {about}.",
     )
-
-
-def said(records: Sequence[dict[str, Any]]) -> str:
-    """Say whether the bound holds everywhere, and how far it lies above the error where most is left out."""
-    frame = pd.DataFrame(records)
-    broken = int((frame.error > frame.bound).sum())
-    holds = "The bound holds in every case" if not broken else f"The bound is broken in {broken} of {len(frame)} cases"
-    dropped = frame[frame.error > 0]
-    if not len(dropped):
-        return f"{holds}; no head's output changes at these thresholds."
-    sparse = dropped[dropped.threshold == dropped.groupby("threshold").density.mean().idxmin()]
-    error, bound = sparse.error.mean(), sparse.bound.mean()
-    size = f"With {sparse.density.mean():.0%} of the pairs kept the error is {error:.2g} of the output's norm"
-    worth = "less" if bound < 1 else "more"
-    times = f"the bound {_short(bound)}, {_short(bound / error)} times as much"
-    return f"{holds}. {size} and {times}; it allows for {worth} than the whole output."
-
-
-def _short(value: float) -> str:
-    if value < 1e4:
-        return f"{value:,.3g}"
-    digit, power = f"{value:.0e}".split("e+")
-    return f"{digit}\u00a0·\u00a010<sup>{int(power)}</sup>"

@@ -34,22 +34,8 @@ def key_rankings(ranked: Sequence[Rankings], *, budget: float, window: int, abou
     return finish(
         fig,
         title=f"Keys that a ranking keeps: layer {worst.layer}, head {worst.head}",
-        notice=said(ranked, budget),
         caption=f"The last {window} rows over the {len(worst.mean):,} keys before them; the largest {budget:.0%} of "
         f"the keys by each ranking. The head shown is the one where the mean misses most. {about}.",
         height=360,
         legend=6,
-    )
-
-
-def said(ranked: Sequence[Rankings], budget: float) -> str:
-    """Say what the mean misses, over all heads and where it misses most."""
-    shares = [one.missed(budget) for one in ranked]
-    worst = max(ranked, key=lambda one: one.missed(budget))
-    if not max(shares):
-        return f"Mean and maximum keep the same {budget:.0%} of the keys in all {len(ranked)} heads."
-    return (
-        f"Of the {budget:.0%} of keys that some row attends to most, a ranking by the mean misses "
-        f"{np.mean(shares):.0%} over {len(ranked)} heads, and {max(shares):.0%} in layer {worst.layer}, "
-        f"head {worst.head}."
     )

@@ -8,7 +8,6 @@ import plotly.graph_objects as go
 
 from workbench.metrics.tiles.tile_records import Framed
 from workbench.plots.marks.table import table
-from workbench.plots.tiles.sparse_masks import largest
 from workbench.plots.tiles.tile_overview import REDUCTIONS, overview, reduced
 from workbench.plots.tiles.tile_recall import (
     Span,
@@ -22,7 +21,6 @@ def long_overview(
     choices: Mapping[str, Framed], specs: Mapping[str, str], length: int, *, cells: int, states: str
 ) -> go.Figure:
     """Draw the choices for a prompt of `length` tokens, at most `cells` a side; `states` says whose attention it is."""
-    slowest = largest({name: choice.seconds for name, choice in choices.items()})
     panels: dict[str, dict[str, np.ndarray]] = {name: {} for name in choices}
     for name, choice in choices.items():
         for head, how in product((1, 0), REDUCTIONS):
@@ -32,18 +30,14 @@ def long_overview(
         panels,
         Span.whole(range(length)),
         detail=_frame(choices),
-        notice=f"All {length:,} × {length:,} tokens of one head in at most {cells} × {cells} cells. To choose took up "
-        f"to {choices[slowest].seconds:.1f} s ({slowest}). The menu shows the other head, and by max where anything at "
-        "all is kept. The frame is below.",
-        caption=f"{states} Head 1 looks for its topic, head 0 nearby. {', '.join(specs[name] for name in choices)}.",
+        caption=f"{states} All {length:,} × {length:,} tokens of one head in at most {cells} × {cells} cells; the menu "
+        "shows the other head, and by max where anything at all is kept. The frame is below. Head 1 looks for its topic, "
+        f"head 0 nearby. {', '.join(specs[name] for name in choices)}.",
     )
 
 
 def frame_maps(choices: Mapping[str, Framed], *, share: float, device: str) -> go.Figure:
     """Draw the frame of every choice for a long prompt over the true attention of its head 1."""
-    records = {name: choice.record(1) for name, choice in choices.items()}
-    best = largest({name: r["attention"] for name, r in records.items()})
-    worst = largest({name: -r["attention"] for name, r in records.items()})
     windows = {name: choice.frames[1].at(choice.frames[1].rows) for name, choice in choices.items()}
     return maps(
         {name: [[in_window(window, choices[name].tiles.kept.shape[2])]] for name, window in windows.items()},
@@ -51,10 +45,8 @@ def frame_maps(choices: Mapping[str, Framed], *, share: float, device: str) -> g
         layers=[0],
         heads=[1],
         title="The frame, tile by tile",
-        notice=f"Of the rows in the frame {best} keeps {records[best]['attention']:.0%} of the attention in "
-        f"{records[best]['density']:.1%} of all tiles, {worst} {records[worst]['attention']:.0%} in "
-        f"{records[worst]['density']:.1%}. Orange was dropped though needed for {share:.0%}.",
-        caption=f"Head 1 of the made-up states; true attention of {len(_frame(choices).rows):,} rows over all keys "
+        caption=f"Orange was dropped though needed for {share:.0%}. Head 1 of the made-up states; "
+        f"true attention of {len(_frame(choices).rows):,} rows over all keys "
         f"before them. {device}.",
     )
 
@@ -70,8 +62,6 @@ def choosing_table(choices: Mapping[str, Framed], length: int, device: str) -> g
         ["method", "time to choose", "tiles kept, head 0", "head 1", "attention kept, head 0", "head 1"],
         rows,
         title=f"Choosing for {length:,} tokens",
-        notice="The choice looks at queries and keys once, in parts: its memory grows with the tiles, not with the "
-        f"{length:,}² pairs of tokens.",
         caption=f"2 query heads, torch on {device}, measured once, beside whatever else the machine did; a kernel for "
         "the choice is another matter. Attention kept: of the rows in the frame.",
         widths=[2, 1.3, 1.4, 1, 1.6, 1],

@@ -1,7 +1,6 @@
 """Sparse choices on one prompt, from choices to figures and what they show; see notebooks/09_sparse_masks.ipynb."""
 
 from collections.abc import Mapping, Sequence
-from math import nan
 from typing import Any
 
 import plotly.graph_objects as go
@@ -15,7 +14,7 @@ from workbench.methods.sparse._small import small
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
 from workbench.metrics.tiles.tile_recall import BflaRules, Chosen, chosen
-from workbench.metrics.tiles.tile_records import ORACLE, UNION_STEPS, means, rule_records, union_records
+from workbench.metrics.tiles.tile_records import ORACLE, means, rule_records
 from workbench.metrics.tiles.tile_states import States
 from workbench.metrics.tiles.tile_union import Union
 from workbench.plots.marks.controls import some
@@ -62,9 +61,6 @@ def kept_maps(
     """Draw the tiles that methods keep over true attention, beside the fewest that hold `share` of it (`best`)."""
     layers, heads = some(list(best), layer), some(range(len(best[layer].mass)), head)
     panels = {f"needed for {share:.0%} of the attention": best, **choices}
-    now = {name: by_layer[layer] for name, by_layer in choices.items()}
-    lost = {name: float(choice.lost()[head]) for name, choice in now.items()}
-    kept = [f"{name} {c.density()[head]:.0%} ({c.held()[head]:.0%})" for name, c in now.items()]
     return maps(
         {name: [[of_head(panel[i], h) for h in heads] for i in layers] for name, panel in panels.items()},
         Span.whole(best[layer].grid.rows),
@@ -73,27 +69,17 @@ def kept_maps(
         layer=layers.index(layer),
         head=heads.index(head),
         title="Kept tiles over true attention",
-        notice=f"In head {head} of layer {layer}, {best[layer].density()[head]:.0%} of the causal pairs hold "
-        f"{share:.0%} of the attention. Pairs kept by each method, and in brackets the attention in them: "
-        f"{', '.join(kept)}. Orange was dropped though needed: most by {largest(lost)}.",
-        caption=caption,
+        caption=f"{caption} Orange was dropped though needed.",
     )
 
 
 def density_by_head(shares: Mapping[str, Mapping[str, Tensor]], layers: Sequence[int], about: str) -> go.Figure:
     """Draw density and attention kept of every layer and head: `metrics.tiles.tile_records.shares`."""
-    density, held = shares["density"], shares["attention"]
-    widest = largest({name: float(x.max()) - float(x.min()) for name, x in density.items()})
-    weak = largest({name: -float(x.min()) for name, x in held.items()})
-    at, head = divmod(int(held[weak].argmin()), held[weak].shape[1])
-    measures = {"density": density, "attention kept": held}
+    measures = {"density": shares["density"], "attention kept": shares["attention"]}
     return by_head(
         {title: {name: x.cpu().numpy() for name, x in by_name.items()} for title, by_name in measures.items()},
         layers,
         title="Density and attention kept, of every layer and head",
-        notice=f"One threshold for all heads: {widest} keeps from {float(density[widest].min()):.0%} to "
-        f"{float(density[widest].max()):.0%} of the pairs. The head that is left with least is head {head} of layer "
-        f"{layers[at]} under {weak}: {float(held[weak].min()):.0%} of its attention.",
         caption=f"{about}. Percent; density is the share of the pairs (row, key) with key ≤ row that lie in kept "
         "tiles; attention kept is the mean over rows. Above each panel the mean over heads.",
     )
@@ -127,18 +113,12 @@ def threshold_slider(
             f"all heads {r['density']:.0%} and {r['mass']:.0%}"
         )
         steps.append(ThresholdStep(of_head(choice, head), sentence, r["density"], r["mass"]))
-    by_method = _by_method(records).items()
-    third = {name: min(points, key=lambda r: abs(r["density"] - 1 / 3)) for name, points in by_method}
-    near = [f"{name} {r['mass']:.0%} at {r['density']:.0%}" for name, r in third.items() if name != "oracle"]
-    oracle = third["oracle"]
     return by_threshold(
         steps,
         Span.whole(states),
         threshold_curves(records, specs),
         {"map": f"{main}, layer {layer}, head {head}", "curves": "mean over all layers and heads"},
         active=len(steps) // 2,
-        notice=f"Attention kept nearest to a third of the pairs: {', '.join(near)}; the tiles that truly hold most "
-        f"keep {oracle['mass']:.0%} at {oracle['density']:.0%}. What lies between is what a better choice could win.",
         caption=f"{about}. Tiles of {size} tokens; every point is one value of the method's own option, the others as "
         "given.",
     )
@@ -163,10 +143,6 @@ def kept_by_rule(
     group = states.heads // states.kv_heads
     layers, heads = some(list(causes), layer), some(range(states.kv_heads), head // group)
     added = means(rule_records(causes), "rule", ("density", "attention"))
-    worth = {rule: r["attention"] / r["density"] if r["density"] > 0 else nan for rule, r in added.items()}
-    looked = ", ".join(f"{rule} {worth[rule]:.1f}" for rule in ("mass", "local", "sink"))
-    hashed = ", ".join(f"{rule} {worth[rule]:.1f}" for rule in ("stride", "random") if added[rule]["density"] > 0)
-    rescued = f"; the hashes {hashed}: they do not look, so they get what a dropped tile gets." if hashed else "."
     return bfla_rules(
         [[first_rule(causes[i], h) for h in heads] for i in layers],
         Span.whole(states),
@@ -175,7 +151,6 @@ def kept_by_rule(
         heads=heads,
         layer=layers.index(layer),
         head=heads.index(head // group),
-        notice=f"Attention per pair kept, the mean over all pairs being 1: {looked}{rescued}",
         caption=f"{about}. {spec_of(method)}. A tile kept for one head of a KV head is kept for all. Bars: mean over "
         "all layers and heads; each rule counts what those before it did not keep.",
     )
@@ -186,26 +161,16 @@ def union_of_chunk(
 ) -> go.Figure:
     """Draw CompactAttention's steps for the chunk `rows` by layer; the group of the query head `head` comes first."""
     layers = some(list(unions), layer)
-    by_step = means(union_records(unions), "step", ["density"])
-    choice, blocks, heads, chunk = (by_step[step]["density"] for step in UNION_STEPS)
     return union(
         [unions[i] for i in layers],
         layers=layers,
         layer=layers.index(layer),
         group=head // unions[layer].group,
-        notice=f"Mean over layers: {choice:.0%} of the causal pairs are chosen, {blocks:.0%} are read after the union "
-        f"over query blocks, {heads:.0%} after that over heads, {chunk:.0%} with the chunk. Orange pages are read by "
-        "query blocks that did not ask for them.",
         caption=f"{about}. {spec_of(method)}, rows {rows.start:,} to {rows.stop - 1:,}; pages of "
-        f"{method.size} tokens. Pick a KV head above, a layer below; the kernel's page numbers add (request · KV heads "
-        "+ KV head) · pages of the cache.",
+        f"{method.size} tokens. Orange: read by query blocks that did not ask. Pick a KV head above, a layer below; the "
+        "kernel's page numbers add (request · KV heads + KV head) · pages of the cache.",
     )
 
 
 def _by_method(records: Records) -> dict[str, list[Mapping[str, Any]]]:
     return {name: [r for r in records if r["method"] == name] for name in dict.fromkeys(r["method"] for r in records)}
-
-
-def largest(numbers: Mapping[str, float]) -> str:
-    """Return the first name of the largest number."""
-    return max(numbers, key=numbers.__getitem__)

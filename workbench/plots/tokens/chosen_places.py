@@ -11,7 +11,6 @@ from workbench.plots.marks.line_styles import selector_looks
 from workbench.plots.marks.lines import profile, profiles
 from workbench.plots.marks.styles import SELECTORS
 from workbench.plots.marks.theme import BLUE, PAPER, Texts, clear, finish
-from workbench.plots.reports.findings import judged
 
 
 def agreement(matrices: Mapping[str, np.ndarray], names: Sequence[str], **texts: Unpack[Texts]) -> go.Figure:
@@ -46,30 +45,10 @@ def first_tenth(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {r["name"]: r["mean"] for r in offsets if r["at"] == first}
 
 
-def evenness(offsets: Sequence[Mapping[str, Any]]) -> str:
-    """Say whether CacheBlend favours the head of a block and FusionRAG's choice is more even, as figure 8 shows them.
-
-    `offsets`: the records of `metrics.kv.selection.places` by position in the block. "" where one of both is missing.
-    """
-    shares = {
-        name: [r["mean"] for r in offsets if r["name"] == SELECTORS.name_of(name)]
-        for name in ("kv_deviation", "query_guided")
-    }
-    if not all(shares.values()):
-        return ""
-    heads = {name: values[0] / max(sum(values) / len(values), 1e-9) for name, values in shares.items()}
-    holds = heads["kv_deviation"] > 1 and abs(heads["query_guided"] - 1) < abs(heads["kv_deviation"] - 1)
-    claim = "CacheBlend favours the start of chunks and question-guided selection is more even (figure 8)"
-    said = " and ".join(f"{SELECTORS.name_of(name)} {heads[name]:.1f} times" for name in heads)
-    return f"There {said} its mean. {judged('FusionRAG', claim, holds)}"
-
-
 def where_chosen(
     records: Sequence[Mapping[str, Any]], selectors: Collection[str], *, sample: str, about: str
 ) -> go.Figure:
     """Draw where the chosen tokens stand: `records` of `selection.places`; `sample` says which prompts."""
-    heads = first_tenth(records)
-    most, least = max(heads, key=heads.__getitem__), min(heads, key=heads.__getitem__)
     offsets, ranks = ([r for r in records if r["by"] == by] for by in ("offset", "rank"))
     across = "position in the block (0 start, 1 end)"
     return profiles(
@@ -78,8 +57,6 @@ def where_chosen(
             profile("by rank of the block", ranks, "rank of the block", percent=True),
         ],
         title="Where the chosen tokens stand",
-        notice=f"Of the first tenth of a block, {most} recomputes {heads[most]:.0%}, {least} {heads[least]:.0%}. An "
-        f"even choice would be a flat line. {evenness(offsets)}",
         caption=f"{sample}; mean and 95% bootstrap interval. {about}.",
         lines=2,
         **selector_looks(selectors),
@@ -90,15 +67,9 @@ def common_tokens(
     matrices: Mapping[str, np.ndarray], selectors: Collection[str], *, ratio: float, sample: str, about: str
 ) -> go.Figure:
     """Draw how far selectors agree: measure → [M, M]; the first measure is the share of the smaller choice."""
-    names = [SELECTORS.name_of(spec) for spec in selectors]
-    share = next(iter(matrices.values()))
-    apart = np.where(np.eye(len(names), dtype=bool), np.nan, share)
-    row, column = np.unravel_index(np.nanargmax(apart), apart.shape) if len(names) > 1 else (0, 0)
     return agreement(
         matrices,
-        names,
+        [SELECTORS.name_of(spec) for spec in selectors],
         title="Tokens that two selectors have in common",
-        notice=f"By chance two choices of {ratio:.0%} share {ratio:.0%}. The two that agree most here are {names[row]} "
-        f"and {names[column]}: {apart[row, column]:.0%}.",
-        caption=f"Mean over {sample}. {about}.",
+        caption=f"Mean over {sample}; by chance two choices share {ratio:.0%}. {about}.",
     )

@@ -50,24 +50,11 @@ def timelines(found: Mapping[str, TokenStages], prompt: Prompt, *, ratio: float,
     return finish(
         fig,
         title="Which tokens are computed, and when",
-        notice=_said(found, len(prompt)),
         caption=f"From the plans of one request. {ratio:.0%} of the tokens of passages are recomputed where a selector "
         f"chooses. Block 0 is the system prompt, Q the question. {about}.",
         height=ROW * len(grid) * 2 // 3,
         left=190,
         legend=6,
-    )
-
-
-def _said(found: Mapping[str, TokenStages], tokens: int) -> str:
-    parts = [
-        f"{name} {one.rows:,.0f}" + (f" ({one.encoded:,} encoded beforehand)" if one.encoded else "")
-        for name, one in found.items()
-    ]
-    least, most = (choose(found.items(), key=lambda pair: pair[1].rows) for choose in (min, max))
-    return (
-        f"Tokens at the request, of {tokens:,}; a pass through some layers counts as its share: {', '.join(parts)}. "
-        f"{least[0]} computes the fewest, {most[0]} the most."
     )
 
 

@@ -1,0 +1,54 @@
+"""What the scripts of this folder share: options with their defaults, and rows that say where they were measured."""
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from workbench.experiments.trials.record import device_name, versions
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
+
+# The smallest of a llama's shape, for a try on a CPU.
+TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97}
+
+
+def options(about: str | None, **defaults: Any) -> Namespace:
+    """Read the command line: an option a default and of its type, several values where it is a list, a flag for False.
+
+    `out`, the results folder, is always there; `threads` are set. None stands for a text that is not given.
+    """
+    parser = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
+    for name, default in {"out": FOLDER, **defaults}.items():
+        one = default[0] if isinstance(default, list) else default
+        kind: dict[str, Any] = {"type": str if one is None else type(one) if not isinstance(one, Path) else Path}
+        kind |= {"nargs": "+"} if isinstance(default, list) else {}
+        kind = {"action": "store_true"} if default is False else kind
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, help=f"default: {default}", **kind)
+    given = parser.parse_args()
+    if "threads" in given:
+        torch.set_num_threads(given.threads)
+    return given
+
+
+def writer(given: Namespace, part: str, device: str | torch.device = "cpu", **origin: Any) -> Writer:
+    """Return the writer of a part of the results folder: its rows name the device, the versions and the command."""
+    about = {"device": device_name(torch.device(device)) if device else "", "versions": versions(), **this_run()}
+    return Writer(given.out, part, **{**about, **origin})
+
+
+def name_of(model: str) -> str:
+    """Return the name of a model, or of the folder that it was trained in."""
+    path = Path(model)
+    return path.parent.name if path.name == "model" else path.name
+
+
+def checksum(pool: Any, cached: Any) -> int:
+    """Return the CRC-32 of the keys and values of a block, as its pages hold them."""
+    slots, found = pool.slots(cached).to(pool.device), 0
+    for layer in (*pool.keys, *pool.values):
+        found = crc32(layer[:, slots].contiguous().cpu().view(torch.uint8).numpy().tobytes(), found)
+    return found
