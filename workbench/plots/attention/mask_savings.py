@@ -17,7 +17,7 @@ def request_savings(records: Sequence[dict[str, Any]], source: str) -> go.Figure
     """Draw the share of visible pairs under every mask, and of those computed when the request comes.
 
     `source` says where the text comes from. `records`, of `count_pairs`: {mask, pairs, computed, causal, rows, length}:
-    visible pairs, those of rows computed on request, all causal pairs, rows computed on request and tokens of the prompt.
+    visible pairs, those of rows computed on request, all causal pairs, its rows and all tokens.
     """
     rows = [r["mask"] for r in records]
     drawn = []

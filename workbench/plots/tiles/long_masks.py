@@ -31,7 +31,7 @@ def long_overview(
         Span.whole(range(length)),
         detail=_frame(choices),
         caption=f"{states} All {length:,} × {length:,} tokens of one head in at most {cells} × {cells} cells; the menu "
-        "shows the other head, and by max where anything at all is kept. The frame is below. Head 1 looks for its topic, "
+        "shows the other head, and by max where anything is kept. The frame is below. Head 1 looks for its topic, "
         f"head 0 nearby. {', '.join(specs[name] for name in choices)}.",
     )
 

@@ -167,8 +167,8 @@ def union_of_chunk(
         layer=layers.index(layer),
         group=head // unions[layer].group,
         caption=f"{about}. {spec_of(method)}, rows {rows.start:,} to {rows.stop - 1:,}; pages of "
-        f"{method.size} tokens. Orange: read by query blocks that did not ask. Pick a KV head above, a layer below; the "
-        "kernel's page numbers add (request · KV heads + KV head) · pages of the cache.",
+        f"{method.size} tokens. Orange: read by query blocks that did not ask. Pick a KV head above, a layer below: "
+        "page numbers add (request · KV heads + KV head) · pages of the cache.",
     )
 
 
