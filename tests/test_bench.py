@@ -20,7 +20,7 @@ from workbench.app.commands import bench as command
 from workbench.core.errors import BadInput
 from workbench.experiments import bench, bench_reports
 from workbench.experiments.bench import baselines, timing
-from workbench.experiments.bench.kernels import page_workloads, prefill_workloads, workloads
+from workbench.experiments.bench.kernels import page_workloads, workloads
 from workbench.experiments.bench.kernels.check import check, fresh, stretched
 from workbench.experiments.bench.kernels.variants import variants
 from workbench.experiments.bench.kernels.workloads import KernelWorkload
@@ -139,7 +139,7 @@ def test_stretched_and_fresh_cases_are_the_same_cases():
     assert wide[1].shape == (1, 2, 3, 8) and wide[1].stride(1) >= 1 << 31
 
 
-WORKLOADS = {**page_workloads.WORKLOADS, **prefill_workloads.WORKLOADS}
+WORKLOADS = page_workloads.WORKLOADS
 # Workloads of a kind once: the interpreter takes seconds over the others.
 KINDS = {
     "question_attention": (0, 1),

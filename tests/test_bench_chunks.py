@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.experiments import bench
 from workbench.experiments.bench import run
-from workbench.experiments.bench.kernels import choices, chunk_attention, chunk_choices, workloads
-from workbench.experiments.bench.kernels.chunk_choices import KeptGate, fitted, rules
+from workbench.experiments.bench.kernels import choices, chunk_attention, workloads
+from workbench.experiments.bench.kernels.chunk_attention import KeptGate, fitted, rules
 
 UNIT, LONG = 32, 128  # tokens of a chunk: for what the interpreter carries out, and for what torch does
 
@@ -21,7 +21,7 @@ def small(monkeypatch):
     for name, value in {"HEADS": (2, 1), "WIDTH": 32, "CHUNK": (1, 2, 1), "PAGE": 16}.items():
         monkeypatch.setattr(workloads, name, value)
     monkeypatch.setattr(choices, "HALVINGS", 1)
-    monkeypatch.setattr(chunk_choices, "LENGTHS", (2,))
+    monkeypatch.setattr(chunk_attention, "LENGTHS", (2,))
     monkeypatch.setattr(chunk_attention, "KEYS", 2)
     monkeypatch.setattr(chunk_attention, "CONTEXTS", (2,))
 
@@ -52,7 +52,7 @@ def test_a_threshold_is_set_for_the_density(name, monkeypatch):
     monkeypatch.setattr(choices, "HALVINGS", 10)
     q, keys, _, rows = inputs()
     rule = rules(LONG)[name]
-    measure = partial(chunk_choices.density, q=q, keys=keys, rows=rows, size=rule.block)
+    measure = partial(chunk_attention.density, q=q, keys=keys, rows=rows, size=rule.block)
     assert measure(fitted(name, rule, measure, 0.6)) == pytest.approx(0.6, abs=0.1)
 
 
@@ -70,12 +70,12 @@ def test_a_gate_that_keeps_pooled_keys_chooses_as_in_one_pass():
 
 def test_quoka_attends_to_its_share_of_the_past_and_the_chunk():
     q, keys, values, rows = inputs()
-    at = chunk_choices.quoka(q, keys, rows)
+    at = chunk_attention.quoka(q, keys, rows)
     assert at.shape == (1, 1, round(0.25 * 2 * LONG) + LONG)
     assert bool((at.diff() > 0).all()) and at[0, 0, -LONG:].tolist() == rows[0].tolist()
     every = torch.arange(3 * LONG).expand(1, 1, -1)
     dense = torch.nn.functional.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
-    assert torch.allclose(chunk_choices.gathered(q, keys, values, every), dense)
+    assert torch.allclose(chunk_attention.gathered(q, keys, values, every), dense)
 
 
 def test_equal_sparsity_is_drawn_for_one_pass_and_a_chunk(monkeypatch):

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.core.errors import BadInput
-from workbench.metrics.tiles.error_bound import error_bounds, head_bound
-from workbench.plots.tiles import error_bound as figures
+from workbench.metrics.tiles.key_rankings import error_bounds, head_bound
+from workbench.plots.tiles import heads as figures
 
 
 def case(seed, tokens, share, scale=1.0):

@@ -18,16 +18,14 @@ from workbench.metrics.kv import position_encoding
 from workbench.metrics.kv.position_drift import drift
 from workbench.metrics.kv.position_encoding import SCHEMES, key_rotation, shift_errors
 from workbench.plots.attention.attention_mass import attention, block_mass
-from workbench.plots.attention.mask_savings import request_savings
-from workbench.plots.attention.masks import MaskPanel, masks
+from workbench.plots.attention.masks import MaskPanel, masks, request_savings
 from workbench.plots.attention.prompt_strip import strip
-from workbench.plots.kv.position_drift import positions_drift
-from workbench.plots.kv.position_encoding import exactness, rotation
+from workbench.plots.kv.position_encoding import exactness, positions_drift, rotation
 from workbench.plots.marks import table as tables
-from workbench.plots.marks.intervals import quality
 from workbench.plots.marks.lines import SCHEMES as DRAWN_SCHEMES
 from workbench.plots.marks.lines import rounding
 from workbench.plots.marks.theme import TEMPLATE, WIDTH
+from workbench.plots.reports.session_replay import quality
 from workbench.plots.tiles.reduce import firsts, shares, visible_pairs
 
 SAID = {"caption": "n = 3, seed 0, CPU", "notice": "Look here."}

@@ -16,8 +16,7 @@ from workbench.methods.prepare.after_system import AfterSystem
 from workbench.plots.kv.deviation import deviation
 from workbench.plots.marks.lines import profile, profiles
 from workbench.plots.marks.styles import SELECTORS
-from workbench.plots.tokens.chosen_places import agreement
-from workbench.plots.tokens.chosen_tokens import Choice, _layout, coloured
+from workbench.plots.tokens.chosen_tokens import Choice, _layout, agreement, coloured
 from workbench.plots.tokens.ratio_outcomes import RatioOutcome, ratios
 from workbench.store import MemoryStore
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from workbench.app.explore.panels.editing import EDITS, edited
-from workbench.plots.attention.frames import frames
 from workbench.plots.marks.styles import REUSE_STATUSES
 from workbench.plots.marks.theme import TEMPLATE, WIDTH
+from workbench.plots.reports.session_replay import frames
 from workbench.plots.tokens.block_history import history, turnover
 
 SAID = {"caption": "n = 2, seed 0, CPU", "notice": "Look here."}

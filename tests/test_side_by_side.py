@@ -6,8 +6,8 @@ from workbench import data
 from workbench.core.errors import BadInput
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import sparse
-from workbench.metrics.tiles.side_by_side import compare, compare_many
 from workbench.metrics.tiles.sparsity import measure
+from workbench.metrics.tiles.thresholds import compare, compare_many
 
 SPECS = {
     "dense": "dense(block=16)",

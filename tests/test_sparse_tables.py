@@ -15,7 +15,7 @@ from workbench.metrics.published_numbers import LLAMA_3_8B
 from workbench.metrics.tiles import crossover, thresholds, tile_recall, tile_records, tile_union
 from workbench.metrics.tiles.tile_states import States, synthetic_states
 from workbench.plots.marks.theme import TEMPLATE
-from workbench.plots.tiles import long_masks, sparse_masks
+from workbench.plots.tiles import sparse_masks, tile_overview
 
 LENGTH, SIZE = 203, 16
 SPECS = {"window and sink": f"window(block={SIZE}, local=2)", "oracle": f"oracle(block={SIZE}, mass=0.5)"}
@@ -182,12 +182,12 @@ def test_a_long_prompt_is_drawn_framed_and_tabulated():
     long = synthetic_states(1024)
     specs = {"window and sink": "window(block=32, local=2)", "strided": "strided(block=32)"}
     found = {name: tile_records.framed(long, sparse.named(spec), 256) for name, spec in specs.items()}
-    check(figure := long_masks.long_overview(found, specs, 1024, cells=20, states="Made up."))
+    check(figure := tile_overview.long_overview(found, specs, 1024, cells=20, states="Made up."))
     assert figure.layout.updatemenus[0].buttons[0].label == "head 1: share of tiles kept"
     assert figure.layout.shapes[0].y0 == figure.layout.shapes[0].x0 == 24 * 32
-    check(figure := long_masks.frame_maps(found, share=0.8, device="a CPU"))
+    check(figure := tile_overview.frame_maps(found, share=0.8, device="a CPU"))
     assert "256 rows" in figure.layout.annotations[-1].text
-    check(figure := long_masks.choosing_table(found, 1024, "a CPU"))
+    check(figure := tile_overview.choosing_table(found, 1024, "a CPU"))
     assert list(figure.data[0].cells["values"][2]) == [f"{one.record(0)['density']:.1%}" for one in found.values()]
 
 

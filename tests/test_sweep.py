@@ -17,10 +17,9 @@ from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.core.utils import runner
 from workbench.data.assets import ROOT
-from workbench.experiments.sweeps import plan, sweep_runs
 from workbench.experiments.sweeps import sweep as sweeps
 from workbench.experiments.sweeps.sweep import Failed, cases, difference, sweep
-from workbench.experiments.sweeps.sweep_grid import Case
+from workbench.experiments.sweeps.sweep_grid import Case, read_plan
 from workbench.experiments.trials.trial import Trial
 
 PLANS = ROOT / "benchmarks" / "plans"
@@ -141,7 +140,7 @@ def test_an_interrupted_sweep_ends_as_if_nothing_had_been(whole, base, tmp_path,
 def test_a_model_is_loaded_once(base, tmp_path, monkeypatch):
     load, calls = models.load, []
     monkeypatch.setattr(models, "load", lambda *given: calls.append(given) or load(*given))
-    sweep_runs.load.cache_clear()
+    sweeps.load.cache_clear()
     sweep(base, tmp_path, seed=[0, 1, 2])
     assert len(calls) == 1
 
@@ -348,10 +347,10 @@ def test_a_file_that_is_no_plan_is_refused(text, sentence, tmp_path):
     if text is not None:
         file.write_text(text)
     with pytest.raises(BadInput, match=sentence):
-        plan.read(file, {})
+        read_plan(file, {})
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in PLANS.glob("*.toml")))
 def test_every_plan_that_ships_lists_trials_that_can_be(name, folder, monkeypatch):
-    monkeypatch.setattr(plan.models, "training_seed", lambda model: 1)  # of trainings that do not ship
-    assert len(plan.read(PLANS / name, {})) > 1
+    monkeypatch.setattr(models, "training_seed", lambda model: 1)  # of trainings that do not ship
+    assert len(read_plan(PLANS / name, {})) > 1

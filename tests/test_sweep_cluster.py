@@ -12,7 +12,6 @@ import pytest
 from workbench.core.errors import BadInput
 from workbench.core.utils import dask_cluster
 from workbench.experiments.sweeps import sweep as sweeps
-from workbench.experiments.sweeps import sweep_runs
 from workbench.experiments.sweeps.sweep import cases
 from workbench.experiments.sweeps.sweep_grid import Case
 from workbench.experiments.trials.trial import Trial
@@ -144,7 +143,7 @@ def test_what_a_worker_refuses_is_not_tried_again(base, tmp_path, scheduler, mon
 
 def test_a_worker_with_other_files_than_here_refuses(base, monkeypatch):
     with pytest.raises(BadInput, match="are others on a worker than here"):
-        sweep_runs.run(sweep_runs.TrialTask(Case(base), [["model.safetensors", 1]]))
+        sweeps.run_case(sweeps.TrialTask(Case(base), [["model.safetensors", 1]]))
 
 
 def test_a_trial_on_a_gpu_needs_workers_with_slots(base, tmp_path, scheduler):

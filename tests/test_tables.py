@@ -12,7 +12,7 @@ from workbench.methods.generation import generate
 from workbench.metrics import attention_mass
 from workbench.metrics.attention_mass import AttentionMass
 from workbench.metrics.kv import position_encoding
-from workbench.plots.attention import mask_savings, masks
+from workbench.plots.attention import masks
 from workbench.plots.kv import position_encoding as position_figures
 
 
@@ -33,11 +33,11 @@ def test_masks_are_compared_on_one_prompt_and_cached_rows_are_pale():
 
 def test_pairs_are_counted_over_the_rows_that_a_request_computes():
     rules = {"Full attention": causal, "Cached blocks (pale)": block_attention(PROMPT)}
-    full, reuse = mask_savings.count_pairs(rules, PROMPT, cached=["Cached blocks (pale)"])
+    full, reuse = masks.count_pairs(rules, PROMPT, cached=["Cached blocks (pale)"])
     assert full == {"mask": "Full attention", "pairs": 78, "computed": 78, "causal": 78, "rows": 12, "length": 12}
     assert reuse["mask"] == "Cached blocks" and reuse["rows"] == 4
     assert reuse["pairs"] == 6 + 15 + 42 and reuse["computed"] == 9 + 10 + 11 + 12
-    bars = mask_savings.request_savings([full, reuse], "a text").data
+    bars = masks.request_savings([full, reuse], "a text").data
     assert [list(trace.x) for trace in bars] == [[1, 63 / 78], [1, 42 / 78]]
 
 

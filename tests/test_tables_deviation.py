@@ -13,7 +13,7 @@ from workbench.metrics.kv import kv_deviation
 from workbench.metrics.kv.kv_deviation import Repair
 from workbench.metrics.kv.selection import places
 from workbench.plots.kv import deviation, deviation_repair
-from workbench.plots.tokens import chosen_places, ratio_outcomes
+from workbench.plots.tokens import chosen_tokens, ratio_outcomes
 
 
 def test_the_context_of_a_prompt_is_measured_without_its_question():
@@ -117,10 +117,10 @@ def test_selectors_are_compared_by_place_and_by_common_tokens():
         for name, mean in (("first tokens (EPIC)", 0.9), ("largest deviation (oracle)", 0.2))
         for at in (0.25, 0.75)
     ]
-    assert chosen_places.first_tenth(records) == {"first tokens (EPIC)": 0.9, "largest deviation (oracle)": 0.2}
-    fig = chosen_places.where_chosen(records, ["first_k", "oracle"], sample="1 prompt", about="tiny")
+    assert chosen_tokens.first_tenth(records) == {"first tokens (EPIC)": 0.9, "largest deviation (oracle)": 0.2}
+    fig = chosen_tokens.where_chosen(records, ["first_k", "oracle"], sample="1 prompt", about="tiny")
     assert "first tokens (EPIC) recomputes 90%, largest deviation (oracle) 20%" in texts(fig)
     share = np.array([[1.0, 0.3, 0.1], [0.3, 1.0, 0.6], [0.1, 0.6, 1.0]])
     names = ["random", "first_k", "oracle"]
-    fig = chosen_places.common_tokens({"share": share}, names, ratio=0.15, sample="1 prompt", about="tiny")
+    fig = chosen_tokens.common_tokens({"share": share}, names, ratio=0.15, sample="1 prompt", about="tiny")
     assert "first tokens (EPIC) and largest deviation (oracle): 60%." in texts(fig)

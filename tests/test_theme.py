@@ -14,8 +14,7 @@ from plotly.graph_objects import Figure
 from workbench.plots.marks import line_styles, styles, theme
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import Look
-from workbench.plots.marks.table import ROOM, SECOND, table
-from workbench.plots.marks.text_metrics import drawn_width
+from workbench.plots.marks.table import ROOM, SECOND, drawn_width, table
 
 DEFICIENCIES = (None, "deuteranomaly", "protanomaly", "tritanomaly")
 GROUPS = {

@@ -70,9 +70,8 @@ def sweep(
         run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
         return
     from workbench.app.console.sweep_report import show  # torch, transformers, pandas: not for `--help`
-    from workbench.experiments.sweeps import plan as plans
     from workbench.experiments.sweeps import sweep as sweeps
-    from workbench.experiments.sweeps.sweep_grid import FIELDS, cases
+    from workbench.experiments.sweeps.sweep_grid import FIELDS, cases, read_plan
     from workbench.experiments.trials.trial import Trial
 
     lists = {
@@ -86,7 +85,7 @@ def sweep(
         raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
     base = {name: getattr(Trial, name, None) for name in FIELDS}
     with progress("sweeping", f"finished trials are kept in {out}, and the same command goes on") as advance:
-        listed = plans.read(plan, lists) if plan else cases(base, lists)
+        listed = read_plan(plan, lists) if plan else cases(base, lists)
         outcome = sweeps.run(listed, out, jobs, advance, cluster=cluster, retries=retries)
     if as_json:
         print(outcome.table.to_json(orient="records", lines=True), end="")

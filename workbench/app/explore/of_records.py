@@ -16,8 +16,7 @@ from workbench.experiments.trials import runs as reading
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.runs import Run, distinct, of_record
 from workbench.plots.marks.measures import MEASURES
-from workbench.plots.reports.store_pages import held, requests_of
-from workbench.plots.reports.trial_costs import COSTS, quality_by_cost
+from workbench.plots.reports.trial_costs import COSTS, held, quality_by_cost, requests_of
 from workbench.store.files import scrub
 
 METHOD = ("model", "mode", "prepare", "select")  # columns that name a trial

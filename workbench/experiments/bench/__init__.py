@@ -1,6 +1,6 @@
 """Kernels beside their baselines, on one GPU in one run: right first, then fast.
 
-`check` compares a kernel with its reference, `timing` takes times, `page_workloads`, `prefill_workloads` and `choices`
+`check` compares a kernel with its reference, `timing` takes times, `page_workloads` and `choices`
 hold the inputs, `baselines` what a user would pick instead, and `run` makes the report. `whole_model` and `operations`
 do the same for whole models.
 """

@@ -1,18 +1,107 @@
 """Sessions of demonstrations, of chat turns and of game frames: their figures."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
+import numpy as np
 import plotly.graph_objects as go
 
 from workbench.data.sources import demonstrations
 from workbench.data.sources.game import Frame
 from workbench.experiments.serving.session_replay import total
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
-from workbench.plots.attention.frames import frames
-from workbench.plots.marks.intervals import quality
+from workbench.plots.marks import controls
+from workbench.plots.marks.controls import button, switch
+from workbench.plots.marks.elements import interval, steps, swatches
+from workbench.plots.marks.styles import MODES, REUSE_STATUSES, block_hovers
 from workbench.plots.marks.table import table, verdict
+from workbench.plots.marks.theme import RULE, Notes, finish, legend_over
 from workbench.plots.tokens.block_history import history, turnover
+
+SCORES = {"em": "exact match", "f1": "F1"}
+KINDS = ("all", "single-hop", "continuation", "two-hop", "comparison", "order")  # other kinds follow
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def quality(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Figure:
+    """Draw scores by kind: {mode, kind, n, em, em_low, em_high, f1, f1_low, f1_high}; a menu picks the score."""
+    counts = {r["kind"]: r["n"] for r in records}
+    kinds = sorted(counts, key=lambda kind: KINDS.index(kind) if kind in KINDS else len(KINDS))
+    modes = list(dict.fromkeys(r["mode"] for r in records))
+    fig = go.Figure()
+    for score, title in SCORES.items():
+        for index, mode in enumerate(modes):
+            look = MODES[mode]
+            rows = sorted((r for r in records if r["mode"] == mode), key=lambda r: kinds.index(r["kind"]))
+            values, low, high = ([r[key] for r in rows] for key in (score, f"{score}_low", f"{score}_high"))
+            shift = (index - (len(modes) - 1) / 2) * 0.2
+            fig.add_scatter(
+                x=[kinds.index(r["kind"]) + shift for r in rows],
+                y=values,
+                error_y=interval(values, low, high, 2, 5),
+                name=look.name,
+                mode="markers",
+                visible=score == "em",
+                marker={"color": look.colour, "symbol": look.symbol, "size": 11},
+                customdata=[[r["kind"], r["n"], *ends] for r, *ends in zip(rows, low, high, strict=True)],
+                hovertemplate=f"<b>%{{customdata[0]}}</b>: {title} %{{y:.1%}}<br>95% interval %{{customdata[2]:.1%}} "
+                f"to %{{customdata[3]:.1%}}, n = %{{customdata[1]}}<extra>{look.name}</extra>",
+            )
+    for edge in range(len(kinds) - 1):
+        fig.add_vline(edge + 0.5, line={"color": RULE, "width": 0.7})
+    heads = [f"{kind}<br>n = {counts[kind]}" for kind in kinds]
+    ends = [-0.5, len(kinds) - 0.5]
+    fig.update_xaxes(tickvals=list(range(len(kinds))), ticktext=heads, range=ends, tickfont={"size": 12})
+    fig.update_xaxes(showgrid=False, ticks="")
+    fig.update_yaxes(title_text="exact match", tickformat=".0%", range=[-0.03, 1.03], dtick=0.2)
+    buttons = [
+        button(title, [each == score for each in SCORES for _ in modes], {"yaxis.title.text": title})
+        for score, title in SCORES.items()
+    ]
+    fig.update_layout(updatemenus=[switch(buttons, 340, 6)])
+    return finish(fig, title="How well the model answers", height=340, above=48, below=56, legend=8, **notes)
+
+
+def frames(
+    records: Sequence[Mapping[str, Any]], *, columns: int, rows: Sequence[str], active: int = 0, **notes: Unpack[Notes]
+) -> go.Figure:
+    """Draw a frame a record, as of `session_replay.follow`; the slider begins at record `active`.
+
+    The first block (the rules) is left out; the others fill rows of `columns` cells, one for each name of `rows`.
+    """
+    pictures = [_picture(record, columns, len(rows)) for record in records]
+    colours = [look.colour for look in REUSE_STATUSES.values()]
+    scale = {"zmin": -0.5, "zmax": len(colours) - 0.5, "colorscale": steps(colours), "showscale": False}
+    cells = go.Heatmap(pictures[active], **scale, xgap=1.5, ygap=1.5, hoverongaps=False)
+    cells.update(x=list(range(1, columns + 1)), y=list(rows), hovertemplate="%{text}<extra></extra>")
+    fig = go.Figure(cells)
+    swatches(fig, {look.name: look.colour for look in REUSE_STATUSES.values()})
+    fig.frames = controls.frames({str(at): [picture] for at, picture in enumerate(pictures)})
+    height = max(120, 30 * len(rows))
+    slider = controls.frame_slider([said(r) for r in records], active, "frame ", spoken=True, pad=56)
+    fig.update_layout(sliders=[slider], legend=legend_over(height, 6, itemclick=False))
+    ticks = {"tickvals": [1, *range(8, columns + 1, 8)], "ticks": "", "range": [0.4, columns + 0.6]}
+    fig.update_xaxes(title_text="block of the table", showgrid=False, **ticks)
+    fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", type="category")
+    return finish(fig, title="Frame after frame", height=height, above=40, below=148, left=60, **notes)
+
+
+def said(record: Mapping[str, Any]) -> str:
+    """Return one line on a frame: what happened and what it took."""
+    numbers = {status: record[f"blocks_{status}"] for status in REUSE_STATUSES}
+    counts = ", ".join(f"{number} {status}" for status, number in numbers.items() if number)
+    return f"{record['step'] + 1}: {record['label'].replace('<', '&lt;')} — blocks: {counts}"
+
+
+def _picture(record: Mapping[str, Any], columns: int, rows: int) -> go.Heatmap:
+    """Return the reuse status [rows, columns] (nan: no block) and hover text of every cell."""
+    number = {status: i for i, status in enumerate(REUSE_STATUSES)}
+    statuses, hovers = record["fates"][1:], block_hovers(record)[1:]
+    z, texts = np.full(rows * columns, np.nan, np.float32), np.full(rows * columns, "", object)
+    z[: len(statuses)] = [number[status] for status in statuses]
+    texts[: len(hovers)] = hovers
+    return go.Heatmap(z=z.reshape(rows, columns), text=texts.reshape(rows, columns))
+
 
 Records = Sequence[Mapping[str, Any]]
 

@@ -1,14 +1,16 @@
 """One number for every layer and head, method beside method."""
 
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.marks.theme import MUTED, SEQUENTIAL, Texts, finish, panel_titles
+from workbench.metrics.tiles.key_rankings import Rankings
+from workbench.plots.marks.lines import profile, profiles
+from workbench.plots.marks.theme import BLUE, FAINT, GREEN, MUTED, RED, RULE, SEQUENTIAL, Texts, finish, panel_titles
 
 CELL, MOST = 21, 150  # px of a line; cells of a panel that still carry their number
 
@@ -58,3 +60,57 @@ def by_head(
         note.update(xanchor="left", font={"size": 12, "color": MUTED})
     height = len(measures) * (CELL * max(4, len(layers)) + 30)
     return finish(fig, height=height, above=34, below=52, right=104, **texts)
+
+
+NAMES = {"bound": "the bound of equation 30", "error": "the error itself"}
+
+
+def error_bound(records: Sequence[dict[str, Any]], *, layer: int, about: str) -> go.Figure:
+    """Draw mean and range over heads of error and bound against density, from `error_bounds`."""
+    by_threshold = pd.DataFrame(records).groupby("threshold")
+    at = by_threshold.density.mean()
+    lines = []
+    for field, name in NAMES.items():
+        values = pd.DataFrame({"at": at, "mean": by_threshold[field].mean()})
+        values = values.assign(low=by_threshold[field].min(), high=by_threshold[field].max()).sort_values("at")
+        lines += [{"name": name, **row} for row in values[values["mean"] > 0].to_dict("records")]
+    panel = profile("", lines, "share of the causal pairs kept", "over the norm of the output", True, percent_x=True)
+    return profiles(
+        [panel],
+        colours={NAMES["bound"]: RED, NAMES["error"]: BLUE},
+        title="How tight BFLA's bound is",
+        caption=f"Frobenius norms; lines are means over the heads of layer {layer}, bands their range. {about}.",
+    )
+
+
+LEAST = 1e-7  # of an axis
+
+
+def key_rankings(ranked: Sequence[Rankings], *, budget: float, window: int, about: str) -> go.Figure:
+    """Draw the keys of the head in which the mean misses most; `budget`: share of the keys that a ranking may take."""
+    worst = max(ranked, key=lambda one: one.missed(budget))
+    by_mean, by_peak = (mask.numpy() for mask in worst.largest(budget))
+    groups = {
+        "neither": (~by_mean & ~by_peak, FAINT),
+        "by both": (by_mean & by_peak, BLUE),
+        "by the mean only": (by_mean & ~by_peak, GREEN),
+        "by the maximum only: missed": (by_peak & ~by_mean, RED),
+    }
+    fig = go.Figure()
+    for name, (mask, colour) in groups.items():
+        at = np.flatnonzero(mask)
+        mean, peak = (np.maximum(values.cpu().numpy()[at], LEAST) for values in (worst.mean, worst.peak))
+        hover = "key %{customdata}: mean %{x:.2g}, maximum %{y:.2g}<extra></extra>"
+        edge = {"width": 0.5, "color": RULE if name == "neither" else colour}
+        marker = {"color": colour, "size": 6, "line": edge}
+        fig.add_scatter(x=mean, y=peak, mode="markers", name=name, marker=marker, customdata=at, hovertemplate=hover)
+    for axis, title in (("x", "mean attention of the rows"), ("y", "largest of any row")):
+        fig.update_layout({f"{axis}axis": {"type": "log", "title_text": title, "exponentformat": "power", "dtick": 1}})
+    return finish(
+        fig,
+        title=f"Keys that a ranking keeps: layer {worst.layer}, head {worst.head}",
+        caption=f"The last {window} rows over the {len(worst.mean):,} keys before them; the largest {budget:.0%} of "
+        f"the keys by each ranking. The head shown is the one where the mean misses most. {about}.",
+        height=360,
+        legend=6,
+    )

@@ -1,35 +1,206 @@
 """Attention of a chunk of 1,024 rows beside that of a whole prompt, on random numbers: CompactAttention's figures.
 
 chunk_kernels    a tenth of the tiles of 64K keys, for all 64K rows and for the last 1,024: figure 1b
-chunk_choices    what choosing costs, in one pass and summed over the chunks: figure 1c (`bench.chunk_choices`)
+chunk_choices    what choosing costs, in one pass and summed over the chunks: figure 1c (`searches`)
 chunk_attention  the last chunk of 8K to 128K tokens under every method, choice included: figure 5, attention
+
+CompactAttention's baselines come with their lists. A choice is called chunk by chunk: with the chunk's queries, all keys so far and the positions of the rows. Thresholds
+are set beforehand, so that densities are comparable; random numbers have no density of their own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
+from workbench.core.tiling.tile_grid import Grid
+from workbench.core.tiling.tile_selection import TileRule
 from workbench.experiments.bench import baselines, named
 from workbench.experiments.bench.kernels import workloads
-from workbench.experiments.bench.kernels.choices import DENSITY
-from workbench.experiments.bench.kernels.chunk_choices import (
-    SHARE,
-    ByKernel,
-    density,
-    fitted,
-    over_pages,
-    over_tiles,
-    over_tokens,
-    past_read,
-    rules,
-    searches,
-)
+from workbench.experiments.bench.kernels.choices import DENSITY, STRIDE, with_density
 from workbench.experiments.bench.kernels.variants import Variant
 from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, numbers
-from workbench.kernels._pages.lists import PageLists, lists_of, page_table
+from workbench.kernels._pages.lists import PageLists, lists_of, page_table, union_of
+from workbench.methods.sparse.quoka import Quoka
+
+LENGTHS = (16, 32, 64, 128)  # in units
+SHARE = 0.25  # of the pages before a chunk that a union reads, and of the tokens that QUOKA keeps
+Choice = Callable[[Tensor, Tensor, Tensor], Any]  # q [B, Hq, R, D], keys [B, H, T, D], rows [B, R]
+
+
+def past_of(q: Tensor, keys: Tensor) -> int:
+    """Return the tokens before the chunk."""
+    return keys.shape[2] - q.shape[2]
+
+
+@dataclass
+class ByKernel:
+    """A choice by one of the kernels.
+
+    capacity   tokens of the whole prompt: FlashPrefill's means of keys are kept from chunk to chunk; 0: they are not
+    """
+
+    kernel: str
+    rule: TileRule
+    options: tuple[int, ...] = ()
+    capacity: int = 0
+    means: Any = None
+
+    def __call__(self, q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
+        module, given = named(self.kernel), {}
+        if self.capacity:
+            past = past_of(q, keys)
+            if past and self.means is not None:
+                self.means = module.pooled(keys, self.rule.block, self.means, past)
+            else:
+                self.means = module.pooled(keys, self.rule.block, capacity=self.capacity)
+            given = {"means": self.means}
+        kept: Tensor = module.launch(q, keys, rows, self.rule, *self.options, **given)
+        return kept
+
+
+@dataclass
+class KeptGate:
+    """SeerAttention's gate, drawn at random: pooled keys of earlier chunks are kept, so a chunk pools its own alone.
+
+    Its rotations are left out, so its time is the least that such a gate takes. A tile is kept where the gate is at
+    least 1 - `rule.mass` of the largest of its row.
+    """
+
+    rule: TileRule
+    width: int = 128
+    pooled: Tensor | None = None
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def __call__(self, q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
+        grid = Grid(rows[0], keys.shape[2], self.rule.block)
+        share = self.logits(q, keys).masked_fill(~grid.causal, -torch.inf).softmax(-1)
+        least = (1 - torch.as_tensor(self.rule.mass)) * share.amax(-1, keepdim=True)
+        return ((share >= least) & grid.causal) | grid.own
+
+    def logits(self, q: Tensor, keys: Tensor) -> Tensor:
+        """Return [B, Hq, I, J] fp32: what the gate says of every pair of blocks."""
+        block = self.rule.block
+        if not self.weights:
+            sizes = {"query": (q.shape[1], q.shape[-1]), "key": (keys.shape[1], 3 * q.shape[-1])}
+            self.weights |= {name: numbers(*s, self.width).float() / s[1] ** 0.5 for name, s in sizes.items()}
+        known = 0 if self.pooled is None else min(self.pooled.shape[2], past_of(q, keys) // block)
+        fresh = keys[:, :, known * block :].unflatten(2, (-1, block)).float()
+        theirs = torch.cat((fresh.amax(3), fresh.amin(3), fresh.mean(3)), -1) @ self.weights["key"]
+        if self.pooled is not None and known:
+            theirs = torch.cat((self.pooled[:, :, :known], theirs), 2)
+        self.pooled = theirs
+        ours = q.unflatten(2, (-1, block)).float().mean(3) @ self.weights["query"]
+        return (ours.unflatten(1, (keys.shape[1], -1)) @ theirs[:, :, None].mT).flatten(1, 2)
+
+
+def quoka(q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
+    """Choose QUOKA's tokens of the past and the chunk, by its torch code: [B, H, K] int64, rising."""
+    past = past_of(q, keys)
+    own = torch.arange(past, keys.shape[2], device=keys.device).expand(keys.shape[1], -1)
+    method, count = Quoka(keep=SHARE), round(SHARE * past)
+    best = [method.scores(a, b)[:, :past].topk(count).indices.sort().values for a, b in zip(q, keys, strict=True)]
+    return torch.stack([torch.cat((chosen, own), 1) for chosen in best])
+
+
+def gathered(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
+    """Attend to the tokens `at` [B, H, K] in a copy of their keys and values.
+
+    The chunk sees itself in whole, as dense baselines of a chunk do here.
+    """
+    k, v = (x.gather(2, at[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (keys, values))
+    return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def over_tiles(choice: Choice, size: int, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+    """Choose tiles, list them, attend over the lists: block-sparse attention."""
+    lists = lists_of(choice(q, keys, rows).flatten(0, 1))
+    out: Tensor = named("tile_attention").launch(q, keys, values, rows, *lists, size, size)
+    return out
+
+
+def over_pages(choice: Choice, size: int, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+    """Choose tiles, unite them over the chunk and the heads of a group, attend over pages: CompactAttention."""
+    group = q.shape[1] // keys.shape[1]
+    union = union_of(choice(q, keys, rows), group)
+    union[..., past_of(q, keys) // size :] = True
+    table = page_table(union, keys.shape[1], group, keys.shape[2] // size, size)
+    out: Tensor = named("page_list_attention").launch(q, keys, values, rows, table)
+    return out
+
+
+def over_tokens(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+    """QUOKA: choose tokens, gather them, attend."""
+    return gathered(q, keys, values, quoka(q, keys, rows))
+
+
+def density(choice: Choice, q: Tensor, keys: Tensor, rows: Tensor, size: int) -> float:
+    """Return the share of the causal tiles that a choice keeps."""
+    causal = Grid(rows[0], keys.shape[2], size).causal
+    return (choice(q, keys, rows).float().mean() / causal.float().mean()).item()
+
+
+def past_read(choice: Choice, q: Tensor, keys: Tensor, rows: Tensor, size: int) -> float:
+    """Return the share of the pages before the chunk that the union reads."""
+    union = union_of(choice(q, keys, rows), q.shape[1] // keys.shape[1])
+    return union[..., : past_of(q, keys) // size].float().mean().item()
+
+
+def rules(unit: int) -> dict[str, TileRule]:
+    """Return the rule of each method as it is published, its threshold still open."""
+    size, small = max(16, unit // 8), max(16, unit // 16)  # attention takes no smaller tiles
+    return {
+        "flash_prefill": TileRule(size, size, part=0.5, whole=True, local=3, sink=2),
+        "xattention": TileRule(size, size, 0.9, first=True),
+        "seer_attention": TileRule(small, small, 0.9),
+    }
+
+
+def fitted(name: str, rule: TileRule, measure: Callable[[Choice], float], wanted: float) -> KeptGate | ByKernel:
+    """Make the choice of a method, its threshold set so that `measure` of it is `wanted`."""
+    choice: KeptGate | ByKernel = KeptGate(rule)
+    if name != "seer_attention":
+        choice = ByKernel(f"choose_{name}", rule, (STRIDE,) if name == "xattention" else ())
+
+    def at(tried: TileRule) -> float:
+        choice.rule = tried
+        return measure(choice)
+
+    choice.rule = with_density(rule, "part" if name == "flash_prefill" else "mass", at, wanted)
+    return choice
+
+
+def chunks_of(choice: Choice, q: Tensor, keys: Tensor, rows: Tensor, unit: int) -> None:
+    """Choose chunk after chunk, each over all keys so far."""
+    for begin in range(0, q.shape[2], unit):
+        end = begin + unit
+        choice(q[:, :, begin:end], keys[:, :, :end], rows[:, begin:end].contiguous())
+
+
+def searches(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
+    """Time choices in one pass over a prompt, and summed over its chunks of 1024: figure 1c."""
+    heads, kv_heads = workloads.HEADS
+    for length in LENGTHS:
+        tokens = length * unit
+        q, keys = (numbers(1, n, tokens, workloads.WIDTH) for n in (heads, kv_heads))
+        rows = torch.arange(tokens, device=DEVICE)[None]
+        shape = {"tokens": tokens, "chunk": unit, "heads": workloads.HEADS, "density": DENSITY}
+        work = KernelWorkload(f"choices over {length}K", shape, 1.0, float(keys.nbytes))
+        for name, rule in rules(unit).items():
+            measure = partial(density, q=q, keys=keys, rows=rows, size=rule.block)
+            choice = fitted(name, rule, measure, DENSITY)
+            work.enter(f"{name}, one pass", partial, choice, q, keys, rows)
+            work.enter(f"{name}, in chunks", partial, chunks_of, choice, q, keys, rows, unit)
+            if isinstance(choice, ByKernel) and name == "flash_prefill":
+                kept = replace(choice, capacity=tokens)
+                work.enter(f"{name}, in chunks, means kept", partial, chunks_of, kept, q, keys, rows, unit)
+        work.enter("quoka, in chunks", partial, chunks_of, quoka, q, keys, rows, unit)
+        yield work
+
 
 KEYS, SPARSITY = 64, 0.9  # units of keys, and share of the tiles that is left out, of figure 1b
 CONTEXTS = (8, 16, 32, 64, 128)  # units of figure 5

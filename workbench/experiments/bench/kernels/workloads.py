@@ -1,6 +1,6 @@
 """A workload of a kernel, and what all of them share: shapes of the papers' headline figures, random bf16 numbers.
 
-`page_workloads` and `prefill_workloads` hold those of the kernels, `choices` those of choosing tiles.
+`page_workloads` holds those of the kernels, `choices` those of choosing tiles.
 
 Lengths count in `unit`s, 1024 tokens; tests take fewer. A workload holds one callable for every candidate and set of
 inputs; the kernel itself is called "ours". `flops` and `bytes` count what the work cannot do without: products of rows

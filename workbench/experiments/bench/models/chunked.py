@@ -25,7 +25,7 @@ from workbench.core.tiling.tiles import Tiles
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.experiments.bench import timing
-from workbench.experiments.bench.kernels.chunk_choices import KeptGate
+from workbench.experiments.bench.kernels.chunk_attention import KeptGate
 from workbench.experiments.bench.kernels.density import Counted
 from workbench.experiments.bench.kernels.workloads import KernelWorkload
 from workbench.experiments.bench.models.whole_model import GPU, Scene
@@ -45,7 +45,7 @@ RUNS = 2  # timed runs of each method; one of the whole prompt comes before them
 
 @dataclass(frozen=True)
 class DrawnGate(Sparse):
-    """SeerAttention by gates drawn at random, one for every layer (`chunk_choices.KeptGate`)."""
+    """SeerAttention by gates drawn at random, one for every layer (`chunk_attention.KeptGate`)."""
 
     THRESHOLD = "mass"
 
