@@ -4,8 +4,8 @@ chunk_kernels    a tenth of the tiles of 64K keys, for all 64K rows and for the 
 chunk_choices    what choosing costs, in one pass and summed over the chunks: figure 1c (`searches`)
 chunk_attention  the last chunk of 8K to 128K tokens under every method, choice included: figure 5, attention
 
-CompactAttention's baselines come with their lists. A choice is called chunk by chunk: with the chunk's queries, all keys so far and the positions of the rows. Thresholds
-are set beforehand, so that densities are comparable; random numbers have no density of their own.
+CompactAttention's baselines come with their lists. A choice is called chunk by chunk: with the chunk's queries, all
+keys so far and the positions of the rows. Thresholds are set beforehand, so that densities are comparable; random numbers have no density of their own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
