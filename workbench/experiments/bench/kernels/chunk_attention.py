@@ -5,7 +5,8 @@ chunk_choices    what choosing costs, in one pass and summed over the chunks: fi
 chunk_attention  the last chunk of 8K to 128K tokens under every method, choice included: figure 5, attention
 
 CompactAttention's baselines come with their lists. A choice is called chunk by chunk: with the chunk's queries, all
-keys so far and the positions of the rows. Thresholds are set beforehand, so that densities are comparable; random numbers have no density of their own.
+keys so far and the positions of the rows. Thresholds are set beforehand, so that densities are comparable; random
+numbers have no density of their own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
