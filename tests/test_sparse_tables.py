@@ -122,7 +122,7 @@ def test_a_long_prompt_is_framed_near_its_end():
 
 def check(figure) -> None:
     """What every figure keeps: the template, title and caption, and JSON without 16-bit floats."""
-    title, caption = (note.text for note in figure.layout.annotations[-2:])
+    title, _, caption = (note.text for note in figure.layout.annotations[-3:])
     assert figure.layout.template == TEMPLATE and figure.data
     assert title.startswith("<b>") and caption and '"f2"' not in figure.to_json()
 

@@ -119,7 +119,7 @@ def test_selectors_are_compared_by_place_and_by_common_tokens():
     ]
     assert chosen_tokens.first_tenth(records) == {"first tokens (EPIC)": 0.9, "largest deviation (oracle)": 0.2}
     fig = chosen_tokens.where_chosen(records, ["first_k", "oracle"], sample="1 prompt", about="tiny")
-    assert "first tokens (EPIC) recomputes 90%, largest deviation (oracle) 20%" in texts(fig)
+    assert "1 prompt; mean" in texts(fig)
     share = np.array([[1.0, 0.3, 0.1], [0.3, 1.0, 0.6], [0.1, 0.6, 1.0]])
     names = ["random", "first_k", "oracle"]
     fig = chosen_tokens.common_tokens({"share": share}, names, ratio=0.15, sample="1 prompt", about="tiny")
