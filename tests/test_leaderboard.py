@@ -1,17 +1,30 @@
 """One budget and the leaderboard: what a request is charged, ratios solved for it, and rankings."""
 
+import json
+import re
+
+import numpy as np
 import pytest
+from scipy import stats
+from typer.testing import CliRunner
 
 from tests.random_models import model_of, prompt_of
+from workbench import data, results
+from workbench.app import cli
+from workbench.app.leaderboard import page
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
 from workbench.engine.attention_backends.attention import PlannedRequest
+from workbench.experiments.leaderboard import measuring
+from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials import budget
+from workbench.experiments.trials.trial import Trial
 from workbench.methods import finish, select
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.metrics.cost import charged_share, rows_charged
+from workbench.metrics.ranks import holm, ranks
 from workbench.store import MemoryStore
 
 SIZES = (4, 9, 7, 12, 5)  # system, three passages, question
@@ -101,3 +114,173 @@ def test_a_ratio_is_the_largest_that_keeps_the_budget(model, spec, charged):
 def test_a_budget_that_cannot_be_kept_is_refused(model, method, charged, message):
     with pytest.raises(BadInput, match=message):
         budget.within(model, method, [prompt_of(*SIZES)], charged)
+
+
+# --- ranks
+
+
+def test_average_ranks_and_tests_are_scipys():
+    scores = np.random.default_rng(0).random((40, 4)) + np.array([0, 0, 0.4, 1.5])
+    found = ranks(scores, higher=False)
+    assert found.average == tuple(stats.rankdata(scores, axis=1).mean(0)) == ranks(-scores, higher=True).average
+    assert found.friedman == stats.friedmanchisquare(*scores.T).pvalue
+    assert found.p[0, 3] == pytest.approx(6 * stats.wilcoxon(scores[:, 0] - scores[:, 3]).pvalue)
+    assert sorted(found.together[0]) == [0, 1] and {2, 3}.isdisjoint(*found.together)
+
+
+def test_nemenyis_difference_is_the_published_one():
+    """Demšar (2006), section 3.2.4: four classifiers on 14 data sets, q = 2.569, CD = 1.25."""
+    assert ranks(np.random.default_rng(0).random((14, 4)), higher=True).critical == pytest.approx(1.25, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("scores", "together", "p"),
+    [
+        ([[1, 1, 1]] * 5, ((0, 1, 2),), 1.0),
+        ([[1, 0]] * 10, (), 2 / 2**10),  # right and wrong: the sign test, which is McNemar's
+        ([[1, 0]] * 3 + [[0, 1]], ((0, 1),), 10 / 16),
+    ],
+)
+def test_methods_that_are_equal_or_differ_in_steps_are_tested(scores, together, p):
+    found = ranks(np.array(scores, float), higher=True)
+    assert found.together == together and found.p[0, 1] == pytest.approx(p)
+
+
+def test_p_values_are_corrected_for_their_number():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # Holm (1979): 3p, then 2p, never falling
+    assert holm([]) == [] and holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+# --- boards
+
+SHARES = {"none": 0.03, "first_k": 0.12, "query_guided": 0.19, "kv_deviation": 0.4}
+LOSS = {"none": 0.9, "first_k": 0.5, "query_guided": 0.4, "kv_deviation": 0.45}
+
+
+def written(folder, seed: int = 0) -> results.Results:
+    """Write what trials of five methods leave, and read it."""
+    draw = np.random.default_rng(seed)
+    for number, name in enumerate(["full", *SHARES]):
+        full = name == "full"
+        about = {"model": "m", "data": "d", "seed": 0, "device": "a CPU", "method": name.replace("_", "-")}
+        about |= {"mode": "full"} if full else {"mode": "block", "prepare": "after_system", "select": name}
+        about |= {"setting": {"charged": 0.15}} if name == "first_k" else {}
+        with results.Writer(folder, f"trial@{number}", **about) as out:
+            loss = [0.0] * 30 if full else (LOSS[name] + draw.normal(0, 0.02, 30)).tolist()
+            out.answers(
+                {"question": f"q{i}", "kind": ["one", "two"][i % 2], "kl": kl, "em": float(kl < 0.5)}
+                for i, kl in enumerate(loss)
+            )
+            out.counts(
+                {"measure": measure, "kind": "all", "value": value}
+                for measure, value in {
+                    "charged_share": 1.0 if full else SHARES[name],
+                    "rows_reused": 0.0 if full else 400.0,
+                    "bytes_loaded": 0.0 if full else 4e6,
+                    **({"preprocess_ms": 0.5} if name == "none" else {}),
+                }.items()
+            )
+            out.timings([{"workload": "first token", "candidate": name, "ms": 10.0 * (number + 1)}])
+    return results.read(folder)
+
+
+def test_a_board_ranks_what_a_budget_holds_beside_full_attention(tmp_path):
+    found = written(tmp_path)
+    (board,) = boards(found, (0.2,))
+    assert [(one.method, one.rank) for one in board.entries] == [("query-guided", 1), ("first-k", 2), ("none", 3)]
+    assert [one.method for one in board.over] == ["kv-deviation"] and board.over[0].rank is None
+    assert board.full.charged == 1 and board.full.scores["kl"][0] == 0 and board.together == ()
+    best = board.entries[0]
+    assert best.scores["kl"][1] < best.scores["kl"][0] == best.gaps["kl"][0] < best.gaps["kl"][2]
+    assert best.kinds.keys() == {"one", "two"} and best.ttft_ms == 40 and best.storage_mb == 10
+    assert best.preprocess_ms == 0.5, "methods of one preprocessing share its cost"
+    assert [one.front for one in board.entries] == [True, True, True]
+    assert json.loads(json.dumps(board.to_json()))["entries"][0]["method"] == "query-guided"
+
+
+def test_without_a_budget_that_of_the_results_is_taken_and_a_measure_can_be_named(tmp_path):
+    found = written(tmp_path)
+    (board,) = boards(found)
+    assert board.budget == 0.15 and {one.method for one in board.entries} == {"none", "first-k"}
+    (board,) = boards(found, (0.5,), by="em")
+    assert board.entries[-1].method == "none" and ("query-guided", "kv-deviation") in board.together
+    with pytest.raises(BadInput, match="unknown by 'speed'"):
+        boards(found, by="speed")
+    with pytest.raises(BadInput, match="no 2 methods of one model"):
+        boards(found, model="another")
+
+
+def test_a_page_loads_nothing_and_keeps_texts_of_users_as_text(tmp_path):
+    shown = page.page(boards(written(tmp_path), (0.2,)), ["<b>left</b>: out"])
+    assert "&lt;b&gt;left&lt;/b&gt;" in shown and "<b>left" not in shown
+    assert 'src="http' not in shown and shown.count('class="sorts"') == 1
+    assert shown.index("query-guided") < shown.index("first-k")
+
+
+# --- the command
+
+
+QUICK = ["--samples", "4", "--passages", "3", "--max-new-tokens", "2", "--timed", "1"]
+
+
+def invoke(*words):
+    return CliRunner().invoke(cli.app, ["leaderboard", *map(str, words)])
+
+
+def test_the_command_measures_ranks_and_goes_on(folder, tmp_path, monkeypatch):
+    asked = ["--model", folder, *QUICK, "--methods", "epic,full-reuse,cacheblend", "--budgets", "0.3,0.5,0,2"]
+    ended = invoke(*asked, "--out", tmp_path / "out", "--html", tmp_path / "page.html")
+    assert ended.exit_code == 0, ended.output
+    for line in ("budget 0: a share above 0", "budget 2: a share above 0", "cacheblend: charged 0.3", "cacheblend: ch"):
+        assert f"left out: {line}" in ended.stderr
+    assert max(map(len, ended.stdout.splitlines())) <= 80 and "at most 50% charged" in ended.stdout
+    assert "<table" in (tmp_path / "page.html").read_text()
+    monkeypatch.setattr(Trial, "run_each", None)  # nothing is measured again
+    again = invoke(*asked, "--out", tmp_path / "out", "--json")
+    found = json.loads(again.stdout)
+    assert [board["budget"] for board in found["boards"]] == [0.3, 0.5] and len(found["left_out"]) == 4
+    epic = next(one for one in found["boards"][0]["entries"] if one["method"] == "epic")
+    assert 0.25 < epic["charged"] <= 0.3 and epic["fields"]["charged"] == 0.3
+    ranked = invoke("--results", tmp_path / "out", "--budgets", "0.5", "--json")
+    assert json.loads(ranked.stdout)["boards"][0]["entries"] == found["boards"][1]["entries"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give --out FOLDER"),
+        (("--out", "x", "--results", "shipped"), "give --out FOLDER"),
+        (("--out", "x", "--methods", "fastest"), "unknown method 'fastest'"),
+        (("--out", "x", "--budgets", "0,1.5"), "budget 0: a share above 0"),
+        (("--out", "x", "--budgets", "half"), "--budgets 'half'"),
+        (("--out", "x", "--html", "no/where.html"), "--html"),
+        (("--results", "nowhere"), "no results at 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(words, message, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = invoke("--model", folder, *QUICK, *words)
+    assert ended.exit_code == 2 and message in ended.stderr and not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("documents", "length", "message"),
+    [
+        (5, 1, "the corpus has 5 passages: each is prepared behind 4 others, not 10"),
+        (12, 12, r"12 of 12 passages are prepared behind \d( to \d)? of 10 neighbours: the model's context of 2048"),
+    ],
+)
+def test_passages_get_the_neighbours_that_there_are_and_fit(documents, length, message, folder, tmp_path):
+    """Said once, before any work, and kept in the record; five own documents, and passages as long as CacheBlend's."""
+    whole = [one.to_json() for one in data.load("lab", samples=documents // 2, passages=10)]
+    texts = [passage for one in whole for passage in one["ctxs"]][:documents]
+    texts = [one | {"text": " ".join([one["text"]] * length)} for one in texts]
+    lines = [one | {"ctxs": texts[2 * i : 2 * i + 2] or texts[:2]} for i, one in enumerate(whole)]
+    lines[-1]["ctxs"] = texts[-2:] if documents % 2 == 0 else texts[-3:]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    asked = Trial(str(folder), data=str(tmp_path / "mine.jsonl"), samples=20, timed=1, max_new_tokens=2)
+    with pytest.warns(UserWarning, match=message) as told:
+        plan = measuring.planned(asked, ["fusionrag"], [0.5])
+    assert len(told) == 1 and [case.trial.mode for case in plan.cases] == ["full", "block"]
+    with pytest.warns(UserWarning, match=message):
+        assert re.search(message, plan.cases[1].trial.run().note)

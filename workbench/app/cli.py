@@ -23,6 +23,10 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),
     "sweep": (".sweep", "Try every combination of lists of options; run again to go on after an interruption."),
     "compare": (".compare", "Set runs, trials or models side by side: paired differences, and what changed."),
+    "leaderboard": (
+        "workbench.app.leaderboard.command",
+        "Rank every method on a model and data, on one budget: quality, cost, what is told apart.",
+    ),
     "claims": (".claims", "Judge what the papers claim on any results: what holds, what fails, what to measure."),
     "prepare": (".prepare", "Cache the passages of a data set beforehand, with one preparation."),
     "store": (

@@ -1,0 +1,138 @@
+"""`workbench leaderboard`: every method on one model and data set, ranked on one budget."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from workbench.app.commands.sweep import CLUSTER
+from workbench.app.console.options import OUTPUT, of_fields, taking
+from workbench.app.console.text import plain, progress
+from workbench.core.errors import BadInput
+from workbench.core.utils.files import check_folder, write_text
+from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
+from workbench.methods.method_fields import MethodFields
+from workbench.methods.presets import METHODS
+
+if TYPE_CHECKING:
+    from workbench.experiments.leaderboard.measuring import Plan
+
+MODEL = "lab-full"
+LEFT_OUT = {field.name for field in fields(MethodFields)} | {"store", "faithfulness", "fidelity", "receipt"}
+ASKED = [
+    option
+    for option in of_fields(TrialFields, {"model": None, "data": None, "timed": 5})
+    if option.name not in LEFT_OUT
+]
+MEASURING = "Measuring"  # panel of `--help`
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog="Example: workbench leaderboard --model lab-full --data lab --samples 50 --out runs/leaderboard")
+@taking(ASKED)
+def leaderboard(
+    *,
+    methods: Annotated[
+        str | None,
+        typer.Option(help=f"Some of {', '.join(METHODS)}; without it all", metavar="LIST", rich_help_panel=MEASURING),
+    ] = None,
+    budgets: Annotated[
+        str | None,
+        typer.Option(
+            help="Charged shares of a prompt, selection included, as 0.05,0.1,0.15,0.2,0.3; without it 0.15",
+            metavar="LIST",
+            rich_help_panel=MEASURING,
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes side by side; times suffer", rich_help_panel=MEASURING)] = 1,
+    cluster: Annotated[str | None, typer.Option(help=CLUSTER, metavar="ADDRESS", rich_help_panel=MEASURING)] = None,
+    retries: Annotated[
+        int, typer.Option(help="How often a trial that failed is tried again", rich_help_panel=MEASURING)
+    ] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the results; the same command goes on", rich_help_panel=OUTPUT),
+    ] = None,
+    results: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure nothing: rank these, a folder or `shipped`", rich_help_panel=OUTPUT),
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(help="Measure that ranks: kl, nll, em, f1, contains; else kl where known", rich_help_panel=OUTPUT),
+    ] = "",
+    html: Annotated[Path | None, typer.Option(help="Write a page with sortable tables", rich_help_panel=OUTPUT)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout", rich_help_panel=OUTPUT)] = False,
+    **given: Any,
+) -> None:
+    """Rank methods on the same questions within a charged budget: quality, what they cost, which are told apart."""
+    check_numbers({name: value for name, value in given.items() if value is not None})
+    if (out is None) == (results is None):
+        raise BadInput("give --out FOLDER to measure, or --results FOLDER (or shipped) to rank what was measured")
+    if out is not None:
+        check_folder("--out", out)
+    if html is not None and (html.is_dir() or not html.parent.is_dir()):
+        raise BadInput(f"--html {str(html)!r}: a file in a folder that exists is needed")
+    shares = _shares(budgets)
+
+    from workbench import results as tables  # torch, pandas and plotly: not for `--help`
+    from workbench.app.leaderboard import page, printed
+    from workbench.experiments.leaderboard.ranking import boards
+
+    notes: list[str] = []
+    failures: dict[str, str] = {}
+    asked = {"model": given["model"] or "", "data": given["data"] or ""}
+    if out is not None:
+        plan = _planned(given, methods, shares, cluster)
+        asked = {name: getattr(plan.cases[0].trial, name) for name in asked}
+        notes, shares = list(plan.left_out), list(plan.budgets)
+        failures = _measured(plan, out, jobs, cluster, retries, notes)
+    found = boards(tables.read([str(out)] if out else results or []), shares, by, **asked)
+    if html is not None:
+        write_text(html, page.page(found, [*notes, *(f"{name}: {why}" for name, why in failures.items())]))
+    if as_json:
+        print(json.dumps({"boards": [board.to_json() for board in found], "left_out": notes, "failed": failures}))
+    else:
+        console = Console(highlight=False, width=None if Console().is_terminal else 80)
+        for board in found:
+            console.print(printed.report(board))
+            console.print()
+        console.print(f"[dim]95% intervals over questions · results in {plain(', '.join(results or [str(out)]))}[/]")
+    for name, why in failures.items():
+        typer.echo(f"failed: {name}: {why}", err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _planned(given: dict[str, Any], methods: str | None, shares: list[float], cluster: str | None) -> "Plan":
+    """Return what to measure; what cannot run is left out."""
+    from workbench.experiments.leaderboard import measuring
+    from workbench.experiments.trials.trial import Trial
+
+    base = Trial(**{"model": MODEL} | {name: value for name, value in given.items() if value is not None})
+    named = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    return measuring.planned(base, named, shares or measuring.BUDGETS, here=measuring.is_here(cluster))
+
+
+def _measured(
+    plan: "Plan", out: Path, jobs: int, cluster: str | None, retries: int, notes: list[str]
+) -> dict[str, str]:
+    """Say what is left out, measure the rest, and return why trials failed."""
+    from workbench.experiments.leaderboard import measuring
+
+    for note in notes:
+        typer.echo(f"left out: {plain(note)}", err=True)
+    with progress(f"{len(plan.cases)} trials") as advance:
+        return measuring.measure(plan, out, jobs, advance, cluster=cluster, retries=retries)
+
+
+def _shares(text: str | None) -> list[float]:
+    """Return charged shares. Raises BadInput for what is no number."""
+    try:
+        return [float(part) for part in (text or "").split(",") if part.strip()]
+    except ValueError:
+        raise BadInput(f"--budgets {text!r}: shares between 0 and 1 are needed, as 0.05,0.15") from None

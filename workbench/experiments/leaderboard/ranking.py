@@ -1,0 +1,291 @@
+"""Rankings out of result tables: methods on the same questions, within a charged budget, with what they cost.
+
+for board in boards(results.read("runs/leaderboard"), budgets=(0.15,)):
+    print(board.title, [(entry.method, entry.rank) for entry in board.entries])
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from workbench.core.errors import BadInput, not_allowed
+from workbench.metrics.answers import bootstrap, wilson
+from workbench.metrics.paired import difference
+from workbench.metrics.ranks import Ranks, ranks
+from workbench.results import METHOD, Results, expanded
+from workbench.results.summary import RIGHT
+
+# Measures, and whether more is better; the first that is known ranks.
+HIGHER = {"kl": False, "nll": False, "em": True, "f1": True, "contains": True}
+ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # trials of these were asked the same
+TRIAL = [*ASKED, *METHOD]
+SLACK = 0.005  # by which a charged share may lie over a budget: shares of shipped results are rounded
+NOTHING = ("", "none")
+Ends = tuple[float, float, float]  # a mean and its 95% interval
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method on a board.
+
+    rank           its place, from 1; None for full attention and for a method over the budget
+    average_rank   over the questions
+    scores         of each measure (mean, low, high), with its 95% interval over questions
+    gaps           of each measure the mean difference from full attention's, paired by question, with its interval
+    kinds          of each kind of question the mean of the measure that ranks
+    charged        share of the prompt's tokens that a request computes, selection included; None: not known
+    ttft_ms        median time to first token on this device
+    storage_mb     cached keys and values of 1,000 tokens of passages
+    preprocess_ms  per token of a passage, to encode it beforehand
+    front          no method of the board is better at a smaller or equal charged share
+    """
+
+    method: str
+    fields: dict[str, Any]
+    n: int
+    rank: int | None = None
+    average_rank: float | None = None
+    scores: dict[str, Ends] = field(default_factory=dict)
+    gaps: dict[str, Ends] = field(default_factory=dict)
+    kinds: dict[str, float] = field(default_factory=dict)
+    charged: float | None = None
+    ttft_ms: float | None = None
+    storage_mb: float | None = None
+    preprocess_ms: float | None = None
+    front: bool = False
+
+
+@dataclass(frozen=True)
+class Board:
+    """Methods on the same questions, best first; `full` is full attention, `over` are methods over the budget.
+
+    `together` are groups of methods, by name, that these questions do not tell apart.
+    """
+
+    source: str
+    model: str
+    data: str
+    by: str
+    budget: float | None
+    device: str
+    n: int
+    entries: tuple[Entry, ...]
+    full: Entry | None
+    over: tuple[Entry, ...]
+    ranks: Ranks
+    together: tuple[tuple[str, ...], ...]
+
+    @property
+    def title(self) -> str:
+        """Say which model, data and budget."""
+        within = "" if self.budget is None else f", at most {self.budget:.0%} charged"
+        return f"{self.model} on {self.data}{within}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        about = asdict(self) | {"title": self.title}
+        tests = about.pop("ranks") | {"p": [[*pair, p] for pair, p in self.ranks.p.items()]}
+        return about | {"ranks": tests}
+
+
+def boards(
+    found: Results, budgets: Sequence[float] = (), by: str = "", model: str = "", data: str = "", least: int = 2
+) -> list[Board]:
+    """Return a board for each model and data set of results, and each charged budget.
+
+    budgets      of a method at several ratios, the largest charged share within a budget stands on its board. Without,
+                 those that the results were measured for; where there are none, one board holds every trial
+    by           the measure that ranks; "" takes the first of `HIGHER` that all methods have
+    model, data  only these
+    least        fewer methods make no board
+
+    Raises BadInput for an unknown measure, and for results that hold no board.
+    """
+    if by and by not in HIGHER:
+        raise not_allowed("by", by, HIGHER)
+    answers = _own(found.answers("trial"), model, data)
+    costs = _costs(found, answers)
+    made = []
+    for _, asked in answers.groupby(ASKED, sort=False, dropna=False):
+        entries = _entries(asked, costs)
+        wanted = budgets or sorted({e.fields["charged"] for e, _ in entries if e.fields.get("charged")}) or (None,)
+        made += [board for budget in wanted if (board := _board(asked, entries, budget, by, least))]
+    if not made:
+        raise BadInput(f"{' and '.join(found.sources)}: no {least} methods of one model were asked the same questions")
+    return made
+
+
+def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
+    rows = answers
+    for name, value in (("model", model), ("data", data)):
+        rows = rows[rows[name] == value] if value else rows
+    return rows.assign(**{name: rows[name].fillna(-1) for name in ("passages", "seed", "training_seed")})
+
+
+def _costs(found: Results, answers: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return of each trial what a request costs, and what its trial was asked for."""
+    counts = found.counts("trial")
+    names = ["charged_share", "rows_charged", "rows_reused", "prompt_tokens", "bytes_loaded", "preprocess_ms"]
+    counts = expanded(counts[counts.measure.isin(names) & counts.kind.isin(["", "all"])], "charged")
+    made: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in counts.to_dict("records"):
+        made.setdefault(_key(row), {}).update({row["measure"]: row["value"], "charged": row["charged"]})
+    for row in found.timings("trial").to_dict("records"):
+        made.setdefault(_key(row), {}).update(ttft_ms=row["ms"], device=row["device"])
+    whole = {}  # tokens of a prompt, by the questions: full attention computes them all
+    for key, known in made.items():
+        if dict(zip(TRIAL, key, strict=True))["mode"] == "full" and "rows_charged" in known:
+            whole[key[: len(ASKED)]] = known["rows_charged"]
+    for key, known in made.items():
+        tokens = known.get("prompt_tokens", whole.get(key[: len(ASKED)]))
+        if "charged_share" not in known and tokens and "rows_charged" in known:
+            known["charged_share"] = known["rows_charged"] / tokens
+    return made
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    numbers = ("passages", "seed", "training_seed", "ratio", "chunk")
+    return tuple(
+        (-1 if row[name] is None or row[name] != row[name] else row[name]) if name in numbers else row[name] or ""
+        for name in TRIAL
+    )
+
+
+def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> list[tuple[Entry, pd.DataFrame]]:
+    """Return the methods that were asked, each with its answers by question."""
+    filled = asked.assign(ratio=asked.ratio.fillna(-1), chunk=asked.chunk.fillna(-1))
+    groups = [(key, rows.drop_duplicates("question", keep="last")) for key, rows in filled.groupby(TRIAL, sort=False)]
+    encoded: dict[str, float] = {}  # by preprocessing: methods that share one find its blocks in place
+    for key, rows in groups:
+        if (ms := costs.get(key, {}).get("preprocess_ms")) == ms and ms is not None:
+            prepare = rows.prepare.iloc[0]
+            encoded[prepare] = max(ms, encoded.get(prepare, 0.0))
+    made = []
+    for key, rows in groups:
+        known, first = costs.get(key, {}), rows.iloc[0]
+        fields = {name: first[name] for name in METHOD[1:] if first[name] not in ("", -1)}
+        charged = known.get("charged")
+        fields |= {"charged": charged} if charged is not None and charged == charged else {}
+        full = first["mode"] == "full"
+        entry = Entry(
+            first["method"],
+            fields,
+            len(rows),
+            charged=1.0 if full else known.get("charged_share"),
+            ttft_ms=known.get("ttft_ms"),
+            storage_mb=known["bytes_loaded"] / known["rows_reused"] / 1e3 if known.get("rows_reused") else None,
+            preprocess_ms=None if full else encoded.get(first["prepare"]),
+        )
+        made.append((entry, rows.set_index("question")))
+    return made
+
+
+def _board(
+    asked: pd.DataFrame, entries: Sequence[tuple[Entry, pd.DataFrame]], budget: float | None, by: str, least: int
+) -> Board | None:
+    """Return the board of a budget; None where fewer than `least` methods share a measure."""
+    full = next(((e, rows) for e, rows in entries if _is_full(e)), None)
+    rest = [(e, rows) for e, rows in entries if not _is_full(e)]
+    chosen, over = _within(rest, budget)
+    measure = by or next((name for name in HIGHER if all(rows[name].notna().any() for _, rows in chosen)), "")
+    chosen = [(e, rows) for e, rows in chosen if measure and rows[measure].notna().any()]
+    if len(chosen) < max(2, least):
+        return None
+    table = pd.concat([rows[measure] for _, rows in chosen], axis=1, join="inner").dropna()
+    if table.empty:
+        return None
+    ranked = ranks(table.to_numpy(), HIGHER[measure])
+    order = sorted(range(len(chosen)), key=lambda at: ranked.average[at])
+    names = _names([e for e, _ in chosen])
+    front = _front([e.charged for e, _ in chosen], table.mean().tolist(), HIGHER[measure])
+    made = [
+        _whole(
+            chosen[at],
+            full,
+            measure,
+            method=names[at],
+            rank=place,
+            average_rank=ranked.average[at],
+            front=at in front,
+        )
+        for place, at in enumerate(order, 1)
+    ]
+    devices = dict.fromkeys(name for name in asked.device if name)
+    return Board(
+        *(str(asked[name].iloc[0]) for name in ("source", "model", "data")),
+        measure,
+        budget,
+        " and ".join(devices),
+        len(table),
+        tuple(made),
+        None if full is None else _whole(full, full, measure),
+        tuple(_whole(one, full, measure) for one in over),
+        ranked,
+        tuple(tuple(names[at] for at in group) for group in ranked.together),
+    )
+
+
+def _is_full(entry: Entry) -> bool:
+    return entry.fields.get("mode") == "full" and entry.fields.get("sparse", "none") in NOTHING
+
+
+def _within(
+    entries: Sequence[tuple[Entry, pd.DataFrame]], budget: float | None
+) -> tuple[list[tuple[Entry, pd.DataFrame]], list[tuple[Entry, pd.DataFrame]]]:
+    """Return of each method the trial of the largest charged share within the budget, and those that have none."""
+    if budget is None:
+        return list(entries), []
+    best: dict[tuple[Any, ...], tuple[Entry, pd.DataFrame]] = {}
+    least: dict[tuple[Any, ...], tuple[Entry, pd.DataFrame]] = {}
+    for one in (one for one in entries if one[0].charged is not None):
+        key = tuple(str(one[0].fields.get(name)) for name in METHOD[1:] if name != "ratio")
+        share = one[0].charged or 0.0
+        if share <= budget + SLACK and share > (best[key][0].charged or 0.0 if key in best else -1):
+            best[key] = one
+        if key not in least or share < (least[key][0].charged or 0.0):
+            least[key] = one
+    return list(best.values()), [one for key, one in least.items() if key not in best]
+
+
+def _names(entries: Sequence[Entry]) -> list[str]:
+    """Return names that tell methods apart: with the ratio where one stands several times."""
+    names = [entry.method for entry in entries]
+    said = [
+        f"{e.method} at {e.fields['ratio']:.0%}" if names.count(e.method) > 1 and "ratio" in e.fields else e.method
+        for e in entries
+    ]
+    return [f"{name} ({said[:at].count(name) + 1})" if said.count(name) > 1 else name for at, name in enumerate(said)]
+
+
+def _whole(one: tuple[Entry, pd.DataFrame], full: tuple[Entry, pd.DataFrame] | None, by: str, **more: Any) -> Entry:
+    """Return the entry with its scores, its differences from full attention and its kinds of question."""
+    entry, rows = one
+    scores, gaps = {}, {}
+    for name in HIGHER:
+        values = rows[name].dropna()
+        if not len(values):
+            continue
+        low, high = wilson(values.sum(), len(values)) if name in RIGHT else bootstrap(values.tolist())
+        scores[name] = (float(values.mean()), low, high)
+        base = full[1][name].dropna() if full else values[:0]
+        both = values.index.intersection(base.index)
+        if len(both):
+            gap = difference(values[both].tolist(), base[both].tolist())
+            gaps[name] = (gap.mean, gap.low, gap.high)
+    kinds = {str(kind): float(of[by].mean()) for kind, of in rows.groupby("kind") if kind}
+    values = asdict(entry) | {"scores": scores, "gaps": gaps, "kinds": kinds if len(kinds) > 1 else {}} | more
+    return Entry(**values)
+
+
+def _front(charged: Sequence[float | None], quality: Sequence[float], higher: bool) -> set[int]:
+    """Return which methods no other beats at a smaller or equal charged share."""
+    found, best = set(), None
+    losses = [-value if higher else value for value in quality]
+    known = [(share, losses[at], at) for at, share in enumerate(charged) if share is not None]
+    for _, loss, at in sorted(known):
+        if best is None or loss < best:
+            found.add(at)
+            best = loss
+    return found

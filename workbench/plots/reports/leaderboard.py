@@ -1,0 +1,184 @@
+"""A leaderboard drawn: which methods are told apart, what quality costs, and kinds of question."""
+
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from workbench.experiments.leaderboard.ranking import HIGHER, Board, Entry
+from workbench.plots.marks import chart
+from workbench.plots.marks.elements import interval
+from workbench.plots.marks.measures import MEASURES, Measure
+from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, finish
+
+
+def measure_of(board: Board) -> Measure:
+    """Return the measure that ranks the methods of a board."""
+    return MEASURES[board.by]
+
+
+def about(board: Board) -> str:
+    """Say what a board was measured on."""
+    return f"{board.model} on {board.data}, n = {board.n:,} questions, {board.device}, source: {board.source}."
+
+
+def critical(board: Board) -> go.Figure:
+    """Draw average ranks; a bar joins methods that paired tests do not tell apart (a critical-difference diagram)."""
+    entries, groups = board.entries, board.together
+    fig = go.Figure()
+    place = {entry.method: at for at, entry in enumerate(entries)}
+    for number, group in enumerate(groups):
+        rows = [entries[place[name]] for name in group]
+        x = (min(r.average_rank or 0 for r in rows) + max(r.average_rank or 0 for r in rows)) / 2
+        colour = BLOCKS[number % len(BLOCKS)]
+        fig.add_scatter(
+            x=[x, x],
+            y=[place[group[0]] - 0.3, place[group[-1]] + 0.3],
+            mode="lines",
+            line={"color": colour, "width": 4},
+            name="not told apart: " + ", ".join(map(escaped, group)),
+            showlegend=False,
+            hovertemplate="%{fullData.name}<extra></extra>",
+        )
+    fig.add_scatter(
+        x=[entry.average_rank for entry in entries],
+        y=list(range(len(entries))),
+        mode="markers+text",
+        text=[f"{entry.average_rank:.2f}" for entry in entries],
+        textposition="middle right",
+        textfont={"size": 11, "color": MUTED},
+        marker={"size": 9, "color": INK},
+        customdata=[[escaped(entry.method)] for entry in entries],
+        hovertemplate="<b>%{customdata[0]}</b><br>average rank %{x:.2f}<extra></extra>",
+        showlegend=False,
+    )
+    names = [escaped(f"{entry.rank}. {entry.method}") for entry in entries]
+    fig.update_yaxes(
+        tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.4, -0.6], ticks="", gridcolor=FAINT
+    )
+    fig.update_xaxes(
+        title_text=f"average rank over questions, by {measure_of(board).words} (1 is best)", gridcolor=FAINT
+    )
+    tests = "paired Wilcoxon tests after Holm" + (
+        "" if board.ranks.friedman is None else f"; Friedman p = {board.ranks.friedman:.2g}"
+    )
+    caption = f"Bars join methods that {tests} do not tell apart at 5%; Nemenyi's difference is "
+    return finish(
+        fig,
+        title=f"Which methods are told apart: {escaped(board.title)}",
+        caption=f"{caption}{board.ranks.critical:.2f}. {escaped(about(board))}",
+        height=26 * len(entries) + 20,
+        left=40 + round(6.4 * max(map(len, names))),
+    )
+
+
+def front(board: Board) -> go.Figure:
+    """Draw the measure that ranks against the charged share, with intervals; a line joins the Pareto front."""
+    measure = measure_of(board)
+    fig = go.Figure()
+    shown = [e for e in (*board.entries, *board.over) if e.charged is not None and board.by in e.scores]
+    best = sorted((e for e in shown if e.front), key=lambda entry: entry.charged or 0)
+    fig.add_scatter(
+        x=[e.charged for e in best],
+        y=[e.scores[board.by][0] for e in best],
+        mode="lines",
+        line={"color": MUTED, "dash": "dot", "width": 1.5},
+        name="Pareto front",
+        hoverinfo="skip",
+    )
+    for at, entry in enumerate(shown):
+        value, low, high = entry.scores[board.by]
+        colour = BLOCKS[at % len(BLOCKS)]
+        fig.add_scatter(
+            x=[entry.charged],
+            y=[value],
+            error_y={**interval([value], [low], [high], 1.3, 2), "color": colour},
+            mode="markers",
+            marker={"size": 9, "color": colour, "symbol": "circle-open" if entry in board.over else "circle"},
+            name=escaped(entry.method),
+            hovertemplate=f"<b>{escaped(entry.method)}</b><br>%{{x:.1%}} charged: {measure.say(value)}<extra></extra>",
+        )
+    fig.update_xaxes(title_text="charged share of the prompt's tokens", tickformat=".0%", gridcolor=FAINT)
+    fig.update_yaxes(title_text=measure.axis, gridcolor=FAINT, **({"tickformat": ".0%"} if measure.percent else {}))
+    fig.update_layout(legend={"x": 1.01, "y": 1, "xanchor": "left", "orientation": "v"})
+    return finish(
+        fig,
+        title=f"Quality against what a request computes: {escaped(board.title)}",
+        caption=f"95% intervals over questions; rings are over the budget. {escaped(about(board))}",
+        height=330,
+        right=230,
+    )
+
+
+def kinds(board: Board) -> go.Figure | None:
+    """Draw the measure that ranks by kind of question; None where there is one kind."""
+    rows = [
+        {"method": entry.method, "kind": kind, "value": value, "source": board.source, "n": board.n}
+        for entry in board.entries
+        for kind, value in entry.kinds.items()
+    ]
+    if not rows:
+        return None
+    measure = measure_of(board)
+    return chart.dot_plot(
+        pd.DataFrame(rows).assign(low=None, high=None),
+        y="method",
+        by="kind",
+        axis=measure.axis,
+        percent=measure.percent,
+        title=f"By kind of question: {board.title}",
+        spread=False,
+    )
+
+
+def head() -> dict[str, str]:
+    """Return the columns of `cells` and what they are called."""
+    named = {"rank": "rank", "method": "method", "average": "average rank"}
+    named |= {name: {"kl": "KL", "nll": "gold nll", "em": "EM", "f1": "F1"}.get(name, name) for name in HIGHER}
+    costs = {
+        "charged": "charged",
+        "ttft": "TTFT, ms",
+        "storage": "storage, MB/1,000 tokens",
+        "preprocess": "preprocess, ms/token",
+    }
+    return named | costs | {"front": "front"}
+
+
+def cells(entry: Entry) -> dict[str, tuple[float | None, str]]:
+    """Return of every column of `head` a number to sort by and a text, "–" for what is not known."""
+    found: dict[str, tuple[float | None, str]] = {
+        "rank": _cell(entry.rank, "d"),
+        "method": (None, entry.method),
+        "average": _cell(entry.average_rank, ".2f"),
+        "charged": _cell(entry.charged, ".1%"),
+        "ttft": _cell(entry.ttft_ms, ",.1f"),
+        "storage": _cell(entry.storage_mb, ",.2f"),
+        "preprocess": _cell(entry.preprocess_ms, ".3f"),
+        "front": (1.0, "yes") if entry.front else (0.0, ""),
+    }
+    for name in HIGHER:
+        found[name] = _cell(entry.scores[name][0] if name in entry.scores else None, _form(name))
+    return found
+
+
+def ends(entry: Entry, name: str, of: str = "scores") -> str:
+    """Return the interval of a measure's mean, or of its difference from full attention (`gaps`); "" where unknown."""
+    known: dict[str, tuple[float, float, float]] = getattr(entry, of)
+    if name not in known:
+        return ""
+    form = _form(name).replace(".", "+.") if of == "gaps" else _form(name)
+    value, low, high = known[name]
+    return f"{low:{form}} to {high:{form}}" if of == "scores" else f"{value:{form}} ({low:{form}} to {high:{form}})"
+
+
+def written(value: float | None, name: str) -> str:
+    """Return a value of a measure as a text."""
+    return _cell(value, _form(name))[1]
+
+
+def _form(name: str) -> str:
+    return ".1%" if MEASURES[name].percent else ".3f"
+
+
+def _cell(value: Any, form: str) -> tuple[float | None, str]:
+    return (None, "–") if value is None or value != value else (float(value), f"{value:{form}}")
