@@ -19,7 +19,7 @@ from workbench.experiments.leaderboard import measuring
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
-from workbench.methods import finish, select
+from workbench.methods import correct, finish, select
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
@@ -75,7 +75,11 @@ def test_every_selector_says_what_it_computes(model, spec, monkeypatch):
     assert rows_charged(passes, LAYERS) == pytest.approx(rows / LAYERS)
 
 
-@pytest.mark.parametrize("method", [Full(), Superposition(), Superposition(prior=False), Reuse()])
+OTHERS = [Full(), Superposition(), Superposition(prior=False), Reuse(), Reuse(positions="shared")]
+OTHERS += [Reuse(correct=correct.named(name), ratio=0.25) for name in correct.names()]
+
+
+@pytest.mark.parametrize("method", OTHERS, ids=str)
 def test_other_methods_are_charged_what_runs_for_them(model, method, monkeypatch):
     rows, passes = computed(model, method, prompt_of(*SIZES), monkeypatch)
     assert rows_charged(passes, LAYERS) == pytest.approx(rows / LAYERS)
@@ -102,10 +106,23 @@ def test_a_ratio_is_the_largest_that_keeps_the_budget(model, spec, charged):
     assert solved.ratio == 1 or share(min(1, solved.ratio + 2 / budget.STEPS)) > charged
 
 
+def test_a_correction_is_tried_for_its_ratio(model):
+    """AgentKVShift recomputes probes of keys and of values: up to twice its ratio."""
+    prompts = [prompt_of(*SIZES, seed=seed) for seed in range(3)]
+    solved = budget.within(model, Reuse(correct=correct.named("agent_kv_shift(layer=0)")), prompts, 0.7)
+    ready = solved.begin(model, prompts)
+    shares = [charged_share(one.passes, LAYERS, LENGTH) for one in ready]
+    assert 0.55 < sum(shares) / 3 <= 0.7 and 0 < solved.ratio < 0.4
+
+
 @pytest.mark.parametrize(
     ("method", "charged", "message"),
     [
-        (Reuse(select=select.named("kv_deviation")), 0.3, r"computes 71\..% of a prompt before .*selection 57\..%"),
+        (
+            Reuse(select=select.named("kv_deviation")),
+            0.3,
+            r"computes 71\..% of a prompt before .*selection 57\..%",
+        ),
         (Reuse(select=select.named("first_k")), 0.1, "question 13.5%"),
         (Reuse(), 0.5, "charged is 0.5: a method with a selector"),
         (Full(), 0.5, "charged is 0.5: a method with a selector"),
@@ -267,7 +284,7 @@ def test_what_cannot_be_is_refused_before_any_work(words, message, folder, tmp_p
     ("documents", "length", "message"),
     [
         (5, 1, "the corpus has 5 passages: each is prepared behind 4 others, not 10"),
-        (12, 12, r"12 of 12 passages are prepared behind \d( to \d)? of 10 neighbours: the model's context of 2048"),
+        (12, 6, r"12 of 12 passages are prepared behind \d( to \d)? of 10 neighbours: the model's context of 2048"),
     ],
 )
 def test_passages_get_the_neighbours_that_there_are_and_fit(documents, length, message, folder, tmp_path):

@@ -91,7 +91,7 @@ def is_here(cluster: str | None) -> bool:
 def _cases(base: Trial, name: str, lists: dict[str, Any], budgets: Sequence[float]) -> list[Case]:
     """Return the trials of one method: at every budget where it has a ratio to set."""
     (once,) = cases(asdict(base), lists)
-    settable = once.trial.select != "none" and once.trial.ratio is not None
+    settable = (METHODS[name].fields if name in METHODS else lists).get("ratio") is not None
     made = cases(asdict(base), {**lists, "charged": list(budgets)}) if settable else [once]
     return [Case(case.trial, name) for case in made]
 

@@ -79,7 +79,7 @@ def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[C
         options = {**base, **presets.options(method, given)}
         if options["mode"] != "block":
             options |= {name: getattr(Trial, name) for name in REUSE if name in given}
-        elif options["select"] == "none":
+        elif options["select"] == options.get("correct", "none") == "none":
             options |= {name: None for name in ("ratio", "charged") if name in given}
         trial = Trial(**options)
         trials.setdefault(trial, Case(trial, method or ""))

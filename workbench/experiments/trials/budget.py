@@ -19,31 +19,42 @@ from workbench.methods import Method, registry
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select import budget
 from workbench.metrics.cost import charged_share
+from workbench.store import UNLIMITED, MemoryStore
 
 STEPS = 10_000  # in which a ratio is solved
+TRIED = 8  # prompts on which a correction, whose rows depend on its cache, is tried
 
 
 def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], charged: float) -> Method:
     """Return the method with the largest ratio whose charged share, mean over `prompts`, is at most `charged`.
 
-    `model` may lie on the meta device. Raises BadInput for a method that recomputes no chosen tokens, and for one that
-    computes more before it recomputes any.
+    A model on the meta device tells whether there is one; of a correction the first prompts are tried. Raises BadInput
+    for a method that recomputes no chosen tokens, and for one that computes more before it recomputes any.
     """
-    if not isinstance(method, Reuse) or method.select is None:
+    if not isinstance(method, Reuse) or not (method.select or method.correct):
         raise BadInput(f"charged is {charged}: a method with a selector is needed, whose ratio it sets")
     layers, select = len(layers_of(model, "all")), method.select
     lengths = np.array([len(prompt) for prompt in prompts])
     asked = float(np.mean([len(prompt.question) for prompt in prompts] / lengths))
-    scored = float(np.mean([charged_share(select.passes(model, p), layers, len(p)) for p in prompts]))
+    choosing = [one for one in (select, method.correct) if one]
+    passes = [[run for one in choosing for run in one.passes(model, prompt)] for prompt in prompts]
+    scored = float(np.mean([charged_share(runs, layers, len(p)) for runs, p in zip(passes, prompts, strict=True)]))
     if asked + scored > charged:
         raise BadInput(
-            f"charged {charged:.3g}: {registry.spec_of(select)} computes {asked + scored:.1%} of a prompt before it "
-            f"recomputes a token (selection {scored:.1%}, question {asked:.1%})"
+            f"charged {charged:.3g}: {' and '.join(map(registry.spec_of, choosing))} computes {asked + scored:.1%} of "
+            f"a prompt before a token is recomputed (selection {scored:.1%}, question {asked:.1%})"
         )
 
     def share(step: int) -> float:
-        chosen = [budget(prompt, step / STEPS, select.system) for prompt in prompts]
+        chosen = [budget(prompt, step / STEPS, choosing[0].system) for prompt in prompts]
         return asked + scored + float(np.mean(chosen / lengths))
 
-    step = bisect_right(range(STEPS + 1), charged + 1e-12, key=share) - 1
-    return replace(method, ratio=step / STEPS)
+    tried = method.correct is not None and model.device.type != "meta"
+    few, store = prompts[:TRIED], MemoryStore(UNLIMITED)
+
+    def found(step: int) -> float:
+        ready = replace(method, ratio=step / STEPS).begin(model, few, store)
+        return float(np.mean([charged_share(one.passes, layers, len(p)) for one, p in zip(ready, few, strict=True)]))
+
+    step = bisect_right(range(STEPS + 1), charged + 1e-12, key=found if tried else share) - 1
+    return replace(method, ratio=max(0, step) / STEPS)

@@ -52,6 +52,10 @@ class Correct:
         """Correct the caches of a batch; `rows` [R] of each are recomputed, None: chosen here by `ratio`."""
         raise NotImplementedError
 
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        """Return what a request computes for it in any case, before tokens are recomputed."""
+        return ()
+
 
 def write(kv: KV, truth: KV, num_layers: int) -> None:
     """Put the first layers of `truth` in place of the same tokens of `kv`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.methods.correct import KV, Correct, Correction, Prompt, write
+from workbench.methods.correct import KV, Correct, Correction, Pass, Prompt, write
 from workbench.methods.registry import ruled, whole
 from workbench.methods.select import context_pass, exact, gap
 
@@ -51,6 +51,9 @@ class AgentKvShift(Correct):
         truths = exact(model, prompts, self.layer + 1)
         chosen: Sequence[Tensor | None] = rows or [None] * len(prompts)
         return [self._one(*each, ratio or 0.0) for each in zip(prompts, kvs, truths, chosen, strict=True)]
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        return context_pass(prompt, self.layer + 1)
 
     def _one(self, prompt: Prompt, kv: KV, truth: KV, rows: Tensor | None, ratio: float) -> Correction:
         distances = [gap(kv, truth, self.layer, part).sqrt() for part in ("k", "v")]
