@@ -19,7 +19,7 @@ from workbench.experiments.leaderboard import measuring
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
-from workbench.methods import correct, finish, select
+from workbench.methods import correct, finish, own, select
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
@@ -260,6 +260,32 @@ def test_the_command_measures_ranks_and_goes_on(folder, tmp_path, monkeypatch):
     assert 0.25 < epic["charged"] <= 0.3 and epic["fields"]["charged"] == 0.3
     ranked = invoke("--results", tmp_path / "out", "--budgets", "0.5", "--json")
     assert json.loads(ranked.stdout)["boards"][0]["entries"] == found["boards"][1]["entries"]
+
+
+LAST = """
+from dataclasses import dataclass
+import torch
+from workbench.methods.select import Prompt, Select
+
+@dataclass(frozen=True)
+class VeryLast(Select):
+    def score(self, prompt: Prompt) -> torch.Tensor:
+        return torch.arange(prompt.starts[-1]).float()
+"""
+
+
+def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv(own.FILES, "")
+    monkeypatch.setattr(own, "_known", {kind: {} for kind in own.KINDS})
+    (tmp_path / "mine.py").write_text(LAST)
+    asked = ["--model", folder, *QUICK, "--methods", "full-reuse", "--method-file", tmp_path / "mine.py"]
+    ended = invoke(*asked, "--budgets", "0.4", "--out", tmp_path / "out", "--json")
+    assert ended.exit_code == 0, ended.output
+    entries = json.loads(ended.stdout)["boards"][0]["entries"]
+    assert {one["method"]: one["fields"]["select"] for one in entries} == {
+        "full-reuse": "none",
+        "very_last": "very_last",
+    }
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,13 @@ def files() -> list[Path]:
     return [Path(path) for path in os.environ.get(FILES, "").split(os.pathsep) if path]
 
 
+def listed(paths: Sequence[Path] | None) -> list[tuple[str, str]]:
+    """Return (kind, name) of the policies of files that are known."""
+    modules = {_module(path.resolve()) for path in paths or ()}
+    known = ((kind, name, found) for kind, policies in _known.items() for name, found in policies.items())
+    return [(kind, name) for kind, name, found in known if found.__module__ in modules]
+
+
 def versions() -> dict[str, str]:
     """Return {name of a file: first digits of its SHA-256}, for records."""
     return {path.name: sha256(path.read_bytes()).hexdigest()[:12] for path in files()}
@@ -119,7 +126,7 @@ def _load(path: Path) -> None:
         raise BadInput(f"method file {brief(path)} is not there") from None
     if _read.get(path) == changed:
         return
-    spec = spec_from_file_location(f"workbench_own_{path.stem}", path)
+    spec = spec_from_file_location(_module(path), path)
     if path.suffix != ".py" or spec is None or spec.loader is None:
         raise BadInput(f"method file {brief(path)}: a Python file, name.py, is needed")
     module = module_from_spec(spec)
@@ -134,6 +141,10 @@ def _load(path: Path) -> None:
     for each in held:
         register(each)
     _read[path] = changed
+
+
+def _module(path: Path) -> str:
+    return f"workbench_own_{path.stem}"
 
 
 def _name(found: type) -> str:

@@ -9,16 +9,18 @@ import typer
 from rich.console import Console
 
 from workbench.app.commands.sweep import CLUSTER
+from workbench.app.commands.trial import MethodFile
 from workbench.app.console.options import OUTPUT, of_fields, taking
 from workbench.app.console.text import plain, progress
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import check_folder, write_text
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
+from workbench.methods import own
 from workbench.methods.method_fields import MethodFields
 from workbench.methods.presets import METHODS
 
 if TYPE_CHECKING:
-    from workbench.experiments.leaderboard.measuring import Plan
+    from workbench.experiments.leaderboard.measuring import Planned
 
 MODEL = "lab-full"
 LEFT_OUT = {field.name for field in fields(MethodFields)} | {"store", "faithfulness", "fidelity", "receipt"}
@@ -48,6 +50,7 @@ def leaderboard(
             rich_help_panel=MEASURING,
         ),
     ] = None,
+    method_file: MethodFile = None,
     jobs: Annotated[int, typer.Option(help="Processes side by side; times suffer", rich_help_panel=MEASURING)] = 1,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER, metavar="ADDRESS", rich_help_panel=MEASURING)] = None,
     retries: Annotated[
@@ -87,7 +90,7 @@ def leaderboard(
     failures: dict[str, str] = {}
     asked = {"model": given["model"] or "", "data": given["data"] or ""}
     if out is not None:
-        plan = _planned(given, methods, shares, cluster)
+        plan = _planned(given, methods, shares, own.listed(method_file), cluster)
         asked = {name: getattr(plan.cases[0].trial, name) for name in asked}
         notes, shares = list(plan.left_out), list(plan.budgets)
         failures = _measured(plan, out, jobs, cluster, retries, notes)
@@ -108,18 +111,20 @@ def leaderboard(
         raise typer.Exit(1)
 
 
-def _planned(given: dict[str, Any], methods: str | None, shares: list[float], cluster: str | None) -> "Plan":
+def _planned(
+    given: dict[str, Any], methods: str | None, shares: list[float], mine: list[tuple[str, str]], cluster: str | None
+) -> "Planned":
     """Return what to measure; what cannot run is left out."""
     from workbench.experiments.leaderboard import measuring
     from workbench.experiments.trials.trial import Trial
 
     base = Trial(**{"model": MODEL} | {name: value for name, value in given.items() if value is not None})
     named = [name.strip() for name in (methods or "").split(",") if name.strip()]
-    return measuring.planned(base, named, shares or measuring.BUDGETS, here=measuring.is_here(cluster))
+    return measuring.planned(base, named, shares or measuring.BUDGETS, mine, here=measuring.is_here(cluster))
 
 
 def _measured(
-    plan: "Plan", out: Path, jobs: int, cluster: str | None, retries: int, notes: list[str]
+    plan: "Planned", out: Path, jobs: int, cluster: str | None, retries: int, notes: list[str]
 ) -> dict[str, str]:
     """Say what is left out, measure the rest, and return why trials failed."""
     from workbench.experiments.leaderboard import measuring

@@ -9,7 +9,7 @@ from plotly.offline import get_plotlyjs
 
 from workbench.app.reports.html import script_json
 from workbench.app.reports.sanitize_figure import inert
-from workbench.experiments.leaderboard.ranking import HIGHER, Board, Entry
+from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing
 from workbench.plots.marks.theme import PAGE_STYLE
 from workbench.plots.reports import leaderboard as drawn
 
@@ -99,7 +99,7 @@ def _board(number: int, board: Board, mark: Any) -> dict[str, Any]:
     }
 
 
-def _row(entry: Entry, look: str) -> dict[str, Any]:
+def _row(entry: Standing, look: str) -> dict[str, Any]:
     found = drawn.cells(entry)
     made = []
     for name in drawn.head():

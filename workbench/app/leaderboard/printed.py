@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.app.console.text import plain
-from workbench.experiments.leaderboard.ranking import HIGHER, Board, Entry
+from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing
 from workbench.plots.reports import leaderboard as drawn
 
 QUALITY = ("rank", "method", "average", *HIGHER)
@@ -35,11 +35,11 @@ def report(board: Board) -> Group:
     return Group(*parts)
 
 
-def _listed(board: Board) -> list[Entry]:
+def _listed(board: Board) -> list[Standing]:
     return [*([board.full] if board.full else []), *board.entries, *board.over]
 
 
-def _table(columns: Sequence[str], entries: Iterable[Entry], by: str) -> Table:
+def _table(columns: Sequence[str], entries: Iterable[Standing], by: str) -> Table:
     names = drawn.head()
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:

@@ -20,7 +20,7 @@ OWN = {"select": {"prepare": "after_system", "ratio": 0.15}, "prepare": {}, "spa
 
 
 @dataclass(frozen=True)
-class Plan:
+class Planned:
     """Trials of a leaderboard, full attention first, and a sentence for each method or budget that is left out."""
 
     cases: tuple[Case, ...]
@@ -35,7 +35,7 @@ def planned(
     own: Iterable[tuple[str, str]] = (),
     loaded: Loaded | None = None,
     here: bool = True,
-) -> Plan:
+) -> Planned:
     """Return what to measure of named `methods` (none: all), and of the reader's own, (kind of policy, name).
 
     A method that recomputes a share of the tokens is asked for every charged budget, any other once. What cannot run is
@@ -63,11 +63,11 @@ def planned(
     running = [case for case in found if case.trial not in why]
     if len(running) < 2 or running[0].method != FULL:
         raise BadInput(preflight.told(wrong, len(found)) if wrong else f"{len(running)} methods: two are needed")
-    return Plan(tuple(running), tuple(shares), tuple(dict.fromkeys(left_out)))
+    return Planned(tuple(running), tuple(shares), tuple(dict.fromkeys(left_out)))
 
 
 def measure(
-    plan: Plan,
+    plan: Planned,
     out: Path,
     jobs: int = 1,
     progress: Progress | None = None,

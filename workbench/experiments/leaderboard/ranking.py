@@ -27,7 +27,7 @@ Ends = tuple[float, float, float]  # a mean and its 95% interval
 
 
 @dataclass(frozen=True)
-class Entry:
+class Standing:
     """A method on a board.
 
     rank           its place, from 1; None for full attention and for a method over the budget
@@ -71,9 +71,9 @@ class Board:
     budget: float | None
     device: str
     n: int
-    entries: tuple[Entry, ...]
-    full: Entry | None
-    over: tuple[Entry, ...]
+    entries: tuple[Standing, ...]
+    full: Standing | None
+    over: tuple[Standing, ...]
     ranks: Ranks
     together: tuple[tuple[str, ...], ...]
 
@@ -153,7 +153,7 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> list[tuple[Entry, pd.DataFrame]]:
+def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> list[tuple[Standing, pd.DataFrame]]:
     """Return the methods that were asked, each with its answers by question."""
     filled = asked.assign(ratio=asked.ratio.fillna(-1), chunk=asked.chunk.fillna(-1))
     groups = [(key, rows.drop_duplicates("question", keep="last")) for key, rows in filled.groupby(TRIAL, sort=False)]
@@ -169,7 +169,7 @@ def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) 
         charged = known.get("charged")
         fields |= {"charged": charged} if charged is not None and charged == charged else {}
         full = first["mode"] == "full"
-        entry = Entry(
+        entry = Standing(
             first["method"],
             fields,
             len(rows),
@@ -183,7 +183,7 @@ def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) 
 
 
 def _board(
-    asked: pd.DataFrame, entries: Sequence[tuple[Entry, pd.DataFrame]], budget: float | None, by: str, least: int
+    asked: pd.DataFrame, entries: Sequence[tuple[Standing, pd.DataFrame]], budget: float | None, by: str, least: int
 ) -> Board | None:
     """Return the board of a budget; None where fewer than `least` methods share a measure."""
     full = next(((e, rows) for e, rows in entries if _is_full(e)), None)
@@ -227,18 +227,18 @@ def _board(
     )
 
 
-def _is_full(entry: Entry) -> bool:
+def _is_full(entry: Standing) -> bool:
     return entry.fields.get("mode") == "full" and entry.fields.get("sparse", "none") in NOTHING
 
 
 def _within(
-    entries: Sequence[tuple[Entry, pd.DataFrame]], budget: float | None
-) -> tuple[list[tuple[Entry, pd.DataFrame]], list[tuple[Entry, pd.DataFrame]]]:
+    entries: Sequence[tuple[Standing, pd.DataFrame]], budget: float | None
+) -> tuple[list[tuple[Standing, pd.DataFrame]], list[tuple[Standing, pd.DataFrame]]]:
     """Return of each method the trial of the largest charged share within the budget, and those that have none."""
     if budget is None:
         return list(entries), []
-    best: dict[tuple[Any, ...], tuple[Entry, pd.DataFrame]] = {}
-    least: dict[tuple[Any, ...], tuple[Entry, pd.DataFrame]] = {}
+    best: dict[tuple[Any, ...], tuple[Standing, pd.DataFrame]] = {}
+    least: dict[tuple[Any, ...], tuple[Standing, pd.DataFrame]] = {}
     for one in (one for one in entries if one[0].charged is not None):
         key = tuple(str(one[0].fields.get(name)) for name in METHOD[1:] if name != "ratio")
         share = one[0].charged or 0.0
@@ -249,7 +249,7 @@ def _within(
     return list(best.values()), [one for key, one in least.items() if key not in best]
 
 
-def _names(entries: Sequence[Entry]) -> list[str]:
+def _names(entries: Sequence[Standing]) -> list[str]:
     """Return names that tell methods apart: with the ratio where one stands several times."""
     names = [entry.method for entry in entries]
     said = [
@@ -259,7 +259,9 @@ def _names(entries: Sequence[Entry]) -> list[str]:
     return [f"{name} ({said[:at].count(name) + 1})" if said.count(name) > 1 else name for at, name in enumerate(said)]
 
 
-def _whole(one: tuple[Entry, pd.DataFrame], full: tuple[Entry, pd.DataFrame] | None, by: str, **more: Any) -> Entry:
+def _whole(
+    one: tuple[Standing, pd.DataFrame], full: tuple[Standing, pd.DataFrame] | None, by: str, **more: Any
+) -> Standing:
     """Return the entry with its scores, its differences from full attention and its kinds of question."""
     entry, rows = one
     scores, gaps = {}, {}
@@ -276,7 +278,7 @@ def _whole(one: tuple[Entry, pd.DataFrame], full: tuple[Entry, pd.DataFrame] | N
             gaps[name] = (gap.mean, gap.low, gap.high)
     kinds = {str(kind): float(of[by].mean()) for kind, of in rows.groupby("kind") if kind}
     values = asdict(entry) | {"scores": scores, "gaps": gaps, "kinds": kinds if len(kinds) > 1 else {}} | more
-    return Entry(**values)
+    return Standing(**values)
 
 
 def _front(charged: Sequence[float | None], quality: Sequence[float], higher: bool) -> set[int]:

@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.experiments.leaderboard.ranking import HIGHER, Board, Entry
+from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing
 from workbench.plots.marks import chart
 from workbench.plots.marks.elements import interval
 from workbench.plots.marks.measures import MEASURES, Measure
@@ -144,7 +144,7 @@ def head() -> dict[str, str]:
     return named | costs | {"front": "front"}
 
 
-def cells(entry: Entry) -> dict[str, tuple[float | None, str]]:
+def cells(entry: Standing) -> dict[str, tuple[float | None, str]]:
     """Return of every column of `head` a number to sort by and a text, "–" for what is not known."""
     found: dict[str, tuple[float | None, str]] = {
         "rank": _cell(entry.rank, "d"),
@@ -161,7 +161,7 @@ def cells(entry: Entry) -> dict[str, tuple[float | None, str]]:
     return found
 
 
-def ends(entry: Entry, name: str, of: str = "scores") -> str:
+def ends(entry: Standing, name: str, of: str = "scores") -> str:
     """Return the interval of a measure's mean, or of its difference from full attention (`gaps`); "" where unknown."""
     known: dict[str, tuple[float, float, float]] = getattr(entry, of)
     if name not in known:
