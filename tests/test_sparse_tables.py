@@ -214,7 +214,6 @@ def test_a_method_saves_what_it_need_not_keep_less_its_choice():
     saved = crossover.with_saved(iter(records))
     assert [r["saved"] for r in saved if r["name"] == "bfla"] == [1.0 * 0.5 - 0.9, 4.0 * 0.5 - 1.0, 16.0 * 0.5 - 20.0]
     assert not any(r["saved"] for r in saved if not r["name"])
-    assert crossover.first_paying(saved) == {"bfla": 128, "window": None}
 
 
 def test_crossings_of_two_models_leave_out_what_is_never_reached():

@@ -33,7 +33,7 @@ def test_scores_of_several_numbers_of_demonstrations_are_weighed_by_their_questi
     counted = session_replay.by_number(found, 8)
     assert [row["kind"] for row in counted[:2]] == ["own passage, 8", "demonstration, 8"] and counted[0]["shots"] == 8
     assert session_replay.mean_em(counted, "full") == 0.25
-    assert session_figures.demonstrations_quality(counted, about="tiny", device="CPU").data
+    assert session_figures.quality(counted, caption="tiny").data
 
 
 def test_frames_of_a_game_stand_in_a_table_with_both_answers():

@@ -39,9 +39,6 @@ TABLE_2: dict[str, Any] = {
         "block fine-tuned, full mode": (73.6, 75.2, 62.2, 76.2),
     },
 }
-# GPUs of "all experiments" (v1, section 3.1; v2, section 3.4); the times are the same.
-TABLE_3_GPUS = {"v1": "A800", "v2": "H20"}
-
 # BFLA, Table 5 (section 4.5): average score of LongBench with Llama-3.1-8B, in points; density: share of tiles kept.
 # A row: block, flat (the group g), mass (gamma), local, random (rho), stride (eta; 0: none), score, density.
 BFLA_TABLE_5: dict[str, Any] = {
@@ -70,33 +67,11 @@ FUSION_RAG: dict[str, Any] = {
     "source": "FusionRAG: From Prefix Cache to Fusion RAG Cache (SIGMOD 2026)",
     "kv_change": -0.70,  # section 3.1, figure 7b: KV deviation of the second layer, by similarity-guided preparation
     "outside_15_percent": 0.5,  # section 1.1, figure 3a: "over 50%" of the second layer's deviation is left
-    "faster_than_full": (2.66, 3.94),  # section 5.2, figure 14a: time to first token at 15% of 27K tokens
-    "operator_faster": 4.2,  # section 5.2, figure 14b: Q-Sparse-Attn over FlashAttention at 32K tokens (L20)
-    "operator_faster_than_sdpa": 2.69,  # section 5.2, figure 14b
-    "reuse_faster_than_full": (5.22, 9.39),  # section 5.2, figure 14a: nothing recomputed
     "ratio": 0.15,
-    "fewer_resources_of_3b": 0.5,  # figure 2, section 1.1: the 3B model that CacheBlend falls back to
-    "f1_lost_by_reuse": 0.55,  # section 2.2.1: up to, Musique
-    "retrieved_together": {2: 0.5, 10: 0.8},  # figure 7a, section 3.1: more than this at 2 and at 10 neighbours
-    "seconds_a_chunk": 0.218,  # section 3.1, HotpotQA, batch of 10
-    "recovered": {"TriviaQA": 0.8, "multi-hop": (0.56, 1.0)},  # figure 13, section 5.2.1: normalised F1
-    "near_full_em": (14, 20, 0.03),  # figure 13: so many of so many scores within so much of full attention
-    "recovered_80_percent": (12, 20),  # figure 13
-    "throughput": (1.2, 4.3),  # figure 15, section 5.2.3
-    "gain_by_preparation": {"CacheBlend": (0.212, 0.494), "Cache-Craft": (0.433, 0.459)},  # figure 16, section 5.3.1
-    "above_prepared_baselines": (0.032, 0.177),  # figure 16
-    "neighbours": 10,  # figure 17, section 5.3.2: the best; 15 is worse
-    "f1": {"reuse": 0.722, "full": 0.869, "query-guided": 0.822},  # figure 18, section 5.3.3
-    "recovered_by_component": {"query-guided": 0.72, "and prepared": 0.99},  # figure 18; its own F1 give 0.68
-    "ttft_reduced_by_kernel": 0.733,  # figure 18: of 2.189 s at batch 10
     "storage_saved": 0.71,  # section 5.3.3
     "hit_rate": 0.779,  # section 5.3.3
     "redundant_removed": 0.823,  # section 5.3.3
-    "recomputed_by_prefix": 4036,  # section 5.3.3: chunks that the prefix cache computes again behind other prefixes
-    "workload": {"queries": 1000, "shares": (0.6, 0.3)},  # section 5.3.3: knowledge base, shared uploads; the rest once
-    "overlap": 0.11,  # section 5.3.3: TTFT that the asynchronous scheduler takes off
-    "over_cacheblend": (2.3, 3.0),  # figure 19, section 5.4: TTFT, 10K to 27K
-    "over_full": (2.9, 5.4),  # figure 19
+    "retrieved_together": {2: 0.5, 10: 0.8},  # figure 7a, section 3.1: more than this at 2 and at 10 neighbours
 }
 
 # A prompt of eight tokens: `chosen`, counted from 0, and the question are computed; each of these sees so many tokens.
@@ -108,7 +83,6 @@ FUSION_FIGURE_6: dict[str, Any] = {
 }
 
 BLOCK_V1, BLOCK_V2 = "Block-Attention for Low-Latency RAG (version 1)", "Block-attention for Efficient Prefilling"
-BFLA, COMPACT = "BFLA: Block-Filtered Long-Context Attention", "CompactAttention"
 
 # Average over TABLE_2 before any training on passages (Tulu3-SFT), and after how many steps the two modes meet.
 BLOCK_V2_TEXT: dict[str, Any] = {
@@ -148,90 +122,6 @@ BLOCK_V1_TABLE_1: dict[str, Any] = {
             "block, not fine-tuned": (51.9, 44.6, 32.1, 27.8, 38.7),
             "block fine-tuned": (70.7, 69.0, 50.5, 58.6, 62.8),
         },
-    },
-}
-BLOCK_V1_TEXT: dict[str, Any] = {"source": f"{BLOCK_V1}, section 3.1", "steps": 400}
-
-LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-BFLA_TABLE_1: dict[str, Any] = {
-    "source": f"{BFLA}, Table 1 (prefill, Gemma 4-E4B, A100 80GB)",
-    "length": LENGTHS,
-    "seconds": {
-        "dense": (0.0551, 0.0945, 0.1690, 0.3651, 0.7868, 1.9658, 5.6839),
-        "bfla": (0.0579, 0.0913, 0.1563, 0.3130, 0.5919, 1.1871, 2.4993),
-    },
-    "speedup": (0.952, 1.035, 1.081, 1.166, 1.329, 1.656, 2.274),
-}
-BFLA_TABLE_2: dict[str, Any] = {
-    "source": f"{BFLA}, Table 2 (prefill, Qwen 3.6-27B, A100 80GB)",
-    "length": LENGTHS,
-    "seconds": {
-        "dense": (0.1487, 0.2500, 0.4523, 0.9698, 2.3092, 6.0680, 18.1649),
-        "bfla": (0.1534, 0.2390, 0.4217, 0.8133, 1.6744, 3.3925, 7.2644),
-    },
-    "speedup": (0.969, 1.046, 1.073, 1.192, 1.379, 1.789, 2.501),
-}
-
-BFLA_TABLE_3: dict[str, Any] = {
-    "source": f"{BFLA}, Table 3 (LongBench, Llama 3.1-8B)",
-    "methods": ("full", "BFLA", "XAttention"),
-    "score": {
-        "2WikiMQA": (0.2471, 0.2365, 0.2504),
-        "Dureader": (0.2967, 0.2963, 0.2959),
-        "GovReport": (0.3490, 0.3438, 0.3469),
-        "HotpotQA": (0.3272, 0.3153, 0.3238),
-        "LCC": (0.3333, 0.3335, 0.3364),
-        "LSHT": (0.4600, 0.4550, 0.4300),
-        "MultiNews": (0.2696, 0.2698, 0.2687),
-        "MultiFieldQA-en": (0.4050, 0.4177, 0.4048),
-        "MultiFieldQA-zh": (0.2016, 0.2022, 0.2022),
-        "MuSiQue": (0.1757, 0.1717, 0.1713),
-        "NarrativeQA": (0.3137, 0.3025, 0.2984),
-        "PassageCount": (0.0883, 0.0663, 0.0700),
-        "PassageRetrieval-en": (0.9534, 0.9272, 0.9193),
-        "PassageRetrieval-zh": (0.9293, 0.9131, 0.9218),
-        "Qasper": (0.2840, 0.2776, 0.2789),
-        "QMSum": (0.2350, 0.2385, 0.2330),
-        "RepoBench-P": (0.3231, 0.3311, 0.3271),
-        "SAMSum": (0.4390, 0.4371, 0.4387),
-        "TREC": (0.7300, 0.7250, 0.7450),
-        "TriviaQA": (0.9213, 0.9216, 0.9203),
-        "VCSum": (0.1642, 0.1651, 0.1670),
-    },
-    "average": (0.4022, 0.3975, 0.3976),
-}
-BFLA_TABLE_4: dict[str, Any] = {
-    "source": f"{BFLA}, Table 4 (percent; exact match, LiveCodeBench pass@1)",
-    "data": ("MMLU Pro", "AIME 2026", "GPQA Diamond", "LiveCodeBench v6"),
-    "score": {  # model: (full attention, BFLA)
-        "Qwen 3.5-9B": ((81.4, 90.0, 83.3, 64.7), (81.4, 90.0, 82.3, 65.5)),
-        "Qwen 3.6-27B": ((83.3, 93.3, 84.3, 77.3), (83.2, 93.3, 84.3, 77.3)),
-        "Gemma 4-E4B": ((68.4, 43.3, 53.5, 62.0), (68.8, 43.3, 54.6, 62.0)),
-        "Gemma 4-31B": ((84.9, 86.7, 79.8, 77.7), (84.9, 86.7, 81.8, 77.7)),
-    },
-}
-
-COMPACT_TEXT: dict[str, Any] = {
-    "source": f"{COMPACT}, abstract, sections 2.1 and 4 (Llama-3.1-8B, H200, batch 8, chunks of 1,024, 128K)",
-    "attention_speedup": 2.72,
-    "end_to_end_speedup": 1.96,
-    "kernel_sparsity": 0.9,  # figure 1b, KV of 64K: ideal speed-up 10
-    "quoka_budget": 0.25,
-    "group": 4,  # query heads that share a page table where a KV group is large
-}
-
-FUSION_RAG_TABLE_2: dict[str, Any] = {
-    "source": "FusionRAG, Table 2 (faithfulness, 15% recomputed)",
-    "methods": ("CacheBlend", "Cache-Craft", "FusionRAG"),
-    "faithfulness": {
-        ("Qwen3-32B", "TriviaQA"): (0.7225, 0.7271, 0.7596),
-        ("Qwen3-32B", "HotpotQA"): (0.8334, 0.8231, 0.8597),
-        ("Qwen3-32B", "Musique"): (0.5180, 0.5286, 0.5457),
-        ("Qwen3-32B", "2WikiMQA"): (0.5923, 0.5660, 0.6410),
-        ("GLM4-32B", "TriviaQA"): (0.7312, 0.7504, 0.7624),
-        ("GLM4-32B", "HotpotQA"): (0.8308, 0.8555, 0.8686),
-        ("GLM4-32B", "Musique"): (0.3930, 0.4954, 0.5369),
-        ("GLM4-32B", "2WikiMQA"): (0.5257, 0.5768, 0.5962),
     },
 }
 

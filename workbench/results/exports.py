@@ -12,8 +12,6 @@ from workbench.results.schema import METHOD
 from workbench.results.summary import scores
 
 CONFIG = ("source", "model", "data", "passages", *METHOD[:-1])
-NAMED = ("source", "model", "data", "method")  # in the name of a run
-NO_METRIC = ("experiment", "kind", "setting", "chunk")
 AXES = ("x", "y", "z")
 ENDS = {"low": "arrayminus", "high": "array"}
 

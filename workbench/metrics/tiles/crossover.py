@@ -202,13 +202,6 @@ def with_saved(records: Iterable[Mapping[str, Any]]) -> Records:
     return [{**r, "saved": dense[r["length"]] * (1 - r["forced"]) - r["seconds"] if r["name"] else 0.0} for r in timed]
 
 
-def first_paying(records: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
-    """Return the least length at which every method saves time (`with_saved`); None where it never does."""
-    names = dict.fromkeys(r["name"] for r in records if r["name"])
-    paying = {name: [r["length"] for r in records if r["name"] == name and r["saved"] > 0] for name in names}
-    return {name: min(lengths, default=None) for name, lengths in paying.items()}
-
-
 def crossings(
     models: Models, cases: Mapping[str, int | None], chosen: float, gain: float, length: int = 32768
 ) -> Records:

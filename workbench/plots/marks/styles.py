@@ -110,8 +110,6 @@ CACHES = Looks(
     }
 )
 MODE_NAMES = {mode: look.name for mode, look in MODES.items()}
-MODE_COLOURS = {mode: look.colour for mode, look in MODES.items()}
-MODE_SYMBOLS = {mode: look.symbol for mode, look in MODES.items()}
 REUSE = Looks(
     {
         "full attention": Look(INK, "circle", name="full attention"),

@@ -6,7 +6,6 @@ from typing import Any, Unpack
 import numpy as np
 import plotly.graph_objects as go
 
-from workbench.data.sources import demonstrations
 from workbench.data.sources.game import Frame
 from workbench.experiments.serving.session_replay import total
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
@@ -16,11 +15,10 @@ from workbench.plots.marks.elements import interval, steps, swatches
 from workbench.plots.marks.styles import MODES, REUSE_STATUSES, block_hovers
 from workbench.plots.marks.table import table, verdict
 from workbench.plots.marks.theme import RULE, Notes, finish, legend_over
-from workbench.plots.tokens.block_history import history, turnover
+from workbench.plots.tokens.block_history import turnover
 
 SCORES = {"em": "exact match", "f1": "F1"}
 KINDS = ("all", "single-hop", "continuation", "two-hop", "comparison", "order")  # other kinds follow
-TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def quality(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Figure:
@@ -106,24 +104,7 @@ def _picture(record: Mapping[str, Any], columns: int, rows: int) -> go.Heatmap:
 Records = Sequence[Mapping[str, Any]]
 
 
-def demonstrations_history(records: Records, *, shots: int, seed: int) -> go.Figure:
-    """Draw the blocks of requests with `shots` demonstrations each; `records` as of `session_replay.follow`."""
-    return history(
-        records,
-        title="Requests with demonstrations",
-        unit="request",
-        caption=f"{shots} of {demonstrations.POOL} demonstrations in random order, seed {seed}. The store starts "
-        "empty. Prefix cache: of the request before.",
-    )
-
-
-def demonstrations_turnover(records: Records, *, repeats: int, device: str) -> go.Figure:
-    """Draw what every request with demonstrations takes; its time is a median of `repeats` runs."""
-    more = "Up and down: every other question brings a passage of its own."
-    return _turnover(records, "request", repeats, f"{more} {device}")
-
-
-def _turnover(records: Records, unit: str, repeats: int, more: str) -> go.Figure:
+def costs(records: Records, unit: str, repeats: int, more: str) -> go.Figure:
     """Draw what every prompt of a session takes; `unit` is what a prompt is, `more` ends the caption."""
     return turnover(
         records,
@@ -132,40 +113,6 @@ def _turnover(records: Records, unit: str, repeats: int, more: str) -> go.Figure
         caption=f"Time to the first token: median of {repeats} runs, what the store lacks encoded within it (the first "
         f"{unit}, full attention and all blocks again: one run). Prefix cache: counted, from the {unit} before, not "
         f"measured. {more}.",
-    )
-
-
-def demonstrations_quality(rows: Sequence[dict[str, Any]], *, about: str, device: str) -> go.Figure:
-    """Draw the scores of requests with several numbers of demonstrations: `rows` as of `by_number`."""
-    return quality(
-        rows,
-        caption=f"{about} (the number of demonstrations stands behind the comma). The question comes with a passage of "
-        f"its own, or asks for another fact of a demonstration. Greedy decoding; bars are 95% intervals. {device}.",
-    )
-
-
-def chat_history(records: Records, *, turns: int, memory: int, seed: int) -> go.Figure:
-    """Draw the blocks of one conversation, whose prompt keeps the last `memory` turns."""
-    return history(
-        records,
-        title="A conversation, turn by turn",
-        unit="turn",
-        caption=f"One conversation of {turns} turns, of which the last {memory} stay in the prompt; seed {seed}. "
-        "Replies in the prompt are the right ones, whatever the model said.",
-    )
-
-
-def chat_turnover(records: Records, *, repeats: int, device: str) -> go.Figure:
-    """Draw what every turn takes; its time is a median of `repeats` runs."""
-    return _turnover(records, "turn", repeats, device)
-
-
-def chat_quality(rows: Sequence[dict[str, Any]], *, about: str, device: str) -> go.Figure:
-    """Draw the scores of conversations by kind of question: `rows` as of `session_replay.scores`."""
-    return quality(
-        rows,
-        caption=f"{about}. Told now: in this turn; told before: in an earlier turn; follow-up: in an earlier turn that "
-        f"went on about somebody. Greedy decoding; bars are 95% intervals. {device}.",
     )
 
 
@@ -187,7 +134,7 @@ def game_turnover(records: Records, *, repeats: int, device: str) -> go.Figure:
     full, block = BLOCK_V2_TEXT["game_ttft_ms"].values()
     paper = f"Block-Attention, appendix A, reports {full:,} ms and {block:,} ms for a game of over "
     setting = f"{BLOCK_V2_TEXT['game_blocks']} blocks, in a setting it does not publish."
-    return _turnover(records, "frame", repeats, f"{paper}{setting} {device}")
+    return costs(records, "frame", repeats, f"{paper}{setting} {device}")
 
 
 def game_table(records: Records, played: Sequence[Frame], *, model: str, device: str, most: int = 16) -> go.Figure:
