@@ -103,13 +103,14 @@ class Receipt:
     def __str__(self) -> str:
         read = ", ".join(f"{size / 1e6:,.1f} MB from {tier}" for tier, size in self.bytes.items()) or "nothing read"
         missed = ", ".join(f"{count} {reason}" for reason, count in self.misses.items())
+        times = ", ".join(f"{stage} {self.seconds[stage] * 1e3:.1f} ms" for stage in STAGES if stage in self.seconds)
         parts = [
             f"{self.count('reused')} of {len(self.blocks)} blocks reused ({self.shifted} shifted)",
             *([f"{self.count('encoded')} encoded ({missed})"] if self.count("encoded") else []),
             *([f"{self.count('computed')} computed"] if self.count("computed") else []),
             f"{self.recomputed} tokens recomputed, {self.question} of the question",
             read,
-            ", ".join(f"{stage} {self.seconds[stage] * 1e3:.1f} ms" for stage in STAGES if stage in self.seconds),
+            (f"times of its batch of {self.batch}: " if times and self.batch > 1 else "") + times,
         ]
         return "; ".join(part for part in parts if part)
 

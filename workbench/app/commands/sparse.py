@@ -87,7 +87,7 @@ def distill_command(
     model, prompts = fit.load(HELD_OUT)
     began = perf_counter()
     with progress("distilling") as bar:
-        gate, losses = distill(model, prompts[:-HELD_OUT], config, lambda step, _: bar and bar(step, config.steps))
+        gate, losses = distill(model, prompts[:-HELD_OUT], config, lambda step, _: bar(step, config.steps))
     held_out = sum(losses_of(model, gate, [tokens]).mean().item() for tokens in prompts[-HELD_OUT:]) / HELD_OUT
     record = {"out": str(fit.out), "model": fit.model, "data": fit.data, "samples": fit.samples}
     record |= {"passages": fit.passages, **vars(config), "first_loss": losses[0], "last_loss": losses[-1]}

@@ -87,13 +87,15 @@ def chrome(events: Iterable[Event]) -> dict[str, Any]:
 
 
 def _of_stage(stage: str, at: float, seconds: float, name: str, receipt: Receipt) -> list[Event]:
-    about: dict[str, Any] = {"seconds": seconds, "request": name}
+    batch = f"of its batch of {receipt.batch}" if receipt.batch > 1 else ""  # whose times they are
+    about: dict[str, Any] = {"seconds": seconds, "request": name, "detail": batch}
     if stage == "load":
         tiers = receipt.bytes
         return [Event("load", at, lane="engine", bytes=sum(tiers.values()), tier=", ".join(sorted(tiers)), **about)]
     if span := next((span for span in OF_REQUEST if span == stage), None):
         return [Event(span, at, lane="engine", **about)]
-    return [Event("encode", at, lane="engine", detail=stage, **about)]  # store and place: work on its blocks
+    about["detail"] = f"{stage} {batch}".strip()
+    return [Event("encode", at, lane="engine", **about)]  # store and place: work on its blocks
 
 
 def _traced(event: Event, number: int, lanes: Mapping[str, int], requests: Mapping[str, int]) -> list[dict[str, Any]]:
