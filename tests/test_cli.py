@@ -174,7 +174,7 @@ LIGHT_FAULTS += [
     "sparse distill --out o --lr 0",
     "sparse profile --out o --block x",
 ]
-LIGHT_FAULTS += ["lab train --out o --recipe x", "lab train --out o --minutes -1", "lab corpus --out o --samples 0"]
+LIGHT_FAULTS += ["lab train --out o --set corpus=x", "lab train --out o --minutes -1", "lab corpus --out o --samples 0"]
 LIGHT_FAULTS += ["bench x", "bench all --check --only a", "report --jobs x", "prepare --workers x"]
 LIGHT_FAULTS += ["serve-bench --samples 0", "serve-bench --rate 0", "serve-bench --batch 0", "serve-bench --start x"]
 LIGHT_FAULTS += ["nothing", "store gc s3://x --budget 1", "data lab --samples 0", "models get x"]

@@ -1,18 +1,31 @@
 """The lab corpus: seeded, answerable, and hard in the ways that reuse stumbles over."""
 
+import json
 from collections import Counter
+from hashlib import sha256
 from itertools import islice
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench import models
+from workbench import data, models
 from workbench.core.errors import BadInput
+from workbench.data.lab_corpus import facts as lab_facts
 from workbench.data.lab_corpus import samples as lab
 from workbench.data.lab_corpus import words as lab_words
 from workbench.data.lab_corpus import world as lab_world
+from workbench.data.lab_corpus.style import PLAIN, Style
+
+LAB_AS_IT_WAS = {  # seed: SHA-256 of 50 samples of the lab corpus
+    0: "a1c89d0b508967d5b547b6810965ec5a92dd3bf8a57d2f018a698d94046bafdd",
+    1: "1d0a76143448920ffba627a1bf8fcc952715cba6af05fd2e074503084dc39847",
+    7: "5bd93a2fc3177a421dc2b20c9a588dde75010d28a5e292efb29efb8adfbb4203",
+    20000: "bf9bc2e635436cfaf33fd5f91369f3731054b3b4802c8461521bf1db9732ecaf",
+    30000: "d61a511848ac8052b214d7f92bee001b100f9958fd0503f49b2a92a63c651b3b",
+}
+STYLES = [PLAIN, Style(hints=0.0, continued=0.8), Style(alike=1.0), Style(asides=0.0, pronouns=1.0)]
 
 
 def test_the_same_seed_gives_the_same_samples_and_another_seed_other_ones():
@@ -114,3 +127,45 @@ def test_a_style_without_hints_gives_titles_that_say_nothing():
 def test_an_order_question_is_answered_by_the_title_that_stands_there():
     for sample in lab.samples(60, 9, kinds=["order"]):
         assert sample.answers == (sample.ctxs[0 if "first" in sample.question else -1].title,)
+
+
+@pytest.mark.parametrize("seed", LAB_AS_IT_WAS)
+def test_the_lab_corpus_is_what_it_was(seed):
+    drawn = [sample.to_json() for sample in data.load("lab", 50, seed)]
+    assert sha256(json.dumps(drawn).encode()).hexdigest() == LAB_AS_IT_WAS[seed]
+    assert data.load("lab()", 50, seed) == data.load("lab", 50, seed)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 9999), st.integers(2, 16), st.sampled_from(STYLES))
+def test_what_is_read_from_passages_is_what_is_true_of_the_world(seed, passages, style):
+    context = lab_world.World(Random(seed), passages, style).context(passages)
+    told = [s for s in lab_facts.statements(lab_world.passages_of(context)) if s.relation != "alias"]
+    true = [(e.name, fact.relation.name, fact.object) for e in context for facts in e.facts for fact in facts]
+    assert sorted((s.subject, s.relation, s.object) for s in told) == sorted(true)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 9999), st.integers(1, 14), st.sampled_from(STYLES))
+def test_every_question_is_answered_by_its_passages_and_has_one_answer(seed, passages, style):
+    for sample in lab.samples(8, seed, passages, style=style):
+        assert {sample.answers[0]} <= set(lab_facts.supported(sample)) <= set(sample.answers)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("lab(hint=0)", "lab has no switch 'hint'; allowed: facts, pronouns"),
+        ("lab(hints=2)", "hints is 2: a share from 0 to 1 is needed"),
+        ("lab(facts=0)", "facts is 0: a whole number of at least 1 is needed"),
+        ("lab(facts=1.5)", "facts is 1.5: it must be a whole number"),
+        ("lab(asides=x)", "asides is 'x': it must be a number"),
+        ("lab(asides=-1)", "asides is -1: a number of 0 or more is needed"),
+        ("lab(asides=1e999)", "asides is inf: a number of 0 or more is needed"),
+        ("lab(0)", r"'lab\(0\)' is not understood"),
+        ("lab-hard", "unknown data 'lab-hard': allowed are lab, needles"),
+    ],
+)
+def test_switches_that_do_not_exist_are_refused_in_one_sentence(spec, message):
+    with pytest.raises(BadInput, match=message):
+        data.load(spec, 1)

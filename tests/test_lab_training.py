@@ -11,14 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from workbench import models
+from workbench import data, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data.lab_corpus.world import Style
 from workbench.training.common import watched
-from workbench.training.lab import checkpoint
+from workbench.training.lab import checkpoint, evaluate
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
+from workbench.training.lab.ship import ship
 from workbench.training.lab.tokenizer import train_tokenizer
 from workbench.training.lab.train import Order, PretrainProgress, train
 
@@ -32,6 +33,15 @@ EASY = tuple(
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer(worlds=200)
+
+
+@pytest.fixture(scope="module")
+def written(whole, tokenizer, tmp_path_factory):
+    """Folder of a finished model."""
+    model, progress = deepcopy(whole)  # saving rounds its weights
+    facts = {"minutes": 1.5, "device": "the CPU", "parameters": 12345, "stages": len(EASY)}
+    checkpoint.save(out := tmp_path_factory.mktemp("runs") / "model", model, tokenizer, SMALL, progress, facts)
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -107,18 +117,68 @@ def test_a_folder_of_another_recipe_is_refused_and_left_alone(tokenizer, tmp_pat
         replace(SMALL, optimizer="sgd")
 
 
-def test_a_finished_model_is_a_whole_checkpoint_with_a_card(whole, tokenizer, tmp_path):
-    model, progress = deepcopy(whole)  # saving rounds its weights
-    facts = {"minutes": 1.5, "device": "the CPU", "parameters": 12345, "stages": len(EASY)}
-    checkpoint.save(tmp_path / "model", model, tokenizer, SMALL, progress, facts)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert AutoTokenizer.from_pretrained(tmp_path / "model").decode([1]) == "<s>"
-    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+def test_a_finished_model_is_a_whole_checkpoint_with_a_card(whole, written):
+    again = AutoModelForCausalLM.from_pretrained(written)
+    assert AutoTokenizer.from_pretrained(written).decode([1]) == "<s>"
+    for a, b in zip(whole[0].parameters(), again.parameters(), strict=True):
         assert torch.equal(a.bfloat16(), b.bfloat16())
-    card = (tmp_path / "model" / "README.md").read_text()
+    card = (written / "README.md").read_text()
     assert "12,345 parameters" in card and "1.5 minutes" in card and f"seed {SMALL.seed}" in card
-    assert models.load(tmp_path / "model")[2].name == "lab"
-    assert not list(tmp_path.glob(".model*"))
+    assert models.load(written)[2].name == "lab"
+    assert not list(written.parent.glob(".model*"))
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "float16", "int8"])
+def test_a_shipped_model_answers_as_the_one_it_was(written, tmp_path, storage):
+    out = tmp_path / "lab-tiny"
+    done = CliRunner().invoke(app, f"lab ship --model {written} --out {out} --storage {storage}".split())
+    assert done.exit_code == 0 and f"MB in {out}" in " ".join(done.output.split())
+    tokens = torch.arange(3, 40)[None]
+    before, after = (models.load(path).model(tokens).logits for path in (written, out))
+    assert (before - after).abs().max() < 0.05 * before.std()
+    card = (out / "README.md").read_text()
+    assert "# lab-tiny" in card and ("loads with `workbench.models.load`" in card) == (storage == "int8")
+    sizes = {path: (path / "tokenizer.json").stat().st_size for path in (written, out)}
+    assert len(set(sizes.values())) == 1
+
+
+def test_what_cannot_be_shipped_is_refused_and_nothing_written(written, tmp_path):
+    with pytest.raises(BadInput, match="storage is 'int4': allowed are bfloat16, float16, int8"):
+        ship(written, tmp_path / "out", "int4")
+    with pytest.raises(BadInput, match="only models of `workbench lab train` are shipped"):
+        ship(tmp_path, tmp_path / "out", "int8")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_scored_on_a_lab_corpus_by_name(written, monkeypatch):
+    monkeypatch.setattr(evaluate, "LENGTHS", (2,))
+    scores = evaluate.evaluate(str(written), samples=2, corpus="lab(hints=0)")
+    assert scores["data"] == "lab(hints=0)" and scores["full, 2 passages"]["all"]["n"] == 2
+    assert scores["recompute_all"]["bit_identical"] == scores["recompute_all"]["samples"]
+    with pytest.raises(BadInput, match="unknown lab corpus 'needles'"):
+        evaluate.evaluate(str(written), samples=2, corpus="needles")
+
+
+def test_training_worlds_are_never_those_of_scored_seeds(tokenizer):
+    scored = {passage.text for seed in (0, 1) for sample in data.load("lab", 16, seed) for passage in sample.ctxs}
+    stage = replace(STAGES[-2], batch=8)
+    drawn = [draw(stage, Random(f"lab train {i} 0"), tokenizer).tokens for i in range(2)]
+    texts = [tokenizer.decode(row) for tokens in drawn for row in tokens]
+    assert texts and not any(passage in text for passage in scored for text in texts)
+
+
+def test_a_recipe_is_trained_from_the_command_line(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.training.lab.tokenizer.train_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr("workbench.training.lab.train.STAGES", EASY)
+    monkeypatch.setattr("workbench.training.lab.curriculum.STAGES", EASY)
+    settings = {"hidden": 32, "intermediate": 48, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "last": 20}
+    given = " ".join(f"--set {name}={value}" for name, value in settings.items())
+    command = f"lab train --seed 3 --workers 0 --out {tmp_path / 'run'} {given}"
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "run" / "model" / "training.json").read_text())
+    assert record["recipe"] | settings == record["recipe"]
+    assert (record["steps"], record["stages"], record["recipe"]["seed"]) == (40, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +190,7 @@ def test_a_finished_model_is_a_whole_checkpoint_with_a_card(whole, tokenizer, tm
         ["train", "--out", "OUT", "--set", "heads=-8"],
         ["train", "--out", "OUT", "--set", "lr=0"],
         ["train", "--out", "OUT", "--set", "optimizer=sgd"],
+        ["train", "--out", "OUT", "--set", "corpus=lab"],
         ["train", "--out", "OUT", "--workers", "-1"],
         ["corpus", "--out", "OUT", "--passages", "50"],
         ["corpus", "--out", "OUT", "--samples", "0"],
@@ -139,8 +200,8 @@ def test_a_finished_model_is_a_whole_checkpoint_with_a_card(whole, tokenizer, tm
 def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(arguments, tmp_path, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.setattr(
-        "workbench.training.lab.tokenizer.tokenizer_for",
-        lambda corpus: pytest.fail("a tokenizer was trained before the refusal"),
+        "workbench.training.lab.tokenizer.train_tokenizer",
+        lambda: pytest.fail("a tokenizer was trained before the refusal"),
     )
     result = CliRunner().invoke(app, ["lab", *(str(out) if a == "OUT" else a for a in arguments)])
     assert result.exit_code == 2 and "error: " in result.output
@@ -149,8 +210,8 @@ def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(argum
 
 def test_a_folder_of_another_recipe_is_refused_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "workbench.training.lab.tokenizer.tokenizer_for",
-        lambda corpus: pytest.fail("a tokenizer was trained before the refusal"),
+        "workbench.training.lab.tokenizer.train_tokenizer",
+        lambda: pytest.fail("a tokenizer was trained before the refusal"),
     )
     state = tmp_path / "run" / "state"
     state.mkdir(parents=True)
@@ -173,7 +234,7 @@ def test_the_corpus_command_writes_records_that_are_read_back(tmp_path):
 def test_one_of_many_processes_writes_the_model(main, whole, tokenizer, tmp_path, monkeypatch):
     out = tmp_path / "run"
     (out / "state").mkdir(parents=True)
-    monkeypatch.setattr("workbench.training.lab.tokenizer.tokenizer_for", lambda corpus: tokenizer)
+    monkeypatch.setattr("workbench.training.lab.tokenizer.train_tokenizer", lambda: tokenizer)
     monkeypatch.setattr("workbench.training.lab.train.train", lambda *_, **__: deepcopy(whole))
     monkeypatch.setattr("workbench.training.lab.train.finished", lambda *_: True)
     monkeypatch.setattr("accelerate.PartialState", lambda: SimpleNamespace(is_main_process=main))
@@ -190,7 +251,7 @@ def test_a_training_that_is_killed_keeps_the_time_it_took(tokenizer, tmp_path, m
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "seconds").write_text("600.0\n")
-    monkeypatch.setattr("workbench.training.lab.tokenizer.tokenizer_for", lambda corpus: tokenizer)
+    monkeypatch.setattr("workbench.training.lab.tokenizer.train_tokenizer", lambda: tokenizer)
     monkeypatch.setattr("workbench.training.lab.train.train", killed)
     monkeypatch.setattr("workbench.training.lab.train.check", lambda *_: None)
     result = CliRunner().invoke(app, ["lab", "train", "--out", str(tmp_path / "run")])

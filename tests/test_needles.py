@@ -96,9 +96,7 @@ def test_tasks_are_data_sets_by_name():
     assert mixed[:7] == data.load("needles", 7, 7, 9) and len({sample.id for sample in mixed}) == len(mixed) == 12
     assert {"needles", *(f"needles-{task}" for task in needles.TASKS)} <= set(data.names())
     assert len(data.load("needles-single", 1)[0].ctxs) == data.HAYSTACK
-    with pytest.raises(
-        BadInput, match=r"unknown data 'needles-essay': allowed are lab, lab-hard, needles, needles-single"
-    ):
+    with pytest.raises(BadInput, match=r"unknown data 'needles-essay': allowed are lab, needles, needles-single"):
         data.load("needles-essay")
     with pytest.raises(BadInput, match="passages is 3: common has 5 to 60"):
         data.load("needles", 5, 0, 3)

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from random import Random
 
 from workbench.core.errors import BadInput
-from workbench.data.lab_corpus.entities import Entity, Fact
-from workbench.data.lab_corpus.passages import write
+from workbench.data.lab_corpus.entities import Entity, Fact, write
 from workbench.data.lab_corpus.samples import MOST_PASSAGES
 from workbench.data.lab_corpus.style import PLAIN
 from workbench.data.lab_corpus.world import World, passages_of

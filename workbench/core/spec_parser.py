@@ -18,7 +18,7 @@ CLOSES = {")": "(", "]": "[", "}": "{"}
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of `name` or `name(option=value, …)`. Names may hold hyphens: `lab-hard(hints=1)`.
+    """Name and options of `name` or `name(option=value, …)`. Names may hold hyphens: `needles-single`.
 
     Raises BadInput for anything else.
     """

@@ -26,15 +26,15 @@ __all__ = ["Passage", "Sample", "corpus", "is_generated", "load", "names", "vers
 def names() -> list[str]:
     """Return data sets known by name.
 
-    `lab`, `lab-hard` and `needles` (all tasks in turn, or `needles-TASK`) are generated from the seed, `manuals` and
+    `lab` and `needles` (all tasks in turn, or `needles-TASK`) are generated from the seed, `manuals` and
     `manuals-train` are cut from the documentation of installed packages, `<corpus>-sample` is a shipped file. Switches
-    of a lab corpus stand in brackets: `lab(hints=0, titles=kept)` (`lab_style`).
+    of a lab corpus stand in brackets: `lab(hints=0, asides=0)` (`lab_corpus.style`).
     """
     return [*_generated(), *manuals.PARTS, *(f"{name}-sample" for name in assets.corpora())]
 
 
 def _generated() -> list[str]:
-    return [*lab_style.NAMED, "needles", *(f"needles-{task}" for task in needles.TASKS)]
+    return ["lab", "needles", *(f"needles-{task}" for task in needles.TASKS)]
 
 
 def is_generated(name: str) -> bool:
@@ -51,7 +51,7 @@ def load(
 ) -> list[Sample]:
     """Return samples of a generated corpus, of `manuals`, of a shipped file or of one's own: a file, or objects.
 
-    Generated corpora are `lab`, `lab-hard(chain=2)`, `needles`, …; the layouts of files are those of `files`. The kind
+    Generated corpora are `lab`, `lab(hints=0)`, `needles`, …; the layouts of files are those of `files`. The kind
     of a needle question is its task.
 
     One's own objects are a pandas.DataFrame, a `datasets.Dataset`, a list of records or of `Sample`s (`given`);
@@ -74,8 +74,7 @@ def load(
     if (is_generated(name) or name in manuals.PARTS) and (samples or 0) > MOST_SAMPLES:
         raise BadInput(f"samples is {samples}; at most {MOST_SAMPLES:,} are drawn at once")
     if lab_style.is_lab(name):
-        style, called = lab_style.named(name), name.partition("(")[0].strip()
-        return list(lab.samples(samples or SAMPLES, seed, passages or PASSAGES, style=style, name=called))
+        return list(lab.samples(samples or SAMPLES, seed, passages or PASSAGES, style=lab_style.named(name)))
     if is_generated(name):
         tasks = needles.TASKS if name == "needles" else (name.removeprefix("needles-"),)
         return list(needles.mixed(samples or SAMPLES, seed, tasks, passages or HAYSTACK))

@@ -16,7 +16,7 @@ from workbench.core.utils.files import write_text
 from workbench.data import Sample
 
 MOST = 200  # prompts whose tokens are counted
-NAME = "`lab`, `lab-hard`, `lab(hints=0)`, `needles`, `manuals`, a shipped name or a file; none: list the names"
+NAME = "`lab`, `lab(hints=0)`, `needles`, `manuals`, a shipped name or a file; none: list the names"
 PASSAGES = "Passages a question; those of a file are cut, or filled in from its other questions"
 LAYOUT = "Layout of that prompt: lab, released, chat or a JSON file; else the model's own"
 app = typer.Typer(add_completion=False)

@@ -35,7 +35,7 @@ class Fitting:
 
     out: Annotated[Path, "File to write"]
     model: Annotated[str, "Checkpoint folder or name (see `workbench models`)"] = "lab-full"
-    data: Annotated[str, "`lab`, `lab-hard`, a shipped name or a file of questions"] = "lab"
+    data: Annotated[str, "`lab`, a shipped name or a file of questions"] = "lab"
     samples: Annotated[int, "Prompts to draw"] = 200
     passages: Annotated[int | None, "Passages of a prompt"] = 40
     seed: Annotated[int, "Of the prompts and of new weights"] = 0

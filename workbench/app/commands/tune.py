@@ -41,7 +41,7 @@ def _option(help: str, panel: str | None = None) -> typer.models.OptionInfo:
 def tune(
     model: Annotated[str, _option("Base model: checkpoint folder or name (see `workbench models`)")],
     out: Annotated[Path, _option("Folder of the run; run again with the same settings to go on")],
-    data: Annotated[str, _option("`lab` or `lab-hard` (fresh worlds), a shipped name or a file of questions")] = "lab",
+    data: Annotated[str, _option("`lab` (fresh worlds), a shipped name or a file of questions")] = "lab",
     *,
     evaluate_every: Annotated[int, _option("Steps between two evaluations of both modes; 0: none", EVALUATION)] = 0,
     evaluate_samples: Annotated[int, _option("Held-out questions of an evaluation", EVALUATION)] = 200,

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from workbench.core.errors import BadInput
-from workbench.data.lab_corpus.hard_words import CONTRASTS, NAME_ALL, sentences_of
-from workbench.data.lab_corpus.questions import named_all
-from workbench.data.lab_corpus.words import ALSO_CALLED, EARLIER, OBJECT_PRONOUNS, PLACED, RELATIONS
+from workbench.data.lab_corpus.words import ALSO_CALLED, EARLIER, PLACED, PRONOUNS, RELATIONS
 from workbench.data.sample import Passage, Sample, continues
 
 _RELATIONS = [relation for relations in RELATIONS.values() for relation in relations]
@@ -23,7 +21,7 @@ class Statement:
 
 
 def statements(ctxs: Sequence[Passage]) -> list[Statement]:
-    """Return all that the passages state, of their subjects and, in contrast, of others.
+    """Return all that the passages state of their subjects.
 
     A passage is about whom it names first, or, if it names no one, about its title. One that continues the passage
     before it (`sample.continues`) goes on about the subject of that. A company's other name is stated as the relation
@@ -33,30 +31,24 @@ def statements(ctxs: Sequence[Passage]) -> list[Statement]:
     for before, passage in zip([Passage("", ""), *ctxs], ctxs, strict=False):
         told = list(_told(passage.text))
         if not continues(passage, before):
-            named = (said.subject for said, contrast in told if not contrast and said.subject not in OBJECT_PRONOUNS)
+            named = (said.subject for said in told if said.subject not in PRONOUNS.values())
             subject = next(named, passage.title)
-        stated += [said if contrast else Statement(subject, said.relation, said.object) for said, contrast in told]
+        stated += [Statement(subject, said.relation, said.object) for said in told]
     return stated
 
 
-def _told(text: str) -> Iterator[tuple[Statement, bool]]:
-    """Return what each sentence says of its own subject, and whether that is another than its text's.
-
-    The subject is a name or a pronoun.
-    """
+def _told(text: str) -> Iterator[Statement]:
+    """Yield what each sentence says of its own subject, which is a name or a pronoun."""
     for sentence in re.split(r"(?<=\.)\s+", text):
-        rest = _CONTRAST.sub("", sentence)
-        told = next(((relation, match) for relation, rule in _SAYS if (match := rule.fullmatch(rest))), None)
+        told = next(((relation, match) for relation, rule in _SAYS if (match := rule.fullmatch(sentence))), None)
         if told:
             relation, match = told
             thing = f"the {match['o']}" if relation == "alias" else match["o"]
-            yield Statement(match["s"], relation, thing), rest != sentence
+            yield Statement(match["s"], relation, thing)
 
 
 def supported(sample: Sample) -> tuple[str, ...]:
     """Every answer to the sample's question that its passages state, aliases included; none where they are silent.
-
-    Of a question for all values, every way to name all that are stated.
 
     Raises BadInput for a question that the lab corpus does not ask.
     """
@@ -73,9 +65,8 @@ def supported(sample: Sample) -> tuple[str, ...]:
     readings = list(_asked(sample.question))
     for asked, subject in readings:
         for name in _subjects(subject, told):
-            things = [_names(s.object, told) for s in told if s.relation == asked and s.subject == name]
-            whole = sample.question.endswith(NAME_ALL) and len(things) > 1
-            answers += named_all(things) if whole else [alias for names in things for alias in names]
+            things = (s.object for s in told if s.relation == asked and s.subject == name)
+            answers += [alias for thing in things for alias in _names(thing, told)]
     if not readings:
         about = "only its own questions can be checked exactly"
         raise BadInput(f"the lab corpus does not ask {sample.question!r}: {about}")
@@ -93,7 +84,7 @@ def asked(question: str) -> str:
 def _asked(question: str) -> Iterator[tuple[str, str]]:
     """Yield (relation, subject as the question says it)"""
     for relation, rule in _ASKS:
-        if match := rule.fullmatch(question.removesuffix(NAME_ALL).rstrip()):
+        if match := rule.fullmatch(question):
             yield relation, match["n"]
 
 
@@ -122,9 +113,8 @@ def _rules(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[str]]
     return [(relation, _rule(template)) for relation, template in sorted(pairs, key=lambda pair: -len(pair[1]))]
 
 
-_STATED = ((relation.name, says) for relation in _RELATIONS for says in sentences_of(relation))
+_STATED = ((relation.name, says) for relation in _RELATIONS for says in relation.says)
 _SAYS = _rules([*_STATED, *(("alias", says) for says in ALSO_CALLED)])
 _ASKS = _rules((r.name, asks) for r in _RELATIONS for asks in r.asks)
 _NOUNS = _rules((r.name, r.noun) for r in _RELATIONS if r.noun)
 _EARLIER = _rules((name, asks) for name, questions in EARLIER.items() for asks in questions)
-_CONTRAST = re.compile("|".join(before.format(s=rf"(?:{'|'.join(OBJECT_PRONOUNS.values())})") for before in CONTRASTS))

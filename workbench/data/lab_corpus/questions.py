@@ -2,23 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
 from random import Random
 from typing import Any
 
 from workbench.data.lab_corpus.entities import Entity, Fact, passages_of
-from workbench.data.lab_corpus.hard_words import NAME_ALL
 from workbench.data.lab_corpus.words import EARLIER, PLACED
 from workbench.data.sample import CONTINUED
 
 KINDS = ("single-hop", "continuation", "two-hop", "comparison", "order", "epithet")
-SEVERAL = "multi-value"  # a kind of worlds whose style has several values
-ALL_KINDS = (*KINDS, SEVERAL)
 
 
 @dataclass(frozen=True)
 class LabQuestion:
-    """A question of a lab world; `kind` is one of ALL_KINDS."""
+    """A question of a lab world; `kind` is one of KINDS."""
 
     text: str
     answers: tuple[str, ...]
@@ -32,25 +28,19 @@ comparison; (end of the order, context) of "order"."""
 
 
 def questions(context: Sequence[Entity]) -> dict[str, list[About]]:
-    """Return everything that can be asked of a context, by kind, as arguments of `ask`.
-
-    A fact that holds of several objects is asked for as a whole only, so every question has one answer.
-    """
+    """Return everything that can be asked of a context, by kind, as arguments of `ask`."""
     here = {id(entity) for entity in context}
-    by_kind: dict[str, list[About]] = {kind: [] for kind in ALL_KINDS}
+    by_kind: dict[str, list[About]] = {kind: [] for kind in KINDS}
     for entity in context:
-        first, *later = ([fact for fact in facts if _single(entity, fact)] for facts in entity.facts)
+        first, *later = entity.facts
         for fact in first:
             by_kind["single-hop"].append((entity, fact))
             if fact.relation.noun and fact.target and id(fact.target) in here:
-                seconds = (second for second in fact.target.facts[0] if _single(fact.target, second))
-                by_kind["two-hop"] += [(entity, fact, second) for second in seconds]
+                by_kind["two-hop"] += [(entity, fact, second) for second in fact.target.facts[0]]
         for fact in (fact for facts in later for fact in facts):
             by_kind["continuation"].append((entity, fact))
             if epithet(entity):
                 by_kind["epithet"].append((entity, fact))
-        several = {fact.relation: fact for facts in entity.facts for fact in facts if not _single(entity, fact)}
-        by_kind[SEVERAL] += [(entity, fact) for fact in several.values()]
     for name in EARLIER:
         dated = [(e, f) for e in context for f in e.facts[0] if f.relation.name == name]
         if len({fact.object for _, fact in dated}) > 1:
@@ -68,8 +58,6 @@ def ask(rng: Random, kind: str, about: About) -> LabQuestion:
         end, context = about
         title = passages_of(context)[0 if end == "first" else -1].title
         return LabQuestion(rng.choice(PLACED[end]), (title,), kind, (title,))
-    if kind == SEVERAL:
-        return _several(rng, *about)
     entity, fact = about[0], about[-1]
     titles: tuple[str, ...]
     if kind == "two-hop":
@@ -78,8 +66,8 @@ def ask(rng: Random, kind: str, about: About) -> LabQuestion:
     elif kind == "epithet":
         subject, titles = epithet(entity), (entity.passages[1].title,)
     else:
-        last = _page(entity, fact) if kind == "continuation" else 0
-        subject, titles = entity.name, _titles(entity, last)
+        read = entity.passages[: 2 if kind == "continuation" else 1]
+        subject, titles = entity.name, tuple(passage.title for passage in read)
     return LabQuestion(rng.choice(fact.relation.asks).format(n=subject), fact.names, kind, titles)
 
 
@@ -92,33 +80,7 @@ def _comparison(rng: Random, name: str, dated: list[tuple[Entity, Fact]]) -> Lab
     return LabQuestion(rng.choice(EARLIER[name]).format(n=first, m=second), winner.names, "comparison", titles)
 
 
-def _several(rng: Random, entity: Entity, fact: Fact) -> LabQuestion:
-    """Ask for all objects of a fact; the first answer has them in reading order, any other order counts as well."""
-    said = entity.values(fact.relation)
-    text = f"{rng.choice(fact.relation.asks).format(n=entity.name)} {NAME_ALL}"
-    return LabQuestion(text, named_all([each.names for _, each in said]), SEVERAL, _titles(entity, said[-1][0]))
-
-
-def named_all(objects: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return all ways to name every object, "the harp, the horn and the lute", each by any of its names."""
-    lists = (names for order in permutations(objects) for names in product(*order))
-    return tuple(f"{', '.join(names[:-1])} and {names[-1]}" for names in lists)
-
-
 def epithet(entity: Entity) -> str:
     """Return what the title of a document's second passage calls its subject; "" where it says nothing."""
     title = entity.passages[1].title
     return title.removeprefix(CONTINUED).strip(" ()") if title.startswith(CONTINUED) else ""
-
-
-def _single(entity: Entity, fact: Fact) -> bool:
-    return len(entity.values(fact.relation)) == 1
-
-
-def _page(entity: Entity, fact: Fact) -> int:
-    return next(page for page, facts in enumerate(entity.facts) if any(each is fact for each in facts))
-
-
-def _titles(entity: Entity, last: int) -> tuple[str, ...]:
-    """Return titles of the passages of a document up to number `last`, each once."""
-    return tuple(dict.fromkeys(passage.title for passage in entity.passages[: last + 1]))

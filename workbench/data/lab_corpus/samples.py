@@ -4,27 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 from workbench.core.errors import BadInput, not_allowed
-from workbench.data.lab_corpus.entities import Entity
-from workbench.data.lab_corpus.questions import SEVERAL
 from workbench.data.lab_corpus.style import PLAIN, Style, is_lab, named
-from workbench.data.lab_corpus.world import ALL_KINDS, KINDS, World, passages_of
+from workbench.data.lab_corpus.world import KINDS, World, passages_of
 from workbench.data.sample import Sample
 
-__all__ = ["KINDS", "MOST_PASSAGES", "SHARE_OF", "Style", "is_lab", "kinds_of", "named", "samples", "shares"]
+__all__ = ["KINDS", "MOST_PASSAGES", "SHARE_OF", "Style", "is_lab", "named", "samples"]
 
 SHARE_OF = {"single-hop": 0.25, "continuation": 0.35, "two-hop": 0.15, "comparison": 0.10, "order": 0.15}
-SHARE_OF_SEVERAL = 0.15
 MOST_PASSAGES = 40
-
-
-def shares(style: Style = PLAIN) -> dict[str, float]:
-    """Return the weights of the kinds of question that a style asks."""
-    return SHARE_OF | ({SEVERAL: SHARE_OF_SEVERAL} if style.values else {})
-
-
-def kinds_of(style: Style = PLAIN) -> tuple[str, ...]:
-    """Return the kinds of question that can be asked of a style."""
-    return ALL_KINDS if style.values else KINDS
 
 
 def samples(
@@ -34,19 +21,18 @@ def samples(
     kinds: Sequence[str] | None = None,
     per_world: int = 8,
     style: Style = PLAIN,
-    name: str = "lab",
 ) -> Iterator[Sample]:
     """Yield `n` questions over contexts of `passages` passages.
 
     Each world holds half as many passages again as one context and serves `per_world` samples, so passages come back
     from sample to sample as they do in a real index. Worlds of different seeds share nothing but the vocabulary.
-    `kinds` come equally often; without it, all by `shares`. Ids begin with `name`.
+    `kinds` come equally often; without it, all by SHARE_OF.
 
     Raises BadInput for an unknown kind, a context outside 1 to 40 passages, or one too small for the kinds asked.
     """
-    wanted = dict.fromkeys(kinds, 1.0) if kinds else shares(style)
-    if unknown := [kind for kind in wanted if kind not in kinds_of(style)]:
-        raise not_allowed("kind of question", unknown[0], kinds_of(style))
+    wanted = dict.fromkeys(kinds, 1.0) if kinds else SHARE_OF
+    if unknown := [kind for kind in wanted if kind not in KINDS]:
+        raise not_allowed("kind of question", unknown[0], KINDS)
     if not 1 <= passages <= MOST_PASSAGES:
         raise BadInput(f"passages is {passages}; a lab context has 1 to {MOST_PASSAGES} passages")
     if kinds and passages == 1 and set(kinds) != {"single-hop"}:
@@ -56,7 +42,7 @@ def samples(
     for i in range(n):
         if i % per_world == 0:
             world = World(Random(f"lab {seed} {i // per_world}"), _size(passages), style)
-        yield _sample(world, f"{name}-{seed}-{i}", passages, wanted)
+        yield _sample(world, f"lab-{seed}-{i}", passages, wanted)
 
 
 def _sample(world: World, name: str, passages: int, kinds: Mapping[str, float]) -> Sample:
@@ -66,9 +52,6 @@ def _sample(world: World, name: str, passages: int, kinds: Mapping[str, float]) 
         if len(passages_of(context)) == passages and (subjects := world.questions(context)[kind]):
             question = world.ask(kind, world.rng.choice(subjects))
             hops = 2 if kind in ("two-hop", "comparison") else 1
-            middle = world.style.middle
-            if middle and kind != "order" and world.rng.random() < middle:
-                context = centred(context, question.titles)
             return Sample(name, question.text, question.answers, passages_of(context), question.titles, hops, kind)
         if attempt % 10 == 9:  # a small world may have none: another one does
             world = World(world.rng, _size(passages), world.style)
@@ -78,17 +61,3 @@ def _sample(world: World, name: str, passages: int, kinds: Mapping[str, float]) 
 def _size(passages: int) -> int:
     """Return passages of a world that serves contexts of this size."""
     return passages + (passages + 1) // 2
-
-
-def centred(context: Sequence[Entity], titles: Sequence[str]) -> list[Entity]:
-    """Return the documents of a context with those of `titles` in the middle.
-
-    As many passages stand before them as behind, nearly.
-
-    All others keep their order.
-    """
-    evidence = [entity for entity in context if entity.passages[0].title in titles]
-    others = [entity for entity in context if entity not in evidence]
-    cuts = range(len(others) + 1)
-    cut = min(cuts, key=lambda i: abs(len(passages_of(others[:i])) - len(passages_of(others[i:]))))
-    return [*others[:cut], *evidence, *others[cut:]]

@@ -21,16 +21,14 @@ Kinds of question
 from collections.abc import Sequence
 from random import Random
 
-from workbench.data.lab_corpus import hard_words as hard
 from workbench.data.lab_corpus import questions as lab_questions
 from workbench.data.lab_corpus import words
-from workbench.data.lab_corpus.entities import Entity, Fact, passages_of, person
-from workbench.data.lab_corpus.passages import write
-from workbench.data.lab_corpus.questions import ALL_KINDS, KINDS, LabQuestion
+from workbench.data.lab_corpus.entities import Entity, Fact, passages_of, person, write
+from workbench.data.lab_corpus.questions import KINDS, LabQuestion
 from workbench.data.lab_corpus.style import PLAIN, Style
 from workbench.data.lab_corpus.words import LISTS, PRONOUNS, RELATIONS, Relation
 
-__all__ = ["ALL_KINDS", "KINDS", "Entity", "Fact", "LabQuestion", "Style", "World", "passages_of", "person"]
+__all__ = ["KINDS", "Entity", "Fact", "LabQuestion", "Style", "World", "passages_of", "person"]
 
 SHARES = {"person": 0.5, "company": 0.28, "place": 0.22}
 
@@ -48,12 +46,8 @@ class World:
         self._order = {kind: rng.sample(relations, len(relations)) for kind, relations in RELATIONS.items()}
         self.documents = self._entities(passages)
         self._by_kind = {kind: [e for e in self.documents if e.kind == kind] for kind in RELATIONS}
-        self._known = {word for entity in self.documents for word in entity.name.split()}
         for entity in self.documents:
-            handle = self._find(entity)
-            self._add_values(entity)
-            self._contrast(entity)
-            write(entity, handle, rng, style)
+            write(entity, self._find(entity), rng, style)
 
     def _entities(self, passages: int) -> list[Entity]:
         rng, style, documents, left = self.rng, self.style, list[Entity](), passages
@@ -69,9 +63,7 @@ class World:
             else:
                 new = Entity(kind, places.pop(), PRONOUNS[kind])
             two = left > 1 and kind != "place" and rng.random() < style.continued
-            three = two and left > 2 and style.chain > 2 and rng.random() < 0.5
-            new.facts = [[] for _ in range(1 + two + three)]
-            new.title = hard.title(rng) if style.titles == "kept" else ""
+            new.facts = [[] for _ in range(1 + two)]
             if kind == "company" and not two and rng.random() < 0.5:
                 new.alias = ""
             left -= len(new.facts)
@@ -83,9 +75,9 @@ class World:
         """Draw an object that may stand in a relation to a subject."""
         rng = self.rng
         if relation.name == "profession":
-            return Fact(relation, self._phrase(relation.target, self._professions.pop()))
+            return Fact(relation, self._professions.pop())
         if relation.target in LISTS:
-            return Fact(relation, self._phrase(relation.target, rng.choice(LISTS[relation.target])))
+            return Fact(relation, rng.choice(LISTS[relation.target]))
         known = self._by_kind[relation.target]
         if known and rng.random() < 0.75:
             target = rng.choice(known)
@@ -115,53 +107,6 @@ class World:
                 facts.append(self.draw(relations.pop(), entity))
             rng.shuffle(facts)
         return handle
-
-    def _phrase(self, target: str, word: str) -> str:
-        """Return an answer from a word list, by itself or with one or two words before it."""
-        if target not in hard.ADJECTIVES or not self._happens(self.style.phrases):
-            return word
-        first, second = hard.ADJECTIVES[target]
-        between = [self.rng.choice(second)] if self.rng.random() < 0.5 else []
-        return " ".join([self.rng.choice(first), *between, word])
-
-    def _add_values(self, entity: Entity) -> None:
-        """Let some facts hold of one or two objects more, each stated in any passage of the document."""
-        for fact in [fact for facts in entity.facts for fact in facts if fact.relation.name in hard.SEVERAL]:
-            if not self._happens(self.style.values):
-                continue
-            said = {fact.object}
-            for _ in range(self.rng.randint(1, 2)):
-                more = self.draw(fact.relation, entity)
-                if more.object not in said:
-                    said.add(more.object)
-                    facts = self.rng.choice(entity.facts)
-                    facts.insert(self.rng.randrange(len(facts) + 1), more)
-
-    def _contrast(self, entity: Entity) -> None:
-        """Let passages say of others, who have no document, what they say of their subject: another object each."""
-        whole, rest = divmod(self.style.distractors * len(entity.facts), 1)
-        count = int(whole) + self._happens(rest)
-        stated = [fact for facts in entity.facts for fact in facts if fact.relation.name != "profession"]
-        for fact in self.rng.sample(stated, min(count, len(stated))):
-            other, name = self.draw(fact.relation, entity), self._stranger(entity)
-            if name and other.object not in {each.object for _, each in entity.values(fact.relation)}:
-                entity.contrasts.append((name, other))
-
-    def _stranger(self, entity: Entity) -> str:
-        """Return a new name of the entity's kind, of a person of the other sex; "" where none is left."""
-        rng = self.rng
-        pool = {"person": self._last, "company": words.COMPANIES, "place": words.PLACES}[entity.kind]
-        free = [word for word in pool if word not in self._known]
-        if not free:
-            return ""
-        self._known.add(word := rng.choice(free))
-        if entity.kind == "person":
-            return f"{rng.choice(words.MEN if entity.pronoun == PRONOUNS['woman'] else words.WOMEN)} {word}"
-        return f"{word} {rng.choice(words.COMPANY_KINDS)}" if entity.kind == "company" else word
-
-    def _happens(self, share: float) -> bool:
-        """Draw whether something happens; a share of 0 draws nothing, so that it leaves a world as it was."""
-        return share > 0 and self.rng.random() < share
 
     def context(self, passages: int) -> list[Entity]:
         """Return documents drawn at random, in random order, that have `passages` passages in all."""

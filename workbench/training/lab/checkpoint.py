@@ -66,7 +66,7 @@ def write_card(folder: Path, name: str | None = None) -> None:
         f"width {model['hidden_size']}, {model['num_attention_heads']} query and {model['num_key_value_heads']} KV "
         f"heads of {model['head_dim']}, vocabulary {model['vocab_size']}, tied embeddings, context "
         f"{model['max_position_embeddings']}",
-        f"Trained from nothing on {_worlds(recipe)} with full attention: {training['steps']:,} steps in "
+        f"Trained from nothing on the lab corpus with full attention: {training['steps']:,} steps in "
         f"{training['minutes']:.1f} minutes on {training['device']}, seed {recipe['seed']}",
         f"Recipe: {recipe['optimizer']}, learning rate {recipe['lr']}, weight decay {recipe['weight_decay']}, clip "
         f"{recipe['clip']}, {recipe['warmup']} warm-up steps, bf16 autocast; {training['stages']} curriculum stages, "
@@ -90,11 +90,6 @@ def write_card(folder: Path, name: str | None = None) -> None:
         {"step": "step", "stage": "stage", "loss": "loss", "answers right": "answers_right"},
     )
     checkpoint.write_card(folder, name or folder.name, about, facts, sections)
-
-
-def _worlds(recipe: dict[str, Any]) -> str:
-    hard = recipe.get("corpus", "lab") == "lab-hard"
-    return "worlds of the corpora lab and lab-hard" if hard else "the lab corpus"
 
 
 def _loading(folder: Path) -> str:

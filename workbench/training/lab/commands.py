@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +12,7 @@ import typer
 from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
-from workbench.training.lab.config import HELD_OUT, RECIPES, STORAGES, PretrainConfig
-from workbench.training.lab.config import recipe as recipe_of
+from workbench.training.lab.config import HELD_OUT, STORAGES, PretrainConfig
 from workbench.training.minutes import check_minutes
 
 LINE_EVERY = 500  # steps
@@ -39,14 +38,13 @@ def corpus(
 @app.command("train")
 def train_model(
     out: Annotated[Path, typer.Option(help="Folder of the run; run again with the same folder to go on")],
-    recipe: Annotated[str, typer.Option(help=f"Size and corpus: {', '.join(RECIPES)}")] = "lab",
     seed: Annotated[int, typer.Option(help="Of weights and data")] = 0,
     minutes: Annotated[float, typer.Option(help="Stop after this long, to go on later")] = float("inf"),
     workers: Annotated[int, typer.Option(help="Processes that draw training text")] = 8,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Recipe setting, e.g. lr=0.002")] = None,
 ) -> None:
     """Train a lab model from nothing; under `accelerate launch` on several GPUs. The model lands in OUT/model."""
-    config = _config(recipe, seed, settings or [])
+    config = _config(seed, settings or [])
     check_minutes(minutes)
 
     import torch  # and what waits for it: not for `--help`
@@ -54,17 +52,17 @@ def train_model(
 
     from workbench.training.common import watched
     from workbench.training.lab import checkpoint
-    from workbench.training.lab.curriculum import STAGES_OF
-    from workbench.training.lab.tokenizer import tokenizer_for
+    from workbench.training.lab.curriculum import STAGES
+    from workbench.training.lab.tokenizer import train_tokenizer
     from workbench.training.lab.train import check, finished, train
 
     check(config, out, workers)  # before the tokenizer is trained
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
-    tokenizer, begin = tokenizer_for(config.corpus), time.monotonic()
+    tokenizer, begin = train_tokenizer(), time.monotonic()
     clock = out / "seconds"
     spent = float(clock.read_text(encoding="utf-8")) if clock.is_file() else 0.0
     main = PartialState().is_main_process
-    stages = len(STAGES_OF[config.corpus])
+    stages = len(STAGES)
     with watched(main, LINE_EVERY, lambda row: _postfix(row, stages)) as show:
 
         def report(row: dict[str, Any]) -> None:
@@ -93,7 +91,7 @@ def _postfix(row: dict[str, Any], stages: int) -> dict[str, Any]:
     return {"stage": f"{row['stage']}/{stages - 1}", "right": row["answers_right"], "loss": row["loss"]}
 
 
-def _config(recipe: str, seed: int, settings: list[str]) -> PretrainConfig:
+def _config(seed: int, settings: list[str]) -> PretrainConfig:
     kinds: dict[str, Any] = {field.name: field.type for field in fields(PretrainConfig)}
     values: dict[str, Any] = {}
     for setting in settings:
@@ -105,13 +103,13 @@ def _config(recipe: str, seed: int, settings: list[str]) -> PretrainConfig:
             values[name] = kinds[name](value)
         except ValueError:
             raise BadInput(f"recipe setting {name} is {value!r}; a number is needed") from None
-    return replace(recipe_of(recipe, seed), **values)
+    return PretrainConfig(seed=seed, **values)
 
 
 @app.command("evaluate")
 def evaluate_model(
     model: Annotated[str, typer.Option(help="Checkpoint folder or name")] = "lab-full",
-    data: Annotated[str, typer.Option(help="`lab`, `lab-hard` or one with switches: lab(hints=0)")] = "lab",
+    data: Annotated[str, typer.Option(help="`lab`, or with switches: lab(hints=0)")] = "lab",
     samples: Annotated[int, typer.Option(help="Questions a measurement")] = 1000,
     seed: Annotated[int, typer.Option(help="Of the held-out worlds")] = HELD_OUT,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",

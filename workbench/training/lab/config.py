@@ -1,12 +1,11 @@
 """The settings of the training of a lab model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
 from workbench.core.errors import BadInput, not_allowed
 from workbench.core.utils.annotations import check_fields
-from workbench.data.lab_corpus.style import NAMED
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -40,7 +39,6 @@ class PretrainConfig:
     optimizer: str = "muon"  # for the matrices of the layers, AdamW for the rest; or "adamw" for everything
     last: int = 4_000  # steps on the last stage
     decay: float = 0.5  # share of them over which the rate falls to zero
-    corpus: str = "lab"  # worlds it is trained on: those of "lab", or those of "lab" and "lab-hard" mixed
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -66,8 +64,6 @@ class PretrainConfig:
             )
         if self.optimizer not in OPTIMIZERS:
             raise not_allowed("optimizer", self.optimizer, OPTIMIZERS)
-        if self.corpus not in NAMED:
-            raise not_allowed("corpus", self.corpus, NAMED)
 
     @property
     def parameters(self) -> int:
@@ -94,18 +90,3 @@ class PretrainConfig:
             bos_token_id=1,
             eos_token_id=2,
         )
-
-
-_HARD = PretrainConfig(corpus="lab-hard", last=6_000)
-RECIPES = {
-    "lab": PretrainConfig(),  # 7.9 M parameters
-    "lab-hard-small": replace(_HARD, hidden=192, intermediate=512, layers=6, heads=6, kv_heads=3),  # 3.5 M
-    "lab-hard-large": replace(_HARD, hidden=320, intermediate=960, layers=8, lr=2.5e-3, last=5_000),  # 12 M
-}
-
-
-def recipe(name: str, seed: int = 0) -> PretrainConfig:
-    """Return the recipe of a name, with a seed. Raises BadInput for an unknown name."""
-    if name not in RECIPES:
-        raise not_allowed("recipe", name, RECIPES)
-    return replace(RECIPES[name], seed=seed)

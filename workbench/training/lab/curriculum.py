@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from workbench.data.lab_corpus.questions import SEVERAL
-from workbench.data.lab_corpus.style import HARD
 from workbench.data.lab_corpus.words import LISTS
 from workbench.data.lab_corpus.world import Style, World, passages_of
 from workbench.data.layouts import LAB, Layout
@@ -36,12 +34,6 @@ class Stage:
     years: float = 0.0  # share of them that ask which of two years is first, without a passage to look it up in
     until: float = 0.9  # next stage at this share of answers wholly right
     most: int = 1000  # or after this many steps
-    others: tuple[Style, ...] = ()  # styles of more worlds: each comes as often as `style`
-
-    @property
-    def styles(self) -> tuple[Style, ...]:
-        """The styles of its worlds."""
-        return (self.style, *self.others)
 
 
 _EASY = {"single-hop": 1.0}
@@ -62,25 +54,6 @@ STAGES = (
     Stage((1, 40), Style(hints=0.5), _ALL, 64, 16, 0.05, 0.1),
 )
 
-_MOST = {"single-hop": 0.15, "continuation": 0.25, "two-hop": 0.25, "comparison": 0.1, "order": 0.1, SEVERAL: 0.15}
-
-
-def _worded(stage: Stage) -> Stage:
-    """Return a stage that uses the harder lab's words as well: no word is new later on."""
-    worded = replace(stage.style, paraphrases=0.4, phrases=0.4)
-    return replace(stage, style=worded, others=(replace(worded, titles="kept", hints=0.0),))
-
-
-_HARDER = replace(HARD, alike=0.2)
-_WITHOUT_TITLES = replace(_HARDER, titles="continued")
-HARD_STAGES = (
-    *map(_worded, STAGES[:6]),
-    Stage((2, 8), replace(_HARDER, chain=2), _MOST, 96, 12, 0.1, 0.1, 0.80, 1500, (_UNHINTED, _WITHOUT_TITLES)),
-    Stage((2, 12), _HARDER, _MOST, 64, 16, 0.1, 0.1, 0.80, 1500, (_UNHINTED, _WITHOUT_TITLES)),
-    Stage((1, 40), _HARDER, _MOST, 64, 16, 0.05, 0.1, others=(Style(hints=0.5), _WITHOUT_TITLES)),
-)
-STAGES_OF = {"lab": STAGES, "lab-hard": HARD_STAGES}  # by the corpus of a recipe
-
 
 @dataclass(frozen=True)
 class Batch(TensorBatch):
@@ -97,7 +70,7 @@ def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: 
     low, high = stage.passages
     count = round(low * (high / low) ** rng.random())  # as many contexts of 1 to 2 passages as of 20 to 40
     rows = max(8, stage.batch * 8 // max(8, count))
-    pieces = [list(_pieces(stage, _world(stage, rng, count), count, layout)) for _ in range(rows)]
+    pieces = [list(_pieces(stage, World(rng, count, stage.style), count, layout)) for _ in range(rows)]
     texts = [text for row in pieces for text, _, _ in row]
     encoded = iter(tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))
     kinds: list[str] = []
@@ -114,10 +87,6 @@ def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: 
         for tensor, values in zip((tokens, roles, answers), zip(*column, strict=True), strict=True):
             tensor[r, : len(column)] = torch.tensor(values)
     return Batch(tokens, roles, answers, kinds)
-
-
-def _world(stage: Stage, rng: Random, count: int) -> World:
-    return World(rng, count, rng.choice(stage.styles) if stage.others else stage.style)
 
 
 def _pieces(stage: Stage, world: World, count: int, layout: Layout) -> Iterator[tuple[str, int, str]]:

@@ -3,24 +3,22 @@
 Any text round-trips, and every word of the lab world is a single token.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Iterator
 from random import Random
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from workbench.data import segment
-from workbench.data.lab_corpus.style import HARD, PLAIN, Style
 from workbench.data.lab_corpus.world import World, passages_of
 from workbench.data.layouts import LAB, Layout
 
 SPECIALS = ("<pad>", "<s>", "</s>")
 
 
-def _texts(worlds: int, layout: Layout, styles: Sequence[Style]) -> Iterator[str]:
-    for index, style in product(range(worlds), styles):
-        world = World(Random(f"lab tokenizer {index}"), 10, style)
+def _texts(worlds: int, layout: Layout) -> Iterator[str]:
+    for index in range(worlds):
+        world = World(Random(f"lab tokenizer {index}"), 10)
         context = world.context(10)
         yield layout.system
         yield from segment.passages(passages_of(context), layout.passage)
@@ -30,10 +28,8 @@ def _texts(worlds: int, layout: Layout, styles: Sequence[Style]) -> Iterator[str
                 yield layout.question.format(question=question.text) + layout.answer.format(answer=question.answers[0])
 
 
-def train_tokenizer(
-    vocab_size: int = 2048, worlds: int = 4000, layout: Layout = LAB, styles: Sequence[Style] = (PLAIN,)
-) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of at most `vocab_size` tokens on so many worlds of every style.
+def train_tokenizer(vocab_size: int = 2048, worlds: int = 4000, layout: Layout = LAB) -> PreTrainedTokenizerFast:
+    """Train a tokenizer of at most `vocab_size` tokens on so many worlds.
 
     The same arguments give the same tokenizer.
     """
@@ -46,7 +42,7 @@ def train_tokenizer(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(worlds, layout, styles), trainer)
+    tokenizer.train_from_iterator(_texts(worlds, layout), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -55,8 +51,3 @@ def train_tokenizer(
         model_max_length=2560,
         clean_up_tokenization_spaces=False,
     )
-
-
-def tokenizer_for(corpus: str) -> PreTrainedTokenizerFast:
-    """Train the tokenizer of the models of a corpus, `lab` or `lab-hard`."""
-    return train_tokenizer() if corpus == "lab" else train_tokenizer(2560, 1000, styles=(PLAIN, HARD))

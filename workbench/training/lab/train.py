@@ -23,14 +23,14 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.determinism import deterministic
-from workbench.data.lab_corpus.questions import ALL_KINDS, KINDS, SEVERAL
+from workbench.data.lab_corpus.questions import KINDS
 from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, Training, optimizers
 from workbench.training.lab.config import PretrainConfig
-from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES_OF, Batch, Stage, draw
+from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
 from workbench.training.run_folder import check_run_folder, check_same
 
 LEAD = 64  # most batches that are drawn ahead of their use
-SEEN_KINDS = (*KINDS, "recall", "years", SEVERAL)
+SEEN_KINDS = (*KINDS, "recall", "years")
 
 
 @dataclass
@@ -89,7 +89,7 @@ def train(
     config: PretrainConfig,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
-    stages: tuple[Stage, ...] | None = None,
+    stages: tuple[Stage, ...] = STAGES,
     report: Callable[[dict[str, Any]], None] = lambda row: None,
     save_every: int = 1000,
     workers: int = 0,
@@ -97,12 +97,10 @@ def train(
 ) -> tuple[LlamaForCausalLM, PretrainProgress]:
     """Train until the last stage is done or `minutes` are over; `out` holds the state to resume from.
 
-    `stages` are those of the config's corpus where they are not given.
     `report` gets a row of the curve every 20 steps. The same config gives the same weights on the same device, however
     many `workers` draw the text and wherever the run was interrupted. Raises BadInput for a folder of another config.
     """
     check(config, out, workers)
-    stages = stages or STAGES_OF[config.corpus]
     if save_every % READ_EVERY:
         raise BadInput(f"save_every is {save_every}: a multiple of {READ_EVERY} is needed")
     run = _start(config, tokenizer, out)
@@ -141,7 +139,7 @@ def check(config: PretrainConfig, out: Path, workers: int) -> None:
     """Raise BadInput for a number of processes that is not allowed, and for a folder of another config."""
     check_processes("workers", workers, 0)
     check_run_folder(out)
-    check_same(out, asdict(config), {"corpus": "lab"})
+    check_same(out, asdict(config))
 
 
 def _start(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> Training:
@@ -159,10 +157,9 @@ def _draw(seed: int, tokenizer: PreTrainedTokenizerBase, stages: tuple[Stage, ..
     return draw(stages[at[0]], Random(f"lab train {seed} {at[1]}"), tokenizer)
 
 
-def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int | None = None) -> bool:
+def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int = len(STAGES) - 1) -> bool:
     """Return whether the last stage has had all its steps."""
-    last = len(STAGES_OF[config.corpus]) - 1 if last_stage is None else last_stage
-    return progress.stage == last and progress.spent >= config.last
+    return progress.stage == last_stage and progress.spent >= config.last
 
 
 def _read(
@@ -170,7 +167,7 @@ def _read(
 ) -> dict[str, Any]:
     """Add a row to the curve and return it; enter the next stage when the answers of this one are right."""
     answers = tally.take(run.accelerator)
-    right, seen = (sum(answers[kind][i] for kind in ALL_KINDS if kind in answers) for i in (0, 1))
+    right, seen = (sum(answers[kind][i] for kind in KINDS if kind in answers) for i in (0, 1))
     row = {
         "step": progress.step,
         "stage": progress.stage,

@@ -29,7 +29,7 @@ __all__ = ["Data", "Example", "Files", "Lab", "Limits", "Mixed", "OwnAnswers", "
 class Lab:
     """Fresh worlds of the lab corpus, each one context with several questions.
 
-    `name` is that of a lab corpus, with its switches (`lab_style`). Worlds are drawn by names that no seed of
+    `name` is that of the lab corpus, with its switches (`lab_corpus.style`). Worlds are drawn by names that no seed of
     `data.load(name, seed=…)` can spell, so no question of a trial is ever trained on. The
     number of passages spreads log-uniformly over `passages` (as many contexts of 1 to 2 as of 20 to 40), and evenly
     within any run of neighbours, so that batches are of about one length.
@@ -49,14 +49,13 @@ class Lab:
         name: str = "lab",
     ):
         (low, high), style = passages, lab.named(name)
-        all_kinds = lab.shares(style)
-        kinds = all_kinds if kinds is None else kinds
+        kinds = lab.SHARE_OF if kinds is None else kinds
         if not 1 <= low <= high <= MOST_PASSAGES:
             raise BadInput(f"passages is {low}-{high}: a range within 1 to {MOST_PASSAGES} is needed")
         if questions < 1:
             raise BadInput(f"questions is {questions}: at least 1 a context is needed")
-        if unknown := [kind for kind in kinds if kind not in lab.kinds_of(style)]:
-            raise not_allowed("kind of question", unknown[0], lab.kinds_of(style))
+        if unknown := [kind for kind in kinds if kind not in lab.KINDS]:
+            raise not_allowed("kind of question", unknown[0], lab.KINDS)
         if not kinds or not all(0 < weight < inf for weight in kinds.values()):
             raise BadInput(f"kinds are {dict(kinds)}: a positive weight for each is needed")
         for setting, share in (("continued", continued), ("shuffled", shuffled)):
@@ -69,7 +68,7 @@ class Lab:
         self.layout, self.tokenizer, self.limits = layout, tokenizer, limits
         self.seed, self.passages, self.questions = seed, passages, questions
         self.identity = f"{name}, {low}-{high} passages, {questions} questions"
-        if self.kinds != all_kinds:
+        if self.kinds != lab.SHARE_OF:
             self.identity += f", kinds {' '.join(f'{kind} {weight:g}' for kind, weight in self.kinds.items())}"
         if self.style != style:
             self.identity += f", {continued:.0%} of documents continued"
@@ -109,7 +108,7 @@ Source = Files | Lab  # examples without end; `identity` names all that decides 
 
 @dataclass(frozen=True)
 class Data(DataFields):
-    """What is trained on: `lab`, `lab-hard`, a shipped name or a file. Most other settings are for `lab` alone.
+    """What is trained on: `lab`, a shipped name or a file. Most other settings are for `lab` alone.
 
     Passages of a shuffled context come in any order, so that only what they say tells which belong together.
     With `mix` the contexts of a file are drawn afresh (`Mixed`). `exclude` names files that are scored on.
