@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from workbench.models.weights.allocator import keep_freed
+from workbench.models.loading import keep_freed
 
 
 @pytest.mark.skipif(not keep_freed(), reason="this C library gives memory back")

@@ -14,10 +14,9 @@ from workbench.core.plan import Plan
 from workbench.core.rope import cos_sin, rotate, rotate_by
 from workbench.engine import assembly, forward
 from workbench.engine.assembly import assemble
-from workbench.engine.attention_backends import few_rows
+from workbench.engine.attention_backends import cpu_attention
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import all_rows, prefill, prefill_many
-from workbench.engine.layers import cpu_layers
 from workbench.experiments.latency.ttft import stock_of
 from workbench.experiments.trials.trial_measures import first_tokens
 from workbench.methods.generation import first_token
@@ -38,22 +37,22 @@ def test_attention_of_few_rows_is_torchs_with_a_causal_mask(heads, kv_heads, row
     mask = torch.ones(rows, 600, dtype=torch.bool).tril(600 - rows)
     k, v = (x.repeat_interleave(heads // kv_heads, 0)[None] for x in (keys, values))
     wanted = scaled_dot_product_attention(q[None], k, v, mask, scale=scale)[0]
-    assert few_rows.suits(q, keys)
-    torch.testing.assert_close(few_rows.attend(q, keys, values, scale), wanted, atol=1e-5, rtol=1e-5)
+    assert cpu_attention.suits(q, keys)
+    torch.testing.assert_close(cpu_attention.over_few_rows(q, keys, values, scale), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_defaults_of_dtype_and_device_leave_few_rows_and_norms_alone():
-    few_rows._later.cache_clear()
-    cpu_layers._number.cache_clear()
+    cpu_attention._later.cache_clear()
+    forward._number.cache_clear()
     q, keys, norm = torch.randn(2, 5, 16), torch.randn(1, 600, 16), nn.RMSNorm(16, eps=1e-5)
     norm.variance_epsilon = norm.eps
-    wanted = few_rows.attend(q, keys, keys), cpu_layers._normed(norm, q)
-    few_rows._later.cache_clear()
-    cpu_layers._number.cache_clear()
+    wanted = cpu_attention.over_few_rows(q, keys, keys), forward._normed(norm, q)
+    cpu_attention._later.cache_clear()
+    forward._number.cache_clear()
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     try:
-        found = few_rows.attend(q, keys, keys), cpu_layers._normed(norm, q)
+        found = cpu_attention.over_few_rows(q, keys, keys), forward._normed(norm, q)
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -67,7 +66,7 @@ def test_heads_rotate_as_transformers_rotates_them(rotary):
     cos, sin = angle.cos(), angle.sin()
     turned = torch.cat((-x[..., rotary // 2 : rotary], x[..., : rotary // 2]), -1)
     wanted = torch.cat((x[..., :rotary] * cos + turned * sin, x[..., rotary:]), -1)
-    torch.testing.assert_close(cpu_layers._rotated(x, cos, *sin.chunk(2, -1)), wanted)
+    torch.testing.assert_close(forward._rotated(x, cos, *sin.chunk(2, -1)), wanted)
 
 
 @pytest.mark.parametrize("rotary", [16, 8], ids=["whole heads", "half of a head"])
@@ -81,9 +80,9 @@ def test_angles_that_are_joined_before_rerotate_to_the_same_bits(rotary):
 
 def test_few_rows_are_left_to_torch_where_they_are_many_single_or_no_fp32():
     q, keys = torch.randn(4, 8, 16), torch.randn(2, 600, 16)
-    assert few_rows.suits(q, keys)
-    assert not few_rows.suits(q[:, :1], keys) and not few_rows.suits(q.bfloat16(), keys.bfloat16())
-    assert not few_rows.suits(q, keys[:, :100]) and not few_rows.suits(torch.randn(4, 200, 16), keys)
+    assert cpu_attention.suits(q, keys)
+    assert not cpu_attention.suits(q[:, :1], keys) and not cpu_attention.suits(q.bfloat16(), keys.bfloat16())
+    assert not cpu_attention.suits(q, keys[:, :100]) and not cpu_attention.suits(torch.randn(4, 200, 16), keys)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama3", "yarn", "mistral", "qwen2", "qwen3"])
@@ -98,7 +97,7 @@ def test_layers_compute_what_the_modules_compute(name, monkeypatch):
         return prefill_many(model, requests, 2), over
 
     if attach(model).window is None:
-        assert cpu_layers.cpu_layers(model) is not None
+        assert forward.cpu_layers(model) is not None
     found, kv = answers()
     monkeypatch.setattr(forward, "cpu_layers", lambda model: None)
     wanted, same = answers()
@@ -113,20 +112,20 @@ def test_layers_compute_what_the_modules_compute(name, monkeypatch):
 def test_a_model_that_is_hooked_or_changed_runs_as_it_is():
     model = model_of(num_hidden_layers=2)
     attach(model)
-    assert cpu_layers.cpu_layers(model) is not None
+    assert forward.cpu_layers(model) is not None
     seen = []
     hook = model.get_decoder().layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
     prefill(model, PROMPT.tokens, Plan(torch.arange(len(PROMPT))), attach(model).empty(len(PROMPT)))
-    assert seen and cpu_layers.cpu_layers(model) is None
+    assert seen and forward.cpu_layers(model) is None
     hook.remove()
-    assert cpu_layers.cpu_layers(model) is not None
+    assert forward.cpu_layers(model) is not None
     attention = model.get_decoder().layers[0].self_attn
     old = attention.q_proj
     attention.q_proj = nn.Sequential(old)
-    assert cpu_layers.cpu_layers(model) is None
+    assert forward.cpu_layers(model) is None
     attention.q_proj = old
-    assert cpu_layers.cpu_layers(model) is not None
-    assert cpu_layers.cpu_layers(model.bfloat16()) is None
+    assert forward.cpu_layers(model) is not None
+    assert forward.cpu_layers(model.bfloat16()) is None
 
 
 def test_weights_that_are_exchanged_are_the_ones_that_are_used():
@@ -141,7 +140,7 @@ def test_weights_that_are_exchanged_are_the_ones_that_are_used():
 def test_layers_of_a_model_end_with_it():
     model = model_of(num_hidden_layers=1)
     attach(model)
-    known = weakref.ref(cpu_layers.cpu_layers(model))
+    known = weakref.ref(forward.cpu_layers(model))
     del model
     gc.collect()
     assert known() is None

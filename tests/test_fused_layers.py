@@ -17,7 +17,7 @@ from workbench.engine.attention_backends import attention
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.engine.graphs.cuda_graphs import Runner
-from workbench.engine.graphs.weight_guard import WeightWatch
+from workbench.engine.graphs.graph_step import WeightWatch
 from workbench.engine.layers import fused_layers
 from workbench.engine.layers.fused_layers import FusedLayers, layers_of, reason_against, side_by_side
 from workbench.engine.pages.paged_pool import Pool

@@ -17,11 +17,10 @@ from workbench.core.errors import BadInput
 from workbench.data.lab_corpus.world import Style
 from workbench.training.common import watched
 from workbench.training.lab import checkpoint, evaluate
+from workbench.training.lab.checkpoint import ship
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
-from workbench.training.lab.ship import ship
-from workbench.training.lab.tokenizer import train_tokenizer
-from workbench.training.lab.train import Order, PretrainProgress, train
+from workbench.training.lab.train import Order, PretrainProgress, train, train_tokenizer
 
 SMALL = PretrainConfig(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
 EASY = tuple(
@@ -168,8 +167,7 @@ def test_training_worlds_are_never_those_of_scored_seeds(tokenizer):
 
 
 def test_a_recipe_is_trained_from_the_command_line(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("workbench.training.lab.tokenizer.train_tokenizer", lambda: tokenizer)
-    monkeypatch.setattr("workbench.training.lab.train.STAGES", EASY)
+    monkeypatch.setattr("workbench.training.lab.train.train_tokenizer", lambda: tokenizer)
     monkeypatch.setattr("workbench.training.lab.curriculum.STAGES", EASY)
     settings = {"hidden": 32, "intermediate": 48, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "last": 20}
     given = " ".join(f"--set {name}={value}" for name, value in settings.items())
@@ -200,7 +198,7 @@ def test_a_recipe_is_trained_from_the_command_line(tokenizer, tmp_path, monkeypa
 def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(arguments, tmp_path, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.setattr(
-        "workbench.training.lab.tokenizer.train_tokenizer",
+        "workbench.training.lab.train.train_tokenizer",
         lambda: pytest.fail("a tokenizer was trained before the refusal"),
     )
     result = CliRunner().invoke(app, ["lab", *(str(out) if a == "OUT" else a for a in arguments)])
@@ -210,7 +208,7 @@ def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(argum
 
 def test_a_folder_of_another_recipe_is_refused_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "workbench.training.lab.tokenizer.train_tokenizer",
+        "workbench.training.lab.train.train_tokenizer",
         lambda: pytest.fail("a tokenizer was trained before the refusal"),
     )
     state = tmp_path / "run" / "state"
@@ -234,7 +232,7 @@ def test_the_corpus_command_writes_records_that_are_read_back(tmp_path):
 def test_one_of_many_processes_writes_the_model(main, whole, tokenizer, tmp_path, monkeypatch):
     out = tmp_path / "run"
     (out / "state").mkdir(parents=True)
-    monkeypatch.setattr("workbench.training.lab.tokenizer.train_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr("workbench.training.lab.train.train_tokenizer", lambda: tokenizer)
     monkeypatch.setattr("workbench.training.lab.train.train", lambda *_, **__: deepcopy(whole))
     monkeypatch.setattr("workbench.training.lab.train.finished", lambda *_: True)
     monkeypatch.setattr("accelerate.PartialState", lambda: SimpleNamespace(is_main_process=main))
@@ -251,7 +249,7 @@ def test_a_training_that_is_killed_keeps_the_time_it_took(tokenizer, tmp_path, m
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "seconds").write_text("600.0\n")
-    monkeypatch.setattr("workbench.training.lab.tokenizer.train_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr("workbench.training.lab.train.train_tokenizer", lambda: tokenizer)
     monkeypatch.setattr("workbench.training.lab.train.train", killed)
     monkeypatch.setattr("workbench.training.lab.train.check", lambda *_: None)
     result = CliRunner().invoke(app, ["lab", "train", "--out", str(tmp_path / "run")])

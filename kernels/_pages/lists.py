@@ -1,7 +1,10 @@
 """Sparse choices as the rising lists that attention kernels read: tiles of a query tile, or pages of a group of heads.
 
-On a GPU the lists are made there (`_tiles_lists`): the host waits for nothing, and `indices` is unwritten behind the
+On a GPU the lists are made there (`make_lists`): the host waits for nothing, and `indices` is unwritten behind the
 last list. Elsewhere torch makes them.
+
+Kept tiles as the rising lists that attention kernels take, made on the device: nothing waits for it, nothing comes
+back from it. `indices` has room for everything and is unwritten behind the last list.
 """
 
 from collections.abc import Sequence
@@ -11,9 +14,107 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-import workbench.kernels._tiles.lists as _tiles_lists
 from workbench.core.errors import BadInput
 from workbench.core.tiling.tiles import Tiles, ragged
+from workbench.kernels._shared.triton_import import jit, tl, triton
+
+TOGETHER = 1024  # tiles that a program of several lists reads at a time
+FEW = 32  # lists that one kernel makes: each of its programs reads those before its own
+
+
+@jit
+def _starts(n, groups, tiles, batch_step, group_step, tile_step):
+    """Where the choices of lists n begin."""
+    n = n.to(tl.int64)
+    return n // (groups * tiles) * batch_step + n // tiles % groups * group_step + n % tiles * tile_step
+
+
+@jit
+def _count(
+    kept, counts, lists, groups, tiles, columns, batch_step, group_step, tile_step,
+    LISTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * LISTS + tl.arange(0, LISTS)
+    kept += _starts(n, groups, tiles, batch_step, group_step, tile_step)[:, None]
+    found = tl.zeros([LISTS, CHUNK], tl.int32)
+    for at in range(0, columns, CHUNK):
+        j = at + tl.arange(0, CHUNK)[None, :]
+        found += tl.load(kept + j, mask=(n < lists)[:, None] & (j < columns), other=0).to(tl.int32)
+    tl.store(counts + n + 1, tl.sum(found, 1), mask=n < lists)
+    if tl.program_id(0) == 0:
+        tl.store(counts, 0)
+
+
+@jit
+def _write(
+    kept, indptr, indices, lists, groups, tiles, columns, batch_step, group_step, tile_step, first, share,
+    LISTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * LISTS + tl.arange(0, LISTS)
+    kept += _starts(n, groups, tiles, batch_step, group_step, tile_step)[:, None]
+    place, begin = tl.load(indptr + n, mask=n < lists, other=0), n // share * first
+    for at in range(0, columns, CHUNK):
+        j = at + tl.arange(0, CHUNK)[None, :]
+        one = tl.load(kept + j, mask=(n < lists)[:, None] & (j < columns), other=0).to(tl.int32)
+        spot = (place[:, None] + tl.cumsum(one, 1) - 1).to(tl.int64)
+        tl.store(indices + spot, begin[:, None] + j, mask=one > 0)
+        place += tl.sum(one, 1)
+
+
+@jit
+def _few(
+    kept, indptr, indices, groups, tiles, columns, batch_step, group_step, tile_step, first, share,
+    LISTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """All of it in one launch: a program counts the lists before its own itself."""
+    n, lists = tl.program_id(0), tl.num_programs(0)
+    m = tl.arange(0, LISTS)
+    starts = _starts(m, groups, tiles, batch_step, group_step, tile_step)
+    before = tl.zeros([LISTS, CHUNK], tl.int32)
+    for at in range(0, columns, CHUNK):
+        j = at + tl.arange(0, CHUNK)
+        before += tl.load(kept + starts[:, None] + j[None, :], mask=(m < n)[:, None] & (j < columns)[None, :], other=0)
+    place, begin = tl.sum(tl.sum(before, 1), 0), n // share * first
+    tl.store(indptr + n, place)
+    kept += n // (groups * tiles) * batch_step + n // tiles % groups * group_step + n % tiles * tile_step
+    for at in range(0, columns, CHUNK):
+        j = at + tl.arange(0, CHUNK)
+        one = tl.load(kept + j, mask=j < columns, other=0).to(tl.int32)
+        tl.store(indices + (place + tl.cumsum(one, 0) - 1).to(tl.int64), begin + j, mask=one > 0)
+        place += tl.sum(one, 0)
+    if n == lists - 1:
+        tl.store(indptr + lists, place)
+
+
+def make_lists(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
+    """[B, G, I, J] bool (or fewer axes, or a view) as (indptr [N + 1], indices), int32; tiles of list n count from
+    n // share · first. Two kernels and a running sum; one kernel
+    where lists are few."""
+    four = kept[(None,) * (4 - kept.ndim)] if kept.ndim < 4 else kept
+    if four.stride(-1) != 1:
+        four = four.contiguous()
+    batch, groups, tiles, columns = four.shape
+    steps, lists = four.stride()[:3], batch * groups * tiles
+    raw = four.view(torch.uint8)
+    if 0 < lists <= FEW:
+        place = (lists + 4) // 4 * 4  # of the indices: 16 bytes, as a tensor of their own would begin
+        indptr = torch.empty(place + lists * columns + 1, dtype=torch.int32, device=kept.device)
+        indices = indptr[place:]
+        _few[(lists,)](
+            raw, indptr, indices, groups, tiles, columns, *steps, first, share,
+            LISTS=triton.next_power_of_2(lists), CHUNK=128, num_warps=4,
+        )  # fmt: skip
+        return indptr[: lists + 1], indices
+    counts = torch.empty(lists + 1, dtype=torch.int32, device=kept.device)
+    chunk = min(1024, max(64, triton.next_power_of_2(columns)))
+    side = max(1, TOGETHER // chunk)
+    programs, shape = triton.cdiv(lists, side), (groups, tiles, columns, *steps)
+    options = {"LISTS": side, "CHUNK": chunk, "num_warps": max(1, chunk // 256)}
+    _count[(programs,)](raw, counts, lists, *shape, **options)
+    indptr = counts.cumsum(0, dtype=torch.int32)
+    indices = torch.empty(lists * columns + 1, dtype=torch.int32, device=kept.device)
+    _write[(programs,)](raw, indptr, indices, lists, *shape, first, share, **options)
+    return indptr, indices
 
 
 @dataclass(frozen=True)
@@ -41,8 +142,8 @@ def tile_lists(tiles: Tiles, rows: int, length: int) -> tuple[Tensor, Tensor]:
 
 def lists_of(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
     """Make lists of [G, I, J] bool: (indptr [G · I + 1], indices), int32. List n counts from n // share · first."""
-    on_gpu = kept.is_cuda and kept.numel() and _tiles_lists.triton is not None
-    return _tiles_lists.launch(kept, first, share) if on_gpu else ragged(kept, first, share)
+    on_gpu = kept.is_cuda and kept.numel() and triton is not None
+    return make_lists(kept, first, share) if on_gpu else ragged(kept, first, share)
 
 
 def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) -> PageLists:

@@ -14,11 +14,10 @@ from workbench.core.tiling.tile_selection import TileRule
 from workbench.core.tiling.tiles import Tiles
 from workbench.engine.attention_backends import choice as backends
 from workbench.kernels import choose_bfla, choose_flash_prefill, choose_xattention, tile_attention
-from workbench.kernels._pages.lists import page_table, pages, tile_lists, union_of
+from workbench.kernels._pages.lists import make_lists, page_table, pages, tile_lists, union_of
 from workbench.kernels._select import keep as _choose_keep
 from workbench.kernels._select import vectors as _choose_vectors
 from workbench.kernels._shared.attention import Config
-from workbench.kernels._tiles import lists as _tiles_lists
 from workbench.methods import sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.xattention import Xattention
@@ -211,7 +210,7 @@ def test_weights_that_differ_in_their_last_bits_are_told_apart(apart):
 def test_lists_made_on_the_GPU_hold_what_is_kept(view):
     kept = torch.rand(2, 4, 5, 130, generator=torch.Generator().manual_seed(0)).to(DEVICE) < 0.4
     kept = {"whole": kept, "every second head": kept[:, ::2], "cut": kept[:, :, 1:3, :77]}[view]
-    indptr, indices = _tiles_lists.launch(kept, first=1000, share=3)
+    indptr, indices = make_lists(kept, first=1000, share=3)
     assert indptr.dtype == indices.dtype == torch.int32 and len(indptr) == kept[..., 0].numel() + 1
     for n, one in enumerate(kept.flatten(0, 2)):
         expected = one.nonzero()[:, 0] + n // 3 * 1000
@@ -220,7 +219,7 @@ def test_lists_made_on_the_GPU_hold_what_is_kept(view):
 
 def test_lists_are_those_of_attention():
     kept = torch.rand(1, 3, 4, 20, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.3
-    ours, theirs = _tiles_lists.launch(kept), tile_attention.lists(kept)
+    ours, theirs = make_lists(kept), tile_attention.lists(kept)
     count = int(theirs[0][-1])
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1][:count], theirs[1][:count])
 

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.kernels._select import tile_order
+from workbench.kernels._select import hopper as select_hopper
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHARED = 227 << 10  # bytes of shared memory that a program may have on a Hopper GPU
@@ -57,7 +57,7 @@ def test_tiles_of_squares_have_numbers_where_a_row_sees_them(count, length, star
     squares = count // stride
     row_tiles, key_tiles = -(-squares // high), -(-length // stride // wide)
     order = torch.empty(1, 1 + row_tiles * key_tiles, dtype=torch.int32, device=DEVICE)
-    tile_order.write(rows[None], order, count, squares, row_tiles, key_tiles, stride, high, wide, band)
+    select_hopper.write_order(rows[None], order, count, squares, row_tiles, key_tiles, stride, high, wide, band)
     ends = [int(rows[min((tile + 1) * high, squares) * stride - 1]) for tile in range(row_tiles)]
     seen = [end // (wide * stride) + 1 for end in ends]
     expected = [

@@ -12,7 +12,6 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.kernels import q_sparse_attention, question_attention
 from workbench.kernels._pages import case as _pages_case
-from workbench.kernels._pages import gather as _pages_gather
 from workbench.kernels._pages import triton_kernel as _pages_triton
 from workbench.kernels._shared.attention import Config
 
@@ -125,8 +124,8 @@ def test_a_scale_of_the_model_is_used():
 def test_pages_are_copied_out_in_the_order_of_their_positions(pairing):
     _, keys, values, rows, pages, inv_freq, turn = example(3, pairing=pairing, recompute=0.4)
     for own, expected in zip(
-        _pages_gather.launch(keys, values, pages, inv_freq, turn),
-        _pages_gather.reference(keys, values, pages, inv_freq, turn),
+        q_sparse_attention.gather_pages(keys, values, pages, inv_freq, turn),
+        q_sparse_attention.gathered(keys, values, pages, inv_freq, turn),
         strict=True,
     ):
         for b, row in enumerate(rows.tolist()):

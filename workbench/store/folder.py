@@ -21,11 +21,10 @@ from workbench.core.utils import annotations
 from workbench.core.utils.files import remove_leftovers, write_atomically, writing
 from workbench.store.files import block_file, manifest, quarantine
 from workbench.store.files.block_file import SUFFIX, Contents, Unusable
-from workbench.store.files.file_header import Opened, quietly
+from workbench.store.files.file_header import NAME, Opened, quietly
 from workbench.store.files.mapped import POPULATES
-from workbench.store.files.names import NAME
-from workbench.store.files.packed_reads import packed_block
-from workbench.store.files.tombstones import Absent
+from workbench.store.files.packed import packed_block
+from workbench.store.files.quarantine import Absent
 from workbench.store.keys import Key
 from workbench.store.misses import Miss
 from workbench.store.stats import Stats

@@ -25,7 +25,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.files import block_file, manifest, quarantine
 from workbench.store.files.block_file import SUFFIX, Unusable
-from workbench.store.files.names import NAME
+from workbench.store.files.file_header import NAME
 from workbench.store.keys import Key
 from workbench.store.misses import Miss
 from workbench.store.remote_calls import DEADLINE, PAUSE, RemoteCalls, Unreachable, content, file_system

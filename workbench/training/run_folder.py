@@ -49,3 +49,9 @@ def state_folder(out: Path) -> Path | None:
     """Find the folder of the last whole state; earlier versions set one aside as `state.old`."""
     places = (out / "state", earlier(out / "state"), out / "state.old")
     return next((path for path in places if (path / RECORD).is_file()), None)
+
+
+def check_minutes(minutes: float) -> None:
+    """Refuse a time to stop after that is negative or no number."""
+    if not minutes >= 0:
+        raise BadInput(f"minutes is {minutes}: a number of at least 0 is needed")

@@ -14,7 +14,7 @@ from workbench.app.console.options import of_fields, taking
 from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check_processes
 from workbench.data.lab_corpus.style import is_lab
-from workbench.training.minutes import check_minutes
+from workbench.training.run_folder import check_minutes
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.text.data_fields import DataFields
 

@@ -19,8 +19,8 @@ from workbench.core.kv import KV
 from workbench.core.masks import MaskRule, causal, visible, window
 from workbench.core.plan import Plan, Site
 from workbench.core.tiling.tiles import Tiles
-from workbench.engine.attention_backends import block_sparse, few_rows
 from workbench.engine.attention_backends import choice as backends
+from workbench.engine.attention_backends import cpu_attention
 from workbench.engine.attention_backends.attention_problem import problem_of
 from workbench.models.transformers_attention import LayerInput
 
@@ -116,9 +116,9 @@ class PlannedRequest:
             backends.check_output(backend, out, x.q, values)
             return out
         if tiles is not None and sees is causal and not problem.windowed and not x.q.is_cuda:
-            return block_sparse.attention(x.q, keys, values, rows, tiles, x.scale)
-        if tiles is None and sees is causal and self._whole and not problem.windowed and few_rows.suits(x.q, keys):
-            return few_rows.attend(x.q, keys, values, x.scale)
+            return cpu_attention.over_tiles(x.q, keys, values, rows, tiles, x.scale)
+        if tiles is None and sees is causal and self._whole and not problem.windowed and cpu_attention.suits(x.q, keys):
+            return cpu_attention.over_few_rows(x.q, keys, values, x.scale)
         if tiles is not None:
             pieces: Iterable[Piece] = self._masked(rows, end, x.window, x.q.dtype, tiles)
         else:

@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.engine.attention_backends.choice import few_programs, kernel
-from workbench.engine.graphs.batch_buckets import Bucket
-from workbench.engine.graphs.host_buffers import HostBuffer, Ints, views
+from workbench.engine.graphs.batch_buckets import Bucket, HostBuffer, Ints, views
 from workbench.engine.layers.fused_layers import FusedLayers
 from workbench.engine.pages.page_allocator import SCRATCH
 from workbench.engine.pages.page_tables import PageTable

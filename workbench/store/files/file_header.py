@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO, FileIO
@@ -229,3 +230,6 @@ def _check_shape(extent: Extent, key: str, start: int) -> None:
     for name, value in found.items():
         if value != (needed := getattr(key.identity, name)):
             raise Unusable(f"its {name} is {value}, and its key says {needed}")
+
+
+NAME = re.compile(r"\w[\w.-]{0,199}")  # of a file, without its ending

@@ -1,12 +1,23 @@
-"""KV in one run of bytes, layer by layer, so that one copy moves a block, or one layer of it."""
+"""KV in one run of bytes, layer by layer, so that one copy moves a block, or one layer of it.
 
+Blocks of a file read straight into page-locked memory, as a GPU takes them: no pages of the file in between.
+
+A file holds the keys of all layers and then the values, a `PackedKV` layer by layer, so every tensor is read to its
+place. Its checksum goes on while the tensor is in the processor's cache; the system reads ahead meanwhile.
+"""
+
+import os
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from workbench.core.errors import BadInput
 from workbench.core.kv import KV
+from workbench.store.files import block_file
 from workbench.store.files.checksums import crc32, raw_bytes
+from workbench.store.files.file_header import Contents, Extent, Opened, Unusable
 
 ALIGNED = 256  # bytes at a multiple of which a layer begins
 
@@ -61,3 +72,57 @@ def within(flat: Tensor, layers: tuple[tuple[int, int], ...], like: KV) -> Packe
         keys.append(flat[begin:middle].view(k.dtype).view(k.shape))
         values.append(flat[middle : middle + v.nbytes].view(v.dtype).view(v.shape))
     return PackedKV(keys, values, like.start, flat=flat, layers=layers)
+
+
+def packed_block(opened: Opened, key: str, known: Contents, check: bool = True) -> PackedKV | None:
+    """Read the block of `key` whole, with its checksum. Raises Unusable.
+
+    None of a block whose tensors do not lie together, or that has no checksum of its own: it is read as others are.
+    """
+    extent = known.extent(key)
+    if len(extent.runs) != 1 or extent.crc is None:
+        return None
+    sizes = [place.size for place in extent.places]
+    layers, end = list[tuple[int, int]](), 0
+    for of_keys, of_values in zip(sizes[: known.layers], sizes[known.layers :], strict=True):
+        begin = end + -end % ALIGNED
+        end = begin + of_keys + of_values
+        layers.append((begin, end))
+    flat = torch.empty(end, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    places = [begin for begin, _ in layers]
+    places += [begin + size for (begin, _), size in zip(layers, sizes[: known.layers], strict=True)]
+    try:
+        crc = _read(opened, extent, flat.numpy().data, places, check)
+    except (OSError, ValueError) as problem:
+        raise Unusable(f"its bytes cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
+    if check and crc != extent.crc:
+        block_file.block(opened, key, known)  # names the tensor
+        raise Unusable("the checksum of the block is wrong")
+    tensors = [
+        flat[at : at + place.size].view(place.dtype).view(place.shape)
+        for at, place in zip(places, extent.places, strict=True)
+    ]
+    keys, values = tensors[: known.layers], tensors[known.layers :]
+    try:
+        return PackedKV(keys, values, known.starts[key], read_only=True, flat=flat, layers=tuple(layers))
+    except BadInput as problem:
+        raise Unusable(str(problem)) from None
+
+
+def _read(opened: Opened, extent: Extent, memory: memoryview, places: list[int], check: bool) -> int:
+    """Read every tensor to its place in `memory`; return the CRC-32 of all, in the order of the file."""
+    (run,) = extent.runs
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(opened.fileno(), run.begin, run.size, os.POSIX_FADV_WILLNEED)
+    opened.seek(run.begin)
+    crc, in_file = 0, sorted(range(len(places)), key=lambda i: extent.places[i].begin)
+    ends = [extent.places[i].begin for i in in_file] + [run.begin + run.size]
+    for i, (begin, end) in zip(in_file, pairwise(ends), strict=True):
+        piece = memory[places[i] : places[i] + end - begin]
+        at = 0
+        while at < len(piece):
+            if not (count := opened.readinto(piece[at:])):
+                raise OSError("the file ends before")
+            at += count
+        crc = crc32(piece, crc) if check else 0
+    return crc

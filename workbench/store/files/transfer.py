@@ -13,7 +13,7 @@ from workbench.core.errors import BadInput
 from workbench.core.utils.files import folder_atomically, need_room, write_atomically, writing
 from workbench.store.files import manifest, scrub
 from workbench.store.files.block_file import SUFFIX
-from workbench.store.files.names import NAME
+from workbench.store.files.file_header import NAME
 from workbench.store.folder import FolderStore
 
 ENDINGS = (".tar", ".tar.zst")

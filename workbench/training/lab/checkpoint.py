@@ -1,18 +1,25 @@
-"""The finished lab model as a folder in Hugging Face format, with its prompt layout and its model card."""
+"""The finished lab model as a folder in Hugging Face format, with its prompt layout and its model card.
+
+A finished lab model as it lies in the repository: the same files, its weights in few bits.
+"""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from workbench import models
+from workbench.core.errors import BadInput
 from workbench.core.utils.files import folder_atomically
 from workbench.data.layouts import LAB
 from workbench.models.checkpoints import COMPACT
+from workbench.models.weights import compact
 from workbench.training import checkpoint
 from workbench.training.checkpoint import curve_table, exact_match, save_beside_weights, table
-from workbench.training.lab.config import PretrainConfig
+from workbench.training.lab.config import INT8, STORAGES, PretrainConfig
 from workbench.training.lab.train import PretrainProgress
 
 ROUNDED = "Held-out scores are those of the weights in 8 bits; scores by training seed are of weights in bf16"
@@ -179,3 +186,27 @@ def _score_table(scores: dict[str, Any], heading: str) -> list[str]:
         f"{recomputed['max_difference']:.2g}).",
         "",
     ]
+
+
+BESIDE = (TRAINING, SCORES, CHOICE, "workbench.json")
+
+
+def ship(model: Path, out: Path, storage: str = "bfloat16") -> None:
+    """Copy a finished lab model to `out` with its weights in another storage, and write its card.
+
+    Raises BadInput for an unknown storage, and for a folder that `workbench lab train` did not write.
+    """
+    if storage not in STORAGES:
+        raise BadInput(f"storage is {storage!r}: allowed are {', '.join(STORAGES)}")
+    if not (model / TRAINING).is_file():
+        raise BadInput(f"{model} has no {TRAINING}: only models of `workbench lab train` are shipped")
+    weights = models.load(model, dtype=None if storage == INT8 else storage).model
+    with folder_atomically(out) as partial:
+        for file in model.iterdir():
+            if file.name in BESIDE or file.name.startswith("tokenizer"):
+                shutil.copy2(file, partial / file.name)
+        if storage == INT8:
+            compact.save(weights, partial)
+        else:
+            weights.save_pretrained(partial)
+        write_card(partial, out.name)

@@ -13,7 +13,7 @@ from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
 from workbench.training.lab.config import HELD_OUT, STORAGES, PretrainConfig
-from workbench.training.minutes import check_minutes
+from workbench.training.run_folder import check_minutes
 
 LINE_EVERY = 500  # steps
 
@@ -53,8 +53,7 @@ def train_model(
     from workbench.training.common import watched
     from workbench.training.lab import checkpoint
     from workbench.training.lab.curriculum import STAGES
-    from workbench.training.lab.tokenizer import train_tokenizer
-    from workbench.training.lab.train import check, finished, train
+    from workbench.training.lab.train import check, finished, train, train_tokenizer
 
     check(config, out, workers)  # before the tokenizer is trained
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
@@ -70,12 +69,12 @@ def train_model(
             if main and out.is_dir():  # a training that is killed after its first state keeps the time it took
                 write_text(clock, f"{spent + time.monotonic() - begin}\n")
 
-        model, progress = train(config, tokenizer, out, report=report, workers=workers, minutes=minutes)
+        model, progress = train(config, tokenizer, out, STAGES, report, workers=workers, minutes=minutes)
     if not main:
         return
     seconds = spent + time.monotonic() - begin
     write_text(clock, f"{seconds}\n")
-    if finished(config, progress):
+    if finished(config, progress, stages - 1):
         device = next(model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
         size = sum(p.numel() for p in model.parameters())
@@ -144,7 +143,7 @@ def ship_model(
     storage: Annotated[str, typer.Option(help=f"Of the weights: {', '.join(STORAGES)}")] = "bfloat16",
 ) -> None:
     """Copy a finished lab model, its weights in 16 bits a number or in 8, as it lies in the repository."""
-    from workbench.training.lab.ship import ship
+    from workbench.training.lab.checkpoint import ship
 
     ship(model, out, storage)
     size = sum(file.stat().st_size for file in out.iterdir())

@@ -1,6 +1,10 @@
 """Training of the lab model: one process or several, resumable, the same result from the same seed.
 
 Warm-up, a constant rate while the curriculum climbs, and a linear decay to zero over the last part of its final stage.
+
+The lab model's tokenizer: byte-level BPE trained on the lab corpus.
+
+Any text round-trips, and every word of the lab world is a single token.
 """
 
 import math
@@ -17,16 +21,20 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.utils.data import DataLoader
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.determinism import deterministic
+from workbench.data import segment
 from workbench.data.lab_corpus.questions import KINDS
+from workbench.data.lab_corpus.world import World, passages_of
+from workbench.data.layouts import LAB, Layout
 from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, Training, optimizers
 from workbench.training.lab.config import PretrainConfig
-from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
+from workbench.training.lab.curriculum import ANSWER, NOTHING, Batch, Stage, draw
 from workbench.training.run_folder import check_run_folder, check_same
 
 LEAD = 64  # most batches that are drawn ahead of their use
@@ -89,7 +97,7 @@ def train(
     config: PretrainConfig,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
-    stages: tuple[Stage, ...] = STAGES,
+    stages: tuple[Stage, ...],
     report: Callable[[dict[str, Any]], None] = lambda row: None,
     save_every: int = 1000,
     workers: int = 0,
@@ -157,7 +165,7 @@ def _draw(seed: int, tokenizer: PreTrainedTokenizerBase, stages: tuple[Stage, ..
     return draw(stages[at[0]], Random(f"lab train {seed} {at[1]}"), tokenizer)
 
 
-def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int = len(STAGES) - 1) -> bool:
+def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int) -> bool:
     """Return whether the last stage has had all its steps."""
     return progress.stage == last_stage and progress.spent >= config.last
 
@@ -181,3 +189,43 @@ def _read(
     if progress.stage < len(stages) - 1 and (learned or progress.spent >= stage.most):
         progress.entered.append(progress.step)
     return row
+
+
+SPECIALS = ("<pad>", "<s>", "</s>")
+
+
+def _texts(worlds: int, layout: Layout) -> Iterator[str]:
+    for index in range(worlds):
+        world = World(Random(f"lab tokenizer {index}"), 10)
+        context = world.context(10)
+        yield layout.system
+        yield from segment.passages(passages_of(context), layout.passage)
+        for kind, subjects in world.questions(context).items():
+            for about in world.rng.sample(subjects, min(len(subjects), 8)):
+                question = world.ask(kind, about)
+                yield layout.question.format(question=question.text) + layout.answer.format(answer=question.answers[0])
+
+
+def train_tokenizer(vocab_size: int = 2048, worlds: int = 4000, layout: Layout = LAB) -> PreTrainedTokenizerFast:
+    """Train a tokenizer of at most `vocab_size` tokens on so many worlds.
+
+    The same arguments give the same tokenizer.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(worlds, layout), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        model_max_length=2560,
+        clean_up_tokenization_spaces=False,
+    )
