@@ -57,11 +57,9 @@ def launch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     padded = triton.next_power_of_2(width)
     other = x if residual is None else residual
     options, pdl = overlap(x.device)
-    _add_rms_norm[(rows,)](
-        x, other, weight, out, rows, x.stride(0), x.stride(-2), other.stride(-2), eps,
-        PARTS=len(x) if x.ndim == 3 else 1, C=width, CP=padded, ADD=residual is not None, PDL=pdl,
-        num_warps=max(1, min(8, padded // 512)), **options,
-    )  # fmt: skip
+    tensors = x, other, weight, out, rows, x.stride(0), x.stride(-2), other.stride(-2), eps
+    constants = {"PARTS": len(x) if x.ndim == 3 else 1, "C": width, "CP": padded, "ADD": residual is not None}
+    _add_rms_norm[(rows,)](*tensors, **constants, PDL=pdl, num_warps=max(1, min(8, padded // 512)), **options)
     return out
 
 

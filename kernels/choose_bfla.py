@@ -96,13 +96,13 @@ def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, f
     with_descriptors = _choose_vectors.described(config, flat, q, keys)
     views = ((q, block_m), (keys, block_n))
     score = torch.empty(batch, heads, row_blocks, key_blocks, device=q.device)
+    tensors = q, keys, *(_choose_vectors.descriptor(x, flat, n, channels) if with_descriptors else x for x, n in views)
+    sizes = score, rows, count, length, row_blocks, key_blocks, width**-0.5, key_programs
+    constants = {"GROUP": heads // keys.shape[1], "FLAT": flat, "GROUPS": groups, "D": width, "STEP": channels}
+    constants |= {"DESCRIPTORS": with_descriptors, "BLOCK_M": block_m, "BLOCK_N": block_n}
     _score[(row_programs * key_programs, heads, batch)](
-        q, keys, *(_choose_vectors.descriptor(x, flat, n, channels) if with_descriptors else x for x, n in views),
-        score, rows, count, length, row_blocks, key_blocks, width**-0.5, key_programs,
-        *q.stride()[:3], *keys.stride()[:3], GROUP=heads // keys.shape[1], FLAT=flat, GROUPS=groups, D=width,
-        STEP=channels, DESCRIPTORS=with_descriptors, BLOCK_M=block_m, BLOCK_N=block_n,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+        *tensors, *sizes, *q.stride()[:3], *keys.stride()[:3], **constants, **config.launch
+    )
     return score
 
 

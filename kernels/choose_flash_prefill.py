@@ -139,11 +139,11 @@ def _logits(config: Config, q: Tensor, shape: torch.Size, rows: Tensor, means: M
     block, split, (places, wide) = means.block, q.dtype != torch.float32, means.high.shape[2:]
     blocks = -(-shape[2] // block)
     score = torch.empty(batch, heads, -(-count // block), blocks, device=q.device)
-    _score[(score.shape[2], heads, batch)](
-        q, means.high, means.low, score, rows, count, blocks, places, width**-0.5 * LOG2E, *q.stride()[:3], GROUP=heads
-        // shape[1], BLOCK=block, D=width, DP=wide, SPLIT=split, BLOCK_M=config.rows, BLOCK_N=config.keys,
-        PRECISION="tf32" if split else "ieee", num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+    tensors = q, means.high, means.low, score, rows, count, blocks, places, width**-0.5 * LOG2E
+    constants = {"GROUP": heads // shape[1], "BLOCK": block, "D": width, "DP": wide, "SPLIT": split}
+    constants |= {"BLOCK_M": config.rows, "BLOCK_N": config.keys}
+    precision = "tf32" if split else "ieee"
+    _score[(score.shape[2], heads, batch)](*tensors, *q.stride()[:3], **constants, PRECISION=precision, **config.launch)
     return score
 
 
@@ -163,10 +163,9 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0,
         means = Means(high, torch.empty_like(high) if split else high, block)
     start = first // block
     if start < blocks:
-        _means[(blocks - start, batch * heads)](
-            keys, means.high, means.low, length, start, means.high.shape[2], heads, *keys.stride()[:3], BLOCK=block,
-            TOKENS=triton.next_power_of_2(block), D=width, DP=wide, SPLIT=split, num_warps=2,
-        )  # fmt: skip
+        tensors = keys, means.high, means.low, length, start, means.high.shape[2], heads
+        constants = {"BLOCK": block, "TOKENS": triton.next_power_of_2(block), "D": width, "DP": wide, "SPLIT": split}
+        _means[(blocks - start, batch * heads)](*tensors, *keys.stride()[:3], **constants, num_warps=2)
     return means
 
 

@@ -82,11 +82,11 @@ def launch(votes: Tensor, keys: Tensor, past: Tensor, count: int, *, config: Con
         rest = rest - parts[-1].float()
     together = torch.stack(parts)
     score = torch.empty(batch, heads, length, device=keys.device)
+    tensors = together, keys, score, votes.shape[2], votes.numel(), length, heads
+    constants = {"D": width, "DP": padded_width(width), "PARTS": len(parts), "BLOCK_V": config.rows}
     _score[(triton.cdiv(length, config.keys), heads, batch)](
-        together, keys, score, votes.shape[2], votes.numel(), length, heads, *keys.stride()[:3], D=width,
-        DP=padded_width(width), PARTS=len(parts), BLOCK_V=config.rows, BLOCK_N=config.keys, num_warps=config.warps,
-        num_stages=config.stages,
-    )  # fmt: skip
+        *tensors, *keys.stride()[:3], **constants, BLOCK_N=config.keys, **config.launch
+    )
     return best(score, past, count)
 
 

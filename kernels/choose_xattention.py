@@ -206,10 +206,11 @@ def _weights(
             on_hopper.squares(q, keys, sums, rows, scale, some, stride, block)
         else:
             _multiply(config or configure(q.dtype), q, keys, sums, rows, scale, some, stride, block)
+        tensors = sums, weights, rows, count, squares, blocks, heads, first
+        constants = {"STRIDE": stride, "PER": per, "CHUNK": chunk, "ONCE": once, "TOGETHER": side}
         _blocks[(triton.cdiv(weights.shape[2], side), len(some), batch)](
-            sums, weights, rows, count, squares, blocks, heads, first, STRIDE=stride, PER=per, CHUNK=chunk,
-            ONCE=once, TOGETHER=side, num_warps=max(4, min(16, chunk * per * side // PER_WARP)),
-        )  # fmt: skip
+            *tensors, **constants, num_warps=max(4, min(16, chunk * per * side // PER_WARP))
+        )
     return weights
 
 
@@ -233,12 +234,12 @@ def _multiply(
     with_descriptors = _choose_vectors.described(config, stride, q, keys)
     views = ((q, block_m), (keys, block_n))
     tiles = [_choose_vectors.descriptor(x, stride, n, channels) if with_descriptors else x for x, n in views]
+    tensors = q, keys, *tiles, sums, rows, count, length, squares, blocks, scale, key_programs, some.start
+    constants = {"GROUP": heads // keys.shape[1], "STRIDE": stride, "PER": per, "D": width, "STEP": channels}
+    constants |= {"DESCRIPTORS": with_descriptors, "BLOCK_M": block_m, "BLOCK_N": block_n}
     _squares[(row_programs * key_programs, len(some), batch)](
-        q, keys, *tiles, sums, rows, count, length, squares, blocks, scale, key_programs,
-        some.start, *q.stride()[:3], *keys.stride()[:3], GROUP=heads // keys.shape[1], STRIDE=stride, PER=per, D=width,
-        STEP=channels, DESCRIPTORS=with_descriptors, BLOCK_M=block_m, BLOCK_N=block_n,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+        *tensors, *q.stride()[:3], *keys.stride()[:3], **constants, **config.launch
+    )
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:

@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels._shared.attention import LOG2E, Config, attend, empty_state, load_tile, logits, rows_first, step
+from workbench.kernels._shared.attention import (
+    Config,
+    attend,
+    empty_state,
+    load_tile,
+    log2_scale,
+    logits,
+    rows_first,
+    step,
+)
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference"]
@@ -110,12 +119,12 @@ def launch(
     # [N, Hq, D] in memory, as the projection behind it wants it
     out = torch.empty((q.shape[1], heads, width), dtype=q.dtype, device=q.device).transpose(0, 1)
     tiles = triton.cdiv(max_seqlen, config.rows)
+    tensors = q, keys, values, out, cu_seqlens, log2_scale(scale, width)
+    strides = *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2]
+    constants = {"GROUP": heads // len(keys), "D": width, "DP": padded_width(width), "BLOCK_M": config.rows}
     _encode[(tiles * (len(cu_seqlens) - 1), heads)](
-        q, keys, values, out, cu_seqlens, (width**-0.5 if scale is None else scale) * LOG2E, *q.stride()[:2],
-        *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2], tiles, GROUP=heads // len(keys), D=width,
-        DP=padded_width(width), BLOCK_M=config.rows, BLOCK_N=config.keys, num_warps=config.warps,
-        num_stages=config.stages,
-    )  # fmt: skip
+        *tensors, *strides, tiles, **constants, BLOCK_N=config.keys, **config.launch
+    )
     return out
 
 

@@ -99,11 +99,11 @@ def launch_parts(x: Tensor, weight: Tensor, config: LinearConfig) -> Tensor:
     given = TensorDescriptor(x, [rows, channels], [x.stride(0), 1], [tall, config.channels])
     matrix = TensorDescriptor(weight, [width, channels], [weight.stride(0), 1], [config.tile, config.channels])
     options, pdl = overlap(x.device)
+    tensors = given, matrix, weight, out, rows, width, channels, weight.stride(0), config.splits
+    constants = {"N": config.tile, "K": config.channels, "ROWS": tall, "LINE": 128 // weight.element_size()}
     _few_rows_linear[(triton.cdiv(width, config.tile), config.splits)](
-        given, matrix, weight, out, rows, width, channels, weight.stride(0), config.splits, N=config.tile,
-        K=config.channels, ROWS=tall, LINE=128 // weight.element_size(), AHEAD=AHEAD, PDL=pdl, num_warps=config.warps,
-        num_stages=config.stages, **options,
-    )  # fmt: skip
+        *tensors, **constants, AHEAD=AHEAD, PDL=pdl, num_warps=config.warps, num_stages=config.stages, **options
+    )
     return out
 
 

@@ -103,12 +103,12 @@ def gather_pages(
     slots = min(SLOTS, size & -size)
     k, v = (torch.empty(batch, heads, pages.length, width, dtype=x.dtype, device=x.device) for x in (keys, values))
     rotate_ = pages.shifts is not None
-    _gather[(count * (size // slots), heads, batch)](
-        keys, values, k, v, pages.table, pages.positions, pages.shifts if rotate_ else pages.table, inv_freq if rotate_
-        else pages.table, count, *keys.stride()[:2], *values.stride()[:2], *k.stride()[:3], PAGE=size, SLOTS=slots,
-        D=width, DP=padded_width(width), HALF=len(inv_freq) if inv_freq is not None else 0,
-        INTERLEAVED=pairing == "interleaved", ROTATE=rotate_,
-    )  # fmt: skip
+    tensors = keys, values, k, v, pages.table, pages.positions, pages.shifts if rotate_ else pages.table
+    sizes = inv_freq if rotate_ else pages.table, count
+    strides = *keys.stride()[:2], *values.stride()[:2], *k.stride()[:3]
+    constants = {"PAGE": size, "SLOTS": slots, "D": width, "DP": padded_width(width)}
+    constants |= {"HALF": len(inv_freq) if inv_freq is not None else 0, "INTERLEAVED": pairing == "interleaved"}
+    _gather[(count * (size // slots), heads, batch)](*tensors, *sizes, *strides, **constants, ROTATE=rotate_)
     return k, v
 
 

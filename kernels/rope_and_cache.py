@@ -179,19 +179,20 @@ def launch(
     out = torch.empty((rows, q_heads, width), dtype=cos.dtype, device=qkv.device)
     q_weight, k_weight = norms or (cos, cos)
     if qkv.ndim == 2 and rows >= MANY:
+        tensors = qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, rows, q_heads, heads, qkv.stride(0)
+        strides = *keys.stride()[:2], *values.stride()[:2]
+        constants = {"D": width, "DP": padded_width(width), "W": cos.shape[-1], "NORM": norms is not None}
         _many_rows[(triton.cdiv(rows, ROWS), triton.cdiv(q_heads + 2 * heads, HEADS))](
-            qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, rows, q_heads, heads, qkv.stride(0),
-            cos.stride(0), *keys.stride()[:2], *values.stride()[:2], D=width, DP=padded_width(width),
-            W=cos.shape[-1], NORM=norms is not None, ROWS=ROWS, HEADS=HEADS, num_warps=4,
-        )  # fmt: skip
+            *tensors, cos.stride(0), *strides, **constants, ROWS=ROWS, HEADS=HEADS, num_warps=4
+        )
         return out
     options, pdl = overlap(qkv.device)
-    _rope_and_cache[(rows, q_heads + 2 * heads)](
-        qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, q_heads, heads, qkv.stride(0),
-        qkv.stride(-2), cos.stride(0), *keys.stride()[:2], *values.stride()[:2],
-        PARTS=len(qkv) if qkv.ndim == 3 else 1, D=width, DP=padded_width(width), W=cos.shape[-1],
-        NORM=norms is not None, PDL=pdl, num_warps=1, **options,
-    )  # fmt: skip
+    tensors = qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, q_heads, heads, qkv.stride(0)
+    sizes = qkv.stride(-2), cos.stride(0)
+    strides = *keys.stride()[:2], *values.stride()[:2]
+    constants = {"PARTS": len(qkv) if qkv.ndim == 3 else 1, "D": width, "DP": padded_width(width)}
+    constants |= {"W": cos.shape[-1], "NORM": norms is not None, "PDL": pdl}
+    _rope_and_cache[(rows, q_heads + 2 * heads)](*tensors, *sizes, *strides, **constants, num_warps=1, **options)
     return out
 
 

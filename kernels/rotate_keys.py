@@ -74,11 +74,11 @@ def launch(
     shift = torch.as_tensor(distance, device=keys.device).expand(tokens).contiguous()  # [T]
     if out is None:
         out = torch.empty((heads, tokens, width), dtype=keys.dtype, device=keys.device)
-    _rotate[(triton.cdiv(tokens, TOKENS),)](
-        keys, out, shift, inv_freq.to(keys.device, torch.float32).contiguous(), tokens, keys.stride(0), keys.stride(1),
-        out.stride(0), out.stride(1), HEADS=heads, HALF=half, STILL=still, HALF_POW2=triton.next_power_of_2(half),
-        STILL_POW2=triton.next_power_of_2(max(still, 1)), INTERLEAVED=pairing == "interleaved", TOKENS=TOKENS,
-    )  # fmt: skip
+    tensors = keys, out, shift, inv_freq.to(keys.device, torch.float32).contiguous(), tokens, keys.stride(0)
+    sizes = keys.stride(1), out.stride(0), out.stride(1)
+    constants = {"HEADS": heads, "HALF": half, "STILL": still, "HALF_POW2": triton.next_power_of_2(half)}
+    constants |= {"STILL_POW2": triton.next_power_of_2(max(still, 1)), "INTERLEAVED": pairing == "interleaved"}
+    _rotate[(triton.cdiv(tokens, TOKENS),)](*tensors, *sizes, **constants, TOKENS=TOKENS)
     return out
 
 

@@ -27,7 +27,7 @@ from workbench.kernels._pages import triton_kernel as _pages_triton
 from workbench.kernels._pages.case import case as drawn
 from workbench.kernels._pages.parts import part_sum, part_weights
 from workbench.kernels._pages.triton_kernel import _query, _span
-from workbench.kernels._shared.attention import LOG2E, count_upto, empty_state, rows_first
+from workbench.kernels._shared.attention import count_upto, empty_state, log2_scale, rows_first
 from workbench.kernels._shared.triton_import import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 from workbench.kernels.question_attention import RESIDENT, configure
 
@@ -66,9 +66,7 @@ def _attend_and_merge(
     )  # fmt: skip
     there = ((head * batch + request) * count + row) * splits  # the row's first part
     i, col = tl.arange(0, SPLITS), tl.arange(0, DP)
-    log = tl.load(
-        lse + there[:, None] + i[None, :], mask=valid[:, None] & (i < splits)[None, :], other=float("-inf")
-    )  # fmt: skip
+    log = tl.load(lse + there[:, None] + i[None, :], mask=valid[:, None] & (i < splits)[None, :], other=float("-inf"))
     top = tl.maximum(m_i, tl.max(log, 1))
     top = tl.where(top == float("-inf"), 0.0, top)
     own = tl.exp2(m_i - top)
@@ -111,16 +109,17 @@ def _launch_own(
     out = torch.empty_like(q)
     tile = 32 if q.dtype == torch.float32 or width > 128 else 64
     options, pdl = overlap(q.device)
-    _attend_and_merge[(heads, batch)](
-        q, keys, values, parts, lse, out, rows.contiguous(), own.table, own.positions, own.first,
-        own.shifts if rerotate else own.table, inv_freq if rerotate else own.table,
-        (width**-0.5 if scale is None else scale) * LOG2E, batch, count, own.table.shape[1], parts.shape[3],
-        *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:3], GROUP=group, PAGE=size, D=width,
-        DP=padded_width(width), HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing == "interleaved",
-        ROTATE=rerotate, PARTIAL_PAGES=own.partial_pages, BLOCK_M=max(16, triton.next_power_of_2(count * group)),
-        BLOCK_N=min(tile, size) if rerotate else tile, CHUNK=min(triton.next_power_of_2(own.table.shape[1]), 2048),
-        SPLITS=triton.next_power_of_2(parts.shape[3]), PDL=pdl, num_warps=4, num_stages=2, **options,
-    )  # fmt: skip
+    turned = (own.shifts, inv_freq) if rerotate else (own.table, own.table)
+    tensors = q, keys, values, parts, lse, out, rows.contiguous(), own.table, own.positions, own.first, *turned
+    sizes = log2_scale(scale, width), batch, count, own.table.shape[1], parts.shape[3]
+    strides = *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:3]
+    constants = {"GROUP": group, "PAGE": size, "D": width, "DP": padded_width(width), "ROTATE": rerotate}
+    constants |= {"HALF": 0 if inv_freq is None else len(inv_freq), "INTERLEAVED": pairing == "interleaved"}
+    constants |= {"PARTIAL_PAGES": own.partial_pages, "BLOCK_M": max(16, triton.next_power_of_2(count * group))}
+    constants |= {"BLOCK_N": min(tile, size) if rerotate else tile}
+    constants |= {"CHUNK": min(triton.next_power_of_2(own.table.shape[1]), 2048)}
+    constants |= {"SPLITS": triton.next_power_of_2(parts.shape[3]), "PDL": pdl, "num_warps": 4, "num_stages": 2}
+    _attend_and_merge[(heads, batch)](*tensors, *sizes, *strides, **constants, **options)
     return out
 
 
@@ -212,11 +211,10 @@ def launch(
     two, two_lse = _parts(q, keys, values, rows, own, inv_freq, pairing, scale)
     out = torch.empty_like(q)
     options, pdl = overlap(q.device)
-    _merge[(batch * heads * count,)](
-        one, one_lse, one.shape[3], two, two_lse, two.shape[3], out, batch, heads, count, *out.stride()[:3],
-        SHARED=triton.next_power_of_2(one.shape[3]), OWN=triton.next_power_of_2(two.shape[3]), D=width,
-        DP=padded_width(width), PDL=pdl, **options,
-    )  # fmt: skip
+    tensors = one, one_lse, one.shape[3], two, two_lse, two.shape[3], out, batch, heads, count
+    constants = {"SHARED": triton.next_power_of_2(one.shape[3]), "OWN": triton.next_power_of_2(two.shape[3])}
+    constants |= {"D": width, "DP": padded_width(width), "PDL": pdl}
+    _merge[(batch * heads * count,)](*tensors, *out.stride()[:3], **constants, **options)
     return out
 
 

@@ -20,7 +20,7 @@ from workbench.core.rope import Pairing
 from workbench.kernels._pages.consumer import _consume, _largest
 from workbench.kernels._pages.parts import consumers_for, merge, new_parts, parts_for
 from workbench.kernels._pages.rotated import _rerotate
-from workbench.kernels._shared.attention import INVALID_POS, LOG2E
+from workbench.kernels._shared.attention import INVALID_POS, log2_scale
 from workbench.kernels._shared.triton_import import gl, gluon_jit, mbarrier, overlap, triton
 
 WIDTHS = (64, 128)
@@ -237,15 +237,16 @@ def launch_parts(
     tiles = triton.cdiv(count * group, 64 * consumers)
     registers = (128 if consumers == 2 else 112) if rerotate else 168 if consumers == 2 else 128
     options, pdl = overlap(q.device)
+    described = q, *(pipe.descriptor(x, min(step, size)) for x in (keys, values))
+    turned = (pages.shifts, inv_freq) if rerotate else (pages.table, pages.table)
+    paged = rows.contiguous(), pages.table, pages.positions, pages.first, page_max, *turned
+    sizes = log2_scale(scale, width), count, pages.table.shape[1]
+    strides = *q.stride()[:3], *parts.stride()[:3], 0 if parts is out else parts.stride(3)
+    constants = {"GROUP": group, "SPLIT": parts is not out, "PAGE": size, "N": step, "ROTATE": rerotate}
+    constants |= {"HALF": len(inv_freq) if rerotate and inv_freq is not None else 0, "STAGES": buffers}
+    constants |= {"INTERLEAVED": pairing == "interleaved", "CONSUMERS": consumers, "PDL": pdl, "EARLY": early}
+    constants |= {"num_warps": 4, "maxnreg": registers}
     _attend[(tiles * heads, splits, batch)](
-        q, *(pipe.descriptor(x, min(step, size)) for x in (keys, values)),
-        parts, lse, rows.contiguous(), pages.table, pages.positions, pages.first, page_max,
-        pages.shifts if rerotate else pages.table, inv_freq if rerotate else pages.table,
-        (width**-0.5 if scale is None else scale) * LOG2E, count, pages.table.shape[1],
-        *q.stride()[:3], *parts.stride()[:3], 0 if parts is out else parts.stride(3), tiles, splits,
-        GROUP=group, SPLIT=parts is not out, PAGE=size, N=step,
-        HALF=len(inv_freq) if rerotate and inv_freq is not None else 0,
-        INTERLEAVED=pairing == "interleaved", ROTATE=rerotate, STAGES=buffers,
-        CONSUMERS=consumers, PDL=pdl, EARLY=early, num_warps=4, maxnreg=registers, **options,
-    )  # fmt: skip
+        *described, parts, lse, *paged, *sizes, *strides, tiles, splits, **constants, **options
+    )
     return parts, lse

@@ -100,10 +100,9 @@ def make_lists(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Te
         place = (lists + 4) // 4 * 4  # of the indices: 16 bytes, as a tensor of their own would begin
         indptr = torch.empty(place + lists * columns + 1, dtype=torch.int32, device=kept.device)
         indices = indptr[place:]
-        _few[(lists,)](
-            raw, indptr, indices, groups, tiles, columns, *steps, first, share,
-            LISTS=triton.next_power_of_2(lists), CHUNK=128, num_warps=4,
-        )  # fmt: skip
+        tensors = raw, indptr, indices, groups, tiles, columns, *steps, first, share
+        constants = {"LISTS": triton.next_power_of_2(lists), "CHUNK": 128}
+        _few[(lists,)](*tensors, **constants, num_warps=4)
         return indptr[: lists + 1], indices
     counts = torch.empty(lists + 1, dtype=torch.int32, device=kept.device)
     chunk = min(1024, max(64, triton.next_power_of_2(columns)))

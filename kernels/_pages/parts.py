@@ -72,7 +72,6 @@ def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
     batch, heads, count, splits, width = parts.shape
     options, pdl = overlap(parts.device)
     most, padded = triton.next_power_of_2(splits), padded_width(width)
-    _merge[(batch * heads * count,)](
-        parts, lse, out, heads, count, splits, *out.stride()[:3], SPLITS=most,
-        D=width, DP=padded, PDL=pdl, num_warps=1 if most * padded <= ONE_WARP else 4, **options,
-    )  # fmt: skip
+    constants = {"SPLITS": most, "D": width, "DP": padded, "PDL": pdl}
+    constants |= {"num_warps": 1 if most * padded <= ONE_WARP else 4}
+    _merge[(batch * heads * count,)](parts, lse, out, heads, count, splits, *out.stride()[:3], **constants, **options)

@@ -22,12 +22,12 @@ from workbench.core.rope import Pairing, rotate
 from workbench.kernels._pages.parts import merge, new_parts
 from workbench.kernels._shared.attention import (
     INVALID_POS,
-    LOG2E,
     Config,
     attend,
     count_upto,
     empty_state,
     load_tile,
+    log2_scale,
     logits,
     planes,
     processors,
@@ -249,16 +249,18 @@ def launch_parts(
     group, rotate_ = q_heads // heads, pages.shifts is not None
     tiles, table = triton.cdiv(count * group, config.rows), pages.table
     parts, lse = new_parts(q, splits) if out is None else (out, out)
+    step = min(config.keys, size) if rotate_ else config.keys
+    turned = (pages.shifts, inv_freq) if rotate_ else (table, table)
+    tensors = q, keys, values, parts, lse, rows.contiguous(), table, pages.positions, pages.first, pages.last, *turned
+    strides = *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *parts.stride()[:3]
+    sizes = 0 if parts is out else parts.stride(3), tiles, splits
+    constants = {"GROUP": group, "SPLIT": parts is not out, "PAGE": size, "D": width, "DP": padded_width(width)}
+    constants |= {"HALF": 0 if inv_freq is None else len(inv_freq), "INTERLEAVED": pairing == "interleaved"}
+    constants |= {"ROTATE": rotate_, "PARTIAL_PAGES": pages.partial_pages, "BLOCK_M": config.rows, "BLOCK_N": step}
+    constants |= {"CHUNK": min(triton.next_power_of_2(table.shape[1]), 2048)}
     _attend[(tiles * heads, splits, batch)](
-        q, keys, values, parts, lse, rows.contiguous(), table, pages.positions, pages.first, pages.last, pages.shifts if
-        rotate_ else table, inv_freq if rotate_ else table, (width**-0.5 if scale is None else scale) * LOG2E, count,
-        table.shape[1], *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *parts.stride()[:3], 0 if parts is
-        out else parts.stride(3), tiles, splits, GROUP=group, SPLIT=parts is not out, PAGE=size, D=width,
-        DP=padded_width(width), HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing ==
-        "interleaved", ROTATE=rotate_, PARTIAL_PAGES=pages.partial_pages, BLOCK_M=config.rows, BLOCK_N=min(config.keys,
-        size) if rotate_ else config.keys, CHUNK=min(triton.next_power_of_2(table.shape[1]), 2048),
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip  # fmt: skip
+        *tensors, log2_scale(scale, width), count, table.shape[1], *strides, *sizes, **constants, **config.launch
+    )
     return parts, lse
 
 

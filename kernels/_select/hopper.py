@@ -77,10 +77,9 @@ def write_order(
     band: int,
 ) -> None:
     """Write `order` [B, 1 + row_tiles * key_tiles] int32 of tiles of `high` by `wide` squares, for rows [B, R]."""
-    _number[(row_tiles, len(rows))](
-        rows, order, count, row_squares, row_tiles, key_tiles, STRIDE=stride, M=high, N=wide, BAND=band,
-        ROWS=triton.next_power_of_2(row_tiles), KEYS=triton.next_power_of_2(key_tiles), num_warps=4,
-    )  # fmt: skip
+    tensors = rows, order, count, row_squares, row_tiles, key_tiles
+    constants = {"STRIDE": stride, "M": high, "N": wide, "BAND": band, "ROWS": triton.next_power_of_2(row_tiles)}
+    _number[(row_tiles, len(rows))](*tensors, **constants, KEYS=triton.next_power_of_2(key_tiles), num_warps=4)
 
 
 N = 256  # key squares of a tile
@@ -267,9 +266,7 @@ def squares(
     programs = min(processors(q.device), row_tiles * key_tiles * len(heads))
     order = torch.empty(batch, 1 + row_tiles * key_tiles, dtype=torch.int32, device=q.device)
     write_order(rows, order, count, row_squares, row_tiles, key_tiles, stride, pipe.ROWS, wide, band)
-    _squares[(programs, batch)](
-        descriptor(q, stride, 64), descriptor(keys, stride, wide), sums, rows, order, count, row_squares, blocks,
-        scale, row_tiles * key_tiles, len(heads), heads.start,
-        GROUP=q_heads // keys.shape[1], STRIDE=stride, PER=block // stride, D=q.shape[3], N=wide,
-        STAGES=stages, num_warps=4, maxnreg=168,
-    )  # fmt: skip
+    tensors = descriptor(q, stride, 64), descriptor(keys, stride, wide), sums, rows, order, count, row_squares, blocks
+    sizes = scale, row_tiles * key_tiles, len(heads), heads.start
+    constants = {"GROUP": q_heads // keys.shape[1], "STRIDE": stride, "PER": block // stride, "D": q.shape[3]}
+    _squares[(programs, batch)](*tensors, *sizes, **constants, N=wide, STAGES=stages, num_warps=4, maxnreg=168)

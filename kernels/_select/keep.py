@@ -146,17 +146,15 @@ def carry_out(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group:
     kept = torch.empty(batch, heads, tiles, columns, dtype=torch.bool, device=weights.device)
     shares = weights if rule.mass is None else _shares(rule, heads, weights.device)  # without a mass it is not read
     padded, together = _padded(blocks), triton.next_power_of_2(group)
-    _keep[(coarse, heads // group, batch)](
-        weights, rows.long().contiguous(), shares, kept.view(torch.uint8),
-        count, length, blocks, coarse, tiles, columns, rule.part,
-        rule.local, rule.sink, length if rule.tail is None else max(0, rule.tail), rule.stride,
-        ceil(rule.random * 1_000_000), rule.seed,
-        GROUP=group, GP=together, BLOCK=rule.block, TILE=rule.tile, JP=padded,
-        MASS=rule.mass is not None, LOGITS=logits, FIRST=rule.first, WHOLE=rule.whole,
-        RESCUE=bool(rule.stride or rule.random), BITS=30 if logits else 31,
-        HALVINGS=rule.block.bit_length(),
-        num_warps=min(16, max(1, padded * together // PER_WARP)),
-    )  # fmt: skip
+    tensors = weights, rows.long().contiguous(), shares, kept.view(torch.uint8)
+    sizes = count, length, blocks, coarse, tiles, columns
+    tail = length if rule.tail is None else max(0, rule.tail)
+    rules = rule.part, rule.local, rule.sink, tail, rule.stride, ceil(rule.random * 1_000_000), rule.seed
+    constants = {"GROUP": group, "GP": together, "BLOCK": rule.block, "TILE": rule.tile, "JP": padded}
+    constants |= {"MASS": rule.mass is not None, "LOGITS": logits, "FIRST": rule.first, "WHOLE": rule.whole}
+    constants |= {"RESCUE": bool(rule.stride or rule.random), "BITS": 30 if logits else 31}
+    constants |= {"HALVINGS": rule.block.bit_length(), "num_warps": min(16, max(1, padded * together // PER_WARP))}
+    _keep[(coarse, heads // group, batch)](*tensors, *sizes, *rules, **constants)
     return kept
 
 

@@ -26,6 +26,11 @@ INV_TWO_PI = tl.constexpr(0.15915494309189535)
 SECTION_BYTES = 24 << 20  # heads whose keys and values fit this much of the L2 cache run together
 
 
+def log2_scale(scale: float | None, width: int) -> float:
+    """Return by what logits are multiplied for powers of two: `scale`, or 1/sqrt(width), times log2(e)."""
+    return (width**-0.5 if scale is None else scale) * LOG2E
+
+
 @dataclass(frozen=True)
 class Config:
     """Rows and keys of a tile, warps of a program, depth of the software pipeline.
@@ -38,6 +43,11 @@ class Config:
     warps: int = 4
     stages: int = 3
     descriptors: bool = False
+
+    @property
+    def launch(self) -> dict[str, int]:
+        """Return the options of a Triton launch."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
 
     def __str__(self) -> str:
         shape = f"{self.rows}x{self.keys}, {self.warps} warps, {self.stages} stages"

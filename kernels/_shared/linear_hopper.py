@@ -177,9 +177,11 @@ def launch_parts(x: Tensor, weight: Tensor, config: RingConfig, early: bool = Tr
     tall = padded_width(rows)
     options, pdl = overlap(x.device) if early else ({}, False)
     tile = config.box if config.gated else config.box * config.boxes
+    tensors = pipe.descriptor(x, tall, config.channels), pipe.descriptor(weight, config.box, config.channels), out
+    sizes = rows, width, channels, config.splits
+    constants = {"BOX": config.box, "BOXES": config.boxes, "K": config.channels, "ROWS": tall}
+    constants |= {"STAGES": config.stages, "GATED": config.gated, "PDL": pdl}
     _linear[(triton.cdiv(width, tile), config.splits)](
-        pipe.descriptor(x, tall, config.channels), pipe.descriptor(weight, config.box, config.channels), out, rows,
-        width, channels, config.splits, BOX=config.box, BOXES=config.boxes, K=config.channels, ROWS=tall,
-        STAGES=config.stages, GATED=config.gated, PDL=pdl, num_warps=4, maxnreg=128, **options,
-    )  # fmt: skip
+        *tensors, *sizes, **constants, num_warps=4, maxnreg=128, **options
+    )
     return out

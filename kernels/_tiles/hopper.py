@@ -17,7 +17,7 @@ from torch import Tensor
 
 import workbench.kernels._shared.hopper as pipe
 import workbench.kernels._tiles.hopper_lists as walk
-from workbench.kernels._shared.attention import LOG2E, together
+from workbench.kernels._shared.attention import log2_scale, together
 from workbench.kernels._shared.triton_import import (
     async_load,
     fence_async_shared,
@@ -239,13 +239,13 @@ def launch(
     if indptr is not None and indices is not None and paired:
         indptr, indices = merge_pairs(indptr, indices, lists, -(-length // size))
         lists, queries = -(-lists // 2), pipe.ROWS
+    described = pipe.descriptor(q, pipe.ROWS // 2), *(pipe.descriptor(x, min(step, tile)) for x in (keys, values))
+    listed = rows if indptr is None else indptr, rows if indices is None else indices
+    sizes = log2_scale(scale, width), count, length // size
+    steps = *out.stride()[:3], tiles, together(keys, q_heads // heads), lists, queries
+    constants = {"GROUP": q_heads // heads, "HEADS": q_heads, "LISTED": indptr is not None, "SHARED": q_heads // groups}
+    constants |= {"STRIDED": strided, "PAIRED": paired, "SIZE": tile, "N": step, "STAGES": buffers}
     _attend[(tiles * q_heads, batch)](
-        pipe.descriptor(q, pipe.ROWS // 2), *(pipe.descriptor(x, min(step, tile)) for x in (keys, values)),
-        out, rows.contiguous(), rows if indptr is None else indptr, rows if indices is None else indices,
-        (width**-0.5 if scale is None else scale) * LOG2E, count, length // size,
-        *out.stride()[:3], tiles, together(keys, q_heads // heads), lists, queries,
-        GROUP=q_heads // heads, HEADS=q_heads, LISTED=indptr is not None,
-        SHARED=q_heads // groups, STRIDED=strided, PAIRED=paired,
-        SIZE=tile, N=step, STAGES=buffers, num_warps=4, maxnreg=168,
-    )  # fmt: skip
+        *described, out, rows.contiguous(), *listed, *sizes, *steps, **constants, num_warps=4, maxnreg=168
+    )
     return out

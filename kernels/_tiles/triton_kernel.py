@@ -15,11 +15,11 @@ import workbench.kernels._tiles.hopper as _tiles_hopper
 from workbench.core.errors import BadInput
 from workbench.kernels._shared.attention import (
     INVALID_POS,
-    LOG2E,
     Config,
     count_upto,
     empty_state,
     load_tile,
+    log2_scale,
     logits,
     rows_first,
     step,
@@ -170,17 +170,17 @@ def launch(
     described = config.descriptors and all(_regular(x) for x in (keys, values))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     section = together(keys, group)
+    tensors = q, keys, values, *(_descriptor(x, block_n, wide) if described else x for x in (keys, values)), out
+    sizes = rows.contiguous(), rows if indptr is None else indptr, rows if indices is None else indices
+    rest = log2_scale(scale, width), count, length // size
+    strides = *q.stride()[:3], *keys.stride()[:3], *values.stride()[:3], *out.stride()[:3]
+    constants = {"GROUP": group, "HEADS": q_heads, "LISTED": indptr is not None}
+    constants |= {"SHARED": 1 if indptr is None else q_heads * batch * lists_ // (len(indptr) - 1)}
+    constants |= {"STRIDED": strided, "DESCRIPTORS": described, "SIZE": size if indptr is not None else block_n}
+    constants |= {"D": width, "DP": wide, "BLOCK_M": block_m, "BLOCK_N": block_n}
     _attend[(tiles * q_heads, batch)](
-        q, keys, values, *(_descriptor(x, block_n, wide) if described else x for x in (keys, values)),
-        out, rows.contiguous(), rows if indptr is None else indptr, rows if indices is None else indices,
-        (width**-0.5 if scale is None else scale) * LOG2E, count, length // size,
-        *q.stride()[:3], *keys.stride()[:3], *values.stride()[:3], *out.stride()[:3],
-        tiles, section, lists_, queries, GROUP=group, HEADS=q_heads, LISTED=indptr is not None,
-        SHARED=1 if indptr is None else q_heads * batch * lists_ // (len(indptr) - 1), STRIDED=strided,
-        DESCRIPTORS=described, SIZE=size if indptr is not None else block_n, D=width, DP=wide, BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+        *tensors, *sizes, *rest, *strides, tiles, section, lists_, queries, **constants, **config.launch
+    )
     return out
 
 

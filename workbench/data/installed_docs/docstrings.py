@@ -10,11 +10,9 @@ from itertools import groupby
 from textwrap import dedent
 
 NOT_READ = ("example", "reference", "see also", "citation", "shape")
-HEADINGS = {
-    "parameters": "parameter", "other parameters": "parameter", "args": "parameter", "arguments": "parameter",
-    "keyword args": "parameter", "keyword arguments": "parameter", "attributes": "attribute",
-    "returns": "returned", "return": "returned", "raises": "error",
-}  # fmt: skip
+_PARAMETERS = ("parameters", "other parameters", "args", "arguments", "keyword args", "keyword arguments")
+HEADINGS = dict.fromkeys(_PARAMETERS, "parameter") | {"attributes": "attribute", "raises": "error"}
+HEADINGS |= dict.fromkeys(("returns", "return"), "returned")
 OF_GOOGLE = "|".join([*HEADINGS, "examples?", "notes?", "shape", "references", "warnings?", "inputs?", "outputs?"])
 GOOGLE = re.compile(rf"(?i)({OF_GOOGLE})\s*::?\s*$")
 ENTRY = re.compile(r"(?P<name>\*{0,2}[A-Za-z]\w*(?:, ?\*{0,2}\w+)*)(?:\s*:\s+(?P<type>\S.*))?$")
