@@ -178,21 +178,20 @@ def launch(
     rows, q_heads = qkv.shape[-2], qkv.shape[-1] // width - 2 * heads
     out = torch.empty((rows, q_heads, width), dtype=cos.dtype, device=qkv.device)
     q_weight, k_weight = norms or (cos, cos)
+    tensors = qkv, cos, sin, slots, keys, values, q_weight, k_weight, out
+    strides = cos.stride(0), *keys.stride()[:2], *values.stride()[:2]
+    constants = {"D": width, "DP": padded_width(width), "W": cos.shape[-1], "NORM": norms is not None}
     if qkv.ndim == 2 and rows >= MANY:
-        tensors = qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, rows, q_heads, heads, qkv.stride(0)
-        strides = *keys.stride()[:2], *values.stride()[:2]
-        constants = {"D": width, "DP": padded_width(width), "W": cos.shape[-1], "NORM": norms is not None}
+        constants |= {"ROWS": ROWS, "HEADS": HEADS, "num_warps": 4}
         _many_rows[(triton.cdiv(rows, ROWS), triton.cdiv(q_heads + 2 * heads, HEADS))](
-            *tensors, cos.stride(0), *strides, **constants, ROWS=ROWS, HEADS=HEADS, num_warps=4
+            *tensors, eps, rows, q_heads, heads, qkv.stride(0), *strides, **constants
         )
         return out
     options, pdl = overlap(qkv.device)
-    tensors = qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, q_heads, heads, qkv.stride(0)
-    sizes = qkv.stride(-2), cos.stride(0)
-    strides = *keys.stride()[:2], *values.stride()[:2]
-    constants = {"PARTS": len(qkv) if qkv.ndim == 3 else 1, "D": width, "DP": padded_width(width)}
-    constants |= {"W": cos.shape[-1], "NORM": norms is not None, "PDL": pdl}
-    _rope_and_cache[(rows, q_heads + 2 * heads)](*tensors, *sizes, *strides, **constants, num_warps=1, **options)
+    constants |= {"PARTS": len(qkv) if qkv.ndim == 3 else 1, "PDL": pdl, "num_warps": 1}
+    _rope_and_cache[(rows, q_heads + 2 * heads)](
+        *tensors, eps, q_heads, heads, qkv.stride(0), qkv.stride(-2), *strides, **constants, **options
+    )
     return out
 
 

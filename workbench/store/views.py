@@ -13,39 +13,19 @@ from workbench.store.stats import Stats
 log = logging.getLogger(__name__)
 
 
-class ReadOnlyStore:
-    """Reads from `store` and keeps nothing in it, so that every request finds and misses the same blocks.
+class _Front:
+    """Passes everything on to `store`."""
 
-    `keys` are the only entries that can be found; None: all of them.
-    """
-
-    def __init__(self, store: Store, keys: Container[str] | None = None):
+    def __init__(self, store: Any):
         self.store = store
-        self.keys = keys
 
     def get(self, key: str) -> KV | None:
-        return self.store.get(key) if self.keys is None or key in self.keys else None
+        """Return what the store has."""
+        kv: KV | None = self.store.get(key)
+        return kv
 
     def put(self, key: str, kv: KV) -> None:
-        """Do nothing."""
-
-    def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing; of a key that is not shown, that it was never seen."""
-        return why(self.store, key) if self.keys is None or key in self.keys else Miss(key, "never seen")
-
-
-class RecordingStore:
-    """Passes everything on to `store`; `stored` are the keys that were put."""
-
-    def __init__(self, store: Store):
-        self.store = store
-        self.stored: set[str] = set()
-
-    def get(self, key: str) -> KV | None:
-        return self.store.get(key)
-
-    def put(self, key: str, kv: KV) -> None:
-        self.stored.add(key)
+        """Keep `kv` in the store."""
         self.store.put(key, kv)
 
     def why(self, key: str) -> Miss:
@@ -53,20 +33,44 @@ class RecordingStore:
         return why(self.store, key)
 
 
-class KeepingStore:
+class ReadOnlyStore(_Front):
+    """Reads from `store` and keeps nothing in it, so that every request finds and misses the same blocks.
+
+    `keys` are the only entries that can be found; None: all of them.
+    """
+
+    def __init__(self, store: Store, keys: Container[str] | None = None):
+        super().__init__(store)
+        self.keys = keys
+
+    def get(self, key: str) -> KV | None:
+        return super().get(key) if self.keys is None or key in self.keys else None
+
+    def put(self, key: str, kv: KV) -> None:
+        """Do nothing."""
+
+    def why(self, key: str) -> Miss:
+        """Return why `get(key)` finds nothing; of a key that is not shown, that it was never seen."""
+        return super().why(key) if self.keys is None or key in self.keys else Miss(key, "never seen")
+
+
+class RecordingStore(_Front):
+    """Passes everything on to `store`; `stored` are the keys that were put."""
+
+    def __init__(self, store: Store):
+        super().__init__(store)
+        self.stored: set[str] = set()
+
+    def put(self, key: str, kv: KV) -> None:
+        self.stored.add(key)
+        super().put(key, kv)
+
+
+class KeepingStore(_Front):
     """Passes everything on to `store`, behind a `MemoryStore` that hands down what it was given, to be kept there.
 
     What cannot be written is a warning and no error: it is computed again by the next one who asks.
     """
-
-    def __init__(self, store: Any):
-        self.store = store
-
-    def get(self, key: str) -> KV | None:
-        return self.store.get(key)
-
-    def put(self, key: str, kv: KV) -> None:
-        self.store.put(key, kv)
 
     def repair(self, key: str, kv: KV) -> None:
         """Keep `kv` where the store does not hold it, or holds it damaged."""
@@ -81,11 +85,8 @@ class KeepingStore:
     @property
     def stats(self) -> Stats:
         """Counters of the store."""
-        return self.store.stats
-
-    def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing."""
-        return why(self.store, key)
+        stats: Stats = self.store.stats
+        return stats
 
 
 class StagingStore:

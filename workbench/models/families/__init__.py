@@ -1,7 +1,7 @@
 """How a model family rotates its keys, and which models cannot be used: families/<model_type>.py, or standard.
 
-A family file holds `pairing` (which channels form a rotary plane), `inv_freq(decoder, layer)` (the model's own table)
-and `TINY` (tiny configurations for the tests, by name).
+A family file holds `pairing` (which channels form a rotary plane), `TINY` (tiny configurations for the tests, by name)
+and, where its rotary tables lie elsewhere than `inv_freq` looks, an `inv_freq(decoder, layer)` of its own.
 """
 
 from importlib import import_module
@@ -19,7 +19,7 @@ SINKS = ("gpt_oss",)
 
 
 def family(model: PreTrainedModel) -> Any:
-    """Return the module with `pairing` and `inv_freq` for this model."""
+    """Return the module with `pairing` for this model."""
     name = f"{__name__}.{decoder_config(model.config).model_type}"
     return import_module(name if find_spec(name) else f"{__name__}.standard")
 
@@ -108,7 +108,14 @@ def _switches(decoder: PreTrainedConfig, table: dict[str, Any]) -> bool:
     return decoder.max_position_embeddings > original
 
 
+def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
+    """Return the inverse frequencies [R/2] of a layer: Gemma 3 and OLMo-3 have one for sliding, one for full layers."""
+    tables = decoder.rotary_emb
+    kinds = getattr(decoder.config, "layer_types", None)
+    return tables.inv_freq if hasattr(tables, "inv_freq") or not kinds else getattr(tables, f"{kinds[layer]}_inv_freq")
+
+
 def inv_freqs(model: PreTrainedModel, layers: int) -> list[torch.Tensor]:
     """Return the rotary table of every layer, [R/2] each."""
-    decoder, how = model.get_decoder(), family(model)
-    return [how.inv_freq(decoder, layer) for layer in range(layers)]
+    decoder, read = model.get_decoder(), getattr(family(model), "inv_freq", inv_freq)
+    return [read(decoder, layer) for layer in range(layers)]

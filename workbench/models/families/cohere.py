@@ -2,14 +2,5 @@
 
 from typing import Any
 
-import torch
-
 pairing = "interleaved"
-
-
-def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
-    """Return the inverse frequencies [D / 2], the same for every layer."""
-    return decoder.rotary_emb.inv_freq
-
-
 TINY: dict[str, dict[str, Any]] = {"cohere": {"model_type": "cohere", "bos_token_id": 1, "eos_token_id": 1}}

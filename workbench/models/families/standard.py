@@ -1,21 +1,8 @@
-"""Llama, Qwen2, Qwen3, Mistral, Phi-3, OLMo-2, Gemma 3 and all that do the same: RoPE is neox.
-
-Most have one rotary table for all layers; Gemma 3 and OLMo-3 have one for sliding and one for full layers.
-"""
+"""Llama, Qwen2, Qwen3, Mistral, Phi-3, OLMo-2, Gemma 3 and all that do the same: RoPE is neox."""
 
 from typing import Any
 
-import torch
-
 pairing = "neox"
-
-
-def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
-    """Return the inverse frequencies [D / 2] of a layer."""
-    tables = decoder.rotary_emb
-    kinds = getattr(decoder.config, "layer_types", None)
-    return tables.inv_freq if hasattr(tables, "inv_freq") or not kinds else getattr(tables, f"{kinds[layer]}_inv_freq")
-
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
 _LLAMA3 = {
