@@ -69,7 +69,7 @@ def train_model(
             if main and out.is_dir():  # a training that is killed after its first state keeps the time it took
                 write_text(clock, f"{spent + time.monotonic() - begin}\n")
 
-        model, progress = train(config, tokenizer, out, STAGES, report, workers=workers, minutes=minutes)
+        model, progress = train(config, tokenizer, out, STAGES, report=report, workers=workers, minutes=minutes)
     if not main:
         return
     seconds = spent + time.monotonic() - begin
