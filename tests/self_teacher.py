@@ -9,10 +9,10 @@ import torch
 
 from workbench import data
 from workbench.training.tuning.config import TuneConfig
+from workbench.training.tuning.run import draw_own_answers
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
 from workbench.training.tuning.text.examples import Data
-from workbench.training.tuning.text.own_answers import draw
 from workbench.training.tuning.train import train
 
 CONFIG = TuneConfig(teacher="self", steps=6, batch=2, lr=5e-3, warmup=2, max_length=2000, own_tokens=4)
@@ -42,7 +42,7 @@ def question_files(folder: Path) -> dict[str, str]:
 def tuned(config, base, name, out, evaluation=None, **options):
     """Tune on the file `name`; return the run and its progress."""
     run, source = start(config, base, Data(name), out, **({"evaluation": evaluation} if evaluation else {}))
-    draw(run, source)
+    draw_own_answers(run, source)
     return run, train(run, source, evaluation or Evaluation(), **options)
 
 

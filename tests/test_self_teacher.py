@@ -18,12 +18,11 @@ from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
 from workbench.training import common
 from workbench.training.tuning import train as loop
-from workbench.training.tuning.run import TuneRun
+from workbench.training.tuning.run import CACHE, TuneRun, draw_own_answers
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
 from workbench.training.tuning.teacher import divergence, logits_of, pack_taught
 from workbench.training.tuning.text.examples import Data
-from workbench.training.tuning.text.own_answers import CACHE, draw
 from workbench.training.tuning.train import train
 
 
@@ -103,7 +102,7 @@ def test_killed_and_resumed_is_not_interrupted(config, sharp, texts, tmp_path):
 def test_without_labels_the_model_answers_itself_once(sharp, texts, tmp_path):
     for _ in range(2):
         run, source = start(CONFIG, sharp, Data(texts["unlabelled"]), tmp_path / "run")
-        draw(run, source)
+        draw_own_answers(run, source)
         said = json.loads((tmp_path / "run" / CACHE).read_text())["answers"]
         (tmp_path / "run" / CACHE).write_text((tmp_path / "run" / CACHE).read_text().replace(" ", ""))
     assert {tuple(said[str(i)]) for i in range(4)} == {source[i].questions[0].answer for i in range(4)}
@@ -116,11 +115,11 @@ def test_without_labels_the_model_answers_itself_once(sharp, texts, tmp_path):
 
 def test_gold_answers_alone_need_no_drawing(sharp, texts, tmp_path):
     run, source = start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run")
-    draw(run, source)
+    draw_own_answers(run, source)
     assert not (tmp_path / "run").exists() and len(source[0].questions) == 1
     both = replace(CONFIG, own_answers="all")
     run, source = start(both, sharp, Data(texts["train"]), tmp_path / "run")
-    draw(run, source)
+    draw_own_answers(run, source)
     assert len(source[0].questions) == 2 and source[0].questions[0].question == source[0].questions[1].question
 
 

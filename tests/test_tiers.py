@@ -15,9 +15,8 @@ from workbench.core.kv import KV
 from workbench.engine.encoding import encode
 from workbench.store import key_of
 from workbench.store.events import Events
-from workbench.store.tiering.eviction_policy import Heat
 from workbench.store.tiering.quantized import quantize, size_in_bytes
-from workbench.store.tiering.tier import HostTier, StoreTier
+from workbench.store.tiering.tier import Heat, HostTier, StoreTier
 from workbench.store.tiering.tiered_store import TieredStore
 
 

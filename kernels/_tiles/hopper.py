@@ -2,7 +2,7 @@
 
 Names and pipeline are those of `_hopper`: a producer, and two consumers of 64 rows each. Tiles are taken from the last
 to the first, so those that need a mask come first. Query tiles of 64 rows, each with a list of its own, are computed
-two by two from merged lists (`_tiles_pairs`): each consumer has its tile, and hides from it what only the other keeps.
+two by two from merged lists (`merge_pairs`): each consumer has its tile, and hides from it what only the other keeps.
 
 Every query tile has a program of its own. A persistent grid, whose programs take one tile after the other and fetch the
 next while they write, gave the same numbers and was slower on an H200: dense at 8K and 32K, 15% of 128K, a chunk.
@@ -28,7 +28,7 @@ from workbench.kernels._shared.triton_import import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from workbench.kernels._tiles.pairs import launch as merge_pairs
+from workbench.kernels._tiles.hopper_lists import merge_pairs
 
 WIDTHS = (64, 128, 256)
 

@@ -14,8 +14,8 @@ from workbench.core.tiling.tiles import Tiles
 from workbench.kernels import page_list_attention, tile_attention
 from workbench.kernels._pages.lists import PageLists, pages
 from workbench.kernels._shared.attention import Config
-from workbench.kernels._tiles import pairs as _tiles_pairs
 from workbench.kernels._tiles import reference as _tiles_reference
+from workbench.kernels._tiles.hopper_lists import merge_pairs, merged_pairs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -44,8 +44,8 @@ def test_lists_hold_what_is_kept_in_rising_order():
 @settings(max_examples=20, deadline=None)
 def test_lists_of_two_query_tiles_are_merged_to_one_that_says_whose_each_tile_is(seed, tiles, columns, share):
     kept = torch.rand(2, tiles, columns, generator=torch.Generator().manual_seed(seed)) < share
-    expected = _tiles_pairs.reference(*tile_attention.lists(kept), tiles)
-    got = _tiles_pairs.launch(*(x.to(DEVICE) for x in tile_attention.lists(kept)), tiles, columns)
+    expected = merged_pairs(*tile_attention.lists(kept), tiles)
+    got = merge_pairs(*(x.to(DEVICE) for x in tile_attention.lists(kept)), tiles, columns)
     assert got[0].tolist() == expected[0].tolist()
     assert got[1][: len(expected[1])].tolist() == expected[1].tolist()
     pairs = torch.zeros(2, -(-tiles // 2) * 2, columns, dtype=torch.bool)

@@ -17,8 +17,7 @@ from workbench.app.console.options import AsJson, of_fields, taking
 from workbench.app.console.store_report import described, explained, transferred, verified
 from workbench.app.console.text import plain, progress, show
 from workbench.core.errors import BadInput
-from workbench.core.utils.files import is_url
-from workbench.core.utils.sizes import bytes_of
+from workbench.core.utils.files import bytes_of, is_url
 from workbench.methods.preprocessing.fields import LookupFields, PreparationFields
 
 if TYPE_CHECKING:

@@ -82,10 +82,10 @@ def tune(
 
     from workbench.training.common import READ_EVERY, stoppable, watched  # torch, transformers: not for `--help`
     from workbench.training.tuning.output import save_adapter, save_model
+    from workbench.training.tuning.run import draw_own_answers
     from workbench.training.tuning.scores import Evaluation
     from workbench.training.tuning.start import start
     from workbench.training.tuning.text.examples import Data
-    from workbench.training.tuning.text.own_answers import draw
     from workbench.training.tuning.train import train
 
     scored = evaluate_data or (data if is_lab(data) else "lab")
@@ -94,7 +94,7 @@ def tune(
     more = {"attention": attention, "say": typer.echo}
     with stoppable() as asked:
         run, source = start(config, model, Data(data, **given), out, evaluation, device, layout, stop=asked, **more)
-        draw(run, source)
+        draw_own_answers(run, source)
         main = run.accelerator.is_main_process
 
         def saved(progress: "TuneProgress") -> None:

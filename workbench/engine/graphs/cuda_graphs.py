@@ -21,8 +21,16 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils import annotations
 from workbench.engine.graphs.batch_buckets import Bucket, common
-from workbench.engine.graphs.graph_step import Captured, WeightWatch, capture
-from workbench.engine.graphs.request_tokens import REFUSED, Fetch, check_prompts, first_tokens, token_arrays
+from workbench.engine.graphs.graph_step import (
+    REFUSED,
+    Captured,
+    Fetch,
+    WeightWatch,
+    capture,
+    check_prompts,
+    first_tokens,
+    token_arrays,
+)
 from workbench.engine.graphs.static_batch import DecodeBatch, StaticBatch
 from workbench.engine.layers.compile import fused
 from workbench.engine.layers.fused_layers import FusedLayers, layers_of

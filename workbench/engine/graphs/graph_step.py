@@ -3,20 +3,27 @@
 Whether the weights of a model lie where they lay: captured steps keep addresses, and fused layers keep tensors.
 
 Torch tells whenever a module is given a parameter; only after that all parameters are looked at again.
+
+Tokens that a `Runner` is given, checked before any work, and those of an answer, on their way to the host.
 """
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from workbench.engine.graphs.static_batch import StaticBatch
+from workbench.core.errors import BadInput, shown
+from workbench.engine.graphs.static_batch import DecodeBatch, StaticBatch
+from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.paged_prompt import PagedPrompt
 
 WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries choose theirs
 
@@ -89,3 +96,82 @@ class WeightWatch:
             if not all(map(is_, chain.from_iterable(map(dict.values, self._owners)), self._known)):
                 self._places = []  # it stays so
         return self._places != [weight.data_ptr() for weight in self._some]
+
+
+INTEGERS = (torch.int32, torch.int64)
+REFUSED = -1  # stands for a first token that cannot be told: the device says so without being waited for
+
+
+class Fetch:
+    """Tokens on their way to the host, without stopping the device: `host` [count, B]."""
+
+    def __init__(self, batch: DecodeBatch, count: int, requests: int):
+        self.events: list[torch.cuda.Event | None] = []
+        self.host = torch.zeros(count, requests, dtype=torch.int32, pin_memory=batch.tokens.is_cuda)
+
+    def start(self, tokens: Tensor) -> None:
+        """Begin to copy the tokens [B] of the next step."""
+        self.host[len(self.events)].copy_(tokens, non_blocking=True)
+        event = torch.cuda.Event() if tokens.is_cuda else None
+        if event is not None:
+            event.record()
+        self.events.append(event)
+
+    def wait(self, number: int, waiting: Callable[[Any], None] | None = None) -> list[int]:
+        """The tokens of a step, once they are here."""
+        event = self.events[number]
+        if event is not None:
+            if waiting is not None and not event.query():
+                waiting(event)
+            event.synchronize()
+        return [int(token) for token in self.host[number].tolist()]
+
+
+def token_arrays(pool: Pool, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor]) -> list["np.ndarray[Any, Any]"]:
+    """Return token ids on the host. BadInput for ids that are not of the model, or more than a prompt has room for."""
+    if not prompts or len(prompts) != len(tokens):
+        raise BadInput(f"{len(tokens)} lists of tokens for {len(prompts)} prompts: give one for each, at least one")
+    check_prompts(pool, prompts)
+    arrays = []
+    for prompt, given in zip(prompts, tokens, strict=True):
+        if not isinstance(given, Tensor) or given.ndim != 1 or given.dtype not in INTEGERS:
+            raise BadInput(
+                f"tokens are {shown(given)}: token ids in one row, as a tensor of int32 or int64, are needed"
+            )
+        ids = given.cpu().numpy()
+        arrays.append(ids)
+        if not 1 <= len(ids) <= prompt.reserve:
+            raise BadInput(f"{len(ids)} tokens for a prompt with room for {prompt.reserve}")
+        if ids.min() < 0 or ids.max() >= pool.spec.vocabulary:
+            raise BadInput(f"token ids {ids.min()} to {ids.max()}: the vocabulary is 0 to {pool.spec.vocabulary - 1}")
+    return arrays
+
+
+def check_prompts(pool: Pool, prompts: Sequence[PagedPrompt]) -> None:
+    """Refuse prompts that are closed, of another pool, or given twice."""
+    for prompt in prompts:
+        pool.check(prompt)
+    if len({id(prompt) for prompt in prompts}) < len(prompts):
+        raise BadInput("a prompt is given twice: each writes to pages of its own")
+
+
+def first_tokens(pool: Pool, prompts: Sequence[PagedPrompt], logits: Tensor) -> Tensor:
+    """Return first tokens [B] int32 of `logits` [B, V], or of token ids [B]; `REFUSED` where the device finds none.
+
+    That is where the largest logit is not finite, and for an id out of the vocabulary: seen when tokens are fetched.
+    BadInput for other shapes and dtypes, and for a prompt whose question is not computed yet.
+    """
+    count, vocabulary = len(prompts), pool.spec.vocabulary
+    for prompt in prompts:
+        if prompt.written <= prompt.chosen and not prompt.complete:
+            raise BadInput("decode before prefill: the question of this prompt is not computed yet")
+    if not isinstance(logits, Tensor):
+        raise BadInput(f"logits are {shown(logits)}: a tensor is needed, [B, V], or [B] token ids")
+    if logits.ndim == 2 and logits.shape == (count, vocabulary) and logits.is_floating_point():
+        best, ids = logits.max(-1)
+        return torch.where(best.isfinite(), ids, REFUSED).int()
+    if logits.ndim == 1 and len(logits) == count and logits.dtype in INTEGERS:
+        return torch.where((logits >= 0) & (logits < vocabulary), logits, REFUSED).int()
+    raise BadInput(
+        f"logits {list(logits.shape)} of {logits.dtype}: [{count}, {vocabulary}] floating point, or [{count}] token ids"
+    )
