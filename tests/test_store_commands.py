@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from tests import tiny
 from workbench.app import cli
 from workbench.core.errors import BadInput
+from workbench.core.utils.files import bytes_of
 from workbench.methods.preprocessing.precompute import Preparation
 from workbench.store import FolderStore
 from workbench.store.files import quarantine
