@@ -25,7 +25,7 @@ from workbench.experiments.trials.trial import Trial
 PLANS = ROOT / "benchmarks" / "plans"
 QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 3, "timed": 1}
 LISTS = {"prepare": ["independent", "after_system"], "select": ["none", "first_k"], "ratio": [0.1, 0.5]}
-MEASURED = ["seconds", "ttft_p5", "ttft_p50", "ttft_p95", "ttft_least", "ttft_most"]
+MEASURED = ["seconds", "preprocess_ms", "ttft_p5", "ttft_p50", "ttft_p95", "ttft_least", "ttft_most"]
 
 
 @pytest.fixture(scope="module")

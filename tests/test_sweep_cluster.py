@@ -18,7 +18,7 @@ from workbench.experiments.trials.trial import Trial
 
 distributed = pytest.importorskip("distributed")
 QUESTIONS = {"samples": 2, "passages": 3, "max_new_tokens": 3, "timed": 1, "fidelity": False}
-MEASURED = ["seconds", "ttft_p5", "ttft_p50", "ttft_p95", "ttft_least", "ttft_most"]
+MEASURED = ["seconds", "preprocess_ms", "ttft_p5", "ttft_p50", "ttft_p95", "ttft_least", "ttft_most"]
 
 
 @pytest.fixture(scope="module")
