@@ -45,7 +45,7 @@ class FolderStore(quarantine.Repairing):
     mapped    what is handed out are pages of the file, and not a copy (`store.files.mapped`): faster, for those who use
               it at once; stores that keep it copy it. False: for a network's file system, whose files others replace,
               and for folders into whose files another program writes
-    pinned    what is handed out lies in page-locked memory, read straight into it (`store.files.packed_reads`): for a
+    pinned    what is handed out lies in page-locked memory, read straight into it (`store.files.packed`): for a
               `HostTier(pinned=True)` above. Without a GPU: in ordinary memory, in the same order
 
     A file or block that is damaged is a miss that says so; when the block is put again, the file is set aside and
