@@ -14,6 +14,8 @@ def test_every_published_method_answers_and_accounts_for_its_tokens(folder, load
     fields = dict(METHODS[name].fields)
     if fields.get("prepare") == "with_neighbours":
         fields["prepare"] = "with_neighbours(n=2, search=exact)"
+    if name == "cacheclip":
+        fields["select"] = "cache_clip(helper=lab-full)"  # of another tokenizer
     record = Trial(str(folder), **fields, **QUESTIONS).run(loaded=loaded)
     assert record.n == 4 and record.flops > 0 and record.ttft_s.n == 1
     assert (record.rows_reused > 0) == (name not in ("full", "kvcomm")), "KVCOMM computes its first anchors in full"

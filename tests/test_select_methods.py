@@ -16,7 +16,7 @@ from workbench.engine.forward import prefill
 from workbench.methods import select
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.methods.select import cache_craft, choose
+from workbench.methods.select import cache_clip, cache_craft, choose
 from workbench.methods.select.cache_craft import CacheCraft, Past
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.models.spec import attach
@@ -188,6 +188,71 @@ def test_a_prompt_under_the_released_cacheblend_is_computed_over_fresh_early_lay
     for cached, before in zip(*blocks, strict=True):
         for ours, theirs in zip(cached.tensors(), before.tensors(), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_gradual_filtering_goes_on_with_those_that_deviate_most_layer_by_layer():
+    """CacheBlend, section 4.3, in one pass by hand: who is filtered out keeps what is cached from there on."""
+    deep, everything = model_of("llama", num_hidden_layers=4), torch.arange(len(PROMPT))
+    kv = assemble(deep, PROMPT, encode_many(deep, PROMPT.context))
+    truth = forward(deep, PROMPT.tokens, empty(deep, len(PROMPT)), everything).kv
+    found = scores("kv_deviation(stages=(0.5, 0.25))", deep, kv)[OPEN]
+    mixed, alive = kv.clone(), everything[OPEN]
+
+    def best(computed, layer, count):
+        pairs = ((kv.keys, computed.keys), (kv.values, computed.values))
+        apart = sum((mine[layer] - theirs[layer])[:, alive].square().sum((0, 2)) for mine, theirs in pairs)
+        return alive[apart.argsort(descending=True)[:count]].sort().values
+
+    for layer, count in ((1, 14), (2, 7), (3, 4)):
+        computed = truth if layer == 1 else forward(deep, PROMPT.tokens, mixed, alive).kv
+        done = range(2) if layer == 1 else range(layer, layer + 1)
+        for part in ("keys", "values"):
+            for at in done:
+                getattr(mixed, part)[at][:, alive] = getattr(computed, part)[at][:, alive]
+        alive = best(computed, layer, count)
+        assert (found.argsort(descending=True)[:count] + SIZES[0]).sort().values.tolist() == alive.tolist()
+    passes = select.named("kv_deviation(stages=(0.5, 0.2))").passes(deep, PROMPT)
+    assert [(len(done.rows), done.num_layers) for done in passes] == [(END, 2), (14, 3), (6, 4)]
+    with pytest.raises(BadInput, match="the model has layers 0 to 3"):
+        scores("kv_deviation(stages=(0.5, 0.4, 0.3))", deep, kv)
+
+
+def test_the_question_of_qcfuse_reads_what_a_passage_would_be_repeated_from(model, kv):
+    chooser = select.named("qc_fuse(layers=all, digest=0.3, sink=1)")
+    seen = chooser._seen(model, PROMPT)
+    assert seen[:, : SIZES[0]].all() and seen[:, END:].all(), "the system prompt and the question are read in whole"
+    for block, here in zip(PROMPT.context[1:], BLOCKS[1:], strict=False):
+        twice = torch.tensor(block.tokens * 2)
+        attention = forward(model, twice, empty(model, len(twice)), torch.arange(len(twice))).attention
+        for layer, each in enumerate(attention):
+            importance = each[:, len(block) :].softmax(-1)[..., : len(block)].amax((0, 1))
+            importance[0] = 9
+            best = importance.argsort(descending=True)[: ceil(0.3 * len(block))]
+            assert seen[layer, list(here)].nonzero()[:, 0].tolist() == best.sort().values.tolist()
+
+
+def test_qcfuse_with_whole_digests_is_prophetkv_and_weighs_all_keys_in_any_case(model, kv):
+    whole = scores("qc_fuse(digest=1, layers=all)", model, kv)
+    torch.testing.assert_close(whole, scores("prophet_kv(softmax=prompt)", model, kv), atol=1e-4, rtol=1e-3)
+    chooser = select.named("qc_fuse(layers=(1,), digest=0.2)")
+    found = chooser(model, PROMPT, kv.clone())
+    assert (found[OPEN] > 0).all() and not torch.allclose(
+        found[OPEN], scores("prophet_kv(layers=(1,))", model, kv)[OPEN]
+    )
+
+
+def test_a_helper_scores_by_its_last_layer_and_neighbours_share(model, kv, full):
+    attention = full.attention[-1][:, PROMPT.question].softmax(-1)[..., :END].sum((0, 1))
+    close(scores("cache_clip(window=1)", model, kv), attention)
+    smoothed = [
+        attention[[j for j in range(i - 1, i + 2) if j in block]].mean() for block in BLOCKS[:-1] for i in block
+    ]
+    close(scores("cache_clip(window=3)", model, kv), smoothed)
+
+
+def test_scores_of_another_tokenizer_are_carried_over_by_characters():
+    ours = cache_clip._over(torch.tensor([4.0, 1.0, 2.0]), [4, 5, 7], [2, 5, 6, 7])
+    assert ours.tolist() == [2.0, 3.0, 1.0, 1.0]
 
 
 def test_the_oracle_sums_all_layers(model, kv):

@@ -11,7 +11,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal, visible, window
-from workbench.core.plan import Pass, Plan
+from workbench.core.plan import Choose, Pass, Plan
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.models.families import declared_window, decoder_config
@@ -131,15 +131,19 @@ def from_question(
     last: int | None = None,
     over: str = "block",
     system: int = 1,
+    sparse: Sequence[Choose | None] = (),
 ) -> list[Tensor]:
     """[T] attention that each context token of a prompt gets from its question, prefilled over the stitched cache.
 
     Summed over layers, heads and the `last` question tokens (None: all). Softmax within each "block" apart, over the
     "documents" (the context without its first `system` blocks), the "context" or the whole "prompt". Writes the
-    question rows of `kvs`.
+    question rows of `kvs`. `sparse`: what the question of each prompt attends to while it is computed.
     """
     chosen = layers_of(model, layers)
-    plans = [Plan(prompt.question, return_queries=tuple(chosen), num_layers=chosen[-1] + 1) for prompt in prompts]
+    plans = [
+        Plan(prompt.question, sparse=choice, return_queries=tuple(chosen), num_layers=chosen[-1] + 1)
+        for prompt, choice in zip(prompts, sparse or [None] * len(prompts), strict=True)
+    ]
     requests = [PrefillRequest(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)]
     found = []
     for request, prompt, output in zip(requests, prompts, prefill_many(model, requests), strict=True):

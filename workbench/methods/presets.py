@@ -40,6 +40,15 @@ METHODS = {
     "cache-craft": Published("Cache-Craft", "arXiv:2502.15734", _after_system(select="cache_craft", ratio=None)),
     "epic": Published("EPIC", "arXiv:2410.15332", _block(select="first_k", ratio=0.15)),
     "prophetkv": Published("ProphetKV", "arXiv:2602.02579", _block(select="prophet_kv", ratio=0.2)),
+    "qcfuse": Published("QCFuse", "arXiv:2606.05875", _block(select="qc_fuse", ratio=0.3)),
+    "cacheclip": Published(
+        "CacheClip", "arXiv:2510.10129", _after_system(select="cache_clip(helper=smollm2)", ratio=0.2)
+    ),
+    "cacheblend-gradual": Published(
+        "CacheBlend, gradual filtering",
+        "arXiv:2405.16444, section 4.3",
+        _after_system(select="kv_deviation(fresh=True, stages=(0.3, 0.2))", ratio=0.15),
+    ),
     "a3": Published("A³", "arXiv:2511.17560", _block(select="a3", ratio=0.15)),
     "ape": Published("APE", "arXiv:2502.05431", _after_system(positions="shared", attend="ape")),
     "turborag": Published("TurboRAG, composite positions", "arXiv:2410.07590", _block(positions="shared")),

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -39,6 +40,7 @@ from workbench.models.spec import ModelSpec, attach
 from workbench.models.weights import adapters, compact, delta_weights
 from workbench.models.weights.weight_layout import by_input_channel
 
+TOKENIZERS = WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase]()  # of models that were loaded
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -104,7 +106,15 @@ def load(
     if place.type == "cpu":
         keep_freed()
         by_input_channel(model)
+    TOKENIZERS[model] = tokenizer
     return Loaded(model.to(place).eval(), tokenizer, layout)
+
+
+def tokenizer_for(model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that a model was loaded with. BadInput for a model that `load` did not load."""
+    if model not in TOKENIZERS:
+        raise BadInput(f"{type(model).__name__} has no tokenizer here: load it with `models.load` where text is needed")
+    return TOKENIZERS[model]
 
 
 @contextmanager

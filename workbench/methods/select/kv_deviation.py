@@ -3,10 +3,30 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, exact, gap, part, ruled, whole
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
+from workbench.engine.forward import prefill
+from workbench.methods.select import (
+    KV,
+    Pass,
+    Prompt,
+    Select,
+    budget,
+    choose,
+    context_pass,
+    documents,
+    exact,
+    gap,
+    part,
+    ruled,
+    whole,
+    without_system,
+)
+from workbench.models.spec import spec_for
 
 
 @dataclass(frozen=True)
@@ -21,6 +41,11 @@ class KvDeviation(Select):
             code leaves it behind its check layer; without it only the chosen tokens are renewed (FusionRAG, section
             2.2.2). It writes the context rows of these layers in the request's own assembled cache, no cached block
 
+    stages  shares of the document tokens that go on, one a layer behind `layer`: (0.4, 0.3, 0.2) computes the 40% that
+            deviate most in the next layer, too, of those the 30% that deviate most there in the one after, and so on
+            (the paper's gradual filtering, whose shares it does not give). Who is filtered out ranks behind those who
+            are not. The chosen ones are then computed from layer 0, so what the stages compute is charged besides
+
     The released code in full: `kv_deviation(part=v, fresh=True, system=0)`; its ratio is of all context tokens.
 
     With $k$, $v$ as cached and $\hat k$, $\hat v$ under full attention, in layer $l$ = `layer`:
@@ -32,12 +57,36 @@ class KvDeviation(Select):
     layer: int = whole(1, "it is a layer number, 0 or more")
     part: str = part()
     fresh: bool = ruled(False, "it is True or False", lambda value: type(value) is bool)
+    stages: tuple[float, ...] = ruled(
+        (), "shares in brackets, as (0.4, 0.3), each above 0 and at most the one before", lambda value: _falling(value)
+    )
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        if self.stages and self.layer + len(self.stages) >= (count := spec_for(model).layers):
+            raise BadInput(f"stages {self.stages} behind layer {self.layer}: the model has layers 0 to {count - 1}")
         truths = exact(model, prompts, self.layer + 1)
         scores = [gap(kv, truth, self.layer, self.part) for kv, truth in zip(kvs, truths, strict=True)]
-        for kv, truth in zip(kvs, truths, strict=True) if self.fresh else ():
+        works = kvs if self.fresh or not self.stages else [kv.clone() for kv in kvs]
+        for kv, truth in zip(works, truths, strict=True) if self.fresh or self.stages else ():
             self._renew(kv, truth)
+        if self.stages:
+            each = zip(prompts, works, scores, strict=True)
+            scores = [self._filtered(model, prompt, kv, score.cpu()) for prompt, kv, score in each]
+        return scores
+
+    def _filtered(self, model: PreTrainedModel, prompt: Prompt, kv: KV, scores: Tensor) -> Tensor:
+        """Return scores that rank by how many stages a token passed, then by its deviation there."""
+        scores = _ranked(scores)
+        for number, share in enumerate(self.stages, 1):
+            rows = choose(without_system(scores, prompt, self.system), prompt, share, system=self.system)
+            if not len(rows):
+                break
+            layer, here = self.layer + number, rows.to(kv.keys[0].device)
+            cached = {"k": kv.keys[layer], "v": kv.values[layer]}
+            stale = {name: cached[name][:, here].float() for name in self.part}
+            prefill(model, prompt.tokens, Plan(rows, num_layers=layer + 1), kv)
+            moved = sum((cached[name][:, here].float() - stale[name]).square().sum((0, 2)) for name in self.part)
+            scores[rows] = number + _ranked(torch.as_tensor(moved).cpu())
         return scores
 
     def _renew(self, kv: KV, truth: KV) -> None:
@@ -48,4 +97,23 @@ class KvDeviation(Select):
         kv.changed()
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return context_pass(prompt, self.layer + 1)
+        where, done = documents(prompt, self.system), list(context_pass(prompt, self.layer + 1))
+        for number, share in enumerate(self.stages, 1):
+            count = budget(prompt, share, self.system)  # which they are is not known before: spread evenly
+            rows = where[torch.linspace(0, len(where) - 1, count).long()].tolist() if count else []
+            done.append(Pass(rows, prompt.starts[-1], self.layer + number + 1))
+        return tuple(done)
+
+
+def _falling(value: object) -> bool:
+    """Return whether a value is a tuple of shares that do not grow."""
+    shares = value if isinstance(value, tuple) else (2.0,)
+    return all(0 < share <= before for before, share in zip((1.0, *shares), shares, strict=False))
+
+
+def _ranked(scores: Tensor) -> Tensor:
+    """Return ranks in [0, 1) of scores [T]; equal ones in the order in which `choose` takes them."""
+    order = scores.sort(descending=True, stable=True).indices
+    ranks = torch.empty(len(scores))
+    ranks[order] = torch.arange(len(scores), 0, -1) / (len(scores) + 1)
+    return ranks

@@ -1,0 +1,122 @@
+"""Tokens that a small helper model attends to in its last layer, grouped by neighbourhood (CacheClip, 2510.10129)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench import models
+from workbench.core.blocks import Block
+from workbench.engine.attention_maps import from_question, layers_of
+from workbench.methods.select import KV, Pass, Prompt, Select, exact, layers, whole
+from workbench.models.loading import Loaded, tokenizer_for
+
+
+@dataclass(frozen=True)
+class CacheClip(Select):
+    r"""A helper reads the whole prompt; what its question attends to is recomputed in the model, with its neighbours.
+
+    helper  a model by name or folder, of any tokenizer: scores are carried over by the characters that tokens share;
+            none: the model itself, whose pass is charged like any other
+    layers  of the helper: "last" (the paper), "all", or layer numbers
+    window  tokens over which scores are averaged within a passage, so that neighbours are chosen together; 1: none
+
+    Chunks are cached behind one shared prefix, whose sink is kept once: `prepare=after_system`.
+
+    *Follows a description: the paper's abstracts, which fine-tune SmolLM2-135M to help; here it helps as it comes.*
+
+    With the helper's attention $a$ from the question $Q$, mean over heads, and $W(t)$ the window around token $t$:
+
+    $$s_t = \frac{1}{|W(t)|} \sum_{u \in W(t)} \sum_{q \in Q} a_{q \to u}$$
+    """
+
+    helper: str | None = None
+    layers: str | tuple[int, ...] = layers("last", "last", "all")
+    window: int = whole(8, "how many neighbouring tokens share a score, 1 or more", least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.helper is not None:
+            models.folder(self.helper)
+
+    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        if self.helper is None:
+            found = [self._attention(model, prompt) for prompt in prompts]
+        else:
+            helper, tokenizer = _loaded(self.helper, model.device.type), tokenizer_for(model)
+            found = [self._carried(helper, tokenizer, prompt) for prompt in prompts]
+        return [self._grouped(prompt, scores) for prompt, scores in zip(prompts, found, strict=True)]
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        if self.helper is None:
+            return (Pass(range(len(prompt)), len(prompt), layers_of(model, self.layers)[-1] + 1),)
+        helper = _loaded(self.helper, model.device.type).model
+        return (Pass(range(len(prompt)), len(prompt), weight=_size(helper) / _size(model)),)
+
+    def _attention(self, model: PreTrainedModel, prompt: Prompt) -> Tensor:
+        """Return what the question of a prompt attends to under full attention of `model`, [T of the context]."""
+        depth = layers_of(model, self.layers)[-1] + 1
+        (kv,) = exact(model, [prompt], depth)
+        kv.grow(len(prompt.question))
+        return from_question(model, [prompt], [kv], self.layers, None, "prompt")[0].cpu()
+
+    def _carried(self, helper: Loaded, tokenizer: Any, prompt: Prompt) -> Tensor:
+        """Return the helper's scores of the context, carried over to the tokens of the model block by block."""
+        texts = [tokenizer.decode(block.tokens, clean_up_tokenization_spaces=False) for block in prompt.blocks]
+        ids = [helper.tokenizer(text, add_special_tokens=False)["input_ids"] or [0] for text in texts]
+        read = Prompt(tuple(Block(tuple(each)) for each in ids))
+        parts = self._attention(helper.model, read).split([len(block) for block in read.context])
+        ends = [_ends(tokenizer, block.tokens) for block in prompt.context]
+        return torch.cat(
+            [_over(part, _ends(helper.tokenizer, own), end) for part, own, end in zip(parts, ids, ends, strict=True)]
+        )
+
+    def _grouped(self, prompt: Prompt, scores: Tensor) -> Tensor:
+        """Average scores over windows that stay within their block."""
+        parts = scores.float().split([len(block) for block in prompt.context])
+        return torch.cat([_mean(part, self.window) for part in parts])
+
+
+def _mean(scores: Tensor, width: int) -> Tensor:
+    """Return the mean over up to `width` neighbours of each score [T], fewer at the ends."""
+    sums = torch.cat((scores.new_zeros(1), scores.double().cumsum(0)))
+    at = torch.arange(len(scores))
+    low, high = (at - (width - 1) // 2).clamp(min=0), (at + width // 2 + 1).clamp(max=len(scores))
+    return ((sums[high] - sums[low]) / (high - low)).float()
+
+
+def _ends(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
+    """Return behind how many characters of their text each token ends."""
+    alone = list(accumulate(len(tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in tokens))
+    if alone[-1] == len(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)):
+        return alone
+    heads = (list(tokens[: count + 1]) for count in range(len(tokens)))
+    return [len(tokenizer.decode(head, clean_up_tokenization_spaces=False)) for head in heads]
+
+
+def _over(scores: Tensor, theirs: Sequence[int], ours: Sequence[int]) -> Tensor:
+    """Deal scores of tokens that end at characters `theirs` out over their characters, and sum them up to `ours`."""
+    most = max(theirs[-1], ours[-1])
+    each = torch.zeros(most, dtype=torch.float64)
+    begin = 0
+    for score, end in zip(scores.tolist(), theirs, strict=True):
+        each[begin:end] += score / max(1, end - begin)
+        begin = max(begin, end)
+    sums = torch.cat((each.new_zeros(1), each.cumsum(0)))[list(ours)]
+    return torch.cat((sums[:1], sums.diff())).float()
+
+
+@lru_cache(maxsize=2)
+def _loaded(name: str, device: str) -> Loaded:
+    """Return a helper, loaded once; on the device of the model, on the CPU for a model without weights."""
+    return models.load(name, device if device == "cuda" else "cpu")
+
+
+def _size(model: PreTrainedModel) -> int:
+    """Return the parameters of the layers, which every token passes."""
+    return sum(parameter.numel() for parameter in model.get_decoder().layers.parameters())

@@ -1,0 +1,110 @@
+"""Tokens that a question attends to that has read only a digest of every passage (QCFuse, arXiv:2606.05875)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block
+from workbench.core.plan import Pass, Plan, Site
+from workbench.core.tiling.tiles import Tiles
+from workbench.engine.assembly import empty
+from workbench.engine.attention_maps import from_question, layers_of, logits, question_pass
+from workbench.engine.attention_maps import softmax as weigh
+from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.methods.registry import ruled
+from workbench.methods.select import KV, Prompt, Select, layers, softmax, whole
+from workbench.store import fingerprint
+
+
+@dataclass(frozen=True)
+class QcFuse(Select):
+    r"""The question runs over digests of the passages; its queries of a few layers then score all tokens.
+
+    A digest holds, layer by layer, the tokens of a passage that are looked up most when the passage is to be repeated
+    (KVzip): it is made once a passage and kept with this object, preprocessing like the cache itself.
+
+    layers   "middle": three layers at 55% of the depth, where the published profiles of four models lie; "all", "last",
+             or layer numbers of a profile of your own
+    digest   share of a passage that is in its digest; 1: the whole passage, 0: none of it
+    sink     tokens at a passage's start that are in it before all others
+    ask      token ids of the request to repeat; none: the passage itself stands for it, as in KVzip
+    softmax  over the whole "prompt" (the method), the "context", "documents" or each "block"
+
+    *Follows released code: `indice_select.py` and `digest_index_manager.py` of leideng/QCFuse, whose request is a
+    sentence and whose ranking sees the system prompt's sink as well.* On pages its question is computed over a copy.
+
+    With queries $q$ of the question over digests, layers $L$ and all keys $P$ of the prompt:
+
+    $$s_t = \sum_{l \in L} \sum_h \sum_{q \in Q}
+    \frac{\exp(q_h^l \cdot k_t^l / \sqrt{d})}{\sum_{u \in P} \exp(q_h^l \cdot k_u^l / \sqrt{d})}$$
+    """
+
+    layers: str | tuple[int, ...] = layers("middle", "middle", "all", "last")
+    digest: float = ruled(0.1, "it is a share, from 0 to 1", lambda value: 0 <= value <= 1)
+    sink: int = whole(4, "how many tokens at a passage's start, 0 or more")
+    ask: tuple[int, ...] = ruled((), "token ids in brackets", lambda value: all(type(each) is int for each in value))
+    softmax: str = softmax("prompt")
+    digests: dict[tuple[str, str], list[Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        sparse = [Digest(self._seen(model, prompt)) for prompt in prompts]
+        return from_question(model, prompts, kvs, self._layers(model), None, self.softmax, self.system, sparse)
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        return (question_pass(model, prompt, self._layers(model)),)
+
+    def _layers(self, model: PreTrainedModel) -> str | tuple[int, ...]:
+        if self.layers != "middle":
+            return self.layers
+        count = len(layers_of(model, "all"))
+        middle = round(0.55 * (count - 1))
+        return tuple(sorted({min(max(middle + step, 0), count - 1) for step in (-1, 0, 1)}))
+
+    def _seen(self, model: PreTrainedModel, prompt: Prompt) -> Tensor:
+        """Return [L, N] bool: the tokens of a prompt that its question may read in every layer."""
+        seen = torch.ones(len(layers_of(model, "all")), len(prompt), dtype=torch.bool)
+        known, passages = fingerprint(model), prompt.context[self.system :]
+        missing = {block for block in passages if (known, block.content) not in self.digests}
+        for block, ranks in zip(missing, self._ranked(model, list(missing)), strict=True):
+            self.digests[known, block.content] = ranks
+        for start, block in zip(prompt.starts[self.system :], passages, strict=False):
+            count = ceil(self.digest * len(block))
+            for layer, ranked in enumerate(self.digests[known, block.content]):
+                seen[layer, start + ranked[count:]] = False
+        return seen
+
+    def _ranked(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[list[Tensor]]:
+        """Return the tokens of every block [n] by importance, a layer each: sinks, then what its repetition reads."""
+        chosen, prompts = layers_of(model, "all"), [Prompt((b, Block(self.ask) if self.ask else b)) for b in blocks]
+        requests = []
+        for prompt in prompts:
+            plan = Plan(torch.arange(len(prompt)), return_queries=tuple(chosen), num_layers=len(chosen))
+            requests.append(PrefillRequest(prompt.tokens, plan, empty(model, len(prompt))))
+        found = []
+        for prompt, request, output in zip(prompts, requests, prefill_many(model, requests), strict=True):
+            ends, ranked = prompt.starts[-1], []
+            for layer in chosen:
+                best = torch.zeros(ends, device=model.device)
+                asked = output.queries[layer][:, ends:]
+                for _, scores in logits(model, layer, asked, request.kv.keys[layer], prompt.question):
+                    best = best.maximum(weigh(scores)[..., :ends].amax((0, 1)))
+                best[: self.sink] = torch.inf
+                ranked.append(best.sort(descending=True, stable=True).indices.cpu())
+            found.append(ranked)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Digest:
+    """A choice of keys by layer: `seen` [L, N] bool, for all rows and heads."""
+
+    seen: Tensor
+
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
+        """Choose single columns; no tile is kept in whole."""
+        columns = self.seen[site.layer, : keys.shape[1]].to(keys.device).expand(len(queries), -1)
+        return Tiles(torch.zeros(len(queries), 1, 1, dtype=torch.bool, device=keys.device), keys.shape[1], columns)
