@@ -147,6 +147,14 @@ def test_relax_kv_hides_what_matters_little_from_recomputed_tokens_alone(model):
     assert bool(sees(torch.tensor([[len(PROMPT) + 2]]), columns[None]).all())
 
 
+def test_what_is_not_chosen_is_dropped_for_the_answer_as_well(model):
+    rows = torch.cat((torch.tensor([6, 20]), PROMPT.question))
+    sees = attend.named("chosen").plan(PROMPT, rows, None)["sees"]
+    last = torch.tensor([[len(PROMPT) + 1]])
+    seen = sees(last, torch.arange(len(PROMPT) + 3)[None])[0].nonzero()[:, 0].tolist()
+    assert seen == [0, 1, 2, 3, 6, 20, *PROMPT.question.tolist(), len(PROMPT), len(PROMPT) + 1]
+
+
 @pytest.mark.parametrize(("temperature", "scale"), [(1.0, 1.0), (0.9, 0.9), (0.5, 2.0)])
 def test_ape_merges_passages_and_the_rest_by_their_log_sum_exp(model, temperature, scale):
     """As `ape_llama.py` does: two attentions, then a softmax of their two log-sum-exps."""

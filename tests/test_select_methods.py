@@ -9,6 +9,7 @@ import torch
 from tests.by_hand import forward
 from tests.random_models import model_of, prompt_of
 from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
 from workbench.engine import attention_maps
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.encoding import encode_many
@@ -253,6 +254,48 @@ def test_a_helper_scores_by_its_last_layer_and_neighbours_share(model, kv, full)
 def test_scores_of_another_tokenizer_are_carried_over_by_characters():
     ours = cache_clip._over(torch.tensor([4.0, 1.0, 2.0]), [4, 5, 7], [2, 5, 6, 7])
     assert ours.tolist() == [2.0, 3.0, 1.0, 1.0]
+
+
+def test_sam_kv_keeps_anchors_and_as_many_blocks_as_are_worth_more_than_they(model, kv):
+    """Its released rule in loops: queries of the question and of the other passages, mean keys of anchors, blocks."""
+    anchors = [{block[0], *list(block)[-2:]} for block in BLOCKS[1:-1]]
+    read = {*BLOCKS[0], *BLOCKS[-1], *set().union(*anchors)}
+    visible = torch.tensor([t in read for t in range(len(PROMPT))])
+    plan = Plan(PROMPT.question, lambda row, col: (col <= row) & visible[col], return_queries=(1, 2))
+    asked = prefill(model, PROMPT.tokens, plan, kv.clone()).queries
+    shares = [dict[int, float]() for _ in anchors]
+    values = [dict[int, list[float]]() for _ in anchors]
+    for layer in (1, 2):
+        generic, own = asked[layer].mean(1), []
+        for block in PROMPT.context[1:]:
+            alone = Plan(torch.arange(len(block)), return_queries=(layer,))
+            query = prefill(model, block.ids, alone, empty(model, len(block))).queries[layer][:, -2:].mean(1)
+            near = torch.nn.functional.cosine_similarity(query, generic, dim=-1).abs()
+            own.append(query * near[:, None])
+        for i, block in enumerate(BLOCKS[1:-1]):
+            query = generic + sum(one for j, one in enumerate(own) if j != i) / 2
+            inner = [t for t in block if t not in anchors[i]]
+            groups = [inner[at : at + 2] for at in range(0, len(inner), 2)]
+
+            def worth(tokens, query=query, layer=layer):
+                key = kv.keys[layer][:, tokens].mean(1)
+                return sum(float(query[2 * h : 2 * h + 2].mean(0) @ key[h]) for h in range(2))
+
+            anchor, each = worth(sorted(anchors[i])), [worth(group) for group in groups]
+            inside = min(each) < anchor <= max(each)
+            shares[i][layer] = (max(each) - anchor) / (max(each) - min(each)) if inside else 0.0
+            values[i][layer] = each
+    expected = set[int]()
+    for i, block in enumerate(BLOCKS[1:-1]):
+        inner = [t for t in block if t not in anchors[i]]
+        count = int(-(-len(inner) // 2) * sum(shares[i].values()) / 2)
+        expected |= anchors[i]
+        for each in values[i].values():
+            for at in sorted(range(len(each)), key=lambda j, each=each: -each[j])[:count]:
+                expected |= {*inner[2 * at : 2 * at + 2]}
+    found = scores("sam_kv(first=1, last=2, block=2, layers=(1, 2))", model, kv.clone())
+    assert set((found > -torch.inf).nonzero()[:, 0].tolist()) == expected
+    assert any(share for each in shares for share in each.values()), "some blocks are worth more"
 
 
 def test_the_oracle_sums_all_layers(model, kv):

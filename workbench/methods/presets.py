@@ -49,6 +49,11 @@ METHODS = {
         "arXiv:2405.16444, section 4.3",
         _after_system(select="kv_deviation(fresh=True, stages=(0.3, 0.2))", ratio=0.15),
     ),
+    "sam-kv": Published(
+        "SAM-KV",
+        "as in arXiv:2604.13226's code",
+        _block(select="sam_kv", ratio=None, correct="fuse", attend="chosen"),
+    ),
     "a3": Published("A³", "arXiv:2511.17560", _block(select="a3", ratio=0.15)),
     "ape": Published("APE", "arXiv:2502.05431", _after_system(positions="shared", attend="ape")),
     "turborag": Published("TurboRAG, composite positions", "arXiv:2410.07590", _block(positions="shared")),

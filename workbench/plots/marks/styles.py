@@ -130,6 +130,7 @@ SELECTORS = Looks(
         "a3": Look(ORANGE, "square", name="question-guided in the first layer (A³)"),
         "qc_fuse": Look(RED, "square", name="question-guided by digests (QCFuse)"),
         "cache_clip": Look(PINK, "square", name="a helper's attention (CacheClip)"),
+        "sam_kv": Look(BROWN, "square", name="anchors and asked-for blocks (SAM-KV)"),
         "answer_guided": Look(GREEN, "star", name="answer-guided"),
         "oracle": Look(INK, "x", name="largest deviation (oracle)"),
         "all": Look(INK, "circle", name="full attention"),
