@@ -46,6 +46,9 @@ class KvDeviation(Select):
             (the paper's gradual filtering, whose shares it does not give). Who is filtered out ranks behind those who
             are not. The chosen ones are then computed from layer 0, so what the stages compute is charged besides
 
+    KVShare (arXiv:2503.16525) chooses by deviation as well, in the prefill and again while decoding; its exact rule is
+    not public, so it has no name here.
+
     The released code in full: `kv_deviation(part=v, fresh=True, system=0)`; its ratio is of all context tokens.
 
     With $k$, $v$ as cached and $\hat k$, $\hat v$ under full attention, in layer $l$ = `layer`:
