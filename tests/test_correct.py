@@ -13,6 +13,7 @@ from workbench.core.rope import rotate
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
+from workbench.experiments.trials import budget
 from workbench.methods import attend, correct, finish, select
 from workbench.methods.correct.kvcomm import Kvcomm
 from workbench.methods.generation import answer
@@ -21,6 +22,7 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.link0 import Link0
 from workbench.methods.sampling import SamplingParams
+from workbench.metrics.cost import charged_share
 from workbench.models.spec import attach
 from workbench.store import MemoryStore
 
@@ -242,3 +244,14 @@ def test_an_adjusted_plan_is_carried_out_before_its_rows_attend(model):
     object.__setattr__(plan, "adjust", lambda layer, keys, values: seen.append((layer, keys.shape[1])))
     prefill(model, PROMPT.tokens, plan, kv)
     assert seen == [(layer, len(PROMPT)) for layer in range(3)]
+
+
+@pytest.mark.parametrize("charged", [0.3, 0.6, 0.95])
+def test_a_charged_budget_is_kept_by_a_correction_that_chooses_its_tokens(model, charged):
+    deep = model_of("llama", num_hidden_layers=12)  # of which two are computed in full to choose
+    within = budget.within(deep, Reuse(correct=correct.named("agent_kv_shift")), [PROMPT, OTHER], charged)
+    ready = within.begin(deep, [PROMPT, OTHER])
+    shares = [charged_share(one.passes, 12, len(one.request.tokens)) for one in ready]
+    assert sum(shares) / 2 <= charged < sum(shares) / 2 + 0.35
+    with pytest.raises(BadInput, match="a method with a selector is needed"):
+        budget.within(deep, Reuse(correct=Kvcomm()), [PROMPT], 0.5)
