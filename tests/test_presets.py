@@ -14,8 +14,11 @@ def test_every_published_method_answers_and_accounts_for_its_tokens(folder, load
     fields = dict(METHODS[name].fields)
     if fields.get("prepare") == "with_neighbours":
         fields["prepare"] = "with_neighbours(n=2, search=exact)"
-    if name == "cacheclip":
-        fields["select"] = "cache_clip(helper=lab-full)"  # of another tokenizer
+    small = {
+        "cacheclip": "cache_clip(helper=lab-full)",  # of another tokenizer
+        "cacheblend-gradual": "kv_deviation(fresh=True, layer=0, stages=(0.3,))",  # of two layers
+    }
+    fields |= {"select": small[name]} if name in small else {}
     record = Trial(str(folder), **fields, **QUESTIONS).run(loaded=loaded)
     assert record.n == 4 and record.flops > 0 and record.ttft_s.n == 1
     assert (record.rows_reused > 0) == (name not in ("full", "kvcomm")), "KVCOMM computes its first anchors in full"

@@ -32,7 +32,7 @@ OPTIONS = [
     "first_k(k=3)",
     "kv_deviation(part=v)",
     "kv_deviation(part=k, layer=2)",
-    "kv_deviation(stages=(0.5,))",
+    "kv_deviation(stages=(1.0,))",
     "qc_fuse(layers=all, digest=0.3, sink=1)",
     "cache_clip(layers=all, window=3)",
     "oracle(layers=(0, -1))",

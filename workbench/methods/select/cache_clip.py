@@ -73,7 +73,10 @@ class CacheClip(Select):
         parts = self._attention(helper.model, read).split([len(block) for block in read.context])
         ends = [_ends(tokenizer, block.tokens) for block in prompt.context]
         return torch.cat(
-            [_over(part, _ends(helper.tokenizer, own), end) for part, own, end in zip(parts, ids, ends, strict=True)]
+            [
+                _over(part, _ends(helper.tokenizer, own), end)
+                for part, own, end in zip(parts, ids[:-1], ends, strict=True)
+            ]
         )
 
     def _grouped(self, prompt: Prompt, scores: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class KvDeviation(Select):
 
     def _filtered(self, model: PreTrainedModel, prompt: Prompt, kv: KV, scores: Tensor) -> Tensor:
         """Return scores that rank by how many stages a token passed, then by its deviation there."""
-        scores = _ranked(scores)
+        scores = _below_one(scores)
         for number, share in enumerate(self.stages, 1):
             rows = choose(without_system(scores, prompt, self.system), prompt, share, system=self.system)
             if not len(rows):
@@ -89,7 +89,7 @@ class KvDeviation(Select):
             stale = {name: cached[name][:, here].float() for name in self.part}
             prefill(model, prompt.tokens, Plan(rows, num_layers=layer + 1), kv)
             moved = sum((cached[name][:, here].float() - stale[name]).square().sum((0, 2)) for name in self.part)
-            scores[rows] = number + _ranked(torch.as_tensor(moved).cpu())
+            scores[rows] = number + _below_one(torch.as_tensor(moved).cpu())
         return scores
 
     def _renew(self, kv: KV, truth: KV) -> None:
@@ -114,9 +114,6 @@ def _falling(value: object) -> bool:
     return all(0 < share <= before for before, share in zip((1.0, *shares), shares, strict=False))
 
 
-def _ranked(scores: Tensor) -> Tensor:
-    """Return ranks in [0, 1) of scores [T]; equal ones in the order in which `choose` takes them."""
-    order = scores.sort(descending=True, stable=True).indices
-    ranks = torch.empty(len(scores))
-    ranks[order] = torch.arange(len(scores), 0, -1) / (len(scores) + 1)
-    return ranks
+def _below_one(distance: Tensor) -> Tensor:
+    """Return distances [T] as numbers from 0 to 1 in the same order."""
+    return distance / (1 + distance)
