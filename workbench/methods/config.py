@@ -35,8 +35,9 @@ class MethodConfig(MethodFields):
             raise BadInput(f"{given} is for mode block: mode {name} reuses no cached blocks")
         if self.charged is not None and not 0 < self.charged <= 1:
             raise BadInput(f"charged is {self.charged}: a share of the prompt's tokens above 0, at most 1, is needed")
-        if self.charged is not None and self.select == self.correct == "none":
-            raise BadInput(f"charged {self.charged} sets the ratio of a selector or correction: both are none")
+        chooses = self.correct != "none" and corrections.named(self.correct).chooses
+        if self.charged is not None and self.select == "none" and not chooses:
+            raise BadInput(f"charged {self.charged} sets the ratio of a selector or correction: none has one here")
         registry.found(preparations.__name__, self.prepare, ("corpus",))
         reuse = Reuse(positions_named(self.positions), select=self._select(), ratio=self.ratio)
         self._sparse(replace(reuse, **self._changes()))

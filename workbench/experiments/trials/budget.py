@@ -31,7 +31,7 @@ def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], ch
     A model on the meta device tells whether there is one; of a correction the first prompts are tried. Raises BadInput
     for a method that recomputes no chosen tokens, and for one that computes more before it recomputes any.
     """
-    if not isinstance(method, Reuse) or not (method.select or method.correct):
+    if not isinstance(method, Reuse) or not (method.select or (method.correct and method.correct.chooses)):
         raise BadInput(f"charged is {charged}: a method with a selector is needed, whose ratio it sets")
     layers, select = len(layers_of(model, "all")), method.select
     lengths = np.array([len(prompt) for prompt in prompts])

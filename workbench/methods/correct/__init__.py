@@ -7,6 +7,7 @@ it computes it reports as passes. A correction imports its types from here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -34,7 +35,12 @@ class Correction:
 
 @dataclass(frozen=True, kw_only=True)
 class Correct:
-    """Corrects assembled caches. `system`: blocks at the front that are exact as cached."""
+    """Corrects assembled caches. `system`: blocks at the front that are exact as cached.
+
+    chooses  whether it recomputes tokens of its own choice, by a ratio, where no selector does
+    """
+
+    chooses: ClassVar[bool] = False
 
     system: int = registry.system_blocks()
 

@@ -35,6 +35,8 @@ class AgentKvShift(Correct):
     $$x_t^l \leftarrow x_t^l + \min(d_t, 1) \, \frac{1}{|P|} \sum_{p \in P} (\hat x_p^l - x_p^l), \quad t \notin P$$
     """
 
+    chooses = True
+
     layer: int = whole(1, "it is a layer number, 0 or more")
     cap: float = ruled(1.0, "it is 0 or more", lambda value: value >= 0)
 
