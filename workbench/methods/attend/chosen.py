@@ -10,7 +10,7 @@ from workbench.methods.attend import Attend, Prompt
 
 
 @dataclass(frozen=True)
-class Chosen(Attend):
+class ChosenTokens(Attend):
     r"""What is not worth computing again is not worth reading: a sparse context of fresh tokens.
 
     Every row sees the system prompt, the recomputed tokens and the question, as far as they are before it.
