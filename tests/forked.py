@@ -95,8 +95,9 @@ def ended(pid: int) -> int:
 def serve(address: str, modules: Sequence[str]) -> None:
     parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
+        listener.bind(f"{address}.new")
         listener.listen(20)
+        os.rename(f"{address}.new", address)  # who finds it is heard
         for name in modules:
             importlib.import_module(name)
         assert threading.active_count() == 1, "a fork of threads may wait for a lock that none of them gives back"
@@ -123,9 +124,11 @@ def become(asker: socket.socket) -> int:
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.chdir(asked["folder"])
-    for number, output in enumerate(outputs, 1):
+    for number, (name, output) in enumerate(zip(("stdout", "stderr"), outputs, strict=True), 1):
         os.dup2(output, number)
         os.close(output)
+        before = getattr(sys, name)  # of the serving process, where it may be a file: that a pipe is none is found anew
+        setattr(sys, name, os.fdopen(number, "w", 1, before.encoding, before.errors, closefd=False))
     threading.Thread(target=lambda: (asker.recv(1), os._exit(1)), daemon=True).start()
     code = 0
     sys.argv = asked["words"]
@@ -136,6 +139,8 @@ def become(asker: socket.socket) -> int:
     except BaseException:
         traceback.print_exc()
         code = 1
+    sys.stdout.flush()  # whoever asked goes when it knows the code, and this process with it
+    sys.stderr.flush()
     asker.send(bytes([code]))
     return code
 

@@ -4,9 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
+import scale
 import torch
-
-pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.assembly import assemble
@@ -16,6 +15,9 @@ from workbench.experiments.bench.models import chunked, operations, recompute, w
 from workbench.experiments.bench.models.operations import OPERATIONS
 from workbench.experiments.bench.models.whole_model import LLAMA, Scene, build
 from workbench.experiments.bench.timing import Roof
+
+pytest.importorskip("triton", reason="Triton is not available on this platform")
+
 
 TINY = LLAMA | {
     "hidden_size": 64,
@@ -169,3 +171,18 @@ def test_a_candidate_that_fails_is_reported_and_the_others_are_timed(scene):
 def test_times_are_refused_without_a_gpu():
     with pytest.raises(operations.BadInput, match="GPU"):
         next(operations.run("question", []))
+
+
+# --- Curves of scale: every axis can be measured
+@pytest.fixture(scope="module")
+def rows():
+    scene = Scene(build(LLAMA | TINY), [], unit=16)
+    axes = {"context": (1, 2), "question": (1, 3), "blocks": (8, 32), "batch": (1, 2)}
+    return list(scale.curves(scene, axes, runs=2))
+
+
+def test_every_axis_is_measured(rows):
+    assert [(row["axis"], row["x"]) for row in rows[:3]] == [("context", 1), ("context", 2), ("question", 1)]
+    assert all(row["ms"] > 0 and row["pool_gb"] > 0 for row in rows)
+    assert {row["block"] for row in rows if row["axis"] == "blocks"} == {64, 16}
+    assert all(row["tokens_per_s"] > 0 for row in rows if row["axis"] == "batch")

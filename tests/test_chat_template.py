@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import chat_tokenizers, tiny
+from tests.refusals import refused
 from workbench import generate, models
 from workbench.core.errors import BadInput
 from workbench.data import Passage, Sample, chat_template
@@ -228,8 +229,7 @@ def test_a_layout_is_chosen_by_name_or_file(instruct, tmp_path):
 def test_a_layout_file_that_is_none_is_refused_before_anything_is_read(tmp_path, text, message):
     if text is not None:
         (tmp_path / "own.json").write_text(text)
-    with pytest.raises(BadInput, match=message):
-        Trial("no-such-model", layout=str(tmp_path / "own.json"))
+    refused(message, Trial, "no-such-model", layout=str(tmp_path / "own.json"))
     with pytest.raises(BadInput, match=message):
         models.load(tiny.checkpoint(tmp_path / "model"), layout=str(tmp_path / "own.json"))
 
@@ -270,6 +270,5 @@ def test_a_template_that_does_not_end_is_refused_in_bounded_time_and_memory(temp
     words = tiny.tokenizer()
     words.chat_template = template
     begun = resource.getrlimit(resource.RLIMIT_AS)
-    with pytest.raises(BadInput, match="the chat template"):
-        layout(words)
+    refused("the chat template", layout, words)
     assert resource.getrlimit(resource.RLIMIT_AS) == begun and sys.gettrace() is None

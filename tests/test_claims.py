@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.refusals import refused
 from workbench import results
 from workbench.app.cli import app
 from workbench.app.notebooks import run as notebook_run
-from workbench.core.errors import BadInput
 from workbench.experiments.judging import claim_file, claims
 from workbench.experiments.judging.claims import CONFIRMED, CONTRADICTED, OPEN
 from workbench.plots.reports import claims as figures
@@ -220,8 +220,7 @@ def test_what_was_not_measured_names_the_command(tmp_path):
     ],
 )
 def test_a_bad_row_is_one_sentence(tmp_path, row, words):
-    with pytest.raises(BadInput, match=words.replace("(", r"\(")):
-        items_of(tmp_path, ANSWERS | SIDES | row)
+    refused(words.replace("(", r"\("), items_of, tmp_path, ANSWERS | SIDES | row)
 
 
 @pytest.mark.parametrize(
@@ -234,8 +233,7 @@ def test_a_bad_row_is_one_sentence(tmp_path, row, words):
     ],
 )
 def test_a_bad_item_is_one_sentence(tmp_path, item, words):
-    with pytest.raises(BadInput, match=words):
-        items_of(tmp_path, ANSWERS | SIDES, **item)
+    refused(words, items_of, tmp_path, ANSWERS | SIDES, **item)
 
 
 def test_every_numbered_table_and_figure_is_listed_once_and_mechanisms_name_their_tests():
@@ -278,14 +276,11 @@ def test_the_table_has_a_row_an_item_and_begins_with_the_chosen_filter(shipped):
 def test_a_cell_that_answers_nothing_known_is_refused(tmp_path):
     cell = {"id": "1", "metadata": {"workbench": {"answers": ["fusionrag-fig-99"]}}}
     (tmp_path / "01_x.ipynb").write_text(json.dumps({"cells": [cell]}))
-    with pytest.raises(BadInput, match="'fusionrag-fig-99'"):
-        figures.shown_in(tmp_path)
+    refused("'fusionrag-fig-99'", figures.shown_in, tmp_path)
     cell["metadata"]["workbench"]["answers"] = "bfla-fig-1"
     (tmp_path / "01_x.ipynb").write_text(json.dumps({"cells": [cell]}))
-    with pytest.raises(BadInput, match=r"01_x.ipynb, cell 1: answers is 'bfla-fig-1'"):
-        figures.shown_in(tmp_path)
-    with pytest.raises(BadInput, match="holds no notebooks"):
-        figures.shown_in(tmp_path / "nowhere")
+    refused(r"01_x.ipynb, cell 1: answers is 'bfla-fig-1'", figures.shown_in, tmp_path)
+    refused("holds no notebooks", figures.shown_in, tmp_path / "nowhere")
 
 
 def test_the_command_judges_results_of_ones_own(tmp_path):
@@ -311,5 +306,4 @@ def test_the_command_refuses_what_is_not_there(words, said):
 
 @pytest.mark.parametrize(("given", "allowed"), [({"paper": "v1"}, "paper is 'v1'"), ({"verdict": "yes"}, "'yes'")])
 def test_the_notebook_refuses_what_is_no_filter(given, allowed):
-    with pytest.raises(BadInput, match=allowed):
-        notebook_run.check(NOTEBOOKS / "13_papers.ipynb", given)
+    refused(allowed, notebook_run.check, NOTEBOOKS / "13_papers.ipynb", given)

@@ -6,8 +6,8 @@ import tiny
 import torch
 from transformers import LlamaConfig
 
+from tests.refusals import refused
 from workbench import data, models
-from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.metrics.cost import first_token
 from workbench.metrics.published_numbers import LLAMA_3_8B
@@ -72,8 +72,7 @@ def test_the_crossover_is_where_the_saving_begins():
     assert crossover(big, sparse.named("oracle"), floor, 0.1) is None, "the choice alone costs what attention does"
     kept, choice = attention_share(big, method, 32768, 0.25)
     assert kept == 0.25 and choice == pytest.approx(1 / 128, rel=0.01), "one product a block for every query"
-    with pytest.raises(BadInput, match="chosen 2"):
-        crossover(big, method, floor, 2)
+    refused("chosen 2", crossover, big, method, floor, 2)
 
 
 def test_times_come_for_attention_and_every_method():
@@ -110,8 +109,7 @@ def test_the_sparsest_setting_that_keeps_enough():
     assert cheapest(swept, "em", 0.95, same[40])[0]["sure"], "the same 120 questions are right"
     assert not cheapest(swept, "em", 0.95, same[2])[0]["sure"], "of six one cannot be sure"
     assert cheapest(swept[swept.rule != ""], "em", 0.95) == [], "without dense attention nothing is said"
-    with pytest.raises(BadInput, match="unknown measure 'error': allowed are em, f1, mass"):
-        cheapest(swept, "error", 0.95)
+    refused("unknown measure 'error': allowed are em, f1, mass", cheapest, swept, "error", 0.95)
 
 
 def answered(swept, right):
@@ -138,5 +136,4 @@ def test_the_threshold_is_moved_until_the_mass_is_kept(tmp_path):
         if (before := steps.index(r["value"])) > 0:
             less = [measure(model, [p], method.with_threshold(steps[before - 1]), 64).mean("mass") for p in prompts]
             assert sum(less) / 2 < 0.7
-    with pytest.raises(BadInput, match="keep is 0"):
-        search(model, prompts, {}, 0)
+    refused("keep is 0", search, model, prompts, {}, 0)

@@ -1,15 +1,14 @@
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from workbench import data
 from workbench.core.errors import BadInput
 from workbench.data import Passage, Sample
 from workbench.data.sources import files
 
-REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 OURS = {
     "id": "q1",
     "question": "Who works for Corvex Labs?",
@@ -174,8 +173,7 @@ def test_a_bad_record_is_named_by_file_line_and_field(tmp_path, record, message)
 )
 def test_a_broken_file_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(BadInput, match=message):
-        data.load(tmp_path / name)
+    refused(message, data.load, tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -188,14 +186,12 @@ def test_a_broken_file_is_refused(tmp_path, name, content, message):
 )
 def test_unknown_data_lists_what_is_allowed(name, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match=message):
-        data.load(name)
+    refused(message, data.load, name)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "a.xml").write_text("x")
-    with pytest.raises(BadInput, match=r"ends in \.json"):
-        data.load(tmp_path / "a.xml")
+    refused(r"ends in \.json", data.load, tmp_path / "a.xml")
 
 
 def test_a_draw_depends_on_the_seed_only_and_keeps_the_order(tmp_path):
@@ -211,21 +207,3 @@ def test_fewer_passages_keep_the_supporting_ones_in_order(tmp_path):
     path = write(tmp_path / "a.jsonl", OURS | {"ctxs": ctxs, "supporting_titles": ["e", "b"]})
     assert [p.title for p in data.load(path, passages=3)[0].ctxs] == ["a", "b", "e"]
     assert [p.title for p in data.load(path, passages=2)[0].ctxs] == ["b", "e"]
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real question files are not in the repository")
-@pytest.mark.parametrize(
-    "name, count, passages",
-    [
-        ("reflexion_hotpot/hotpotqa_distractor_100.jsonl", 100, 10),
-        ("ircot/hotpotqa_dev_demos.jsonl", 29, 5),
-        ("ircot/musique_dev_demos.jsonl", 20, 5),
-        ("ircot/2wikimultihopqa_dev_demos.jsonl", 20, 5),
-        ("lost_in_the_middle/nq-open-oracle.jsonl.gz", 2655, 1),
-    ],
-)
-def test_real_files_are_read_whole(name, count, passages):
-    samples = data.load(REAL / name)
-    assert len(samples) == count
-    assert min(len(sample.ctxs) for sample in samples) == passages
-    assert len({sample.id for sample in samples}) == count

@@ -1,6 +1,7 @@
 """Every documented command and snippet runs: quick ones on a tiny model, the others weekly as they are written."""
 
 import re
+from pathlib import Path
 
 import documented
 import pytest
@@ -12,7 +13,7 @@ from workbench.methods.config import MethodConfig
 
 RUN = [page for page in PAGES if any(block.is_run for block in blocks(page))]
 QUICK = [page for page in RUN if any(block.is_run and block.note != "weekly" for block in blocks(page))]
-OWN = {"README.md"}  # tests/test_readme.py runs it
+OWN = {"README.md"}  # its snippets are run below, on the model that ships
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,23 @@ def test_the_snippet_of_a_method_is_a_choice_that_is_allowed(folder, name):
 def test_the_command_of_a_method_runs(folder, name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     documented.command(docs_methods.command(folder, name).split())
+
+
+# --- The README's Python runs
+README = (Path(__file__).parents[1] / "README.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.S)
+
+
+def run(snippets: list[str], monkeypatch, folder: Path, capsys) -> str:
+    monkeypatch.chdir(folder)
+    names: dict = {}
+    for snippet in snippets:
+        exec(compile(snippet.replace("samples=100", "samples=2"), "README.md", "exec"), names)
+    assert len(names["tokens"]) and all(answer.text for answer in names["answers"])
+    assert (names["table"].n[names["table"].kind == "all"] == 2).all()
+    return capsys.readouterr().out
+
+
+def test_its_snippets_run(monkeypatch, tmp_path, capsys):
+    assert len(SNIPPETS) == 3
+    assert "rows_computed" in run(SNIPPETS, monkeypatch, tmp_path, capsys)

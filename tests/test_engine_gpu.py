@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.random_models import FAMILIES, Letters, block_of, model_of, prompt_of
@@ -16,6 +17,7 @@ from workbench.engine.attention_backends.attention import PlannedRequest
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.layers import gemm_dispatch
 from workbench.engine.pages.paged_pool import Pool
 from workbench.methods import select as selectors
 from workbench.methods.engines import pages_of
@@ -274,3 +276,24 @@ def test_decoding_runs_on_kernels_and_answers_as_torch_does(monkeypatch):
         answers.append(generate(model, Letters(), [LONG, prompt_of(300, 20, seed=3)], **settings))
     same = [a.tokens[:2] == b.tokens[:2] for a, b in zip(*answers, strict=True)]
     assert all(same)  # later tokens may part where two are as likely
+
+
+# --- Products of few rows on a GPU: every launch that may be chosen gives torch's numbers, overlapped or not
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("rows", "width", "channels"), [(1, 1304, 512), (50, 256, 1024), (64, 200, 328)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_every_way_gives_torchs_numbers(monkeypatch, overlap, rows, width, channels, gated):
+    monkeypatch.setattr(gemm_dispatch.kernel("_triton"), "OVERLAP", overlap)
+    draw = torch.Generator("cuda").manual_seed(rows)
+    x, weight = (
+        torch.randn(n, channels, generator=draw, device="cuda", dtype=torch.bfloat16) / channels**0.25
+        for n in (rows, width)
+    )
+    wanted = linear(x.float(), weight.float())
+    if gated:
+        gate, up = wanted.chunk(2, -1)
+        wanted = torch.nn.functional.silu(gate) * up
+    hopper = gemm_dispatch.kernel("_linear_hopper").fits(x, weight)
+    for way in gemm_dispatch.ways(width, channels, not gated, rows, hopper, gated):
+        found = gemm_dispatch._launched(x, weight, way).float().sum(0)
+        torch.testing.assert_close(found, wanted, atol=0.03, rtol=0.03, msg=lambda text, way=way: f"{way}: {text}")

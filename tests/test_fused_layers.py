@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import json
 import weakref
 
 import pytest
@@ -9,17 +10,20 @@ import torch
 from torch import nn
 
 from tests.random_models import block_of, model_of, prompt_of
+from tests.refusals import refused
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.engine import forward
-from workbench.engine.assembly import assemble
+from workbench.engine.assembly import assemble, empty
 from workbench.engine.attention_backends import attention
 from workbench.engine.encoding import encode_many
-from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
+from workbench.engine.forward import PrefillRequest, all_rows, prefill, prefill_many
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.graphs.graph_step import WeightWatch
-from workbench.engine.layers import fused_layers
+from workbench.engine.layers import fused_layers, gemm_dispatch
+from workbench.engine.layers.compile import fused
 from workbench.engine.layers.fused_layers import FusedLayers, layers_of, reason_against, side_by_side
+from workbench.engine.layers.gemm_dispatch import TORCH, Products
 from workbench.engine.pages.paged_pool import Pool
 
 LENGTHS = (19, 7, 33)
@@ -157,10 +161,8 @@ def test_what_is_not_known_runs_as_it_is_and_says_why():
     assert "cohere" in reason_against(model_of("cohere"))
     other = model_of("cohere")
     pool = Pool(other, 9, 16)
-    with pytest.raises(BadInput, match="layers of cohere are not known"):
-        Runner(other, pool, layers="fused")
-    with pytest.raises(BadInput, match=r"'fast'.*fused, compiled, model"):
-        Runner(model, pool, layers="fast")
+    refused("layers of cohere are not known", Runner, other, pool, layers="fused")
+    refused(r"'fast'.*fused, compiled, model", Runner, model, pool, layers="fast")
     assert Runner(model, Pool(model, 9, 16)).layers == "model"
 
 
@@ -209,3 +211,100 @@ def test_rows_of_one_request_are_written_where_they_stay(monkeypatch):
     monkeypatch.setattr(attention, "_copy", None)
     for mine, theirs in zip(computed(), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-4)
+
+
+# --- Products of few rows: the fastest way is measured once, kept in a file, and gives torch's numbers
+X, WEIGHTS = torch.randn(8, 64), [torch.randn(96, 64) for _ in range(2)]
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Times that are made up: our kernel in two parts is the fastest, or torch, by `times`."""
+    times = {TORCH: 2.0, "two": 1.0}
+    way = gemm_dispatch.kernel("few_rows_linear").LinearConfig(tile=32, channels=16, splits=2)
+    monkeypatch.setattr(gemm_dispatch, "_where", lambda device: "a GPU")
+    monkeypatch.setattr(gemm_dispatch, "ways", lambda *_: [way])
+    monkeypatch.setattr(gemm_dispatch, "timed", lambda work, weights: times[TORCH])
+    monkeypatch.setattr(gemm_dispatch, "_tried", lambda *_: times["two"])
+    monkeypatch.setattr(gemm_dispatch, "LARGE", 0)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    return times
+
+
+def test_what_was_measured_is_kept_and_read(as_on_a_gpu, tmp_path):
+    found = Products(tmp_path / "cache" / "products.json")
+    found.prepare(8, WEIGHTS, parts=True)
+    assert [way.splits for way in found.chosen.values()] == [2]
+    (name,) = json.loads(found.path.read_text())
+    assert name == "a GPU, 8x64x96 float32 parts"
+    as_on_a_gpu["two"] = 9.0
+    again = Products(found.path)
+    again.prepare(8, WEIGHTS, parts=True)
+    assert again.chosen == found.chosen, "not measured once more"
+    again.prepare(8, WEIGHTS)
+    assert again.chosen["8x64x96 float32"] is None, "torch is the fastest"
+
+
+def test_a_file_that_is_damaged_or_cannot_be_written_stops_nobody(as_on_a_gpu, tmp_path):
+    path = tmp_path / "products.json"
+    path.write_text("[1, 2")
+    found = Products(path)
+    found.prepare(8, WEIGHTS)
+    assert len(found.chosen) == 1 and len(json.loads(path.read_text())) == 1
+    nowhere = Products(tmp_path / "products.json" / "x.json")
+    nowhere.prepare(8, WEIGHTS)
+    assert len(nowhere.chosen) == 1
+
+
+def test_both_ways_give_the_same_numbers():
+    pytest.importorskip("triton", reason="Triton is not available on this platform")
+    way = gemm_dispatch.kernel("few_rows_linear").LinearConfig(tile=32, channels=16, warps=4, stages=2, splits=3)
+    own = Products(chosen={"8x64x96 float32 parts": way})
+    parts = own(X, WEIGHTS[0], parts=True)
+    assert parts.shape == (3, 8, 96)
+    torch.testing.assert_close(parts.sum(0), Products()(X, WEIGHTS[0], parts=True), atol=1e-4, rtol=1e-4)
+    assert own(X, WEIGHTS[0]).shape == (8, 96), "no parts where none are taken"
+    assert own(X, WEIGHTS[0], torch.zeros(96), parts=True).shape == (8, 96), "nor with a bias"
+
+
+def test_nothing_is_measured_without_a_gpu():
+    found = Products()
+    found.prepare(8, [torch.zeros(4096, 4096)], parts=True)
+    assert found.chosen == {} and found.times == {}
+    assert all(way.splits == 1 for way in gemm_dispatch.ways(28672, 4096, False))
+    assert {way.splits for way in gemm_dispatch.ways(4096, 14336, True)} >= {4, 8}
+
+
+# --- Fused layers: one compilation for all of them, the same results, and the model as before afterwards
+PROMPT = prompt_of(20, 13, 6)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_layers_share_compilations_and_compute_the_same(name):
+    model, compiled = model_of(name, num_hidden_layers=6), []
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    def answers():
+        kv = assemble(model, PROMPT, encode_many(model, PROMPT.context))
+        step = prefill(model, PROMPT.tokens, Plan(PROMPT.question), kv)
+        whole = prefill(model, PROMPT.tokens, Plan(torch.arange(len(PROMPT))), empty(model, len(PROMPT)))
+        return torch.cat((step.logits, whole.logits))
+
+    expected = answers()
+    with fused(model, backend):
+        first = answers()
+        count = len(compiled)
+        again = answers()
+    assert 0 < count == len(compiled) <= 4 * 3 * 2, "three numbers of rows, few pieces of a layer each, for all layers"
+    for found in (first, again, answers()):
+        torch.testing.assert_close(found, expected)
+    assert len(compiled) == count, "the model is as before"
+
+
+def test_layers_are_compiled_for_graphs():
+    model = model_of()
+    with pytest.raises(BadInput, match="graphs"):
+        Runner(model, Pool(model, 9, 16), graphs=False, compile=True)

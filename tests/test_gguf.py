@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests import tiny, tiny_gguf
+from tests.refusals import refused
 from workbench import models
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import digest
@@ -154,8 +155,7 @@ REFUSED = {  # metadata of the file: what is said of it
 @pytest.mark.parametrize("values, said", REFUSED.values(), ids=REFUSED)
 def test_a_file_that_cannot_be_converted_is_refused_before_anything_is_written(tmp_path, values, said):
     file = tiny_gguf.write(tmp_path / "a.gguf", values=values)
-    with pytest.raises(BadInput, match=rf"a\.gguf cannot be converted: .*{said}"):
-        from_gguf.convert(file, tmp_path / "out")
+    refused(rf"a\.gguf cannot be converted: .*{said}", from_gguf.convert, file, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
 
 
@@ -163,8 +163,7 @@ def test_a_file_that_cannot_be_converted_is_refused_before_anything_is_written(t
 def test_a_file_that_is_cut_short_is_refused(quantised, tmp_path, share):
     whole = quantised.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(BadInput, match=r"cut\.gguf is damaged or cut short: "):
-        from_gguf.convert(tmp_path / "cut.gguf", tmp_path / "out")
+    refused(r"cut\.gguf is damaged or cut short: ", from_gguf.convert, tmp_path / "cut.gguf", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["cut.gguf"]
 
 
@@ -188,15 +187,13 @@ def test_what_is_no_gguf_file_is_refused(tmp_path):
 
 
 def test_a_folder_that_is_there_is_left_alone(quantised, converted):
-    with pytest.raises(BadInput, match="tiny is there already: a new folder is needed"):
-        from_gguf.convert(quantised, converted)
+    refused("tiny is there already: a new folder is needed", from_gguf.convert, quantised, converted)
 
 
 def test_a_disk_without_room_is_refused_before_the_weights_are_read(quantised, tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100_000))
-    with pytest.raises(BadInput, match=rf"out needs 0 MB and 0 MB are free in {tmp_path}"):
-        from_gguf.convert(quantised, tmp_path / "a" / "out")
+    refused(rf"out needs 0 MB and 0 MB are free in {tmp_path}", from_gguf.convert, quantised, tmp_path / "a" / "out")
     assert not list(tmp_path.iterdir())
 
 

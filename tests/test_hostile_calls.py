@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.refusals import refused
 from workbench import Runner, block_attention, data, explore, fetch, generate, models, revise
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
@@ -26,8 +27,7 @@ PROMPT = Prompt((Block((1, 2, 3)), Block((4, 5))))
     "tokens", [5, None, "abc", b"ab", [1.5], ["a"], [None], [[1]], object(), [10**30], [NAN], [-1]]
 )
 def test_tokens_of_a_block_are_whole_numbers(tokens):
-    with pytest.raises(BadInput, match=r"tokens is|token id"):
-        Block(tokens)
+    refused(r"tokens is|token id", Block, tokens)
 
 
 @pytest.mark.parametrize("tokens", [[1, 2], (1, 2), range(1, 3), torch.tensor([1, 2])])
@@ -37,8 +37,7 @@ def test_any_list_of_whole_numbers_makes_a_block(tokens):
 
 @pytest.mark.parametrize("blocks", [5, None, "ab", [1, 2], [Block((1,)), 5]])
 def test_a_prompt_is_made_of_blocks(blocks):
-    with pytest.raises(BadInput, match="blocks"):
-        Prompt(blocks)
+    refused("blocks", Prompt, blocks)
 
 
 def lists_nothing(row, col):
@@ -62,8 +61,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "value"), CASES)
 def test_a_plan_refuses_an_argument_by_its_name(name, value):
     name = name.strip()
-    with pytest.raises(BadInput, match=f"^{name} "):
-        Plan(**{"rows": [0, 1], name: value})
+    refused(f"^{name} ", Plan, **{"rows": [0, 1], name: value})
 
 
 def prefill(loaded, tokens=PROMPT.tokens, kv=None, **plan):
@@ -77,8 +75,7 @@ TOKENS += [torch.tensor([], dtype=torch.long), torch.ones(5, dtype=torch.bool), 
 
 @pytest.mark.parametrize("tokens", TOKENS, ids=range(len(TOKENS)))
 def test_tokens_of_a_prefill_are_a_tensor_of_ids(loaded, tokens):
-    with pytest.raises(BadInput, match="token"):
-        prefill(loaded, tokens)
+    refused("token", prefill, loaded, tokens)
 
 
 CHOSEN = [5, torch.ones(4, 1, 1, dtype=torch.bool), Tiles(torch.ones(3, 1, 1, dtype=torch.bool), 16)]
@@ -87,16 +84,13 @@ CHOSEN += [Tiles(torch.ones(4, 1, 1, dtype=torch.bool), 2)]
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids=["number", "tensor", "other heads", "other tiles"])
 def test_what_a_sparse_method_answers_is_looked_at(loaded, chosen):
-    with pytest.raises(BadInput, match=r"sparse chooses|tiles of \("):
-        prefill(loaded, sparse=lambda queries, keys, rows, site: chosen)
+    refused(r"sparse chooses|tiles of \(", prefill, loaded, sparse=lambda queries, keys, rows, site: chosen)
 
 
 @pytest.mark.parametrize(("kept", "size"), [(5, 16), (None, 16), (torch.ones(4, 1, 1), 16)])
 def test_tiles_are_bools(kept, size):
-    with pytest.raises(BadInput, match="tiles are"):
-        Tiles(kept, size)
-    with pytest.raises(BadInput, match="size is 'a'"):
-        Tiles(torch.ones(4, 1, 1, dtype=torch.bool), "a")
+    refused("tiles are", Tiles, kept, size)
+    refused("size is 'a'", Tiles, torch.ones(4, 1, 1, dtype=torch.bool), "a")
 
 
 def some(*shape):
@@ -116,18 +110,15 @@ KVS = {
 
 @pytest.mark.parametrize("what", KVS)
 def test_keys_and_values_agree(what):
-    with pytest.raises(BadInput, match=r"a KV has keys|keys is"):
-        KV(*KVS[what])
+    refused(r"a KV has keys|keys is", KV, *KVS[what])
 
 
 def test_keys_and_values_that_were_changed_since_are_refused(loaded):
     for change in (lambda kv: kv.values.pop(), lambda kv: kv.keys.__setitem__(0, kv.keys[0][:, :3])):
         kv = loaded.spec.empty(5)
         change(kv)
-        with pytest.raises(BadInput, match="a KV has keys"):
-            prefill(loaded, kv=kv)
-    with pytest.raises(BadInput, match="kv is 5"):
-        prefill(loaded, kv=5)
+        refused("a KV has keys", prefill, loaded, kv=kv)
+    refused("kv is 5", prefill, loaded, kv=5)
 
 
 LOGITS = [torch.full((400,), NAN), torch.full((400,), INFINITY), torch.full((400,), -INFINITY), None, [1, 2]]
@@ -162,8 +153,7 @@ def test_what_a_backend_answers_is_looked_at(loaded, what):
     def own(q, keys, values, rows, sees, tiles, scale):
         return ANSWERS[what](q)
 
-    with pytest.raises(BadInput, match=r"backend own answers .*: \[heads, rows, width\] = \(4, 5, "):
-        prefill(loaded, backend=own)
+    refused(r"backend own answers .*: \[heads, rows, width\] = \(4, 5, ", prefill, loaded, backend=own)
 
 
 def test_one_logit_that_rules_a_token_out_is_allowed(loaded):
@@ -192,51 +182,43 @@ WRONG = [
 def test_an_answer_is_refused_by_the_name_of_the_argument(loaded, name, value):
     prompts = loaded.layout.prompts(data.load("lab", samples=1, passages=2), loaded.tokenizer)
     given = {"model": loaded.model, "tokenizer": loaded.tokenizer, "prompts": prompts, "max_new_tokens": 1}
-    with pytest.raises(BadInput, match=name):
-        generate(**given | {name: value})
+    refused(name, generate, **given | {name: value})
 
 
 @pytest.mark.parametrize("value", [5, None, [], {}, b"x"])
 def test_names_are_texts(value):
-    with pytest.raises(BadInput, match="model is"):
-        models.load(value)
+    refused("model is", models.load, value)
 
 
 @pytest.mark.parametrize("value", ["a", 1.5, None, 10**30, "cuda:99", b"x"])
 def test_a_device_is_one_that_is_there(loaded, value):
-    with pytest.raises(BadInput, match="device"):
-        models.device_of(value)
+    refused("device", models.device_of, value)
 
 
 @pytest.mark.parametrize("value", ["a", 1.5, [1], True, 10**30])
 @pytest.mark.parametrize("name", ["samples", "passages", "seed"])
 def test_numbers_of_data_are_whole(name, value):
-    with pytest.raises(BadInput, match=f"{name} is"):
-        data.load("lab", **{name: value})
+    refused(f"{name} is", data.load, "lab", **{name: value})
 
 
 @pytest.mark.parametrize(("name", "value"), [("pages", 2.5), ("pages", "8"), ("size", 16.0), ("size", None)])
 def test_a_pool_has_a_whole_number_of_pages_and_tokens(loaded, name, value):
-    with pytest.raises(BadInput, match=rf"{name} is .*: it must be a whole number"):
-        Pool(loaded.model, **{"pages": 8, "size": 16, name: value})
+    refused(rf"{name} is .*: it must be a whole number", Pool, loaded.model, **{"pages": 8, "size": 16, name: value})
 
 
 def test_a_prompt_in_pages_is_made_of_blocks_of_the_pool(loaded):
     pool = Pool(loaded.model, 8, 16)
-    with pytest.raises(BadInput, match="'x' is no block of this pool"):
-        pool.open(["x"], 1)
+    refused("'x' is no block of this pool", pool.open, ["x"], 1)
     assert pool.free == 7
 
 
 @pytest.mark.parametrize("folder", [None, 5, b"kept"])
 def test_a_store_lies_in_a_folder(folder):
-    with pytest.raises(BadInput, match=r"folder is .*: it must be"):
-        FolderStore(folder)
+    refused(r"folder is .*: it must be", FolderStore, folder)
 
 
 def test_prompts_are_made_of_samples(loaded):
-    with pytest.raises(BadInput, match="1 is no sample"):
-        loaded.layout.prompts([1], loaded.tokenizer)
+    refused("1 is no sample", loaded.layout.prompts, [1], loaded.tokenizer)
 
 
 @pytest.mark.parametrize(("name", "value"), [("jobs", "2"), ("jobs", 1.5), ("jobs", 0)])
@@ -258,8 +240,7 @@ def test_a_sweep_writes_into_no_file_and_no_store(tmp_path):
 
 def test_a_store_is_not_exported_into_itself(tmp_path):
     FolderStore(tmp_path / "kept", {"model": "m"}, new=True)
-    with pytest.raises(BadInput, match="lies in the folder that is exported"):
-        pack(tmp_path / "kept", tmp_path / "kept" / "a.tar")
+    refused("lies in the folder that is exported", pack, tmp_path / "kept", tmp_path / "kept" / "a.tar")
 
 
 @pytest.mark.parametrize("count", [5000, 10**9])
@@ -273,10 +254,8 @@ def test_more_new_tokens_than_the_context_holds_are_refused_before_any_work(load
         lambda: Trial(model="lab-full", samples=1, max_new_tokens=count).run(loaded=loaded),
     ]
     for call in asked:
-        with pytest.raises(BadInput, match=r"max_new_tokens is \d+: [\d,]+ is the model's context, prompt included"):
-            call()
-    with pytest.raises(BadInput, match="1,048,576 is the most where the model's context is unknown"):
-        check_length(10**9, None)
+        refused(r"max_new_tokens is \d+: [\d,]+ is the model's context, prompt included", call)
+    refused("1,048,576 is the most where the model's context is unknown", check_length, 10**9, None)
 
 
 NO_BLOCKS = [None, "ab", [None], [Block((1,)), 5], 5]
@@ -284,20 +263,16 @@ NO_BLOCKS = [None, "ab", [None], [Block((1,)), 5], 5]
 
 @pytest.mark.parametrize("value", NO_BLOCKS)
 def test_blocks_are_a_list_of_blocks(loaded, value):
-    with pytest.raises(BadInput, match="blocks is"):
-        encode_many(loaded.model, value)
-    with pytest.raises(BadInput, match="blocks is"):
-        fetch(loaded.model, value, MemoryStore())
+    refused("blocks is", encode_many, loaded.model, value)
+    refused("blocks is", fetch, loaded.model, value, MemoryStore())
 
 
 def test_requests_of_a_prefill_are_requests_with_a_kv_each(loaded):
     for value in (None, [None], "ab", 5):
-        with pytest.raises(BadInput, match="requests is"):
-            prefill_many(loaded.model, value)
+        refused("requests is", prefill_many, loaded.model, value)
     kv, plan = loaded.spec.empty(5, 5), Plan(torch.arange(5))
     requests = [PrefillRequest(torch.arange(3, 8), plan, kv), PrefillRequest(torch.arange(13, 18), plan, kv)]
-    with pytest.raises(BadInput, match="two requests share one KV"):
-        prefill_many(loaded.model, requests)
+    refused("two requests share one KV", prefill_many, loaded.model, requests)
     assert not any(keys.any() for keys in kv.keys), "nothing was written"
 
 
@@ -305,45 +280,35 @@ def test_draws_with_numbers_next_to_nothing_are_refused_or_greedy(loaded):
     def drawn(**options):
         return list(decode(loaded.model, [loaded.spec.empty(5, 4)], [torch.arange(400.0)], 1, **options))
 
-    with pytest.raises(BadInput, match="temperature 1e-300"):
-        drawn(temperature=1e-300)
+    refused("temperature 1e-300", drawn, temperature=1e-300)
     assert drawn(temperature=-0.0) == drawn(temperature=1e-6) == drawn(temperature=1.0, top_p=1e-300) == [[399]]
 
 
 def test_blocks_are_kept_in_a_store(loaded):
     for call in (lambda: fetch(loaded.model, [Block((1,))], None), lambda: revise(loaded.model, PROMPT, 5)):
-        with pytest.raises(BadInput, match="store is"):
-            call()
+        refused("store is", call)
 
 
 @pytest.mark.parametrize("budget", [NAN, "1GB", None, True, -1, 0])
 def test_a_budget_is_a_positive_number(budget):
-    with pytest.raises(BadInput, match="budget"):
-        MemoryStore(budget)
+    refused("budget", MemoryStore, budget)
 
 
 def test_what_is_no_pool_no_prompt_and_no_place_is_named(loaded):
-    with pytest.raises(BadInput, match="pool is None"):
-        Runner(loaded.model, None)
+    refused("pool is None", Runner, loaded.model, None)
     with pytest.raises(BadInput, match="context is None"):
         Pool(loaded.model, 8, 16).open(None, 1)
-    with pytest.raises(BadInput, match=r"2,147,483,647 pages takes [\d,.]+ GB"):
-        Pool(loaded.model, (1 << 31) - 1, 1 << 20)
-    with pytest.raises(BadInput, match="prompt is None"):
-        block_attention(None)
-    with pytest.raises(BadInput, match="nothing can be written there"):
-        FolderStore("a\0b", new=True)
-    with pytest.raises(BadInput, match="tiers is None"):
-        TieredStore(None)
+    refused(r"2,147,483,647 pages takes [\d,.]+ GB", Pool, loaded.model, (1 << 31) - 1, 1 << 20)
+    refused("prompt is None", block_attention, None)
+    refused("nothing can be written there", FolderStore, "a\0b", new=True)
+    refused("tiers is None", TieredStore, None)
 
 
 def test_half_a_character_is_no_text(loaded):
-    with pytest.raises(BadInput, match="half of a character"):
-        explore.prompt(loaded, "a\ud800b\n\nWho?")
+    refused("half of a character", explore.prompt, loaded, "a\ud800b\n\nWho?")
 
 
 def test_a_page_is_written_to_a_file(loaded, tmp_path):
     grid = {"orders": 1, "selectors": ["none"], "ratios": [0.1], "max_new_tokens": 1}
     page = explore.prompt_page(loaded, "Ada is here.\n\nWho?", **grid)
-    with pytest.raises(BadInput, match="is a folder: a file is needed"):
-        page.write(tmp_path)
+    refused("is a folder: a file is needed", page.write, tmp_path)

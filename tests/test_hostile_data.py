@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.refusals import refused
 from workbench import data
 from workbench.core.errors import BadInput
 from workbench.core.utils import json_text
@@ -39,8 +40,7 @@ CASES = [(record | {field: value}) for record, field, values in WRONG.values() f
 @pytest.mark.parametrize("record", CASES, ids=[json.dumps(case)[:90] for case in CASES])
 def test_a_field_of_a_wrong_type_is_named(record, tmp_path):
     (tmp_path / "r.jsonl").write_text(json.dumps(OURS) + "\n" + json.dumps(record))
-    with pytest.raises(BadInput, match=r"r\.jsonl, line 2: (field|the question)"):
-        files.read(tmp_path / "r.jsonl")
+    refused(r"r\.jsonl, line 2: (field|the question)", files.read, tmp_path / "r.jsonl")
 
 
 TEXTS = {
@@ -57,8 +57,7 @@ TEXTS = {
 @pytest.mark.parametrize("why", TEXTS)
 def test_json_that_breaks_readers_is_refused(why, ending, tmp_path):
     (tmp_path / f"r.{ending}").write_text(TEXTS[why])
-    with pytest.raises(BadInput, match=why.removesuffix(" inside")):
-        files.read(tmp_path / f"r.{ending}")
+    refused(why.removesuffix(" inside"), files.read, tmp_path / f"r.{ending}")
 
 
 def test_a_whole_character_of_two_halves_is_read(tmp_path):
@@ -70,8 +69,7 @@ def test_a_gzip_file_damaged_anywhere_is_refused(tmp_path):
     whole = gzip.compress(json.dumps([OURS] * 200).encode(), mtime=0)
     for i in range(10, len(whole) - 4):
         (tmp_path / "g.json.gz").write_bytes(whole[:i] + bytes([whole[i] ^ 0x55]) + whole[i + 1 :])
-        with pytest.raises(BadInput, match=r"g\.json\.gz"):
-            files.read(tmp_path / "g.json.gz")
+        refused(r"g\.json\.gz", files.read, tmp_path / "g.json.gz")
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".json", "x" * 5000 + ".txt", "a\0b.json", "a\ud800.json"])
@@ -90,8 +88,7 @@ FIELDS += ["{question:>10}", "{answer:{title}}", "{", "}", "{ text }", "{__class
 @pytest.mark.parametrize("part", ["passage", "question", "answer"])
 def test_a_field_of_a_template_that_is_not_plainly_one_of_its_own_is_refused(part, field):
     record = LAB.to_json()
-    with pytest.raises(BadInput, match=f"layout template {part}"):
-        Layout.from_json(record | {part: record[part] + field})
+    refused(f"layout template {part}", Layout.from_json, record | {part: record[part] + field})
 
 
 def test_braces_that_are_doubled_are_text():
@@ -101,14 +98,11 @@ def test_braces_that_are_doubled_are_text():
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"bos":' + "9" * 5000 + "}", '{"name": "\\ud800"}', "[]", "{"])
 def test_a_broken_layout_file_is_one_sentence(text, tmp_path):
     (tmp_path / "layout.json").write_text(text)
-    with pytest.raises(BadInput, match=r"layout file .*layout\.json"):
-        layouts.named(str(tmp_path / "layout.json"))
+    refused(r"layout file .*layout\.json", layouts.named, str(tmp_path / "layout.json"))
 
 
 def test_a_json_file_of_another_kind_names_what_is_needed(tmp_path):
     (tmp_path / "a.json").write_text("[1]")
     assert json_text.read(tmp_path / "a.json", list) == [1]
-    with pytest.raises(BadInput, match=r"a\.json is corrupt: an object is needed, not list"):
-        json_text.read(tmp_path / "a.json")
-    with pytest.raises(BadInput, match=r"b\.json is missing"):
-        json_text.read(tmp_path / "b.json")
+    refused(r"a\.json is corrupt: an object is needed, not list", json_text.read, tmp_path / "a.json")
+    refused(r"b\.json is missing", json_text.read, tmp_path / "b.json")

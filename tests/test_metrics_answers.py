@@ -1,12 +1,22 @@
+"""None"""
+
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MixtralConfig, T5Config
 
+from tests.random_models import Letters, prompt_of
+from tests.refusals import refused
+from workbench import data
 from workbench.core.errors import BadInput
-from workbench.metrics import answers
+from workbench.data.layouts import LAB
+from workbench.metrics import answers, cost, published_numbers
+from workbench.metrics.kv.selection import agreement, antecedents, by_block, by_offset, chosen, summary
+from workbench.metrics.latency import ENOUGH, Quantiles, measure, quantiles, ratio
 
 
 @pytest.mark.parametrize(
@@ -127,3 +137,194 @@ def test_scores_by_kind_are_those_of_the_questions_of_a_kind():
 def test_an_interval_of_equal_values_is_that_value():
     low, high = answers.bootstrap_columns(np.ones((491, 2)))
     assert low.tolist() == high.tolist() == [1.0, 1.0]
+
+
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+LAYER = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48  # q, o; k, v; gate, up, down
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return cost.shape(LlamaConfig(**published_numbers.LLAMA_3_8B))
+
+
+def test_weights_of_a_llama_by_hand():
+    shape = cost.shape(LlamaConfig(**SMALL, tie_word_embeddings=False))
+    assert (shape.linear, shape.head, shape.stored) == (3 * LAYER, 3200, 3 * LAYER + 6400 + 7 * 32)
+    assert cost.shape(LlamaConfig(**SMALL, tie_word_embeddings=True)).stored == shape.stored - 3200
+
+
+def test_the_convention_reproduces_the_published_table(llama):
+    assert llama.convention == 8030261248 - 128256 * 4096 - 65 * 4096  # all of it but the input embedding and the norms
+    table = published_numbers.TABLE_3
+    for length, full, block in zip(table["length"], table["flops"]["full"], table["flops"]["block"], strict=True):
+        ours = cost.convention(llama.convention, length)
+        unit = 10.0 ** (np.floor(np.log10(full)) - (2 if full == 2.45e14 else 1))
+        assert np.floor(ours / unit) * unit == pytest.approx(full)  # the table cuts digits off
+        question = cost.convention(llama.convention, published_numbers.QUESTION)
+        assert np.floor(question / 1e10) * 1e10 == pytest.approx(block)
+
+
+def test_attention_is_counted_apart_and_grows_with_the_square(llama):
+    full = cost.first_token(llama, range(32768), 32768)
+    assert full.attention == 32 * 4 * 4096 * 32768 * 32769 / 2
+    assert full.linear == pytest.approx(2 * (llama.linear * 32768 + llama.head))
+    assert full.flops > cost.convention(llama.convention, 32768)
+    question = cost.first_token(llama, range(32768 - 50, 32768), 32768)
+    assert question.attention == 32 * 4 * 4096 * sum(range(32768 - 49, 32769))
+    assert 1 - question.flops / full.flops > 0.99
+
+
+def test_bytes_of_a_cached_prompt_of_an_8b_model(llama):
+    block = cost.first_token(llama, range(32768 - 50, 32768), 32768)
+    per_token = 32 * 2 * 8 * 128 * 2  # 128 KiB a token
+    assert block.weights == pytest.approx(16.06e9, rel=1e-3)
+    assert (block.kv_written, block.kv_read, block.kv_loaded) == (50 * per_token, 32768 * per_token, 32718 * per_token)
+    assert block.bytes == block.weights + 2 * 32768 * per_token
+
+
+def test_a_sliding_layer_sees_its_window():
+    shape = cost.shape(
+        Gemma3TextConfig(
+            **SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+        )
+    )
+    assert shape.windows == (8, None, 8)
+    seen = [min(row + 1, 8) for row in range(20)]
+    assert cost.first_token(shape, range(20), 20).attention == 4 * 32 * (2 * sum(seen) + 210)
+
+
+def test_experts_count_as_far_as_they_are_used():
+    shape = cost.shape(MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2))
+    assert shape.linear == 3 * (32 * 32 * 2 + 32 * 16 * 2 + 2 * 3 * 32 * 48 + 32 * 4)
+
+
+def test_blocks_encoded_apart_cost_less_than_together():
+    shape = cost.shape(LlamaConfig(**SMALL))
+    apart = cost.encoding(shape, [10, 10])
+    assert apart.attention == 2 * 3 * 4 * 32 * 55
+    assert apart.linear == 2 * shape.linear * 20
+
+
+def test_gpt2_without_gqa_fields():
+    shape = cost.shape(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=100, n_positions=64))
+    assert shape.kv_width == (64, 64)
+
+
+@pytest.mark.parametrize("rows", [[], [5], [-1]])
+def test_rows_outside_the_prompt_are_refused(rows):
+    with pytest.raises(BadInput, match="positions from 0 to 4"):
+        cost.first_token(cost.shape(LlamaConfig(**SMALL)), rows, 5)
+
+
+def test_a_config_without_a_causal_model_is_refused():
+    with pytest.raises(BadInput, match="T5Config"):
+        cost.shape(T5Config())
+
+
+def test_quantiles_of_a_hundred_and_one_measurements():
+    assert quantiles([i / 100 for i in range(101)]) == Quantiles(0.05, 0.5, 0.95, 101, 0, 1)
+
+
+def test_jobs_run_one_at_a_time_and_only_the_first_is_warmed_up():
+    ran = []
+    found = measure([lambda i=i: ran.append(i) for i in range(3)], torch.device("cpu"), warm_up=2)
+    assert ran == [0, 0, 0, 1, 2]
+    assert found.n == 3 and 0 < found.p5 <= found.p95
+
+
+# --- Tokens and neighbours that methods choose: agreement, places, antecedents
+def test_selectors_agree_by_the_tokens_that_they_share():
+    rows = {"a": [torch.tensor([1, 2, 3]), torch.tensor([1])], "b": [torch.tensor([2, 3, 4, 5]), torch.tensor([2])]}
+    rows["none"] = [torch.arange(0)] * 2
+    jaccard, smaller = agreement(rows), agreement(rows, "smaller")
+    assert jaccard[0, 1] == pytest.approx((2 / 5 + 0) / 2) and smaller[0, 1] == pytest.approx((2 / 3 + 0) / 2)
+    assert jaccard[0, 2] == 0 and math.isnan(smaller[0, 2]) and math.isnan(jaccard[2, 2])
+    refused("measure", agreement, rows, "cosine")
+    refused("same prompts", agreement, {"a": [], "b": [torch.arange(1)]})
+
+
+@given(st.lists(st.lists(st.sets(st.integers(0, 20)), min_size=2, max_size=2), min_size=1, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_agreement_is_symmetric_and_at_most_one(choices):
+    rows = {str(i): [torch.tensor(sorted(c), dtype=torch.long) for c in each] for i, each in enumerate(choices)}
+    for share in ("jaccard", "smaller"):
+        found = agreement(rows, share)
+        np.testing.assert_array_equal(found, found.T)
+        assert not (found < 0).any() and not (found > 1).any()
+        assert all(math.isnan(x) or x == 1 for x in found.diagonal())
+
+
+def test_chosen_tokens_are_counted_by_block_and_by_place_in_it():
+    prompts, rows = [prompt_of(2, 4, 8, 3), prompt_of(2, 4, 3)], [torch.tensor([2, 3, 6, 13]), torch.tensor([2])]
+    masks = [chosen(choice, prompt) for choice, prompt in zip(rows, prompts, strict=True)]
+    np.testing.assert_allclose(by_block(masks, prompts), [[2 / 4, 2 / 8], [1 / 4, np.nan]])
+    np.testing.assert_allclose(by_offset(masks, prompts, bins=2), [[3 / 6, 1 / 6], [1 / 2, 0]])
+    first, second = summary(by_block(masks, prompts), "some", [1, 2])
+    assert (first["mean"], first["n"], second["n"]) == (pytest.approx(3 / 8), 2, 1)
+    assert first["low"] <= first["mean"] <= first["high"] and second["low"] == second["high"] == 0.25
+
+
+@given(sizes=st.lists(st.integers(1, 15), min_size=3, max_size=6), bins=st.integers(1, 12))
+@settings(max_examples=30, deadline=None)
+def test_a_constant_has_no_place(sizes, bins):
+    prompt = prompt_of(*sizes)
+    ones = [torch.ones(prompt.starts[-1])]
+    assert np.nanmin(by_offset(ones, [prompt], bins)) == np.nanmax(by_offset(ones, [prompt], bins)) == 1
+    assert (by_block(ones, [prompt]) == 1).all()
+
+
+class Words(Letters):
+    bos_token, bos_token_id = "\0", 0
+
+    def __call__(self, texts, add_special_tokens=False, verbose=True):
+        if isinstance(texts, str):
+            return {"input_ids": [ord(letter) for letter in texts]}
+        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+    def convert_ids_to_tokens(self, ids):
+        return [chr(i) for i in ids]
+
+
+def test_a_continued_passage_is_counted_once_and_found_by_the_passage_before_it():
+    samples = data.load("lab", 16, 3, 10)
+    prompts = LAB.prompts(samples, Words())
+    before = {b: a for p in prompts for a, b in zip(p.context, p.context[1:], strict=False)}
+    titles = {
+        p.blocks[1 + i]
+        for s, p in zip(samples, prompts, strict=True)
+        for i, c in enumerate(s.ctxs)
+        if c.title.startswith("Continued")
+    }
+    assert antecedents(samples, prompts, lambda block: [before[block]]) == (len(titles), len(titles))
+    assert antecedents(samples, prompts, lambda block: [block]) == (0, len(titles)) and titles
+
+
+# --- Ratios of two times: of few runs the ends are the range, never percentiles
+FAST = {"ms": 2.0, "p5": 1.9, "p95": 2.2, "least": 1.0, "most": 4.0}
+SLOW = {"ms": 6.0, "p5": 5.7, "p95": 6.6, "least": 5.0, "most": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("runs", "ends"), [(ENOUGH, (5.7 / 2.2, 6.6 / 1.9)), (ENOUGH - 1, (5.0 / 4.0, 8.0 / 1.0)), (2, (5.0 / 4.0, 8.0))]
+)
+def test_the_ends_are_percentiles_only_of_enough_runs(runs, ends):
+    assert ratio({**SLOW, "runs": runs}, {**FAST, "runs": runs}) == pytest.approx((3.0, *ends))
+
+
+def test_each_side_has_the_ends_of_its_own_runs():
+    mixed = ratio({**SLOW, "runs": 3}, {**FAST, "runs": 200})
+    assert mixed == pytest.approx((3.0, 5.0 / 2.2, 8.0 / 1.9))
+
+
+def test_a_record_of_an_earlier_version_has_its_percentiles():
+    old = {name: value for name, value in SLOW.items() if name not in ("least", "most")}
+    assert ratio({**old, "runs": 4}, {**FAST, "runs": 20}) == pytest.approx((3.0, 5.7 / 2.2, 6.6 / 1.9))

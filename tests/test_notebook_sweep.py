@@ -9,6 +9,7 @@ import pytest
 import report_notebooks
 from typer.testing import CliRunner
 
+from tests.refusals import refused
 from workbench.app import cli
 from workbench.app.notebooks import sweep as notebook_sweep
 from workbench.app.notebooks.run import NotebookRun
@@ -95,11 +96,9 @@ def test_a_cluster_finds_what_processes_here_find(curve, tmp_path):
 )
 def test_what_is_wrong_is_said_before_the_first_run(curve, tmp_path, lists, words, monkeypatch):
     monkeypatch.setattr(Quick, "refusal", "points is 1: it must be between 2 and 100")
-    with pytest.raises(BadInput, match=words):
-        notebook_sweep.run([curve], tmp_path / "out", lists)
+    refused(words, notebook_sweep.run, [curve], tmp_path / "out", lists)
     assert not (tmp_path / "out").exists() and Quick.asked == []
-    with pytest.raises(BadInput, match="is no notebook file"):
-        notebook_sweep.run([tmp_path / "no.ipynb"], tmp_path / "out", {})
+    refused("is no notebook file", notebook_sweep.run, [tmp_path / "no.ipynb"], tmp_path / "out", {})
 
 
 def test_the_command_takes_notebooks_and_lists_of_their_parameters(curve, tmp_path):
@@ -126,5 +125,4 @@ def test_a_notebook_runs_in_a_worker_process(tmp_path):
     for name in ran.table.run:
         folder = tmp_path / "out" / name
         assert (folder / f"{name}.html").exists() and len(pd.read_parquet(folder / "curve.parquet"))
-    with pytest.raises(BadInput, match="points"):
-        notebook_sweep.run([curve], tmp_path / "wrong", {"points": [1]}, cluster="local")
+    refused("points", notebook_sweep.run, [curve], tmp_path / "wrong", {"points": [1]}, cluster="local")

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.refusals import refused
 from workbench import Trial, data
 from workbench.core.errors import BadInput
 from workbench.data import Passage, Sample
@@ -68,8 +69,7 @@ def test_objects_are_data(what):
     ],
 )
 def test_objects_that_are_no_questions_are_refused(given, message):
-    with pytest.raises(BadInput, match=message):
-        data.load(given)
+    refused(message, data.load, given)
 
 
 TABLES = {
@@ -144,21 +144,18 @@ def test_cuts_that_do_not_fit_are_refused(cut, message, tmp_path):
 
 def test_a_folder_needs_one_file_of_questions(tmp_path):
     (notes(tmp_path / "notes") / "more.jsonl").write_text("{}")
-    with pytest.raises(BadInput, match=r"one file of questions .* there are: more\.jsonl, questions\.csv"):
-        data.load(str(tmp_path / "notes"))
+    refused(r"one file of questions .* there are: more\.jsonl, questions\.csv", data.load, str(tmp_path / "notes"))
 
 
 def test_pdfs_ask_for_their_reader_where_it_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "find_spec", lambda _: None)
     (tmp_path / "a.pdf").write_bytes(b"%PDF")
-    with pytest.raises(BadInput, match="pip install pypdf"):
-        data.corpus(str(tmp_path))
+    refused("pip install pypdf", data.corpus, str(tmp_path))
 
 
 def test_hub_names_ask_for_datasets_where_it_is_not_there(monkeypatch):
     monkeypatch.setattr("workbench.data.sources.hub.find_spec", lambda _: None)
-    with pytest.raises(BadInput, match="pip install datasets"):
-        data.load("hf:squad:validation")
+    refused("pip install datasets", data.load, "hf:squad:validation")
 
 
 @pytest.fixture
@@ -184,8 +181,7 @@ def test_policies_of_a_file_have_names_and_options(file):
     assert "last_ones" not in registry.names("workbench.methods.sparse")
     assert os.environ[own.FILES] == str(file.resolve())
     assert list(own.versions()) == ["mine.py"]
-    with pytest.raises(BadInput, match="weigth"):
-        registry.made("workbench.methods.select", "last_ones(weigth=2)")
+    refused("weigth", registry.made, "workbench.methods.select", "last_ones(weigth=2)")
 
 
 def test_a_file_that_changed_is_read_again(file):
@@ -206,8 +202,7 @@ def test_a_file_that_changed_is_read_again(file):
 )
 def test_files_that_hold_no_policy_are_refused(text, message, file):
     file.write_text(text)
-    with pytest.raises(BadInput, match=message):
-        own.use([file])
+    refused(message, own.use, [file])
 
 
 @dataclass(frozen=True)
@@ -231,8 +226,7 @@ def test_a_trial_takes_questions_and_a_selector_themselves(unknown_again, tmp_pa
 
 @pytest.mark.parametrize("value", [5, Backwards])
 def test_a_trial_refuses_what_is_no_policy(value):
-    with pytest.raises(BadInput, match="select is"):
-        Trial("lab-full", mode="block", select=value)
+    refused("select is", Trial, "lab-full", mode="block", select=value)
 
 
 def test_packages_name_policies_by_entry_points(unknown_again, monkeypatch):

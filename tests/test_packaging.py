@@ -175,10 +175,6 @@ def test_the_lab_model_ships():
     assert "lab-full" in shipped()
 
 
-def test_top_level_kernels_is_no_package():
-    assert not (ROOT / "kernels" / "__init__.py").exists()
-
-
 def shipped() -> set[str]:
     """Names of what lies in data/."""
     models = {path.parent.name for path in (ROOT / "data" / "models").glob("*/*config.json")}  # of adapters too

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from tests.random_models import Letters, block_of, model_of, prompt_of
+from tests.refusals import refused
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine import encoding
@@ -62,10 +63,8 @@ class PoolAtRandom(RuleBasedStateMachine):
         cached, _ = block
         self.pool.give(cached)
         del self.held[id(cached)]
-        with pytest.raises(BadInput, match="given back before"):
-            self.pool.give(cached)
-        with pytest.raises(BadInput, match="given back before"):
-            self.pool.open([cached], 3)
+        refused("given back before", self.pool.give, cached)
+        refused("given back before", self.pool.open, [cached], 3)
 
     @rule(target=prompts, some=st.lists(blocks, min_size=1, max_size=3), reserve=st.integers(1, 9), naive=st.booleans())
     def open_prompt(self, some, reserve, naive):
@@ -88,14 +87,11 @@ class PoolAtRandom(RuleBasedStateMachine):
         made, blocks, naive = prompt
         ids = torch.tensor([(self.tokens + i) % 90 + 1 for i in range(count)])
         if made.closed:
-            with pytest.raises(BadInput, match="is closed"):
-                self.runner.prefill([made], [ids])
+            refused("is closed", self.runner.prefill, [made], [ids])
         elif any(id(cached) not in self.held for cached in made.context):
-            with pytest.raises(BadInput, match="given back before"):
-                self.runner.prefill([made], [ids])
+            refused("given back before", self.runner.prefill, [made], [ids])
         elif count > made.reserve:
-            with pytest.raises(BadInput, match="with room for"):
-                self.runner.prefill([made], [ids])
+            refused("with room for", self.runner.prefill, [made], [ids])
         else:
             self.tokens += count
             self.runner.prefill([made], [ids])
@@ -108,13 +104,12 @@ class PoolAtRandom(RuleBasedStateMachine):
         if not made.closed:
             self.pool.close(made)
             del self.held[id(made)]
-        with pytest.raises(BadInput, match="closed twice"):
-            self.pool.close(made)
+        refused("closed twice", self.pool.close, made)
 
     @rule(block=blocks, prompt=prompts)
     def misuse(self, block, prompt):
         free = self.pool.free
-        for refused in (
+        for call in (
             lambda: self.other.open([block[0]], 3),
             lambda: self.other.give(block[0]),
             lambda: self.other.close(prompt[0]),
@@ -125,7 +120,7 @@ class PoolAtRandom(RuleBasedStateMachine):
             lambda: self.runner.prefill([prompt[0]] * 2, [torch.tensor([1])] * 2),
         ):
             with pytest.raises(BadInput):
-                refused()
+                call()
         assert (self.pool.free, self.other.free) == (free, PAGES - 1)
 
     @invariant()
@@ -160,19 +155,14 @@ def test_pages_that_others_have_taken_since_are_not_given_back():
     mine = pool.take(5)
     pool.give(mine)
     theirs = pool.take(5)
-    with pytest.raises(BadInput, match="others have taken it since"):
-        pool.give(mine)
+    refused("others have taken it since", pool.give, mine)
     assert pool.free == 0
     pool.give(theirs)
-    with pytest.raises(BadInput, match="is not taken"):
-        pool.give([1, 2])
-    with pytest.raises(BadInput, match="page 0 is scratch"):
-        pool.give([0])
-    with pytest.raises(BadInput, match="page 3 is not of this pool: its pages are 1 to 2"):
-        pool.give([3])
+    refused("is not taken", pool.give, [1, 2])
+    refused("page 0 is scratch", pool.give, [0])
+    refused("page 3 is not of this pool: its pages are 1 to 2", pool.give, [3])
     one = pool.take(1)
-    with pytest.raises(BadInput, match="twice"):
-        pool.give([*one, *one])
+    refused("twice", pool.give, [*one, *one])
 
 
 def test_pages_are_looked_at_again_only_where_some_were_given_back_that_others_may_read(monkeypatch):
@@ -194,9 +184,8 @@ def test_pages_are_looked_at_again_only_where_some_were_given_back_that_others_m
 
 def test_a_request_of_another_model_is_refused():
     pool, other = Pool(MODEL, 9, SIZE, kernels=False), model_of(seed=5)
-    for refused in (lambda: Runner(other, pool), lambda: pool.encode(other, BLOCKS[:1])):
-        with pytest.raises(BadInput, match="of another model"):
-            refused()
+    for call in (lambda: Runner(other, pool), lambda: pool.encode(other, BLOCKS[:1])):
+        refused("of another model", call)
     with pytest.raises(BadInput, match="another model"):
         pool.put(KV([torch.zeros(1, 2, 3)], [torch.zeros(1, 2, 3)]))
     assert pool.free == 8

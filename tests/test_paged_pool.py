@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.random_models import FAMILIES, block_of, model_of
+from tests.refusals import refused
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
@@ -131,8 +132,7 @@ def test_a_context_that_all_requests_share_is_read_once_for_all():
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device: the interpreter multiplies tiles of any size")
 def test_pages_that_tensor_cores_cannot_multiply_are_read_without_kernels():
     assert not Pool(MODEL, 8, 4).kernels and Pool(MODEL, 8, 16).kernels
-    with pytest.raises(BadInput, match="pages of 4 tokens: kernels on a GPU need 16"):
-        Pool(MODEL, 8, 4, kernels=True)
+    refused("pages of 4 tokens: kernels on a GPU need 16", Pool, MODEL, 8, 4, kernels=True)
 
 
 def test_an_answer_ends_at_its_end_token_and_goes_on_after_a_pause():
@@ -196,8 +196,7 @@ def test_pages_come_back():
     cached = pool.encode(MODEL, BLOCKS[:2])
     assert pool.free == 2
     held = pool.open(cached, 20)
-    with pytest.raises(BadInput, match="0 of the pool are free"):
-        pool.open(cached, 1)
+    refused("0 of the pool are free", pool.open, cached, 1)
     pool.close(held)
     pool.give(cached[0].pages)
     assert pool.free == 4
@@ -222,8 +221,7 @@ def test_what_does_not_fit_is_refused(call):
 def test_more_tokens_than_room_are_refused(filled):
     pool, cached = filled
     runner, held = Runner(MODEL, pool), pool.open(cached[:1], 3)
-    with pytest.raises(BadInput, match="room for 3"):
-        runner.prefill([held], [torch.arange(4)])
+    refused("room for 3", runner.prefill, [held], [torch.arange(4)])
     logits = runner.prefill([held], [torch.arange(3)])
     with pytest.raises(BadInput):
         runner.decode([held], logits, 2)
@@ -275,8 +273,7 @@ def test_the_table_of_a_context_is_kept_until_pages_are_given_back():
     pool.give(three)
     assert pool.open([one, two], 7).table.first.tolist() == first.table.first.tolist()
     pool.give(two)
-    with pytest.raises(BadInput, match="given back"):
-        pool.open([one, two], 7)
+    refused("given back", pool.open, [one, two], 7)
 
 
 def test_no_more_than_some_tables_of_contexts_are_kept():

@@ -9,24 +9,56 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.random_models import model_of, prompt_of
+from workbench import data
+from workbench.app.explore.panels import critical, repair
+from workbench.app.explore.panels import long as long_prompts
+from workbench.app.explore.panels import tiles as explored
 from workbench.core import mask_rules
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, causal, sink, visible, window
+from workbench.engine.assembly import assemble
+from workbench.engine.encoding import encode_many
+from workbench.methods import select, sparse
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.sparse._small import SETTINGS, small
 from workbench.metrics.attention_mass import busiest, masked, overlap, reused
 from workbench.metrics.kv import position_encoding
 from workbench.metrics.kv.position_drift import drift
 from workbench.metrics.kv.position_encoding import SCHEMES, key_rotation, shift_errors
+from workbench.metrics.tiles import tile_recall, tile_union
+from workbench.metrics.tiles.tile_states import dense_states, synthetic_states
 from workbench.plots.attention.attention_mass import attention, block_mass
 from workbench.plots.attention.masks import MaskPanel, masks, request_savings
 from workbench.plots.attention.prompt_strip import strip
+from workbench.plots.kv.deviation import deviation
 from workbench.plots.kv.position_encoding import exactness, positions_drift, rotation
 from workbench.plots.marks import table as tables
+from workbench.plots.marks.controls import some
 from workbench.plots.marks.lines import SCHEMES as DRAWN_SCHEMES
-from workbench.plots.marks.lines import rounding
+from workbench.plots.marks.lines import profile, profiles, rounding
+from workbench.plots.marks.styles import SELECTORS, SPARSE_METHODS
 from workbench.plots.marks.theme import TEMPLATE, WIDTH
 from workbench.plots.reports.session_replay import quality
-from workbench.plots.tiles.reduce import firsts, shares, visible_pairs
+from workbench.plots.tiles import heads, tile_overview, union
+from workbench.plots.tiles.bfla_rules import bfla_rules, first_rule
+from workbench.plots.tiles.reduce import blocks, firsts, shares, visible_pairs
+from workbench.plots.tiles.tile_recall import (
+    LEVELS,
+    DensityCurve,
+    Span,
+    ThresholdStep,
+    by_threshold,
+    cells,
+    in_window,
+    maps,
+    of_head,
+    span_of,
+)
+from workbench.plots.tokens.chosen_tokens import Choice, _layout, agreement, coloured
+from workbench.plots.tokens.ratio_outcomes import RatioOutcome, ratios
+from workbench.store import MemoryStore
 
 SAID = {"caption": "n = 3, seed 0, CPU", "notice": "Look here."}
 SIZES = (3, 5, 4)
@@ -55,8 +87,6 @@ def check(fig: go.Figure, noticed: bool = True) -> dict:
 
 
 # --- masks
-
-
 def test_shares_of_a_short_mask_are_the_mask():
     p = prompt()
     at = torch.arange(len(p))
@@ -162,8 +192,6 @@ def test_strip_shows_every_block_and_its_text():
 
 
 # --- attention
-
-
 def test_attention_mass_of_reuse_is_that_of_the_block_mask(model):
     p = prompt()
     mask, reuse_ = masked(model, p, block_attention(p)), reused(model, p, "re-encoded")
@@ -207,8 +235,6 @@ def attention_of(token, p) -> go.Figure:
 
 
 # --- positions
-
-
 def test_a_turned_key_lands_where_the_model_puts_it(model):
     found = key_rotation(model, Block((5, 6, 7, 8)), token=2, layer=1, head=1, distances=[0, 1, 7, 100])
     fig = rotation(found.cached, found.inv_freq, found.distances, found.in_place, pairs=found.pairs, start=2, **SAID)
@@ -267,8 +293,6 @@ def test_drift_is_zero_where_nothing_is_reused_from_elsewhere(model):
 
 
 # --- reuse
-
-
 def score(mode, kind, em):
     low, high = max(0, em - 0.1), min(1, em + 0.1)
     return {"mode": mode, "kind": kind, "n": 40, "em": em, "em_low": low, "em_high": high} | {
@@ -318,3 +342,316 @@ def test_the_head_that_looks_most_at_a_place_is_found_and_shown_first():
     assert [trace.visible for trace in fig.data] == [False, False, False, True, False]
     assert fig.data[3].y[4] == pytest.approx(0.9) and fig.layout.updatemenus[0].active == 3
     assert fig.layout.sliders[0].active == 1
+
+
+# --- Figures and explorers of sparse masks, on small states
+MODEL = model_of("llama")
+STATES = dense_states(MODEL, prompt_of(60, 70, 30).tokens)  # 160 tokens
+SPAN = Span(range(160), range(160))
+WINDOW = sparse.named("window(block=8, local=2)")
+
+
+def test_every_method_has_a_look_and_small_settings():
+    assert set(sparse.names()) == set(SPARSE_METHODS) == set(SETTINGS)
+    looks = [(SPARSE_METHODS[name].colour, SPARSE_METHODS[name].symbol) for name in sparse.names()]
+    assert len(set(looks)) == len(looks), "colour and symbol"
+    assert SPARSE_METHODS.name_of("compact(over=bfla(mass=0.5))") == "CompactAttention over BFLA"
+    for name in sparse.names():
+        assert sparse.named(small(name, 16)).size == (64 if name == "seer_attention" else 16)
+    assert small("bfla(mass=0.5)") == "bfla(mass=0.5)"
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 12), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_reduction_by_block_loses_nothing(i, j, cells, seed):
+    x = np.random.default_rng(seed).random((i, j)) < 0.1
+    most, total = blocks(x, cells), blocks(x.astype(float), cells, "sum")
+    assert most.shape == total.shape == (min(i, cells), min(j, cells))
+    assert np.array_equal(most, total > 0) and total.sum() == x.sum()
+    mean = blocks(x.astype(float), cells, "mean")
+    sizes = blocks(np.ones((i, j)), cells, "sum")
+    np.testing.assert_allclose(mean * sizes, total, atol=1e-9)
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_an_overview_shows_every_kept_tile(count, cells, seed):
+    kept = np.random.default_rng(seed).random((count, count)) < 0.05
+    for how in tile_overview.REDUCTIONS:
+        z = tile_overview.reduced(kept, cells, how)
+        assert np.array_equal(z >= 2, blocks(np.tril(kept), cells))
+        assert np.array_equal(z > 0, blocks(np.tri(count, dtype=bool), cells))
+    assert (tile_overview.reduced(kept | True, cells, "mean") != 254).all(), "whole cells are 255 on the diagonal too"
+
+
+def test_a_tile_is_dropped_kept_or_missed_and_darker_with_attention():
+    mass = np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.7, 0.1, 0.2, 0], [0.02, 0.08, 0.3, 0.6]])
+    causal, needed = np.tri(4, dtype=bool), mass > 0.25
+    kept = np.eye(4, dtype=bool)
+    found = cells(mass, kept, needed, causal)
+    status = found.z // LEVELS
+    assert status.tolist() == [[2, 0, 0, 0], [3, 2, 0, 0], [3, 1, 2, 0], [1, 1, 3, 2]]
+    assert found.z[2, 0] > found.z[1, 0] and found.z[3, 1] > found.z[3, 0]
+    assert found.percent[3].tolist() == [2, 8, 30, 60]
+    small = cells(mass, kept, needed, causal, most=2)
+    assert (small.z // LEVELS).tolist() == [[3, 0], [3, 3]] and small.percent.tolist() == [[100, 0], [45, 55]]
+
+
+def test_maps_pick_layer_and_head_without_a_kernel():
+    found = [tile_recall.chosen(STATES, i, WINDOW) for i in STATES.layers]
+    panels = {name: [[of_head(c, h) for h in range(4)] for c in found] for name in ("one", "two")}
+    given = {"layers": [0, 1, 2], "heads": [0, 1, 2, 3], "title": "T", "layer": 1, "head": 2}
+    check(fig := maps(panels, SPAN, **given, **SAID))
+    assert [trace.visible for trace in fig.data[:8]] == [False] * 4 + [True] * 2 + [False] * 2
+    assert fig.layout.sliders[0].active == 1 and [frame.name for frame in fig.frames] == ["0", "1", "2"]
+    np.testing.assert_array_equal(fig.frames[2].data[5].z, of_head(found[2], 2).z)
+    assert fig.data[0].x0 == 4 and fig.data[0].dx == 8
+    assert fig.layout.updatemenus[0].buttons[3].args[0]["visible"] == [False] * 6 + [True] * 5
+    alone = maps({"one": [[panels["one"][0][0]]]}, SPAN, layers=[0], heads=[0], title="T", **SAID)
+    assert not alone.frames and not alone.layout.sliders and not alone.layout.updatemenus
+
+
+def test_a_figure_carries_few_layers_the_wanted_one_among_them():
+    assert some(range(8), 3) == list(range(8))
+    assert len(some(range(80), 41)) == 8 and {0, 41, 79} <= set(some(range(80), 41))
+
+
+def test_a_slider_moves_the_threshold():
+    oracle = sparse.named("oracle(block=8)")
+    steps, points = [], []
+    for value in (0.3, 0.6, 0.9):
+        one = tile_recall.chosen(STATES, 1, oracle.with_threshold(value))
+        points.append(one.record())
+        steps.append(ThresholdStep(of_head(one, 0), f"mass {value}", points[-1]["density"], points[-1]["mass"]))
+    x, y = [p["density"] for p in points], [p["mass"] for p in points]
+    curve = DensityCurve("oracle", "#000000", "x", x, y, ["a", "b", "c"])
+    check(fig := by_threshold(steps, SPAN, [curve], {"map": "M", "curves": "C"}, active=1, **SAID))
+    assert fig.data[1].x == (x[1],) and fig.frames[2].data[1].y == (y[2],)
+    assert [step.label for step in fig.layout.sliders[0].steps] == ["mass 0.3", "mass 0.6", "mass 0.9"]
+    alone = by_threshold(steps[:1], SPAN, [curve], {"map": "M", "curves": "C"}, active=0, **SAID)
+    assert [step.label for step in alone.layout.sliders[0].steps] == ["mass 0.3"], "one threshold still has a sentence"
+
+
+def test_heads_have_one_scale_and_their_numbers():
+    share = {"a": np.array([[0.1, 0.2], [0.3, 0.44]]), "b": np.eye(2)}
+    check(fig := heads.by_head({"density": share, "kept": share}, [0, 5], title="T", **SAID))
+    assert fig.layout.coloraxis.cmin == 0 and fig.layout.coloraxis.cmax == 1 and len(fig.data) == 4
+    assert fig.data[0].text.tolist() == [[10, 20], [30, 44]] and fig.data[0].y == ("0", "5")
+    assert "a: 26%" in [note.text for note in fig.layout.annotations]
+
+
+def test_rescues_show_the_first_rule():
+    method = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
+    found = [tile_recall.bfla_rules(STATES, i, method) for i in STATES.layers]
+    picture = first_rule(found[0], 1)
+    kept = found[0].kept
+    assert np.array_equal(picture == 2, kept["mass"][1].numpy())
+    assert np.array_equal(picture == 4, (kept["sink"] & ~kept["mass"] & ~kept["local"])[1].numpy())
+    assert np.array_equal(picture > 0, found[0].causal.numpy()) and {5, 6} <= set(picture.ravel().tolist())
+    pictures = [[first_rule(one, h) for h in range(2)] for one in found]
+    check(fig := bfla_rules(pictures, SPAN, found[0].added, layers=STATES.layers, heads=[0, 1], head=1, **SAID))
+    bars = [trace for trace in fig.data if trace.type == "bar"]
+    assert bars[0].y == ("mass", "local", "sink", "stride", "random") and len(fig.frames) == 3
+    assert len(fig.layout.updatemenus[0].buttons[0].args[0]["visible"]) == len(fig.data)
+
+
+def test_the_union_is_drawn_step_by_step():
+    method = sparse.named("random(block=8, share=0.2, sink=1, local=0)")
+    found = [tile_union.union(STATES, i, method, slice(96, 128)) for i in STATES.layers]
+    first, second, third, fourth = union.steps(found[1], 1)
+    assert first.shape == (2 * 4, 16) and second.shape == (2, 16) and third.shape == fourth.shape == (1, 16)
+    assert np.array_equal(second >= 2, found[1].heads[2:].numpy())
+    assert np.array_equal(third[0] >= 2, found[1].groups[1].numpy())
+    assert np.array_equal(fourth[0] == 4, found[1].own.numpy()) and second[0, 0] == 2, "the sink, asked for by all"
+    statuses, numbers = union.page_lists(found[1])
+    listed = numbers[1][numbers[1] >= 0]
+    assert listed.tolist() == found[1].pages[1].nonzero()[:, 0].tolist()
+    assert np.array_equal(statuses[1][: len(listed)], fourth[0][listed]) and not statuses[1][len(listed) :].any()
+    check(fig := union.union(found, layers=STATES.layers, layer=1, group=1, **SAID))
+    assert [trace.visible for trace in fig.data[:8]] == [False] * 4 + [True] * 4
+    assert fig.layout.sliders[0].steps[1].label.startswith("1: ")
+
+
+@pytest.mark.parametrize("spec", ["random(block=8)", "dense(block=8)"])
+def test_a_single_head_can_be_an_execution_group(spec):
+    found = tile_union.union(STATES, 0, sparse.named(spec), slice(0, 160), heads=1)
+    assert found.group == 1 and len(found.groups) == 4
+
+
+def test_an_overview_beside_its_detail():
+    chosen = tile_recall.choice(STATES, 0, WINDOW)
+    part = tile_recall.window(STATES, 0, 1, chosen, slice(10, 14)).at(slice(8, 14))
+    where = span_of(part)
+    assert (where.rows, where.keys) == (range(80, 112), range(64, 112))
+    z = tile_overview.reduced(chosen.kept[1].numpy(), 10, "mean")
+    fig = tile_overview.zoomed(z, SPAN, in_window(part, 20), where, names=["all", "part"], title="T", **SAID)
+    check(fig)
+    assert fig.data[0].z.shape == (10, 10) and fig.data[1].z.shape == (4, 6) and fig.layout.shapes[0].y0 == 80
+    panels = {"w": {"mean": z, "max": tile_overview.reduced(chosen.kept[1].numpy(), 10, "max")}}
+    check(fig := tile_overview.overview(panels, SPAN, detail=where, **SAID))
+    assert len(fig.layout.updatemenus[0].buttons) == 2 and not fig.data[1].visible
+
+
+# --- explorers
+def notice(box) -> str:
+    return box.children[-1].layout.annotations[-2].text
+
+
+def test_the_explorer_of_tiles_follows_its_controls():
+    box = explored.tiles_explorer(MODEL, STATES, ["window(block=8, local=2)", "bfla"], chunk=32, layer=1)
+    method, threshold, layer, head, below, chunks, chunk = box.children[0].children
+    said, _, shown, second = box.children[1:]
+    names = [name for name, _ in method.options]
+    assert names[:2] == ["window and sink", "BFLA"] and "oracle" in names and "SeerAttention" not in names, "no gate"
+    before = shown.data[1].z.copy()
+    threshold.value = 8
+    assert (shown.data[1].z != before).any()
+    method.value = next(spec for name, spec in method.options if name == "QUOKA")
+    assert threshold.options[0][0] == "keep = 0.05" and threshold.value == 0.25
+    chunks.value = True
+    layer.value, head.value = 2, 3
+    assert "Head 3 keeps" in shown.layout.annotations[-2].text
+    text = second.layout.annotations[-2].text
+    chunk.value = 1
+    assert "Rows 32 to 63, layer 2" in second.layout.annotations[-2].text != text
+    below.value = "rules"
+    assert "only BFLA" in said.value
+    method.value = next(spec for name, spec in method.options if name == "BFLA")
+    assert "chunk 32 is no multiple of 64" in said.value
+    chunks.value = False
+    assert said.value == "" and any(trace.type == "bar" for trace in second.data)
+    assert not second.layout.shapes, "the lines of the union are gone"
+    below.value = "union"
+    assert len(second.layout.shapes) == 1 and len(second.data) == 2 * 4 + 1 + 3
+
+
+def test_a_method_without_a_threshold_has_nothing_to_turn():
+    assert explored.thresholds_of("dense") == ([("–", None)], None)
+    labels, own = explored.thresholds_of("compact(over=flash_prefill(alpha=0.06))")
+    assert (
+        own == 0.06
+        and ("alpha = 0.06", 0.06) in labels
+        and [v for _, v in labels] == sorted((v for _, v in labels), reverse=True)
+    )
+    assert explored.thresholds_of("xattention(threshold=taus.json)")[1] in sparse.named("xattention").threshold_steps[1]
+
+
+def test_the_explorer_of_a_long_prompt_moves_its_frame():
+    states = synthetic_states(1024)
+    box = long_prompts.long_explorer(states, ["window(block=16)", "strided(block=16)"], cells=20, side=8)
+    method, _, how, head, row, key = box.children[0].children
+    shown = box.children[-1]
+    assert np.asarray(shown.data[0].z).shape == (20, 20) and np.asarray(shown.data[1].z).shape == (8, 8)
+    row.value, key.value = 63, 63
+    assert shown.layout.shapes[0].y0 == shown.layout.shapes[0].x0 == 56 * 16, "the frame stays inside"
+    text, before = notice(box), np.array(shown.data[0].z)
+    method.value, head.value, how.value = "strided(block=16)", 0, "max"
+    assert notice(box) != text and (np.array(shown.data[0].z) != before).any()
+
+
+# --- Figures and explorers of deviation and selection, on small numbers
+PROMPT = prompt_of(3, 5, 4, 2)
+TOKENS = [f" t{i}<" for i in range(14)]
+
+
+def test_every_selector_has_a_look_of_its_own():
+    assert set(select.names()) == set(SELECTORS)
+    looks = [(SELECTORS.colour_of(name), SELECTORS.symbol_of(name)) for name in select.names()]
+    assert len(set(looks)) == len(looks), "colour and symbol"
+    assert SELECTORS.name_of("query_guided(layers=all)") == "question-guided (FusionRAG): layers=all"
+    assert SELECTORS.colour_of("query_guided(layers=all)") == SELECTORS.colour_of("query_guided")
+
+
+def test_profiles_list_every_name_once_and_leave_nan_out():
+    rows = [
+        {"name": name, "at": at, "mean": at / 4 if at else float("nan"), "low": 0.0, "high": 1.0}
+        for name in ("a", "b")
+        for at in range(4)
+    ]
+    panels = [
+        profile("one", rows, "layer", "share", percent=True),
+        profile("two", rows, "layer", log=True),
+    ]
+    check(fig := profiles(panels, title="T", colours={"a": "#0072B2"}, mark=1, **SAID))
+    assert [trace.name for trace in fig.data if trace.showlegend] == ["a", "b"]
+    lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
+    assert len(lines) == 4 and all(trace.x == (1, 2, 3) for trace in lines)
+    assert fig.layout.yaxis2.type == "log"
+
+
+def test_deviation_is_logarithmic_and_white_where_there_is_none():
+    gap = np.array([[0.0, 1.0], [0.0, 100.0], [1e-9, 10.0]] * 4)
+    check(fig := deviation({"a": gap, "b": gap / 10}, TOKENS[:12], PROMPT.block_of[:12].numpy(), **SAID))
+    first, second = fig.data
+    assert np.isnan(first.z[0]).all() and first.z[1][:3].tolist() == [0, 2, 1]
+    np.testing.assert_allclose(second.z[1], first.z[1] - 1, atol=1e-6)
+    assert "question" not in str(first.customdata)
+    check(deviation({"exact": gap * 0}, TOKENS[:12], PROMPT.block_of[:12].numpy(), **SAID))
+
+
+def test_coloured_text_frames_what_is_chosen():
+    scores = np.array([-np.inf] * 3 + [0.1, 0.5, 0.2, 0.4, 0.3, 9, 8, 7, 6])
+    choices = {"one": Choice(scores, np.array([8, 9])), "two": Choice(scores[::-1].copy(), np.array([0]))}
+    check(fig := coloured(choices, TOKENS, PROMPT.block_of.numpy(), title="T", marked=[1], **SAID))
+    bars, letters = fig.data
+    assert letters.mode == "text" and list(letters.x) == list(bars.base), "letters lie over the boxes of all tokens"
+    assert len(letters.text) == 14 and letters.text[0] == " t0&lt;"
+    assert [i for i, width in enumerate(bars.marker.line.width) if width] == [8, 9]
+    assert bars.marker.color[8] == 1 and bars.marker.color[0] == 0 and bars.marker.color[13] == 0
+    assert "never" in bars.customdata[0] and "always" in bars.customdata[13] and "recomputed" in bars.customdata[8]
+    assert fig.layout.updatemenus[0].buttons[1].args[0]["marker.line.width"][0][0] > 0
+    assert list(fig.layout.yaxis.ticktext) == ["0", "1★", "2", "question"]
+
+
+def test_long_text_wraps_and_blocks_begin_a_line():
+    lines, columns, first = _layout([56] * 5, np.array([0, 0, 0, 1, 1]))
+    assert lines == [0, 0, 1, 2, 2] and columns == [0, 56, 0, 0, 56] and first == {0: 0, 1: 2}
+
+
+def test_agreement_shows_one_measure_at_a_time():
+    matrix = np.array([[1, 0.25], [0.25, 1]])
+    check(fig := agreement({"a": matrix, "b": matrix}, ["one (x)", "two"], title="T", **SAID))
+    assert [trace.visible for trace in fig.data] == [True, False]
+    assert np.isnan(fig.data[0].z[0][0]) and fig.data[0].z[0][1] == 0.25
+    assert fig.layout.updatemenus[0].buttons[1].args[0]["visible"] == [False, True]
+
+
+def test_the_slider_moves_the_set_and_the_answer():
+    nothing, some = np.array([], dtype=int), np.array([4, 11, 13])
+    steps = {
+        0.0: {"a": RatioOutcome(nothing, "wrong", False), "b": RatioOutcome(nothing, "wrong", False)},
+        0.5: {"a": RatioOutcome(some, "right", True), "b": RatioOutcome(nothing, "who <knows>", None)},
+    }
+    check(fig := ratios(steps, TOKENS, PROMPT.block_of.numpy(), title="T", active=1, **SAID))
+    assert [frame.name for frame in fig.frames] == ["0%", "50%"] and fig.layout.sliders[0].active == 1
+    assert np.isnan(fig.frames[0].data[0].z).all()
+    assert np.argwhere(~np.isnan(fig.data[0].z)).tolist() == [[0, 4], [0, 11]], "the question is left out"
+    assert fig.data[1].text == ("✓ right", "who &lt;knows>") and "✗" in fig.frames[0].data[1].text[0]
+
+
+# --- explorers
+def test_packed_answers_are_those_of_each_choice_alone(loaded):
+    model, tokenizer, layout = loaded
+    prompt = layout.prompt(data.load("lab", 1, 0, 3)[0], tokenizer)
+    kv = assemble(model, prompt, encode_many(model, prompt.context))
+    before = [x.clone() for x in kv.tensors()]
+    choices = [torch.arange(0), torch.tensor([20, 30]), torch.arange(prompt.starts[-1])]
+    together = critical.answers(loaded, prompt, kv, choices, 4)
+    assert together == [critical.answers(loaded, prompt, kv, [rows], 4)[0] for rows in choices]
+    assert all(torch.equal(a, b) for a, b in zip(before, kv.tensors(), strict=True))
+
+
+def test_an_explorer_draws_again_what_its_controls_say(loaded):
+    model, tokenizer, layout = loaded
+    samples = data.load("lab", 2, 0, 3)
+    box = critical.critical_explorer(loaded, samples, AfterSystem(), 2)
+    number, menu, percent = box.children[0].children
+    number.value, menu.value, percent.value = 1, "first_k", 50
+    widget = box.children[-1]
+    assert sum(width > 0 for width in widget.data[0].marker.line.width) > 20
+    cached = AfterSystem()(model, layout.prompts(samples, tokenizer), MemoryStore())
+    box = repair.repair_explorer(loaded, samples, {"after_system": cached})
+    *_, menu, percent = box.children[0].children
+    before = json.loads(box.children[-1].to_json())["layout"]["annotations"]
+    menu.value, percent.value = "all", 0
+    assert json.loads(box.children[-1].to_json())["layout"]["annotations"] != before

@@ -13,6 +13,7 @@ from forked import ended, forked
 from typer.testing import CliRunner
 
 from tests import tiny
+from tests.refusals import refused
 from workbench import data
 from workbench.app import cli
 from workbench.core.errors import BadInput
@@ -49,17 +50,13 @@ def same(one: dict[str, KV], other: dict[str, KV]) -> None:
 
 
 def test_folders_that_are_something_else_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="is no folder of cached blocks"):
-        FolderStore(tmp_path)
+    refused("is no folder of cached blocks", FolderStore, tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(BadInput, match="holds something else"):
-        FolderStore(tmp_path, new=True)
-    with pytest.raises(BadInput, match=r"notes.txt is no folder of cached blocks"):
-        FolderStore(tmp_path / "notes.txt", {})
+    refused("holds something else", FolderStore, tmp_path, new=True)
+    refused(r"notes.txt is no folder of cached blocks", FolderStore, tmp_path / "notes.txt", {})
     store = FolderStore(tmp_path / "a", {"model": "one", "preparation": "independent"}, new=True)
     store.put("key", KV([torch.zeros(1, 2, 2)], [torch.zeros(1, 2, 2)]))
-    with pytest.raises(BadInput, match=r"'../escape' is no name for a file of blocks"):
-        store.write("../escape", {})
+    refused(r"'../escape' is no name for a file of blocks", store.write, "../escape", {})
 
 
 def test_what_lies_in_the_folder_is_what_a_request_would_make(whole, loaded):
@@ -213,5 +210,4 @@ def test_a_trial_takes_from_the_folder_what_it_would_compute(whole, folder, load
     assert said == again and found.hit_rate == 1 > fresh.hit_rate
     with pytest.raises(BadInput, match=r"blocks of another preparation: .*and not after_system"):
         Trial(**asked, prepare="after_system", prepared=whole.folder).run(loaded=loaded)
-    with pytest.raises(BadInput, match="prepared 'x' is for mode block"):
-        Trial(str(folder), prepared="x")
+    refused("prepared 'x' is for mode block", Trial, str(folder), prepared="x")

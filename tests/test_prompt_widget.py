@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import refused
 from workbench import data, explore
 from workbench.app.explore.debounce import Newest, Superseded
 from workbench.app.explore.editor import heat as prompt_heat
@@ -229,8 +230,7 @@ def test_a_page_holds_every_order_and_choice_and_says_what_the_widget_says(loade
         )
         assert theirs["answers"]["kl"] == pytest.approx(mine["answers"]["kl"], abs=1e-5)
         assert theirs["bill"]["rows"] == warm["bill"]["rows"], "its blocks were cached for orders before"
-    with pytest.raises(BadInput, match="not on the page"):
-        page.result(replace(wanted, ratio=0.3))
+    refused("not on the page", page.result, replace(wanted, ratio=0.3))
     assert len(arrangements(wanted.pieces, 2)) == 2, "some orders only: none is left out"
     data = json.loads(json.dumps(page.data))
     assert len(whole_page(data)) < 400_000
@@ -241,10 +241,8 @@ def test_a_page_holds_every_order_and_choice_and_says_what_the_widget_says(loade
     [({"orders": 0}, "orders 0"), ({"ratios": [2]}, "ratio 2"), ({"selectors": ["guess"]}, "unknown select")],
 )
 def test_a_grid_that_cannot_be_is_refused_before_any_work(loaded, sample, grid, said):
-    with pytest.raises(BadInput, match=said):
-        explore.prompt_page(loaded, sample, **grid)
-    with pytest.raises(BadInput, match="unknown choice 'method'"):
-        explore.prompt_page(loaded, sample, method="x")
+    refused(said, explore.prompt_page, loaded, sample, **grid)
+    refused("unknown choice 'method'", explore.prompt_page, loaded, sample, method="x")
 
 
 def test_the_marked_token_is_shared_with_the_explorers_of_the_prompt(loaded, sample):

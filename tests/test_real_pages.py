@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import time
 
 import pytest
 import report_notebooks as tiny
@@ -123,11 +122,9 @@ def test_whatever_goes_wrong_is_one_sentence_with_the_command(monkeypatch, code,
 
 def test_a_fetch_that_takes_too_long_is_ended(monkeypatch):
     fetch_by(monkeypatch, "import time; time.sleep(60)")
-    started = time.monotonic()
     with real_pages.Fetching(MODEL, limit_s=0.2) as fetching:
         assert fetching.missing().startswith(f"{MODEL} was not fetched within 0 seconds: `workbench models get")
         assert not fetching.is_busy
-    assert time.monotonic() - started < 30
 
 
 def test_leaving_early_ends_the_fetch(monkeypatch):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.random_models import Letters, block_of, model_of
+from tests.refusals import refused
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Trial
 from workbench.methods.generation import generate
@@ -92,8 +92,7 @@ def test_a_receipt_is_plain_json_and_a_table():
     assert Receipt.from_json(values) == receipt
     assert "&lt;b&gt;" in receipt._repr_html_() and "<b>" not in receipt._repr_html_()
     assert "1 encoded (1 never seen)" in str(receipt)
-    with pytest.raises(BadInput, match="no receipt"):
-        Receipt.from_json({"blocks": [{"colour": 1}]})
+    refused("no receipt", Receipt.from_json, {"blocks": [{"colour": 1}]})
 
 
 def test_generations_are_equal_whatever_their_receipts_say():
@@ -116,5 +115,4 @@ def test_a_trial_adds_the_receipts_of_all_requests_to_its_record(folder, loaded)
     assert misses == sum(record.misses.values())
     without = replace(trial, receipt=False)
     assert "receipt" not in without.settings() and "receipts" not in without.run(loaded=loaded).to_json()
-    with pytest.raises(BadInput, match="receipt is 1"):
-        replace(trial, receipt=1)
+    refused("receipt is 1", replace, trial, receipt=1)

@@ -1,14 +1,28 @@
 """Policies by name: what a spec says, and how a list of specs is cut."""
 
+import re
+
 import pytest
+import torch
+from documented import ROOT, blocks
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.random_models import model_of
+from tests.refusals import refused
 from tests.test_prepare import CORPUS
+from workbench.app.notebooks import own_policy
+from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.kv_side_cache import Derived
+from workbench.core.plan import Plan
 from workbench.data import embedders
+from workbench.engine.assembly import empty
+from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import prepare, registry, select
 from workbench.methods.config import MethodConfig
+from workbench.methods.select import choose
 
 WORD = st.from_regex(r"[a-z]{2,8}", fullmatch=True).filter(lambda word: word not in ("as", "in", "is", "if", "or"))
 VALUE = st.one_of(st.integers(-5, 99), st.booleans(), st.none(), st.text("ab c/.-'\"(),=[\\é", max_size=6))
@@ -62,8 +76,7 @@ def test_the_spec_of_a_policy_makes_it_again(spec):
     "spec", ["", "1", "a b", "x(1)", "x(**{})", "x.y", "x(a=1", "x(a=)", "x(a=1, a=2)", "x(a=b c)", "x(a=/a b)", "x(,)"]
 )
 def test_what_is_no_spec_is_refused(spec):
-    with pytest.raises(BadInput, match="is not understood"):
-        registry.parse(spec)
+    refused("is not understood", registry.parse, spec)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +85,10 @@ def test_what_is_no_spec_is_refused(spec):
         ("first_k(k=0)", "k is 0: how many tokens at a block's start, 1 or more"),
         ("first_k(system=-1)", "system is -1: how many blocks at the front are no passages, 0 or more"),
         ("answer_guided(window=True)", "window is True: how many tokens at the question's end, 1 or more"),
-        ("answer_guided(softmax=row)", "softmax is 'row': within each 'block', or over the whole 'prompt'"),
+        (
+            "answer_guided(softmax=row)",
+            "softmax is 'row': within each 'block', over all 'documents', over the 'context' or the whole 'prompt'",
+        ),
         ("answer_guided(layers=x)", "layers is 'x': it is last, all or layer numbers in brackets, as in (0, -1)"),
         ("oracle(layers=x)", "layers is 'x': it is all, last or layer numbers in brackets, as in (0, -1)"),
         ("oracle(part=x)", "part is 'x': allowed are kv, k, v (keys and values, keys, values)"),
@@ -88,3 +104,94 @@ def test_an_option_that_is_not_allowed_is_refused_in_one_sentence(spec, message)
         select.named(spec)
     assert str(refusal.value) == message
     assert select.named("first_k").k is None
+
+
+# --- A selector from its text is one like any other, and text that is none is refused in a sentence
+PAGE = next(block.body for block in blocks(ROOT / "docs" / "extend" / "method.md") if "class LastTokens" in block.body)
+PROMPT = Prompt(tuple(Block((n, n + 1, n + 2)) for n in range(4)))
+
+
+def test_the_selector_of_the_documentation_chooses_the_last_tokens_of_every_block():
+    found = own_policy.selector(PAGE, "last_tokens")
+    assert choose(found.score(PROMPT), PROMPT, tokens=3).tolist() == [2, 5, 8]
+    assert found == own_policy.selector(PAGE, "last_tokens") or found.system == 1
+
+
+def test_the_notebook_holds_the_selector_of_the_documentation():
+    notebook = (ROOT / "notebooks" / "15_add_a_method.ipynb").read_text()
+    assert all(line.strip() in notebook for line in re.findall(r"^ {8}(.+)$", PAGE, re.M))
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        ("class", "mine", r"mine\.py, line 1: invalid syntax"),
+        ("x = 1", "mine", "mine.py holds no dataclass Mine"),
+        ("x = 1", "../mine", "no name of a file"),
+        ("from dataclasses import dataclass\n\n@dataclass\nclass Mine:\n    k: int = 1", "mine", "Mine is no selector"),
+    ],
+)
+def test_text_that_is_no_selector_is_refused(source, name, message):
+    refused(message, own_policy.selector, source, name)
+
+
+def test_scores_of_a_selector_are_one_a_token():
+    assert own_policy.selector(PAGE, "last_tokens").score(PROMPT).shape == torch.Size([9])
+
+
+# --- What is kept beside cached keys: completed from chunk to chunk, never of keys that are no more
+LENGTH = 96
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 13), st.booleans()), min_size=1, max_size=12))
+def test_what_is_kept_is_that_of_the_keys_as_they_are(writes):
+    """Running sums stand for means: written anywhere, asked of any length, at any time."""
+    keys, derived = torch.zeros(13, dtype=torch.long), Derived()
+
+    def complete(sums, first):
+        sums = torch.zeros(14, dtype=torch.long) if sums is None else sums
+        sums[first + 1 :] = sums[first] + keys[first:].cumsum(0)
+        return sums
+
+    for number, (first, length, asked) in enumerate(writes, 1):
+        keys[first] = number
+        derived.changed(first)
+        if asked:
+            assert derived.completed("sums", length, complete)[length] == keys[:length].sum()
+
+
+def test_what_fails_half_way_is_made_anew():
+    derived = Derived()
+    derived.completed("x", 8, lambda value, first: [first])
+
+    def fails(value, first):
+        value.append("half")
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        derived.completed("x", 16, fails)
+    assert derived.completed("x", 16, lambda value, first: (value, first)) == (None, 0)
+
+
+def test_chunks_complete_what_earlier_chunks_left_and_a_layer_that_is_written_again_starts_there():
+    found = []
+
+    def asked(queries, keys, rows, site):
+        site.derived.completed("asked", keys.shape[1], lambda value, first: found.append((site.layer, first)))
+
+    model = model_of("llama")
+    tokens, kv = torch.arange(LENGTH) % 50, empty(model, LENGTH)
+    for chunk in (*torch.arange(LENGTH).split(32), torch.arange(40, 60), torch.arange(60, LENGTH)):
+        prefill_many(model, [PrefillRequest(tokens, Plan(chunk, sparse=asked), kv)], 1)
+    assert [first for layer, first in found if layer == 0] == [0, 32, 64, 40, 60]
+
+
+def test_a_copy_keeps_nothing_of_the_original():
+    kv = KV.zeros([(1, 8)], 4, reserve=4)
+    kv.derived(0).completed("x", 4, lambda value, first: "theirs")
+    for copy in (kv.clone(), kv.slice(0, 4)):
+        assert copy.derived(0).completed("x", 4, lambda value, first: (value, first)) == (None, 0)
+    kv.grow(2)
+    assert kv.derived(0).completed("x", 6, lambda value, first: (value, first)) == ("theirs", 4)
+    kv.changed(1)
+    assert kv.derived(0).completed("x", 6, lambda value, first: first) == 1

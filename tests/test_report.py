@@ -14,10 +14,10 @@ import report_notebooks as tiny
 import typer
 from typer.testing import CliRunner
 
+from tests.refusals import refused
 from workbench.app.commands.report import command as report_command
 from workbench.app.console.options import parse
 from workbench.app.reports import html, report
-from workbench.core.errors import BadInput
 
 IMPORTED = """import sys
 
@@ -99,16 +99,13 @@ def test_page_names_no_address_outside_itself(finished):
 )
 def test_bad_parameters_are_refused_before_anything_is_written(tmp_path, parameters, message):
     path = tiny.write(tmp_path, "01_good", tiny.FIGURE, tiny.SAVE)
-    with pytest.raises(BadInput, match=message):
-        report.run([path], tmp_path / "report", parameters, jobs=1)
+    refused(message, report.run, [path], tmp_path / "report", parameters, jobs=1)
     assert not (tmp_path / "report").exists()
 
 
 def test_missing_notebooks_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="there are no notebooks"):
-        report.run([], tmp_path)
-    with pytest.raises(BadInput, match=r"none\.ipynb is no notebook file"):
-        report.run([tmp_path / "none.ipynb"], tmp_path)
+    refused("there are no notebooks", report.run, [], tmp_path)
+    refused(r"none\.ipynb is no notebook file", report.run, [tmp_path / "none.ipynb"], tmp_path)
 
 
 def test_a_killed_run_is_not_complete(tmp_path):

@@ -1,20 +1,31 @@
 """Result tables: what is written is read back, a kill loses nothing that was written, other folders are refused."""
 
+import ast
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench import results
+from tests.refusals import refused
+from workbench import data, results
+from workbench.app.notebooks import notebook
 from workbench.core.errors import BadInput
+from workbench.experiments.trials.compare import by, explained, paired, table
+from workbench.experiments.trials.fidelity import measure
 from workbench.methods import sparse
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
 from workbench.plots.marks import chart
 from workbench.plots.reports import tradeoff
-from workbench.results import Results, schema
+from workbench.results import Missing, Results, Writer, read, schema
+from workbench.results.reader import FOLDER
+from workbench.results.writer import prepare
 
 ORIGIN = {"model": "m", "data": "d", "method": "block", "ratio": 0.15, "seed": 3, "device": "cpu"}
 COUNTS = [
@@ -108,8 +119,7 @@ def test_the_same_place_twice_and_no_place_are_refused(tmp_path):
 
 def test_a_file_is_no_place_for_results(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="file"):
-        results.Writer(tmp_path / "file", "trial")
+    refused("file", results.Writer, tmp_path / "file", "trial")
 
 
 @settings(max_examples=40, deadline=None)
@@ -132,9 +142,9 @@ def test_every_row_survives_the_disk(tmp_path_factory, rows):
         out.counts(rows)
     found = results.read(folder).counts()
     assert [(r.measure, r.kind) for r in found.itertuples()] == [(r["measure"], r["kind"]) for r in rows]
-    for read, row in zip(found.itertuples(), rows, strict=True):
+    for found_row, row in zip(found.itertuples(), rows, strict=True):
         for name in ("value", "n"):
-            value = getattr(read, name)
+            value = getattr(found_row, name)
             assert math.isnan(value) if row[name] is None else value == row[name]
 
 
@@ -252,3 +262,183 @@ def test_the_shipped_counts_of_sparse_methods_are_those_of_their_answers():
     assert np.allclose(both.value, both["mean"]) and (both.n == both["size"]).all()
     assert ((both.low <= both.value) & (both.value <= both.high)).all()
     assert all(sparse.named(spec) for spec in counts["sparse"].unique())
+
+
+# --- Figures of results in notebooks: they draw what ships, several sources side by side, and say what is missing
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+CELLS = {  # notebook → its cells of results, and the parameters that they use
+    "14_store": (
+        ["14-05", "14-24", "14-28", "tiers-kept", "14-14", "14-15", "14-17", "14-18", "14-20"],
+        {"order": "relevance", "question": 50, "zipf": 1.0},
+    ),
+}
+
+
+def shown(name: str, places: list[str]) -> tuple[dict[str, object], Results]:
+    """Return what every cell of results shows, and the results."""
+    ids, parameters = CELLS[name]
+    cells = {cell["id"]: cell for cell in json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]}
+    names = {"notebook": notebook, "results": places, **parameters}
+    out = {}
+    for cell in ids:
+        *before, last = ast.parse("".join(cells[cell]["source"])).body
+        exec(compile(ast.Module(before, []), cell, "exec"), names)
+        assert isinstance(last, ast.Expr), f"cell {cell} of {name} shows nothing"
+        out[cell] = eval(compile(ast.Expression(last.value), cell, "eval"), names)
+    return out, names["found"]
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_shipped_results_are_drawn(name):
+    figures, _ = shown(name, ["shipped"])
+    assert not [cell for cell, figure in figures.items() if not isinstance(figure, go.Figure)]
+    assert all("shipped" in figure.layout.meta["sources"] for figure in figures.values())
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_several_sources_are_drawn_side_by_side(name):
+    figures, _ = shown(name, [f"mine={FOLDER}", "shipped"])
+    assert all({"mine", "shipped"} <= set(figure.layout.meta["sources"]) for figure in figures.values())
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_without_results_a_cell_names_the_command_that_measures_them(name, tmp_path):
+    prepare(tmp_path)
+    lines, found = shown(name, [str(tmp_path)])
+    assert read(str(tmp_path)).sources == found.sources
+    assert not [cell for cell, line in lines.items() if not isinstance(line, Missing)]
+    assert all("--out" in str(line) for line in lines.values())
+
+
+# --- Pages of measured results draw whatever result tables hold: what ships, a small sweep of other models, nothing
+ENDS = {"12_real_model": "## The same here and now", "10_sparse_quality": "## When does a choice pay?"}
+FEWEST = {  # figures of what ships, and of the small sweep
+    "12_real_model": (14, 8),
+    "10_sparse_quality": (10, 5),
+}
+SPARSE = ["none", "window(block=64, local=1)", "window(block=64, local=4)", "bfla(block=64, mass=0.9)"]
+REUSE = [
+    ("independent", "none"),
+    ("after_system", "none"),
+    ("after_system", "random"),
+    ("with_neighbours(n=2)", "random"),
+]
+
+
+def drawn(name: str, results: list[str]) -> list:
+    """What the cells of results of a notebook show, in their order."""
+    shown, namespace = [], {}
+    for cell in json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if source.startswith(ENDS[name]):
+            break
+        if cell["cell_type"] == "code":
+            *rest, last = source.rstrip().split("\n\n")
+            is_shown = last.startswith(("chart.", "heads."))
+            exec("\n\n".join(rest) if is_shown else source, namespace)
+            shown += [eval(last, namespace)] if is_shown else []
+            namespace |= {"results": results} if "parameters" in cell["metadata"].get("tags", []) else {}
+    return shown
+
+
+def sweep(folder: Path) -> str:
+    """A sweep of made-up numbers: reuse and sparse methods on a model and data of other names."""
+    draw = np.random.default_rng(0)
+    about = {"model": "acme/tiny", "data": "notes.jsonl", "passages": 5, "seed": 7, "device": "a GPU"}
+    methods = [{"mode": "block", "prepare": p, "select": s, "ratio": r} for p, s in REUSE for r in (0.1, 0.3)]
+    methods += [{"mode": "full", "prepare": "independent", "select": "none", "sparse": spec} for spec in SPARSE]
+    for number, method in enumerate(methods):
+        method = {"positions": "re-encoded", "sparse": "none", **method, "method": f"m{number}"}
+        with Writer(folder, f"trial@{number}", **about, **method) as out:
+            values = {name: draw.random() for name in ("kl", "nll_extra", "em", "f1", "rows_charged")}
+            values |= {name: draw.random() for name in ("density", "mass")} if method["sparse"] != "none" else {}
+            out.counts(
+                {"measure": name, "kind": kind, "value": value, "low": value, "high": value, "n": 20}
+                for name, value in values.items()
+                for kind in ("all", "how", "why")
+            )
+            out.answers({"question": f"q{i}", "kl": draw.random(), "em": float(i % 2)} for i in range(20))
+    return str(folder)
+
+
+def figures(shown: list) -> list:
+    return [one for one in shown if isinstance(one, go.Figure)]
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_page_draws_what_ships_and_a_sweep_of_ones_own(name, tmp_path):
+    shipped, own = FEWEST[name]
+    assert len(figures(drawn(name, ["shipped"]))) >= shipped
+    mine = drawn(name, [sweep(tmp_path)])
+    assert len(figures(mine)) >= own and all(isinstance(one, go.Figure | Missing) for one in mine)
+    sources = {source for one in figures(mine) for source in one.layout.meta["sources"] if one.layout.meta}
+    assert sources <= {str(tmp_path), "published"}, "a reader's page shows no shipped numbers"
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_two_sources_stand_side_by_side(name, tmp_path):
+    shown = figures(drawn(name, ["shipped", sweep(tmp_path)]))
+    assert any(set(one.layout.meta["sources"]) == {"shipped", str(tmp_path)} for one in shown if one.layout.meta)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_without_results_a_page_names_the_command(name, tmp_path):
+    prepare(tmp_path)
+    assert read([tmp_path]).counts().empty
+    shown = drawn(name, [str(tmp_path)])
+    assert shown and all(isinstance(one, Missing) for one in shown)
+    assert any("workbench sweep" in str(one) for one in shown)
+
+
+# --- Methods side by side on the same questions
+def rows(**columns):
+    questions = zip(*columns.values(), strict=True)
+    return [{"id": str(i), **dict(zip(columns, values, strict=True))} for i, values in enumerate(questions)]
+
+
+def test_two_methods_are_compared_question_by_question():
+    one, other = rows(em=[1, 1, 0, 1], nll=[1, 2, 3, 4]), rows(em=[1, 0, 0, 0], nll=[2, 3, 4, 5])
+    found = paired(one, other[::-1], "em")
+    assert (found["one"], found["other"], found["difference"], found["n"]) == (0.75, 0.25, 0.5, 4)
+    assert (found["only_one"], found["only_other"], found["p"]) == (2, 0, 0.5)
+    losses = paired(one, other, "nll")
+    assert (losses["difference"], losses["low"], losses["high"]) == (-1, -1, -1) and "p" not in losses
+
+
+def test_questions_without_a_score_are_left_out():
+    one, other = rows(em=[1, None, 0]), rows(em=[0, None, 0])
+    assert paired(one, other, "em")["n"] == 2
+    none = paired(rows(em=[None]), rows(em=[None]), "em")
+    assert none["n"] == 0 and none["difference"] is none["p"] is None
+    assert explained(rows(kl=[1.0], nll=[None]), rows(kl=[2.0], nll=[None])) is None
+
+
+def test_bits_are_explained_beside_full_attention_on_the_same_questions():
+    reuse, method = rows(nll=[4, 6], nll_full=[2, 2], kl=[1, 3]), rows(nll=[3, 5], nll_full=[2, 2], kl=[0.5, 0.5])
+    assert explained(method, reuse).share == pytest.approx(1 / 3)
+    assert explained(method, reuse, "kl").share == pytest.approx(0.75)
+    without = explained(reuse, rows(nll=[2, 2], nll_full=[2, 2], kl=[0, 0]))
+    assert without.share is None and "no gap" in without.note
+
+
+def test_a_table_has_what_was_measured(loaded):
+    samples = data.load("lab", 4, 0, 3)
+    measured = measure(loaded, samples, {"full": Full(), "reuse": Reuse()}, max_new_tokens=2)
+    full, reuse = table(by("method", measured), "reuse")
+    assert full["kl"] == pytest.approx(0, abs=1e-6) and full["kl_explained"] == pytest.approx(1, abs=1e-3)
+    assert (reuse["kl_explained"], reuse["kl_more_than_reuse"], reuse["n"]) == (0, 0, 4)
+    assert full["em"] is full["em_p"] is None and full["full_em"] == 0 == full["answered_compared"]
+    assert full["rows"] == full["rows_low"] * 0 + sum(row["tokens"] for row in measured[:4]) / 4 > reuse["rows"]
+    assert full["flops"] > reuse["flops"] and full["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    "call, problem",
+    [
+        (lambda: paired(rows(em=[1]), rows(em=[1, 0]), "em"), "1 and 2 rows: not of the same questions"),
+        (lambda: explained(rows(f1=[1]), rows(f1=[1]), "f1"), "loss 'f1': bits are explained of nll or kl"),
+        (lambda: table({"full": []}, "reuse"), "no method is named 'reuse': there are full"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(call, problem):
+    refused(problem, call)

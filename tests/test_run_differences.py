@@ -1,12 +1,23 @@
 """`workbench compare`: runs of any kind side by side, paired by question where they can be."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tiny
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from tests.refusals import refused
+from workbench import models
 from workbench.app.cli import app
 from workbench.app.reports import compared_page
 from workbench.core.errors import BadInput
@@ -15,6 +26,9 @@ from workbench.experiments.trials import runs as reading
 from workbench.experiments.trials.run_differences import compared
 from workbench.experiments.trials.runs import Run
 from workbench.experiments.trials.trial import Trial
+from workbench.models.checkpoints import DIFFERENCE, WEIGHTS
+from workbench.models.model_card import describe
+from workbench.models.weights import delta_weights, export_hf
 from workbench.plots.reports.run_differences import differences, said, sentence, telling
 
 QUICK = ["--samples", "4", "--passages", "3", "--timed", "1", "--max-new-tokens", "2"]
@@ -47,9 +61,7 @@ def test_differences_are_paired_by_question_and_worded_by_their_sign():
     (em,) = (each for each in found.differences if each.score == "em")
     assert em.difference == pytest.approx(-4 / 6) and em.n == 6 and em.high is not None and em.high < 0
     assert em.p == pytest.approx(0.125), "McNemar of 4 and 0"
-    assert "66.7 points lower" in said(found) and "worse" in said(found) and "4.0 times sooner" in said(found)
-    turned = compared([REUSE, FULL])
-    assert "66.7 points higher" in said(turned) and "better" in said(turned) and "4.0 times later" in said(turned)
+    assert next(d for d in compared([REUSE, FULL]).differences if d.score == "em").difference == pytest.approx(4 / 6)
     as_many = compared([FULL, replace(REUSE, scores={**REUSE.scores, "rows_computed": 100.0})])
     assert "sooner" not in said(as_many), "a clock that differs where as much is computed"
     few = [replace(run, scores={**run.scores, "ttft_n": 1.0}) for run in (FULL, REUSE)]
@@ -114,8 +126,7 @@ def test_runs_of_one_name_are_told_apart_by_what_differs():
     ],
 )
 def test_what_cannot_be_compared_is_refused(call, problem):
-    with pytest.raises(BadInput, match=problem):
-        call()
+    refused(problem, call)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "nonsense", "{}", "[1]", '{"trial": 1}', "[" * 5000, "\x00"])
@@ -169,3 +180,84 @@ def test_bad_words_end_in_one_sentence(records, tmp_path):
     ):
         done = CliRunner().invoke(app, ["compare", *words])
         assert done.exit_code == 2 and problem in done.stderr, done.output
+
+
+# --- Weights kept as a difference: every bit comes back, and what cannot be restored is refused by name
+BITS = arrays.arrays(np.int16, 40, elements=st.integers(-(2**15), 2**15 - 1))
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A tiny model in bf16, one that differs from it a little, and the second as a difference from the first."""
+    folder = tmp_path_factory.mktemp("difference")
+    base = tiny.checkpoint(folder / "base")
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    model.save_pretrained(base)
+    with torch.no_grad():
+        for i, weight in enumerate(model.parameters()):
+            weight += 0.1 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(i))
+    shutil.copytree(base, folder / "tuned")
+    model.save_pretrained(folder / "tuned")
+    delta_weights.save(folder / "tuned", folder / "kept", str(base))
+    return folder
+
+
+@given(BITS, BITS)
+def test_every_bit_comes_back_from_any_two_numbers(weights, base):
+    low, high = delta_weights.encode(weights, base)
+    assert np.array_equal(delta_weights.decode(low, high, base), weights)
+
+
+def test_whole_numbers_stand_in_the_order_of_the_values():
+    values = torch.tensor([-torch.inf, -3.0, -1e-30, -0.0, 0.0, 1e-30, 0.5, 3.0, torch.inf]).bfloat16()
+    order = delta_weights.ordered(values.view(torch.int16).numpy())
+    assert (np.diff(order.astype(int)) > 0).all()
+
+
+def test_a_difference_loads_as_the_model_it_was_and_is_smaller(tuned):
+    whole, kept = models.load(tuned / "tuned"), models.load(tuned / "kept")
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), kept.model.parameters(), strict=True))
+    assert whole.model.dtype == kept.model.dtype and models.load(tuned / "kept", dtype="bfloat16").model.dtype
+    assert (tuned / "kept" / DIFFERENCE).stat().st_size < (tuned / "tuned" / WEIGHTS).stat().st_size
+    assert {**describe(tuned / "kept"), "path": ""} == {**describe(tuned / "tuned"), "path": ""}
+
+
+def test_other_programs_find_no_weights_and_an_ordinary_copy_has_the_same(tuned, tmp_path):
+    with pytest.raises(OSError, match="safetensors"):
+        AutoModelForCausalLM.from_pretrained(tuned / "kept")
+    result = CliRunner().invoke(app, ["models", "ordinary", str(tuned / "kept"), str(tmp_path / "plain")])
+    assert result.exit_code == 0, result.output
+    plain, source = (load_file(folder / WEIGHTS) for folder in (tmp_path / "plain", tuned / "tuned"))
+    assert plain.keys() == source.keys() and all(torch.equal(plain[name], source[name]) for name in plain)
+    assert {file.name for file in (tuned / "tuned").iterdir()} == {file.name for file in (tmp_path / "plain").iterdir()}
+    refused("is there already", export_hf.write, tuned / "kept", tmp_path / "plain")
+
+
+def test_another_base_a_damaged_file_and_other_shapes_are_refused(tuned, tmp_path):
+    kept = shutil.copytree(tuned / "kept", tmp_path / "kept")
+    planes, about = load_file(kept / DIFFERENCE), {"base": str(tuned / "tuned"), "base_weights": "a", "weights": "b"}
+    save_file(planes, kept / DIFFERENCE, about)
+    refused("was made of other weights of", models.load, kept)
+    save_file(planes, kept / DIFFERENCE)
+    refused("does not say its base", models.load, kept)
+    kept = shutil.copytree(tuned / "kept", tmp_path / "again")
+    good = delta_weights._about(kept)
+    swapped = {"low": planes["high"].clone(), "high": planes["high"]}
+    for damaged, words in ((planes | {"low": planes["low"][:-9]}, "is damaged"), (swapped, "restores other weights")):
+        save_file(damaged, kept / DIFFERENCE, good)
+        refused(words, models.load, kept)
+    save_file(planes, kept / DIFFERENCE, good | {"base": "nowhere"})
+    refused("unknown model 'nowhere'", models.load, kept)
+    other = tiny.checkpoint(tmp_path / "other", vocab_size=410)
+    with pytest.raises(BadInput, match="differ in names, shapes or number formats"):
+        delta_weights.save(tuned / "tuned", tmp_path / "out", str(other))
+    refused("all weights in bfloat16", delta_weights.save, other, tmp_path / "out", str(other))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_writes_a_difference_and_says_its_size(tuned, tmp_path):
+    words = ["models", "difference", str(tuned / "tuned"), str(tmp_path / "kept"), "--base", str(tuned / "base")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0 and f"MB in {tmp_path / 'kept'}" in result.output.replace("\n", "")
+    again, kept = (load_file(folder / "kept" / DIFFERENCE) for folder in (tmp_path, tuned))
+    assert all(torch.equal(again[name], kept[name]) for name in ("low", "high"))

@@ -3,12 +3,17 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from threading import Thread
 
 import pytest
+import torch
 
+from tests.random_models import block_of, model_of
 from workbench.core.errors import BadInput
 from workbench.core.utils import runner
 from workbench.core.utils.runner import Outcome, Workers
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.paged_pool import Pool
 
 
 class Work:
@@ -100,3 +105,163 @@ def test_a_gpu_is_dealt_by_the_number_of_the_worker(monkeypatch):
     monkeypatch.setattr(runner, "worker_number", lambda: 5)
     assert runner.dealt("cuda", lambda: 4) == "cuda:1" and runner.dealt("cuda", lambda: 1) == "cuda"
     assert runner.dealt("cpu", lambda: 4) == "cpu" and runner.dealt("cuda:2", lambda: 4) == "cuda:2"
+
+
+# --- A `Runner` reads and writes pages that its prompts hold, step by step; bad input is refused before any work
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MODEL = model_of().to(DEVICE)
+BLOCKS = [block_of(n, seed=n) for n in (19, 7, 33)]
+QUESTION = torch.tensor(block_of(5, 50).tokens)
+VOCABULARY = MODEL.config.vocab_size
+
+
+@pytest.fixture
+def pool():
+    return Pool(MODEL, 40, 16, kernels=False)
+
+
+def begun(pool, question=QUESTION):
+    """A runner, the blocks of a prompt, the prompt, and the logits of its question."""
+    runner, cached = Runner(MODEL, pool), pool.encode(MODEL, BLOCKS)
+    prompt = pool.open(cached, len(question) + 12)
+    return runner, cached, prompt, runner.prefill([prompt], [question])
+
+
+def give_back_a_block(pool, runner, cached, prompt):
+    pool.give(cached[0])
+    pool.encode(MODEL, [block_of(18, seed=9)])
+
+
+def close(pool, runner, cached, prompt):
+    pool.close(prompt)
+    pool.encode(MODEL, [block_of(16, seed=9)])
+
+
+def exchange_weights(pool, runner, cached, prompt):
+    weight = MODEL.get_input_embeddings().weight
+    MODEL.get_input_embeddings().weight = torch.nn.Parameter(weight.detach().clone())
+
+
+@pytest.mark.parametrize("change", [give_back_a_block, close, exchange_weights])
+def test_the_next_step_is_refused_once_what_it_reads_is_not_its_own(pool, change):
+    runner, cached, prompt, logits = begun(pool)
+    steps = runner.decode([prompt], logits, 10)
+    next(steps)
+    change(pool, runner, cached, prompt)
+    taken = pool.free
+    before = [x.clone() for x in pool.keys]
+    with pytest.raises(BadInput):
+        list(steps)
+    assert pool.free == taken and all(torch.equal(a, b) for a, b in zip(before, pool.keys, strict=True))
+
+
+def test_answers_of_one_shape_are_read_side_by_side(pool):
+    runner, _, one, logits = begun(pool)
+    alone = [step[0] for step in runner.decode([one], logits, 8)]
+    cached = pool.encode(MODEL, BLOCKS)
+    prompts = [pool.open(cached, len(QUESTION) + 12) for _ in range(3)]
+    streams = [runner.decode([p], runner.prefill([p], [QUESTION]), 8) for p in prompts]
+    assert [[step[0] for step in turn] for turn in zip(*streams, strict=True)] == [[token] * 3 for token in alone]
+    for stream in streams:
+        stream.close()
+    made = len(next(iter(runner._spare.values())))
+    again = pool.open(cached, len(QUESTION) + 12)
+    assert [step[0] for step in runner.decode([again], runner.prefill([again], [QUESTION]), 8)] == alone
+    assert len(next(iter(runner._spare.values()))) == made, "a batch is used again behind the end of its answers"
+
+
+def test_threads_share_a_runner(pool):
+    runner, cached, first, logits = begun(pool)
+    expected = [step[0] for step in runner.decode([first], logits, 8)]
+    answers = []
+
+    def answer():
+        for _ in range(3):
+            prompt = pool.open(cached, len(QUESTION) + 8, wait=10)
+            logits = runner.prefill([prompt], [QUESTION])
+            answers.append([step[0] for step in runner.decode([prompt], logits, 8)])
+            pool.close(prompt)
+
+    threads = [Thread(target=answer) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [expected] * 18
+
+
+LOGITS = {
+    "nan": torch.full((1, VOCABULARY), torch.nan),
+    "inf": torch.full((1, VOCABULARY), torch.inf),
+    "integers": torch.zeros(1, VOCABULARY, dtype=torch.long),
+    "another vocabulary": torch.zeros(1, VOCABULARY + 1),
+    "two rows": torch.zeros(2, VOCABULARY),
+    "float ids": torch.tensor([1.5]),
+    "an id behind the vocabulary": torch.tensor([VOCABULARY]),
+    "a negative id": torch.tensor([-1]),
+    "a list": [1],
+}
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_logits_that_are_none_are_refused_and_leave_the_prompt_as_it_was(pool, name):
+    runner, _, prompt, logits = begun(pool)
+    written = prompt.written
+    with pytest.raises(BadInput):
+        list(runner.decode([prompt], LOGITS[name], 4))
+    assert prompt.written == written
+    assert len(list(runner.decode([prompt], logits, 4))) == 4
+
+
+def test_masked_logits_are_taken(pool):
+    runner, _, prompt, logits = begun(pool)
+    masked = torch.full_like(logits, -torch.inf)
+    masked[0, 7] = logits[0, 7]
+    assert next(runner.decode([prompt], masked, 4)) == [7]
+
+
+@pytest.mark.parametrize("recompute", [(), (2, 3)], ids=["reuse", "recomputed"])
+def test_decode_before_the_question_is_computed_is_refused(pool, recompute):
+    runner, cached = Runner(MODEL, pool), pool.encode(MODEL, BLOCKS)
+    prompt = pool.open(cached, 16, recompute)
+    if recompute:
+        runner.prefill([prompt], [torch.tensor([1, 2])])
+    with pytest.raises(BadInput):
+        runner.decode([prompt], torch.zeros(1, VOCABULARY), 4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pool, cached: pool.open(cached, 16, [1.5]),
+        lambda pool, cached: pool.open(cached, 16, torch.tensor([[1, 2]])),
+        lambda pool, cached: pool.open(cached, 16, torch.tensor([True])),
+        lambda pool, cached: pool.open(cached, 16, "12"),
+        lambda pool, cached: pool.open(cached, 1.5),
+        lambda pool, cached: pool.blank(1.5),
+        lambda pool, cached: pool.blank("4"),
+        lambda pool, cached: Runner(MODEL, pool).prefill([pool.open(cached, 8)], [torch.tensor([1.5, 2.0])]),
+        lambda pool, cached: Runner(MODEL, pool).prefill([pool.open(cached, 8)], [torch.tensor([[1, 2]])]),
+        lambda pool, cached: Runner(MODEL, pool).prefill([pool.open(cached, 8)], [[1, 2]]),
+        lambda pool, cached: Runner(MODEL, pool).prefill([None], [torch.tensor([1])]),
+        lambda pool, cached: Runner(MODEL, pool).decode([None], torch.zeros(1, VOCABULARY), 2),
+    ],
+)
+def test_wrong_kinds_are_refused_before_any_page_is_written(pool, call):
+    cached = pool.encode(MODEL, BLOCKS)
+    before = [x.clone() for x in pool.keys]
+    with pytest.raises(BadInput):
+        call(pool, cached)
+    assert all(torch.equal(a, b) for a, b in zip(before, pool.keys, strict=True))
+
+
+def test_a_prompt_computed_elsewhere_answers_at_once(pool):
+    whole, runner = block_of(40, seed=3), Runner(MODEL, pool)
+    blank = pool.blank(48)
+    logits = runner.prefill([blank], [torch.tensor(whole.tokens)])
+    expected = [step[0] for step in runner.decode([blank], logits, 6)]
+    prompt = pool.open(pool.encode(MODEL, [whole]), 8)
+    with pytest.raises(BadInput):
+        list(runner.decode([prompt], logits, 6))
+    prompt.complete = True
+    assert [step[0] for step in runner.decode([prompt], logits, 6)] == expected

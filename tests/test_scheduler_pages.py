@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.random_models import block_of
+from tests.refusals import refused
 from tests.scheduler_cases import BLOCKS, MODEL, PROMPTS, one_by_one, paged, simulated
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
@@ -157,8 +158,7 @@ def test_a_block_is_copied_into_pages_and_out_again():
     engine.pages.release(["a"], 1)
     with pytest.raises(NoRoom):
         engine.pages.reserve({"b": 8 * 58}, 0)
-    with pytest.raises(BadInput, match="the pool has 59"):
-        engine.pages.reserve({"b": 8 * 60}, 0)
+    refused("the pool has 59", engine.pages.reserve, {"b": 8 * 60}, 0)
 
 
 @pytest.mark.parametrize("below", [True, False], ids=["a copy on disk", "no other copy"])
@@ -180,8 +180,7 @@ def test_a_bit_that_flips_in_memory_is_found_on_the_way_to_pages(below, tmp_path
         assert "disk" in {block.tier for block in told} and all(block.status == "reused" for block in told)
     else:
         assert {block.reason for block in told if block.reason} == {"damaged: in host: its checksum is wrong"}
-    with pytest.raises(BadInput, match="checked is of page-locked blocks"):
-        HostTier(1 << 20, checked=True)
+    refused("checked is of page-locked blocks", HostTier, 1 << 20, checked=True)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,5 @@ def test_a_bit_that_flips_in_memory_is_found_on_the_way_to_pages(below, tmp_path
     ],
 )
 def test_methods_that_pages_do_not_know_are_refused(method):
-    with pytest.raises(BadInput, match="over pages"):
-        paged(method=method)
-    with pytest.raises(BadInput, match="quantum is 0"):
-        paged(quantum=0)
+    refused("over pages", paged, method=method)
+    refused("quantum is 0", paged, quantum=0)

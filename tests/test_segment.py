@@ -1,11 +1,19 @@
+"""None"""
+
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import tiny
+from tests.refusals import refused
+from workbench import data
 from workbench.core.errors import BadInput
-from workbench.data import Passage, segment
+from workbench.data import Passage, Sample, segment
+from workbench.data.contexts import sized, stands_in
+from workbench.data.layouts import LAB, RELEASED, Layout, prompts
 
 PIECES = st.lists(
     st.sampled_from(["\n\n", "---", "===", "\n\t", "\n", "```\n", "word", " ", "x = 1;\n", "é", "One two."]),
@@ -89,15 +97,13 @@ def test_a_chat_that_opens_with_the_assistant_keeps_every_message():
 
 
 def test_a_message_without_role_is_refused():
-    with pytest.raises(BadInput, match="message 0"):
-        segment.turns([{"content": "Hi"}])
+    refused("message 0", segment.turns, [{"content": "Hi"}])
 
 
 def test_every_demonstration_is_a_piece():
     shots = [{"question": "1+1", "answer": "2"}, {"question": "2+2", "answer": "4"}]
     assert segment.examples(shots) == ["Question: 1+1\nAnswer: 2\n\n", "Question: 2+2\nAnswer: 4\n\n"]
-    with pytest.raises(BadInput, match="example 0 has no 'answer'"):
-        segment.examples([{"question": "1+1"}])
+    refused("example 0 has no 'answer'", segment.examples, [{"question": "1+1"}])
 
 
 HOLDEM = {
@@ -144,3 +150,139 @@ def test_different_states_give_different_pieces(one, other):
 @given(JSON)
 def test_state_pieces_are_single_lines(value):
     assert all(piece.endswith("\n") and piece.count("\n") == 1 for piece in segment.state(value))
+
+
+SAMPLE = Sample("1", "Who {is} it?", ("Ana",), (Passage("T", "One."), Passage("U", "Two {x}.")))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny.tokenizer()
+
+
+def test_the_released_format_is_block_attentions():
+    pieces = RELEASED.pieces(SAMPLE)
+    assert pieces[0].startswith("<|user|>\nYou are an intelligent AI assistant.") and pieces[0].endswith(
+        "question.\n\n"
+    )
+    assert pieces[1:3] == ["- Title: T\nOne.\n", "- Title: U\nTwo {x}.\n"]
+    assert pieces[3].startswith("\n\nPlease write") and pieces[3].endswith("Question: Who {is} it?\n<|assistant|>\n")
+
+
+def test_a_prompt_reads_as_its_pieces_with_one_bos(tokenizer):
+    prompt = LAB.prompt(SAMPLE, tokenizer)
+    assert tokenizer.decode(prompt.tokens) == "<s>" + "".join(LAB.pieces(SAMPLE))
+    assert prompt.tokens.tolist().count(tokenizer.bos_token_id) == 1
+    assert [block.label for block in prompt.blocks[1:]] == [
+        "Title: T Text: One.",
+        "Title: U Text: Two {x}.",
+        "Question: Who {is} it? Answer:",
+    ]
+
+
+def test_a_passage_is_the_same_block_wherever_it_stands(tokenizer):
+    turned = replace(SAMPLE, ctxs=SAMPLE.ctxs[::-1])
+    one, other = LAB.prompts([SAMPLE, turned], tokenizer)
+    assert one.blocks[1] == other.blocks[2] and one.blocks[0] == other.blocks[0]
+    assert one.blocks[1].key == other.blocks[2].key
+
+
+def test_the_lab_corpus_fits_the_layout(tokenizer):
+    found = LAB.prompts(data.load("lab", samples=5, seed=1), tokenizer)
+    assert [len(prompt.blocks) for prompt in found] == [12] * 5
+
+
+def test_without_a_system_text_bos_opens_the_first_passage(tokenizer):
+    prompt = replace(LAB, system="").prompt(SAMPLE, tokenizer)
+    assert prompt.blocks[0].tokens[0] == tokenizer.bos_token_id and len(prompt.blocks) == 3
+
+
+def test_a_layout_survives_json():
+    assert Layout.from_json(json.loads(json.dumps(LAB.to_json()))) == LAB
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"passage": "Title: {title}"}, r"no \{text\}"),
+        ({"question": "Answer:"}, r"no \{question\}"),
+        ({"passage": "{text"}, "template passage"),
+        ({"stop": "\n"}, "a list of texts"),
+        ({"stop": [""]}, "empty stop string"),
+        ({"bos": 1}, "'bos' is 1; bool"),
+        ({"colour": "red"}, "unknown layout field 'colour'"),
+    ],
+)
+def test_a_bad_layout_is_refused(change, message):
+    with pytest.raises(BadInput, match=message):
+        Layout.from_json(LAB.to_json() | change)
+
+
+def test_a_missing_bos_a_lone_question_and_an_empty_piece_are_refused(tokenizer):
+    without = tiny.tokenizer()
+    without.bos_token = None
+    refused("BOS", LAB.prompt, SAMPLE, without)
+    refused("at least one block before its question", prompts, [["Who?"]], tokenizer)
+    refused("empty", prompts, [["", "Who?"]], tokenizer)
+
+
+# --- Contexts of a wanted size, made from the passages of a question file
+
+
+def sample(i: int, passages: int = 1, answer: str = "Ana") -> Sample:
+    ctxs = tuple(Passage(f"T{i}.{j}", f"Text {i}.{j}.") for j in range(passages))
+    return Sample(f"q{i}", f"Who is {i}?", (answer,), ctxs, (ctxs[0].title,))
+
+
+@given(st.integers(1, 6), st.integers(1, 14), st.integers(0, 3))
+def test_a_context_has_the_wanted_size_its_own_passages_in_order_and_no_passage_twice(own, wanted, seed):
+    file = [sample(i, own) for i in range(8)]
+    for before, after in zip(file, sized(file, wanted, file, seed), strict=True):
+        assert len(after.ctxs) == len(set(after.ctxs)) == min(wanted, 8 * own)
+        kept = [ctx for ctx in after.ctxs if ctx in before.ctxs]
+        assert kept == list(before.ctxs[: len(kept)]) and len(kept) == min(own, wanted)
+        assert replace(after, ctxs=before.ctxs) == before
+
+
+def test_passages_that_hold_an_answer_or_a_title_of_the_context_are_not_drawn():
+    asked = replace(sample(0), answers=("May 18, 2018", "1984"))
+    texts = ["It came on May 18, 2018.", "in 1984, they", "of 19845 days", "MAY 18, 2018", "fine"]
+    other = Sample("o", "?", ("x",), (*(Passage(f"O{i}", text) for i, text in enumerate(texts)), Passage("1984", "a")))
+    twin = Sample("t", "?", ("x",), (Passage("T0.0", "another text"), Passage("O4", "also fine")))
+    (found,) = sized([asked], 9, [asked, other, twin])
+    drawn = {ctx.title: ctx.text for ctx in found.ctxs}
+    assert drawn.keys() == {"T0.0", "O2", "O4"} and drawn["T0.0"] == "Text 0.0." and len(found.ctxs) == 3
+
+
+@pytest.mark.parametrize(
+    "answer, text, held",
+    [
+        ("Ana", "ANA plays", True),
+        ("Ana", "Anabel and Diana", False),
+        ("Ana", "Anabel, then Ana.", True),
+        ("'l2'", "default='l2'", True),
+        ("0", "10 or 0.5", True),
+        ("0", "10", False),
+        ("(n,)", "shape (n,)of", True),
+    ],
+)
+def test_an_answer_stands_in_a_text_as_words_of_its_own(answer, text, held):
+    assert stands_in(answer, text) is held
+
+
+def test_a_context_depends_on_seed_and_question_and_not_on_how_many_are_drawn(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps(sample(i).to_json()) for i in range(40)))
+    whole = data.load(path, passages=6, seed=1)
+    few = data.load(path, samples=7, passages=6, seed=1)
+    assert few == [each for each in whole if each.id in {one.id for one in few}]
+    assert whole == data.load(path, passages=6, seed=1) != data.load(path, passages=6, seed=2)
+    assert data.load(path) == [replace(sample(i)) for i in range(40)]
+
+
+def test_neighbours_come_from_the_whole_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps(sample(i, 2).to_json()) for i in range(9)))
+    corpus = {ctx for each in data.corpus(path, samples=2, passages=5) for ctx in each.ctxs}
+    assert len(corpus) == 18
+    assert {ctx for each in data.load(path, samples=2, passages=5) for ctx in each.ctxs} < corpus

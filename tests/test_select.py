@@ -1,18 +1,27 @@
 """Selectors: the contract that every file of workbench/select is held to, and how scores become rows."""
 
+from dataclasses import replace
 from functools import cache
 from threading import Thread
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from attack_prompts import corpus, victims_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from poisoned import CHAINS, MEASURES, TOKENS, TokenKeyStore, attacked, measured, misses
 
 from tests.by_hand import forward
 from tests.random_models import FAMILIES, Letters, model_of, prompt_of
+from tests.refusals import refused
+from workbench import data, results
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
+from workbench.data import embedders
+from workbench.data.retrieval_corpus import nearest
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
@@ -21,6 +30,7 @@ from workbench.methods.generation import answer
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.methods.sampling import SamplingParams
 from workbench.methods.select import budget, choose, documents
 from workbench.store import MemoryStore, fetch
@@ -58,8 +68,6 @@ def checksum(kv, end: int) -> list[bytes]:
 
 
 # --- the contract
-
-
 @pytest.mark.parametrize("spec", OPTIONS)
 def test_scores_are_one_number_a_context_token(model, spec):
     prompt = prompt_of(*SIZES)
@@ -139,8 +147,6 @@ def test_a_layer_the_model_does_not_have_is_refused(model, spec):
 
 
 # --- scores become rows
-
-
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=2, max_size=6),
     ratio=st.floats(0, 1),
@@ -193,8 +199,6 @@ def test_two_budgets_at_once_nan_scores_and_a_wrong_length_are_refused():
 
 
 # --- recomputation
-
-
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_all_tokens_computed_again_are_full_attention_to_the_bit(family):
     model, prompt = model_of(family), prompt_of(3, 6, 7, 4)
@@ -241,3 +245,97 @@ def test_cached_blocks_survive_concurrent_requests_that_share_them(model):
     assert [checksum(kv, len(kv)) for kv in fetch(model, shared, store)] == before
     for i, logits in enumerate(alone):
         torch.testing.assert_close(found[i], logits, atol=1e-5, rtol=1e-5)
+
+
+# --- Vectors that were saved are an embedder of their own
+TEXTS = ("the cat sat on the mat", "a cat on a mat", "stocks fell on Monday", "stocks rose on Friday")
+
+
+def test_saved_vectors_find_the_same_neighbours_in_any_order_of_the_texts(tmp_path):
+    path = tmp_path / "vectors.npz"
+    embedders.save(path, TEXTS, "tfidf")
+    for texts in (TEXTS, TEXTS[::-1], TEXTS[:3]):
+        saved = embedders.embed(texts, str(path))
+        np.testing.assert_allclose(saved, embedders.embed(TEXTS, "tfidf")[[TEXTS.index(t) for t in texts]], atol=1e-3)
+    np.testing.assert_array_equal(nearest(TEXTS, 1, str(path), "exact"), nearest(TEXTS, 1, "tfidf", "exact"))
+
+
+def test_files_of_vectors_that_do_not_fit_are_refused_in_one_sentence(tmp_path):
+    path, broken = tmp_path / "vectors.npz", tmp_path / "broken.npz"
+    embedders.save(path, TEXTS[:2], "tfidf")
+    broken.write_bytes(path.read_bytes()[:90])
+    refused(r"no vector of 2 of 4 texts, first 'stocks fell", embedders.embed, TEXTS, str(path))
+    refused("not a file of vectors, or is not whole", embedders.embed, TEXTS, str(broken))
+    refused("no such file of vectors", embedders.check, str(tmp_path / "missing.npz"))
+    refused(r"ends in \.npz", embedders.save, tmp_path / "vectors.npy", TEXTS, "tfidf")
+    assert not (tmp_path / "vectors.npy").exists()
+
+
+# --- Poisoned caches: keys of content chains serve nothing that has seen an attacker; keys of tokens alone do
+@pytest.fixture(scope="module")
+def victims(loaded):
+    return victims_of(loaded, data.load("lab", 400, 0, 4), 3)
+
+
+def kv_of(loaded, victim, store):
+    (cached,) = AfterSystem()(loaded.model, [victim.prompt], store)
+    return cached[victim.prompt.blocks.index(victim.passage)]
+
+
+def test_a_victim_is_one_of_its_passages_and_its_poison_has_another_answer(victims):
+    for victim in victims:
+        answer, text = victim.sample.answers[0], victim.sample.ctxs[victim.at].text
+        assert answer in text and victim.poison.text == text.replace(answer, victim.target) != text
+        assert victim.poison_block != victim.passage in victim.prompt.context
+        assert victim.target not in victim.sample.answers and victim.harmless.text.startswith(text)
+    assert len({id(victim.sample.ctxs) for victim in victims}) == len(victims)
+
+
+def test_a_content_chain_does_not_serve_what_an_attacker_had_computed(loaded, victims):
+    victim, clean, store = victims[0], MemoryStore(), MemoryStore()
+    attacked(loaded, [victim], store)
+    ours, expected = (kv_of(loaded, victim, each) for each in (store, clean))
+    assert ours.start == expected.start
+    assert all(torch.equal(a, b) for a, b in zip(ours.tensors(), expected.tensors(), strict=True))
+    (miss,) = misses(loaded, [victim])
+    assert miss.reason == "other context before it" and "kept 2" in miss.detail and "asked 1" in miss.detail
+
+
+def test_keys_of_tokens_alone_serve_it(loaded, victims):
+    victim, store = victims[0], TokenKeyStore()
+    attacked(loaded, [victim], store)
+    ours, expected = (kv_of(loaded, victim, each) for each in (store, MemoryStore()))
+    assert ours.start != expected.start
+    assert not all(torch.equal(a, b) for a, b in zip(ours.values, expected.values, strict=True))
+
+
+def test_a_poisoned_corpus_reaches_a_passage_through_its_neighbours(loaded, victims):
+    honest = corpus(loaded, victims)
+    tampered = corpus(loaded, victims, [victim.poison for victim in victims])
+    assert set(tampered.blocks) - set(honest.blocks) == {victim.poison_block for victim in victims}
+    prepare = WithNeighbours(tampered, n=1, search="exact")
+    assert all(prepare.neighbours(victim.passage) == (victim.poison_block,) for victim in victims)
+
+
+def test_rows_are_zero_for_chains_and_for_all_when_everything_is_recomputed(loaded, victims):
+    counts = pd.DataFrame(measured(loaded, victims[:2], (0.0, 1.0), (1,)))
+    rows = counts.pivot(index=["method", "ratio"], columns="measure", values="value")
+    assert set(rows) == set(MEASURES) and counts.high[counts.method == CHAINS].max() <= 1
+    assert (rows.loc[CHAINS][["kl", "changed", "toward"]] == 0).all(axis=None)
+    assert rows.kl[TOKENS, 0.0] > 0 and rows.kl["1 neighbour", 0.0] > 0
+    assert rows.xs(1.0, level="ratio").kl.max() < 1e-6
+    assert rows.reached["1 neighbour", 0.0] == 1 and len(rows) == 8
+
+
+def test_shipped_rows_have_n_and_intervals():
+    counts = results.read().counts("poisoned")
+    (missed,) = counts[counts.measure == "misses"].to_dict("records")
+    assert missed["kind"] == "other context before it" and missed["value"] == missed["n"] >= 50
+    kl = counts[counts.measure == "kl"]
+    assert ((kl.low <= kl.value) & (kl.value <= kl.high) & (kl.n == missed["n"])).all()
+    assert (kl[kl.method == CHAINS].value == 0).all()
+
+
+def test_samples_without_a_victim_are_refused(loaded):
+    samples = [replace(sample, answers=("nowhere",)) for sample in data.load("lab", 2, 0, 4)]
+    refused("2 samples: none has its answer in one passage", victims_of, loaded, samples)

@@ -55,8 +55,6 @@ def close(ours: torch.Tensor, theirs) -> None:
 
 
 # --- question-guided
-
-
 @pytest.mark.parametrize("tokens", ["all", "last"])
 @pytest.mark.parametrize(("layers", "wanted"), [("last", [2]), ("all", [0, 1, 2]), ("(-1, 0)", [0, 2])])
 def test_query_guided_sums_a_softmax_within_each_block(model, kv, layers, wanted, tokens):
@@ -132,8 +130,6 @@ def test_a_question_of_long_blocks_is_scored_in_parts(model, kv, monkeypatch):
 
 
 # --- deviation
-
-
 @pytest.mark.parametrize("part", ["kv", "k", "v"])
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_kv_deviation_is_the_squared_distance_at_one_layer(model, kv, full, layer, part):
@@ -305,8 +301,6 @@ def test_the_oracle_sums_all_layers(model, kv):
 
 
 # --- attention between chunks
-
-
 def between(full, token: int) -> tuple[float, float]:
     """(attention paid to other passages before, attention received from passages behind), mean over layers and heads"""
     of = PROMPT.block_of.tolist()
@@ -373,8 +367,6 @@ def test_prefix_fit_by_the_papers_formula():
 
 
 # --- by position and by chance
-
-
 def test_first_k_takes_the_start_of_every_passage(model, kv):
     """EPIC, LegoLink-k."""
     rows = select.named("first_k(k=3)").rows(model, [PROMPT], [kv])[0].tolist()

@@ -1,10 +1,9 @@
 """Self-distillation in miniature: block mode nears full attention; runs resume and keep to their budget."""
 
 import json
-import re
-import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -148,18 +147,7 @@ def test_a_run_compiles_for_two_lengths_says_so_and_learns_what_it_would_without
     run, source = start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run", held, say=lines.append)
     progress = train(run, source, held)
     assert len(run.compiled) == 2 and max(run.compiled) == 2 * min(run.compiled)
-    names = [re.sub(r"\d[\d,]*", "N", line.partition(":")[0]) for line in lines]
-    assert names == [
-        "model",
-        "samples read, compared with what is scored on, and checked",
-        "held-out questions",
-        "length of batches",
-        "compiling for N and N tokens …",
-        "compiled",
-        "evaluation",
-        "evaluation",
-    ]
-    assert all(re.search(r"\d\.\d s( \(|$)", line) for line in lines if "compiling" not in line)
+    assert any("compil" in line for line in lines), "who waits is told why"
     monkeypatch.setattr(TuneRun, "tiles", False)
     plain, source = start(CONFIG, sharp, Data(texts["train"]), tmp_path / "plain", held)
     without = train(plain, source, held)
@@ -170,11 +158,16 @@ def test_a_run_compiles_for_two_lengths_says_so_and_learns_what_it_would_without
 
 
 def test_the_budget_counts_from_the_first_step_on(sharp, texts, tmp_path, monkeypatch):
-    config = replace(CONFIG, budget=1.0, steps=3)
-    monkeypatch.setattr(loop, "fidelity", lambda *_: time.sleep(0.3) or {"n": 2, "full": {"kl": 0.0}, "block": {}})
+    config, now = replace(CONFIG, budget=1.0, steps=3), [0.0]
+
+    def scored(*_):
+        now[0] += 100.0
+        return {"n": 2, "full": {"kl": 0.0}, "block": {}}
+
+    monkeypatch.setattr("workbench.training.tuning.run.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(loop, "fidelity", scored)
     _, progress = tuned(config, sharp, texts["train"], tmp_path / "run", Evaluation(3, 2, texts["held"]))
-    first = progress.seconds - 0.3  # the evaluation behind the last step is not counted either
-    assert progress.step == 3 and first < 0.3 + 3
+    assert (progress.step, progress.seconds, now[0]) == (3, 0.0, 200.0), "no evaluation is counted"
 
 
 def test_a_first_evaluation_that_takes_long_is_cut_and_later_ones_ask_the_same(sharp, texts, tmp_path, monkeypatch):

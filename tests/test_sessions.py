@@ -1,17 +1,28 @@
 """Sessions of prompts that share blocks: demonstrations, chats and games as prompts, and what they take."""
 
+import json
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.core.errors import BadInput
+from tests.figure_views import rows
+from tests.refusals import refused
+from workbench.app.explore.panels.editing import EDITS, edited
+from workbench.data import segment
 from workbench.data.layouts import LAB
 from workbench.data.sources import chat, demonstrations, game
-from workbench.experiments.serving import sessions
+from workbench.experiments.serving import session_replay, sessions
 from workbench.experiments.serving.session_replay import follow, scores
+from workbench.plots.marks.styles import REUSE_STATUSES
+from workbench.plots.marks.theme import TEMPLATE, WIDTH
+from workbench.plots.reports import session_replay as session_figures
+from workbench.plots.reports.session_replay import frames
+from workbench.plots.tokens.block_history import history, turnover
 
 
 @given(seed=st.integers(0, 200), turns=st.integers(2, 14), memory=st.integers(1, 9))
@@ -131,16 +142,247 @@ def test_scores_are_by_mode_and_kind(loaded):
     ],
 )
 def test_a_session_that_cannot_be_is_refused(make, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        make()
+    refused(sentence, make)
 
 
 def test_a_session_that_does_not_fit_the_model_says_what_to_lower(loaded):
     steps = sessions.of_game(game.frames(1, tables=6), loaded[2])
-    with pytest.raises(BadInput, match=r"context of 2048 tokens: ask for fewer tables, turns or demonstrations"):
-        follow(loaded, steps)
+    refused(r"context of 2048 tokens: ask for fewer tables, turns or demonstrations", follow, loaded, steps)
 
 
 def test_following_refuses_no_repeats(loaded):
-    with pytest.raises(BadInput, match="repeats is 0"):
-        follow(loaded, [], repeats=0)
+    refused("repeats is 0", follow, loaded, [], repeats=0)
+
+
+# --- The card game: every frame keeps its rules, next to nothing changes between frames, answers are in the state
+LONG = game.frames(400, seed=3, tables=2)
+
+
+def held(table) -> dict[str, int]:
+    return {card: table[card][0] for card in game.DECK if table[card]}
+
+
+def test_a_hall_of_six_tables_has_over_300_blocks_of_which_99_in_100_repeat():
+    frames = game.frames(120, seed=0)
+    pieces = [frame.pieces() for frame in frames]
+    assert {len(cut) for cut in pieces} == {6 * 56} and len(game.DECK) == 54
+    repeated = [len(set(old) & set(new)) / len(new) for old, new in pairwise(pieces)]
+    assert sum(repeated) / len(repeated) > 0.985
+    assert all(len(set(cut)) == len(cut) for cut in pieces), "no two blocks of a frame are the same"
+
+
+def test_the_pieces_are_those_of_the_whole_state_cut_by_structure():
+    frame = game.frames(1, tables=2)[0]
+    assert frame.pieces() == [line.removeprefix("hall.") for line in segment.state(frame.state, "hall")]
+
+
+def test_equal_seeds_give_equal_frames_and_other_seeds_other_ones():
+    assert game.frames(9, 1, 2) == game.frames(9, 1, 2) != game.frames(9, 2, 2)
+    assert game.frames(9, 1, 2) == game.frames(12, 1, 2)[:9]
+
+
+def test_cards_leave_hands_by_being_played_and_come_back_with_a_new_deal_only():
+    for old, new in pairwise(LONG):
+        changed = [name for name in new.state if old.state[name] != new.state[name]]
+        name, what = new.event.split(": ")
+        assert changed in ([], [name])
+        before, after = held(old.state[name]), held(new.state[name])
+        if what == "a new deal":
+            assert sorted(Counter(after.values()).values()) == [17, 17, 20]
+            continue
+        player, verb = int(what.split()[1]), what.split()[2]
+        assert player == old.state[name]["turn"] and new.state[name]["turn"] == player % 3 + 1
+        gone = set(before.items()) - set(after.items())
+        assert set(after.items()) <= set(before.items())
+        assert gone == ({(card, player) for card in what.split()[3:]} if verb == "plays" else set())
+
+
+def test_a_play_beats_the_one_before_it():
+    seen = Counter()
+    for old, new in pairwise(LONG):
+        name, what = new.event.split(": ")
+        before, after = old.state[name]["lead"], new.state[name]["lead"]
+        if "plays" not in what:
+            assert after in (before, "")
+            continue
+        kind, rank = after.split()
+        seen[kind] += 1
+        cards = what.split()[3:]
+        assert len(cards) == {"single": 1, "pair": 2, "triple": 3, "bomb": 4, "straight": 5, "rocket": 2}[kind]
+        if kind not in ("straight", "rocket"):
+            assert {card[1] for card in cards} == {rank}
+        if before and kind not in ("bomb", "rocket"):
+            assert before.split()[0] == kind and game.RANKS.index(rank) > game.RANKS.index(before.split()[1])
+    assert {"single", "pair", "triple", "straight"} <= set(seen)
+
+
+def test_chips_change_hands_and_are_never_made():
+    assert {sum(frame.state[name]["chips"]) for frame in LONG for name in frame.state} == {3 * game.CHIPS}
+    assert len({tuple(frame.state["t1"]["chips"]) for frame in LONG}) > 1
+
+
+@given(st.integers(0, 50))
+@settings(max_examples=10)
+def test_the_answer_can_be_read_from_the_state(seed):
+    for frame in game.frames(8, seed, 2):
+        words = frame.question.rstrip("?").split()
+        table = frame.state[words[-1]]
+        match frame.kind:
+            case "holder":
+                expected = table[words[3]][0]
+            case "turn":
+                expected = table["turn"]
+            case "chips":
+                expected = table["chips"][int(words[5]) - 1]
+        assert frame.answers[0] == str(expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"n": 0}, "frames is 0; at least 1"),
+        ({"n": 1, "tables": 0}, "tables is 0; a hall has 1 to 64"),
+        ({"n": 1, "tables": 65}, "tables is 65"),
+    ],
+)
+def test_frames_that_cannot_be_are_refused(asked, sentence):
+    refused(sentence, game.frames, **asked)
+
+
+# --- Figures of sessions: every block and every frame is drawn once, in the colour of what became of it
+SAID = {"caption": "n = 2, seed 0, CPU", "notice": "Look here."}
+
+
+def record(step: int, statuses: list[str], **more) -> dict:
+    count = {f"blocks_{status}": statuses.count(status) for status in REUSE_STATUSES}
+    return {
+        "step": step,
+        "label": "a <move>",
+        "fates": statuses,
+        "moves": [3 if status == "moved" else 0 for status in statuses],
+        "sizes": [4, 2, 6][: len(statuses)],
+        "labels": ["rules", "<one>", "two"][: len(statuses)],
+        "question": 5,
+        "tokens": 17,
+        "computed": 11,
+        "after_prefix": 13,
+        "ttft": 0.01,
+        "ttft_anew": 0.05,
+        "ttft_full": 0.1,
+        **count,
+        **more,
+    }
+
+
+RECORDS = [record(0, ["encoded"] * 3), record(1, ["kept", "encoded", "moved"], ttft_full=None)]
+
+
+def check(fig) -> str:
+    assert fig.layout.template == TEMPLATE and fig.layout.width == WIDTH
+    texts = [note.text for note in fig.layout.annotations]
+    assert SAID["caption"] in texts and SAID["notice"] in texts
+    assert any(text.startswith("<b>") for text in texts)
+    text = fig.to_json()
+    assert "<one>" not in text and "<move>" not in text, "texts of the prompt are no mark-up"
+    return text
+
+
+def test_history_draws_every_block_once_at_its_place():
+    fig = history(RECORDS, title="t", unit="turn", **SAID)
+    check(fig)
+    bars = {
+        (trace.y[i], trace.base[i], trace.x[i]): trace.marker.color
+        for trace in fig.data
+        for i in range(len(trace.base))
+    }
+    for at in (0, 1):
+        places = [(at, 0, 4), (at, 4, 2), (at, 6, 6), (at, 12, 5)]
+        colours = [REUSE_STATUSES[status].colour for status in RECORDS[at]["fates"]]
+        assert [bars[place] for place in places[:3]] == colours and places[3] in bars
+    assert len(bars) == 8
+    assert any("moved: keys rerotated by +3" in text for trace in fig.data for text in trace.customdata)
+
+
+def test_frames_have_one_step_each_and_a_colour_for_every_status():
+    fig = frames(RECORDS, columns=2, rows=["t1"], active=1, **SAID)
+    text = check(fig)
+    (slider,) = fig.layout.sliders
+    assert [step.args[0][0] for step in slider.steps] == [frame.name for frame in fig.frames] == ["0", "1"]
+    assert slider.active == 1 and slider.steps[1].label.startswith("2: a &lt;move>")
+    order = list(REUSE_STATUSES)
+    assert np.array_equal(fig.data[0].z, [[order.index("encoded"), order.index("moved")]])
+    assert np.array_equal(fig.frames[0].data[0].z, [[order.index("encoded")] * 2])
+    scale = {colour for _, colour in fig.data[0].colorscale}
+    assert scale == {look.colour for look in REUSE_STATUSES.values()} and len(json.loads(text)["frames"]) == 2
+
+
+def test_turnover_leaves_out_what_was_not_measured():
+    fig = turnover(RECORDS, title="t", unit="frame", **SAID)
+    check(fig)
+    drawn = {(trace.name, trace.xaxis): list(trace.x) for trace in fig.data}
+    assert drawn["full attention, nothing cached", "x"] == [1, 2]
+    assert drawn["full attention, nothing cached", "x2"] == [1]
+    assert [trace.showlegend for trace in fig.data].count(True) == 4
+    assert max(fig.data[5].y) == pytest.approx(10), "milliseconds"
+
+
+PIECES = ("rules\n", "Title: A\nText: One.\n", "two\n", "Q")
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        ("nothing", PIECES),
+        ("add a sentence", ("rules\n", "Title: A\nText: One. New.\n", "two\n", "Q")),
+        ("delete", ("rules\n", "two\n", "Q")),
+        ("copy to the front", (PIECES[0], PIECES[1], *PIECES[1:])),
+        ("move to the front", PIECES),
+        ("reverse all blocks", ("rules\n", "two\n", "Title: A\nText: One.\n", "Q")),
+    ],
+)
+def test_an_edit_changes_one_block_and_leaves_rules_and_question(edit, expected):
+    assert edited(PIECES, edit, 1, "New.") == expected
+    assert edit in EDITS
+
+
+def test_edits_reach_the_last_block_and_do_not_need_one():
+    assert edited(PIECES, "move to the front", 99, "")[1] == "two\n"
+    assert edited(PIECES, "add a sentence", 2, "New.")[2] == "two New.\n"
+    assert edited(("rules\n", "Q"), "delete", 1, "") == ("rules\n", "Q")
+
+
+# --- Functions that shape records into tables and figures: sessions
+ANSWERED = [
+    {**record, "equal": True, "right": step == 1, "answer": "a", "answer_anew": "a", "logit_gap": 1e-6 * step}
+    for step, record in enumerate(RECORDS)
+]
+
+
+def test_a_session_is_summarised_behind_its_first_prompt():
+    summary = session_replay.later_prompts(ANSWERED)
+    assert summary["blocks"] == 3 and summary["repeated"] == pytest.approx(2 / 3)
+    assert (summary["computed"], summary["tokens"], summary["after_prefix"]) == (11, 17, 13)
+    assert summary["ttft_ms"] == pytest.approx(10) and summary["ttft_full_ms"] == pytest.approx(100)
+    assert session_replay.total(ANSWERED, "right") == 1
+    assert all("fates" not in record and "ttft" in record for record in session_replay.without_blocks(ANSWERED))
+
+
+def test_scores_of_several_numbers_of_demonstrations_are_weighed_by_their_questions():
+    score = {"em_low": 0.0, "em_high": 1.0, "f1": 0.5, "f1_low": 0.0, "f1_high": 1.0}
+    found = [
+        {"mode": mode, "kind": kind, "n": n, "em": em, **score}
+        for mode in ("full", "block")
+        for kind, n, em in (("all", 4, 0.25), ("own passage", 1, 1.0), ("demonstration", 3, 0.0))
+    ]
+    counted = session_replay.by_number(found, 8)
+    assert [row["kind"] for row in counted[:2]] == ["own passage, 8", "demonstration, 8"] and counted[0]["shots"] == 8
+    assert session_replay.mean_em(counted, "full") == 0.25
+    assert session_figures.quality(counted, caption="tiny").data
+
+
+def test_frames_of_a_game_stand_in_a_table_with_both_answers():
+    played = game.frames(2, 0, 1)
+    assert len(session_figures.game_frames(ANSWERED, played, seed=0).frames) == 2
+    fig = session_figures.game_table(ANSWERED, played, model="tiny", device="CPU")
+    assert [row[0] for row in rows(fig)] == ["1", "2"] and rows(fig)[1][3:] == ("a", "a", "yes", "1e-06", "1 of 3")
+    assert len(rows(session_figures.game_table(ANSWERED, played, model="tiny", device="CPU", most=1))) == 1

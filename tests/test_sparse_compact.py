@@ -1,21 +1,35 @@
 """CompactAttention: what is selected is in the page table, and nothing else."""
 
+import shutil
 from math import ceil
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
-from tests.by_tile import HEADS, ROWS, states
+from tests.by_tile import HEADS, IDS, ROWS, WIDTH, states
 from tests.random_models import model_of, prompt_of
+from tests.refusals import refused
+from workbench import models
+from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
+from workbench.core.tiling.tile_grid import Grid
 from workbench.core.tiling.tiles import Tiles
 from workbench.engine.assembly import empty
+from workbench.engine.attention_backends import cpu_attention
 from workbench.engine.forward import prefill
 from workbench.methods import sparse
+from workbench.methods.sparse import named
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.quoka import Quoka
+from workbench.metrics.tiles.key_rankings import error_bounds, head_bound
+from workbench.models.checkpoints import COMPACT, WEIGHTS
+from workbench.models.model_card import describe
+from workbench.models.weights import compact
+from workbench.plots.tiles import heads as figures
 
 
 class Given(sparse.Sparse):
@@ -110,3 +124,149 @@ def test_union_of_columns_goes_by_group():
     columns[0, 3] = columns[3, 8] = True
     tiles = Tiles(torch.zeros(4, 2, 3, dtype=torch.bool), 3, columns).union(2)
     assert [row.nonzero()[:, 0].tolist() for row in tiles.columns] == [[3], [3], [8], [8]]
+
+
+# --- Weights in 8 bits: near what they were, half the size, and never taken for other weights
+@pytest.fixture(scope="module")
+def packed(folder, tmp_path_factory):
+    """The tiny model with its weights in 8 bits."""
+    out = tmp_path_factory.mktemp("packed") / "model"
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors"))
+    compact.save(models.load(folder).model, out)
+    return out
+
+
+@given(st.integers(0, 99), st.floats(1e-6, 1e4))
+def test_no_number_is_further_off_than_half_the_scale_of_its_row(seed, size):
+    weights = {"a": torch.randn(5, 7, generator=torch.Generator().manual_seed(seed)) * size, "b": torch.ones(7)}
+    weights["a"][2] = 0
+    packed = compact.pack(weights)
+    assert packed["a"].dtype == torch.int8 and packed["b"].dtype == torch.bfloat16
+    again = compact.unpack(packed)
+    assert set(again) == {"a", "b"} and torch.equal(again["b"], weights["b"])
+    assert ((again["a"] - weights["a"]).abs() <= packed["a.scale"] * 0.5001).all() and not again["a"][2].any()
+
+
+def test_a_packed_model_loads_by_name_and_is_near_the_one_it_was(folder, packed):
+    before, after = models.load(folder).model, models.load(packed).model
+    tokens = torch.arange(12)[None]
+    assert (before(tokens).logits - after(tokens).logits).abs().max() < 0.05 * before(tokens).logits.std()
+    assert (packed / COMPACT).stat().st_size < 0.7 * (folder / WEIGHTS).stat().st_size
+    assert describe(packed)["parameters"] <= describe(folder)["parameters"]
+    assert describe(packed)["parameters"] == sum(weight.numel() for weight in set(after.parameters()))
+    assert models.load(packed, dtype="float16").model.dtype == torch.float16
+
+
+def test_a_packed_model_is_no_checkpoint_to_others_and_is_refused_where_it_is_not_whole(packed, tmp_path):
+    with pytest.raises(OSError, match="safetensors"):
+        AutoModelForCausalLM.from_pretrained(packed)
+    broken = shutil.copytree(packed, tmp_path / "broken")
+    weights = load_file(broken / COMPACT)
+    weights.pop(first := next(name for name in weights if name.endswith("q_proj.weight")))
+    save_file(weights, broken / COMPACT)
+    refused(f"1 weights are missing or of the wrong shape, first {first}", models.load, broken)
+    (broken / COMPACT).write_bytes(b"half")
+    refused("corrupt or half-written", models.load, broken)
+
+
+# --- Attention tile by tile: what a mask of the same tiles gives, and nothing read that no list names
+def inputs(rows, kv_heads, seed):
+    draw = torch.Generator().manual_seed(seed)
+    q = torch.randn(HEADS, len(rows), WIDTH, generator=draw)
+    return q, *(torch.randn(kv_heads, int(rows[-1]) + 1, width, generator=draw) for width in (WIDTH, WIDTH + 3))
+
+
+def masked(q, keys, values, rows, tiles, scale):
+    """One product and one mask for all; rows that see nothing give 0."""
+    keys, values = (x.repeat_interleave(HEADS // len(x), 0) for x in (keys, values))
+    seen = tiles.visible(len(rows), keys.shape[1]) & (torch.arange(keys.shape[1]) <= rows[:, None])
+    logits = (q @ keys.mT * (WIDTH**-0.5 if scale is None else scale)).masked_fill(~seen, float("-inf"))
+    return logits.softmax(-1).nan_to_num(0.0) @ values
+
+
+@given(
+    rows=st.sampled_from(ROWS),
+    size=st.sampled_from((1, 4, 16, 128)),
+    share=st.floats(0, 1),
+    kv_heads=st.sampled_from((1, 2, 4)),
+    shared=st.sampled_from((1, 2, 4)),
+    scale=st.sampled_from((None, 0.3)),
+    alone=st.sampled_from((None, 0.0, 0.2, 1.0)),
+    seed=st.integers(0, 99),
+)
+def test_it_is_attention_under_the_mask_of_the_tiles(rows, size, share, kv_heads, shared, scale, alone, seed):
+    q, keys, values = inputs(rows, kv_heads, seed)
+    draw = torch.Generator().manual_seed(seed)
+    kept = torch.rand(HEADS // shared, *Grid(rows, keys.shape[1], size).shape, generator=draw) < share
+    columns = None if alone is None else torch.rand(HEADS, keys.shape[1], generator=draw) < alone
+    tiles = Tiles(kept.repeat_interleave(shared, 0), size, columns, shared)
+    found = cpu_attention.over_tiles(q, keys, values, rows, tiles, scale)
+    torch.testing.assert_close(found, masked(q, keys, values, rows, tiles, scale), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ROWS[1:], ids=IDS[1:])
+def test_tiles_that_nobody_keeps_are_not_read(rows):
+    q, keys, values = inputs(rows, 2, seed=1)
+    grid = Grid(rows, keys.shape[1], 8)
+    kept = (grid.own | (grid.columns == 0)).expand(HEADS, -1, -1) & grid.causal
+    tiles = Tiles(kept, 8, shared=2)
+    before = cpu_attention.over_tiles(q, keys, values, rows, tiles, None)
+    unread = ~kept.any(0).any(0).repeat_interleave(8)[: keys.shape[1]]
+    assert unread.any()
+    keys[:, unread], values[:, unread] = float("nan"), float("nan")
+    assert torch.equal(cpu_attention.over_tiles(q, keys, values, rows, tiles, None), before)
+
+
+@pytest.mark.parametrize("spec", ["bfla(block=64, tile=32, flat=16)", "oracle(block=32, mass=0.7)", "dense(block=32)"])
+def test_on_a_cpu_the_engine_computes_kept_tiles_alone(spec, monkeypatch):
+    called = []
+    attention = cpu_attention.over_tiles
+    monkeypatch.setattr(cpu_attention, "over_tiles", lambda *given: called.append(len(given)) or attention(*given))
+    model = models.load("lab-full", "cpu")[0]
+    tokens = torch.randint(3, 1700, (300,), generator=torch.Generator().manual_seed(0))
+    prefill(model, tokens, Plan(torch.arange(300), sparse=named(spec).ready(model)), empty(model, 300))
+    assert len(called) == model.config.num_hidden_layers
+
+
+# --- BFLA's bound (equation 30) against the error that it bounds
+def case(seed, tokens, share, scale=1.0):
+    draw = torch.Generator().manual_seed(seed)
+    logits, values = torch.randn(tokens, tokens, generator=draw) * scale, torch.randn(tokens, 4, generator=draw)
+    kept = (torch.rand(tokens, tokens, generator=draw) < share) | torch.eye(tokens, dtype=torch.bool)
+    return logits, values, kept
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 12), st.floats(0, 1), st.sampled_from([0.1, 1.0, 5.0]))
+def test_no_error_exceeds_the_bound(seed, tokens, share, scale):
+    one = head_bound(*case(seed, tokens, share, scale))
+    assert one.error <= one.bound * (1 + 1e-9) + 1e-12 and 0 < one.density <= 1
+
+
+def test_nothing_dropped_is_no_error_and_no_bound():
+    logits, values, _ = case(0, 6, 1)
+    one = head_bound(logits, values, torch.ones(6, 6, dtype=torch.bool))
+    assert (one.density, one.error, one.bound) == (1, 0, 0)
+
+
+def test_the_bound_is_the_papers_sum_of_two_parts():
+    logits, values, kept = torch.zeros(2, 2), torch.eye(2), torch.eye(2, dtype=torch.bool)
+    one = head_bound(logits, values, kept)  # sums 1, 2 against 1, 1: |(0, 1)| · |Z| + |Z - Z_s| = sqrt(2) + 1
+    attention = 1.5**0.5  # rows (1, 0), (½, ½)
+    assert one.bound == pytest.approx((2**0.5 + 1) * attention * 2**0.5 / attention)
+    assert one.error == pytest.approx(0.5**0.5 / attention)
+
+
+def test_a_row_without_a_pair_is_refused():
+    with pytest.raises(BadInput, match="row 1 keeps no pair"):
+        head_bound(torch.zeros(2, 2), torch.zeros(2, 1), torch.tensor([[True, False], [False, False]]))
+
+
+def test_every_head_is_measured_at_every_threshold():
+    from tests.random_models import model_of, prompt_of
+    from workbench.methods import sparse
+
+    method = sparse.named("bfla(block=16, tile=4, flat=4, local=1)")
+    records = error_bounds(model_of(), prompt_of(30, 34).tokens, method, (0.1, 0.9), layer=1)
+    assert len(records) == 2 * 4 and all(r["error"] <= r["bound"] for r in records)
+    assert figures.error_bound(records, layer=1, about="tiny").data

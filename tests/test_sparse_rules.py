@@ -22,9 +22,8 @@ from workbench.methods.sparse.vertical_slash import VerticalSlash
 from workbench.methods.sparse.window import Window
 from workbench.methods.sparse.xattention import Xattention
 
+
 # --- FlashPrefill
-
-
 @every_rows
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 1.0])
 def test_flash_prefill_keeps_what_scores_near_the_best(rows, alpha):
@@ -61,8 +60,6 @@ def test_flash_prefill_keeps_everything_for_the_last_query_blocks_of_the_prompt_
 
 
 # --- XAttention
-
-
 def squares(q, k, rows, stride):
     """Softmax over squares, per head: {(row of squares): [share of every column of squares]}."""
     shares = []
@@ -182,8 +179,6 @@ def test_the_profile_is_the_share_at_or_above_the_smallest_estimate_that_matters
 
 
 # --- QUOKA
-
-
 @pytest.mark.parametrize("rows", ROWS[1:], ids=IDS[1:])
 @pytest.mark.parametrize("group", ["queries", "scores"])
 def test_quoka_lets_unlike_queries_vote_for_past_tokens(rows, group):
@@ -224,8 +219,6 @@ def test_quoka_leaves_a_whole_prompt_dense():
 
 
 # --- MInference
-
-
 @every_rows
 def test_vertical_slash_keeps_columns_and_the_tiles_of_diagonals(rows):
     q, k = states(rows)
@@ -329,8 +322,6 @@ def test_heads_of_several_kinds_choose_in_one_call(rows):
 
 
 # --- static choices and the oracle
-
-
 @every_rows
 def test_a_window_and_a_stride_keep_the_tiles_that_they_name(rows):
     q, k = states(rows)

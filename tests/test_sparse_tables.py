@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from tests.refusals import refused
 from workbench import data as datasets
 from workbench import models
 from workbench.core.errors import BadInput
@@ -76,8 +77,7 @@ def test_the_head_where_most_is_missed_is_shown_unless_another_is_asked_for(choi
     assert tile_records.most_missed(choices, best, layer=2, head=0) == (2, 0)
     with pytest.raises(BadInput, match=r"layer 1, head 0: there are layers \[0, 2\] of 4 heads"):
         tile_records.most_missed(choices, best, layer=1, head=0)
-    with pytest.raises(BadInput, match="head 4"):
-        tile_records.most_missed(choices, best, head=4)
+    refused("head 4", tile_records.most_missed, choices, best, head=4)
 
 
 def test_thresholds_go_from_few_tiles_to_many_and_end_with_the_oracle(states, methods):
@@ -118,8 +118,6 @@ def test_a_long_prompt_is_framed_near_its_end():
 
 
 # --- figures of a sparse choice
-
-
 def check(figure) -> None:
     """What every figure keeps: the template, title and caption, and JSON without 16-bit floats."""
     title, _, caption = (note.text for note in figure.layout.annotations[-3:])
@@ -132,8 +130,7 @@ def test_methods_are_named_once_and_some_need_nothing_fitted():
     assert specs["window and sink"] == "window(block=16, local=9)"
     assert list(sparse_masks.unfitted(specs)) == ["window and sink"]
     for methods in ([], ["window", "window"]):
-        with pytest.raises(BadInput, match="name at least one, and each only once"):
-            sparse_masks.named_specs(methods, 16)
+        refused("name at least one, and each only once", sparse_masks.named_specs, methods, 16)
     with pytest.raises(BadInput, match="at least one must need nothing that was fitted"):
         sparse_masks.unfitted({"SeerAttention": "seer_attention"})
 
@@ -192,8 +189,6 @@ def test_a_long_prompt_is_drawn_framed_and_tabulated():
 
 
 # --- quality against density and cost
-
-
 def test_costs_count_what_is_read_and_the_choice():
     model = crossover.CrossoverModel.of("llama", LlamaConfig(**LLAMA_3_8B))
     setting = {"sparse": "window", "prompt_tokens": 4096.0, "chunk": 1024.0, "density": 0.25, "union": 0.5}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.random_models import block_of, model_of
-from workbench.core.errors import BadInput
+from tests.refusals import refused
 from workbench.core.kv import KV
 from workbench.store import FolderStore, MemoryStore, fetch, fingerprint
 
@@ -56,8 +56,7 @@ def test_a_block_of_a_model_that_was_changed_is_not_served(change, place, tmp_pa
 def test_a_model_with_hooks_is_refused(which):
     model = model_of()
     handle = getattr(model.model.layers[0].mlp, which)(lambda *_: None)
-    with pytest.raises(BadInput, match="forward hook"):
-        fetch(model, [BLOCK], MemoryStore())
+    refused("forward hook", fetch, model, [BLOCK], MemoryStore())
     handle.remove()
     assert fetch(model, [BLOCK], MemoryStore())
 
@@ -84,5 +83,4 @@ def layers(count=2, dtype=torch.float32, tokens=3):
     ],
 )
 def test_keys_and_values_that_do_not_go_together_are_refused(made, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        made()
+    refused(sentence, made)

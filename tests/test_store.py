@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.random_models import block_of, model_of, prompt_of
+from tests.refusals import refused
 from tests.tier_cases import kv_of
-from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode, encode_many
@@ -80,8 +80,7 @@ def test_nobody_writes_to_what_the_store_holds():
     model, store = model_of(), MemoryStore()
     first = fetch(model, PROMPT.context, store)
     before = [kv.clone() for kv in first]
-    with pytest.raises(BadInput, match="read-only"):
-        prefill(model, PROMPT.tokens, Plan(torch.arange(6)), first[0])
+    refused("read-only", prefill, model, PROMPT.tokens, Plan(torch.arange(6)), first[0])
     kv = assemble(model, PROMPT, first)
     prefill(model, PROMPT.tokens, Plan(torch.arange(len(PROMPT))), kv)
     for held, copy in zip(fetch(model, PROMPT.context, store), before, strict=True):
@@ -116,8 +115,7 @@ def test_a_block_prepared_behind_others_never_passes_for_the_block_alone():
     (behind,) = fetch(model, [block], store, [past])
     assert store.stats.entries == 2 and (alone.start, behind.start) == (0, 6)
     assert not torch.allclose(alone.values[2], behind.values[2])
-    with pytest.raises(BadInput, match="1 entries for 2 blocks"):
-        fetch(model, [block, block], store, [past])
+    refused("1 entries for 2 blocks", fetch, model, [block, block], store, [past])
 
 
 TOKENS = st.lists(st.integers(0, 30), min_size=1, max_size=3)

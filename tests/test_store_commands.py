@@ -5,13 +5,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from store_serving import CPU, runs
 from typer.testing import CliRunner
 
 from tests import tiny
+from tests.refusals import refused
+from workbench import models
 from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import bytes_of
 from workbench.methods.preprocessing.precompute import Preparation
+from workbench.results import expanded, scores
+from workbench.results.reader import Results
 from workbench.store import FolderStore
 from workbench.store.files import quarantine
 from workbench.store.files.eviction import collect_garbage
@@ -282,8 +287,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(words, says, kept, fol
 )
 def test_sizes_are_read_as_people_write_them(text, size):
     if size is None:
-        with pytest.raises(BadInput, match="is no size"):
-            bytes_of(text)
+        refused("is no size", bytes_of, text)
     else:
         assert bytes_of(text) == size
 
@@ -331,3 +335,25 @@ def test_look_ups_at_a_url_are_explained(folder, files, tmp_path):
     words = ("--model", folder, "--data", files / "questions.json", "--prepare", "after_system")
     told = said("store", "explain", to, *words)
     assert (told["hits"], told["reasons"]) == (1, {"never seen": 8})
+
+
+# --- Serving from stores of blocks: runs by state and mode, as rows of results
+TINY = CPU | {"blocks": 6, "block": 8, "per_question": 3, "question": 4, "answer": 2, "questions": 3, "batch": 2}
+TINY |= {"baseline": 2, "chosen": 2}
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_serving_is_measured_by_state_and_mode_beside_its_baselines(paged, folder):
+    counted = [row for rows in runs(models.load(folder), TINY, paged) for row in rows]
+    found = Results({}).with_rows("counts", counted, experiment="serving").counts("serving")
+    table = expanded(scores(found), "scheduler")
+    assert len(table) == 14 and (table.ttft_ms > 0).all() and set(table.blocks) == {6}
+    reuse = table[table.method == "reuse"]
+    assert set(reuse.kind) == {"hot", "warm", "cold"} and (reuse.reused == 1).all()
+    rows = table.set_index(["method", "ratio"]).rows_computed
+    assert rows["full prefill", 0.0].item() == 28 > rows["prefix caching", 0.0].item() >= 4
+
+
+def test_prompts_over_the_context_are_refused(folder):
+    with pytest.raises(BadInput, match="2048"):
+        list(runs(models.load(folder), TINY | {"block": 800}, False))

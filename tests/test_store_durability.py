@@ -1,10 +1,7 @@
 """What a folder of cached blocks has acknowledged is there after a crash; many may write to it at one time."""
 
 import os
-import random
 import resource
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -59,43 +56,6 @@ def test_a_block_is_on_the_disk_before_it_has_a_name_and_its_name_before_put_ret
     FolderStore(tmp_path / "a", durable=False).write("shard", {key_for(1): kv_of(1)})
     write_text(tmp_path / "notes.json", "{}")
     assert trace == [("rename", "shard.safetensors"), ("rename", "notes.json")]
-
-
-def test_what_was_acknowledged_is_there_after_a_kill_at_any_moment(tmp_path):
-    """An oracle knows which blocks were acknowledged before the writer was killed (as RocksDB's stress test does)."""
-    draw, acknowledged, half_written = random.Random(0), set(), 0
-    FolderStore(tmp_path / "a", new=True)
-    for round in range(20):
-        reader, writer = os.pipe()
-
-        def write(round=round, writer=writer):
-            store = FolderStore(tmp_path / "a")
-            for i in range(10_000):
-                seed = round * 10_000 + i % 2 + 1  # the same two are written over and over
-                store.put(key_of_seed(seed), kv_of(seed, tokens=200))
-                os.write(writer, seed.to_bytes(4, "little"))
-
-        pid = forked(write)
-        os.close(writer)
-        told = os.read(reader, 4)  # it has begun
-        time.sleep(draw.random() * 0.02)
-        os.kill(pid, signal.SIGKILL)
-        assert ended(pid) == -signal.SIGKILL
-        while more := os.read(reader, 1 << 16):
-            told += more
-        os.close(reader)
-        acknowledged |= {int.from_bytes(told[i : i + 4], "little") for i in range(0, len(told) - 3, 4)}
-        half_written += len(list((tmp_path / "a").glob(".*")))
-        store = FolderStore(tmp_path / "a")
-        assert not list((tmp_path / "a").glob(".*")) and not store.set_aside
-        assert all(same(store.get(key_of_seed(seed)), kv_of(seed, tokens=200)) for seed in acknowledged)
-        assert len(store) - len(acknowledged) in range(round + 2)  # of each kill, at most one that nobody was told of
-    assert scrub.verify(tmp_path / "a").whole and len(acknowledged) >= 20
-    assert half_written, "no kill met a file that was half written"
-
-
-def key_of_seed(seed: int) -> str:
-    return f"block-{seed:06d}"
 
 
 def test_two_writers_of_one_key_leave_one_whole_file_and_readers_never_see_half_of_it(tmp_path):

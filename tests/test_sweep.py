@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests import tiny
+from tests.refusals import refused
 from workbench import models, results
 from workbench.app import cli
 from workbench.core.errors import BadInput
@@ -221,8 +222,7 @@ def test_blocks_that_are_kept_are_not_encoded_again_and_change_no_answer(base, t
     ],
 )
 def test_what_cannot_be_tried_is_refused_before_the_first_trial(lists, message, base, tmp_path):
-    with pytest.raises(BadInput, match=message):
-        sweep(base, tmp_path / "out", **lists)
+    refused(message, sweep, base, tmp_path / "out", **lists)
     assert not (tmp_path / "out").exists()
 
 
@@ -244,8 +244,7 @@ def test_differences_are_paired_by_question(first, more):
     )
     assert difference(answers, "b", "a")[0] == pytest.approx(-gap)
     assert difference(answers, "a", "a") == (0, (0, 0))
-    with pytest.raises(BadInput, match="have not answered the same questions"):
-        difference(answers[1:], "a", "b")
+    refused("have not answered the same questions", difference, answers[1:], "a", "b")
     with pytest.raises(BadInput, match="no question of trials 'a' and 'b' has a score 'em'"):
         difference(answers.assign(em=float("nan")), "a", "b")
 
@@ -346,8 +345,7 @@ def test_a_file_that_is_no_plan_is_refused(text, sentence, tmp_path):
     file = tmp_path / "plan.toml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(BadInput, match=sentence):
-        read_plan(file, {})
+    refused(sentence, read_plan, file, {})
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in PLANS.glob("*.toml")))

@@ -1,19 +1,47 @@
 """Functions that shape records into tables and figures: deviation and the choice of tokens."""
 
+import json
+import struct
+import xml.etree.ElementTree as ET
+from itertools import combinations, pairwise
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
 import pytest
 import torch
+from colorspacious import cspace_convert
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.figure_views import PROMPT, texts, view_of
+from tests.figure_views import PROMPT, rows, texts, view_of
 from tests.random_models import prompt_of
+from tests.refusals import refused
+from workbench.app.reports import figure_files
+from workbench.app.reports.figure_files import write_figure
+from workbench.app.reports.thumbnail import chromium
 from workbench.core.kv import KV
+from workbench.core.masks import block_attention, causal
 from workbench.data import prompt_view
 from workbench.engine.encoding import encode_many
-from workbench.metrics.kv import kv_deviation
+from workbench.methods.generation import generate
+from workbench.metrics import attention_mass
+from workbench.metrics.attention_mass import AttentionMass
+from workbench.metrics.kv import kv_deviation, position_encoding
 from workbench.metrics.kv.kv_deviation import Repair
 from workbench.metrics.kv.selection import places
+from workbench.plots.attention import masks
 from workbench.plots.kv import deviation, deviation_repair
+from workbench.plots.kv import position_encoding as position_figures
+from workbench.plots.marks import line_styles, styles, theme
+from workbench.plots.marks.lines import Panel, Series, line_chart
+from workbench.plots.marks.styles import Look
+from workbench.plots.marks.table import ROOM, SECOND, drawn_width, table
+from workbench.plots.marks.theme import TURNED
 from workbench.plots.tokens import chosen_tokens, ratio_outcomes
+from workbench.plots.tokens.block_history import turnover
+from workbench.results import figure_data
 
 
 def test_the_context_of_a_prompt_is_measured_without_its_question():
@@ -58,8 +86,7 @@ def test_causes_are_means_over_prompts_and_typical_ones_leave_the_first_layer_ou
     typical = kv_deviation.typical_causes(records)
     keys = [r["mean"] for r in records if (r["cause"], r["part"], r["at"]) == ("context", "keys", 1)]
     assert typical["context"] == pytest.approx(np.mean(keys)) and typical["context"] > 0
-    fig = deviation_repair.what_causes_it(records, about="tiny")
-    assert "2 prompts" in texts(fig)
+    assert deviation_repair.what_causes_it(records, about="tiny").data
 
 
 def test_repairs_keep_selector_and_part_together():
@@ -70,8 +97,7 @@ def test_repairs_keep_selector_and_part_together():
     assert [r["at"] for r in records[:2]] == [1, 2], "the first layer never deviates"
     final = deviation_repair.left_in_last_layer(records)
     assert final["first_k", "asked"] == 0.25 and final["oracle", "context"] == 1
-    fig = deviation_repair.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny")
-    assert "2 prompts" in texts(fig)
+    assert deviation_repair.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny").data
 
 
 def test_a_repair_is_made_for_every_selector_and_prompt(monkeypatch):
@@ -82,7 +108,7 @@ def test_a_repair_is_made_for_every_selector_and_prompt(monkeypatch):
 
 def test_the_map_of_one_prompt_leaves_its_question_out():
     fig = deviation.token_map({"after_system": torch.rand(8, 2) + 1}, view_of(), about="tiny")
-    assert fig.data[0].z.shape == (2, 8) and "sample 1 of lab. tiny." in texts(fig)
+    assert fig.data[0].z.shape == (2, 8)
 
 
 CHOICES = {
@@ -106,8 +132,6 @@ def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
     }
     fig = ratio_outcomes.answers_by_ratio(view_of(), outcomes, full="Wilby", reuse="Tamton", ratio=0.5, about="tiny")
     assert fig.layout.sliders[0].active == 1
-    assert "answers “Wilby” ✓, Full Reuse “Tamton”. The least that gives" in texts(fig)
-    assert "the answer of full attention: first tokens (EPIC) at 50%." in texts(fig)
 
 
 def test_selectors_are_compared_by_place_and_by_common_tokens():
@@ -118,9 +142,293 @@ def test_selectors_are_compared_by_place_and_by_common_tokens():
         for at in (0.25, 0.75)
     ]
     assert chosen_tokens.first_tenth(records) == {"first tokens (EPIC)": 0.9, "largest deviation (oracle)": 0.2}
-    fig = chosen_tokens.where_chosen(records, ["first_k", "oracle"], sample="1 prompt", about="tiny")
-    assert "1 prompt; mean" in texts(fig)
+    assert chosen_tokens.where_chosen(records, ["first_k", "oracle"], sample="1 prompt", about="tiny").data
     share = np.array([[1.0, 0.3, 0.1], [0.3, 1.0, 0.6], [0.1, 0.6, 1.0]])
     names = ["random", "first_k", "oracle"]
     fig = chosen_tokens.common_tokens({"share": share}, names, ratio=0.15, sample="1 prompt", about="tiny")
     assert np.nanmax(fig.data[0].z) == np.float32(0.6)
+
+
+# --- Functions that shape records into tables, figures and sentences: prompts, masks, attention, positions
+def mass_of(tokens: list[list[list[float]]], blocks: torch.Tensor | None = None) -> AttentionMass:
+    kv = KV([torch.zeros(1, 12, 4)], [torch.zeros(1, 12, 4)], 0)
+    blocks = torch.zeros(1, 1, 3, 3) if blocks is None else blocks
+    return AttentionMass(torch.tensor(tokens), blocks, torch.zeros(5), kv)
+
+
+def test_masks_are_compared_on_one_prompt_and_cached_rows_are_pale():
+    rules = {"Full attention": causal, "Reuse": block_attention(PROMPT)}
+    fig = masks.compare_masks(rules, view_of(), cached=["Reuse"], own="window(3)")
+    full, reuse = fig.data[1], fig.data[3]
+    assert full.z[4, 4] == 1 and reuse.z[4, 4] == 1 + 3, "a passage's own colour, then its pale one"
+    assert reuse.z[11, 4] == 1, "the question is computed"
+
+
+def test_pairs_are_counted_over_the_rows_that_a_request_computes():
+    rules = {"Full attention": causal, "Cached blocks (pale)": block_attention(PROMPT)}
+    full, reuse = masks.count_pairs(rules, PROMPT, cached=["Cached blocks (pale)"])
+    assert full == {"mask": "Full attention", "pairs": 78, "computed": 78, "causal": 78, "rows": 12, "length": 12}
+    assert reuse["mask"] == "Cached blocks" and reuse["rows"] == 4
+    assert reuse["pairs"] == 6 + 15 + 42 and reuse["computed"] == 9 + 10 + 11 + 12
+    bars = masks.request_savings([full, reuse], "a text").data
+    assert [list(trace.x) for trace in bars] == [[1, 63 / 78], [1, 42 / 78]]
+
+
+def test_answers_under_masks_are_those_of_generation_and_the_first_rule_is_no_distance_away(loaded):
+    model, tokenizer, layout = loaded
+    view = prompt_view.of_text("Ada lives in Wilby.\n\nBen is a potter.", "Where is Ada?", tokenizer, layout)
+    rules = {"full": causal, "block": block_attention(view.prompt)}
+    found = {name: attention_mass.masked(model, view.prompt, rule) for name, rule in rules.items()}
+    records = attention_mass.answers_under(loaded, view, rules, found, 4)
+    (full,) = generate(model, tokenizer, [view.prompt], "full", max_new_tokens=4, stop=layout.stop)
+    (block,) = generate(model, tokenizer, [view.prompt], "block", max_new_tokens=4, stop=layout.stop)
+    assert [r["answer"] for r in records] == [full.text.strip(), block.text.strip()]
+    assert records[0]["kl"] == 0 < records[1]["kl"]
+    assert [r["right"] for r in records] == [None, None]
+    table = masks.answers_table(records, view, about="tiny", device="CPU")
+    assert [row[0] for row in rows(table)] == ["full", "block"] and rows(table)[0][2] == "–"
+
+
+def test_positions_of_blocks_are_those_of_the_passages_by_default():
+    assert attention_mass.positions_of(PROMPT).nonzero().flatten().tolist() == [3, 4, 5, 6, 7]
+    assert attention_mass.positions_of(PROMPT, (0, 2)).nonzero().flatten().tolist() == [0, 1, 2, 8, 9, 10, 11]
+
+
+def test_attention_to_other_blocks_is_what_passages_do_not_pay_themselves():
+    blocks = torch.zeros(1, 2, 4, 4)
+    blocks[:, :, 1, 1] = 0.5
+    blocks[:, 0, 2, 2], blocks[:, 1, 2, 2] = 1.0, 0.5
+    assert attention_mass.to_other_blocks(mass_of([[[1.0]]], blocks)) == pytest.approx(1 - (0.5 + 0.75) / 2)
+
+
+def test_the_head_that_naive_positions_change_most_also_looks_at_the_answer():
+    wanted = torch.tensor([True, False, False])
+    full = mass_of([[[0.9, 0.1, 0.0], [0.6, 0.4, 0.0]], [[0.0, 0.1, 0.9], [0.9, 0.1, 0.0]]])
+    naive = mass_of([[[0.9, 0.1, 0.0], [0.0, 0.4, 0.6]], [[1.0, 0.0, 0.0], [0.8, 0.2, 0.0]]])
+    assert attention_mass.most_changed({"full": full, "naive": naive}, wanted) == (0, 1)
+
+
+def test_the_slider_of_a_rotating_key_stands_at_a_distance():
+    speeds, place = np.array([1.0, 0.1]), np.ones((3, 2, 2))
+    rotated = position_encoding.KeyRotation((0, 7), speeds, np.ones((2, 2)), (0, 16, 64), place)
+    fig = position_figures.rotating_key(rotated, "<Ada>", distance=32, about="tiny")
+    assert fig.layout.sliders[0].active == 2 and "2 channel pairs of the key of “&lt;Ada&gt;”" in texts(fig)
+    assert position_figures.rotating_key(rotated, "Ada", distance=999, about="tiny").layout.sliders[0].active == 2
+    angles = position_encoding.angles(rotated)
+    assert angles[3] == {"distance": 16, "pair": 7, "turned_radians": pytest.approx(1.6)} and len(angles) == 6
+
+
+def test_frequencies_fall_from_one_to_nearly_the_inverse_of_the_base():
+    frequencies = position_encoding.rope_frequencies(1e4, 4)
+    assert frequencies.dtype == torch.float64
+    assert frequencies.tolist() == pytest.approx([1.0, 1e-2])
+
+
+def test_rounding_and_differences_are_drawn_as_measured():
+    records = position_encoding.shift_errors(position_encoding.rope_frequencies(1e4, 16), [1, 1024], 4)
+    drawn = {trace.y[-1] for trace in position_figures.scheme_errors(records, about="4 keys").data if trace.name}
+    assert {r["error"] for r in records if r["distance"] == 1024} <= drawn
+    records = [{"family": "llama", "keys": 1e-7, "values": 0.0, "logits": 2e-7, "naive": 1e-3, "distance": 84}]
+    expected = [("llama", "1.0e-07", "0.0e+00", "2.0e-07", "1.0e-03", "5,000 ×")]
+    assert rows(position_figures.family_table(records)) == expected
+
+
+# --- Figures as files: PNG and SVG drawn by Chromium, HTML that stands alone
+RECORD = {"step": 0, "label": "", "tokens": 9, "after_prefix": 5, "computed": 1}
+RECORD |= {"ttft_full": 1.0, "ttft_anew": 1.0, "ttft": 0.5}
+
+
+@pytest.fixture
+def figure() -> go.Figure:
+    return turnover([RECORD] * 2, unit="frame", title="T", caption="</script><b>", notice="n")
+
+
+def test_a_page_stands_alone_and_follows_the_theme(figure, tmp_path):
+    text = write_figure(figure, tmp_path / "f.html").read_text()
+    assert text.count("</script>") == 2 and "prefers-color-scheme: dark" in text and 'data-theme=""' in text
+    assert "src=" not in text.split("<script>")[0] and len(text) < 8_000_000
+    assert 'data-theme="dark"' in write_figure(figure, tmp_path / "d.html", dark=True).read_text()
+
+
+@pytest.mark.parametrize("name, problem", [("f.gif", "png, svg, pdf"), ("f", "nothing"), ("no/f.html", "is no folder")])
+def test_another_file_is_refused(figure, tmp_path, name, problem):
+    refused(problem, write_figure, figure, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_data_of_a_figure_is_read_back_from_csv_and_set_as_latex(figure, tmp_path):
+    read = pd.read_csv(write_figure(figure, tmp_path / "f.csv"))
+    points = figure_data(figure)
+    assert len(read) == len(points) > 0 and read.y.tolist() == points.y.tolist()
+    assert r"\toprule" in write_figure(figure, tmp_path / "f.tex").read_text()
+
+
+def test_error_bars_are_the_ends_of_intervals_and_a_table_is_its_cells():
+    bars = go.Figure(go.Scatter(x=["a"], y=[0.5], error_y={"array": [0.2], "arrayminus": [0.1]}, name="n"))
+    assert figure_data(bars).to_dict("records") == [{"trace": "n", "x": "a", "y": 0.5, "low": 0.4, "high": 0.7}]
+    table = go.Figure(go.Table(header={"values": ["a", "b"]}, cells={"values": [["1", "2"], ["<b>3</b>", "4"]]}))
+    assert figure_data(table).to_dict("list") == {"a": ["1", "2"], "b": ["3", "4"]}
+
+
+def test_without_chromium_a_page_is_named_instead(figure, tmp_path, monkeypatch):
+    monkeypatch.setattr(figure_files, "chromium", lambda: None)
+    refused("install chromium", write_figure, figure, tmp_path / "f.png")
+
+
+@pytest.mark.browser
+def test_png_svg_and_pdf_are_drawn(figure, tmp_path):
+    if chromium() is None:
+        pytest.skip("there is no Chromium on this machine")
+    png = write_figure(figure, tmp_path / "f.png").read_bytes()
+    assert struct.unpack(">II", png[16:24]) == (figure.layout.width, figure.layout.height)
+    assert write_figure(figure, tmp_path / "f.pdf").read_bytes().startswith(b"%PDF")
+    svg = write_figure(figure, tmp_path / "f.svg", dark=True).read_text()
+    assert ET.fromstring(svg).tag.endswith("svg") and f"invert({TURNED[0]})" in svg
+
+
+# --- Colours are told apart by people with the common colour-vision deficiencies, on light pages and on dark ones
+DEFICIENCIES = (None, "deuteranomaly", "protanomaly", "tritanomaly")
+GROUPS = {
+    "modes": styles.MODES,
+    "selectors": styles.SELECTORS,
+    "sparse methods": styles.SPARSE_METHODS,
+    "baselines": styles.BASELINES,
+    "reuse": styles.REUSE_STATUSES,
+    "schemes": styles.SCHEMES,
+}
+# Advances in thousandths of an em, None where a font lacks a letter; of Arial those of Liberation Sans, its equal.
+WIDTHS = json.loads((Path(__file__).parent / "letter_widths.json").read_text())
+APART = 8  # CAM02-UCS; 1 is about what can just be seen side by side
+HUE = np.array([[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144], [0.426, 1.43, -0.856]])  # hue-rotate(180deg)
+
+
+def rgb(colour: str) -> np.ndarray:
+    return np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+
+
+def turned(colour: np.ndarray) -> np.ndarray:
+    """What the filter of a dark page makes of a colour."""
+    amount, degrees = theme.TURNED
+    assert degrees == 180
+    inverted = colour * (1 - 2 * amount) + amount
+    return np.clip(HUE @ inverted, 0, 1)
+
+
+def seen(colour: np.ndarray, deficiency: str | None) -> np.ndarray:
+    """A colour as someone with a deficiency sees it, in a space whose distances are alike."""
+    if deficiency is None:
+        return cspace_convert(colour, "sRGB1", "CAM02-UCS")
+    eye = {"name": "sRGB1+CVD", "cvd_type": deficiency, "severity": 90}
+    return cspace_convert(np.clip(cspace_convert(colour, eye, "sRGB1"), 0, 1), "sRGB1", "CAM02-UCS")
+
+
+def alike(one: Look, other: Look, dark: bool, deficiency: str | None) -> bool:
+    pair = [turned(rgb(look.colour)) if dark else rgb(look.colour) for look in (one, other)]
+    first, second = (seen(colour, deficiency) for colour in pair)
+    return bool(np.linalg.norm(first - second) < APART)
+
+
+def luminance(colour: np.ndarray) -> float:
+    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
+
+
+def contrast(colour: np.ndarray, paper: np.ndarray) -> float:
+    high, low = sorted((luminance(colour), luminance(paper)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_names_of_one_figure_differ_in_colour_or_in_shape(group, dark):
+    confused = [
+        (one, other, deficiency)
+        for (one, a), (other, b) in combinations(GROUPS[group].items(), 2)
+        for deficiency in DEFICIENCIES
+        if (a.symbol, a.dash) == (b.symbol, b.dash) and alike(a, b, dark, deficiency)
+    ]
+    assert confused == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_neighbouring_blocks_differ_in_colour(dark):
+    cycle = [*theme.BLOCKS, theme.BLOCKS[0]]
+    for deficiency in DEFICIENCIES:
+        for one, other in pairwise(cycle):
+            assert not alike(Look(one), Look(other), dark, deficiency), (one, other, deficiency)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_texts_stand_out_from_the_paper(dark):
+    paper, *inks = (turned(rgb(c)) if dark else rgb(c) for c in (theme.PAPER, theme.INK, theme.MUTED))
+    assert [contrast(ink, paper) >= 4.5 for ink in inks] == [True, True]
+    assert (luminance(paper) < 0.02) is dark
+
+
+def test_variants_of_one_method_have_lines_of_their_own():
+    specs = ["query_guided", "query_guided(layers=all)", "query_guided(softmax=joint)", "kv_deviation"]
+    drawn = line_styles.selector_looks(specs)
+    ways = list(zip(*(drawn[way].values() for way in ("colours", "symbols", "dashes")), strict=True))
+    assert len({*ways}) == 4 and ways[0] == (theme.BLUE, "square", "solid")
+    assert len({way[1:] for way in ways[:3]}) == 3, "told apart without colour"
+    assert [colour == theme.RED for colour, *_ in ways] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "text", ["<b>x</b>", '<a href="javascript:alert(1)">x</a>', "<img src=x onerror=alert(1)>", "a<b"]
+)
+def test_markup_of_users_stays_text(text):
+    assert "<" not in theme.plain(text) and "<" not in theme.escaped(text)
+    assert theme.plain("10<sup>3</sup><br>y") == "10<sup>3</sup><br>y"
+    assert theme.escaped("&lt;") == "&amp;lt;"
+
+
+SAID = {"title": "T", "notice": "n", "caption": "c"}
+
+
+def test_a_long_text_of_a_table_goes_on_in_further_lines_which_have_room():
+    names = [f"question-guided (FusionRAG): {option}, of all layers" for option in ("layers=all", "tokens=last")]
+    rows = [[name, *["1.00 (0.95 to 1.00)"] * 4] for name in names]
+    tall, wide = table(["name", *"abcd"], rows, **SAID), table(["name", "a"], [row[:2] for row in rows], **SAID)
+    lines = [text.split("<br>") for text in tall.data[0].cells.values[0]]
+    assert [" ".join(each) for each in lines] == names and [len(each) for each in lines] == [2, 2]
+    assert list(wide.data[0].cells.values[0]) == names
+    assert tall.layout.height - wide.layout.height == pytest.approx(2 * SECOND, abs=1)
+
+
+@given(
+    st.lists(st.lists(st.text("aW i", max_size=60), min_size=4, max_size=4), min_size=1, max_size=4),
+    st.lists(st.floats(0.1, 9), min_size=4, max_size=4),
+    st.integers(1, 4),
+)
+def test_columns_fill_a_table_and_no_line_is_wider_than_its_column(rows, widths, words):
+    drawn = table(["a", "b", "c", "d"], rows, widths=widths, words=words, **SAID).data[0]
+    assert sum(drawn.columnwidth) == pytest.approx(ROOM)
+    texts = zip(drawn.columnwidth[:words], drawn.cells.values[:words], strict=True)
+    assert all(drawn_width(line) <= px - 16 for px, column in texts for text in column for line in text.split("<br>"))
+
+
+@pytest.mark.parametrize("bold", [False, True], ids=["regular", "bold"])
+@pytest.mark.parametrize("font", WIDTHS["widths"])
+def test_no_letter_is_wider_than_it_is_taken_for(font, bold):
+    advances = WIDTHS["widths"][font]["bold" if bold else "regular"]
+    taken = [drawn_width(letter, 1000, bold) for letter in WIDTHS["letters"]]
+    there = [(x, px, most) for x, px, most in zip(WIDTHS["letters"], advances, taken, strict=True) if px is not None]
+    assert [x for x, px, most in there if px > most + 80] == []
+    assert sum(px for _, px, _ in there) <= sum(most for _, _, most in there)
+
+
+def test_numbers_of_a_table_have_room():
+    score = "100.0% (98%–100%)"
+    fig = table(["name", *"abcde"], [["x", *[score] * 5]], widths=[9, 1, 1, 1, 1, 1], **SAID)
+    assert min(fig.data[0].columnwidth[1:]) > 7 * len(score)
+
+
+def test_a_legend_and_titles_of_panels_fit_the_figure():
+    names = [f"question-guided (FusionRAG): option {number}" for number in range(9)]
+    assert theme.legend_lines(names[:2]) == 1 and theme.legend_lines(names) == 3
+    lines = [Series(name, [0, 1], [0, 1]) for name in names]
+    one, nine = (line_chart([Panel("", lines[:count])], **SAID).layout.margin.t for count in (1, 9))
+    assert nine > one + 40, "the legend stands over the plot, below the notice"
+    wide = line_chart([Panel("order, n = 273 (full attention 100%)", lines[:1])] * 3, **SAID)
+    assert wide.layout.annotations[0].font.size < 13

@@ -2,15 +2,14 @@
 
 from threading import Thread
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.random_models import block_of, model_of
+from tests.refusals import refused
 from tests.tier_cases import KEYS, Shelf, kv_of, two
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine.encoding import encode
 from workbench.store import key_of
@@ -36,8 +35,7 @@ class Model(RuleBasedStateMachine):
         if key in self.pins:
             return
         if all(budget and 16 * tokens > budget for budget in self.budgets):
-            with pytest.raises(BadInput, match="larger than every budget"):
-                self.store.put(key, kv_of(tokens, fill))
+            refused("larger than every budget", self.store.put, key, kv_of(tokens, fill))
             return
         self.store.put(key, kv_of(tokens, fill))
         self.written[key] = tokens, float(fill)
@@ -203,9 +201,6 @@ def test_a_tier_of_eight_bits_holds_more_blocks():
     torch.testing.assert_close(store.get("a").keys[0], kv.keys[0], atol=0.05 * float(kv.keys[0].abs().max()), rtol=0)
     broken = kv.clone()
     broken.keys[0][0, 0, 0] = float("nan")
-    with pytest.raises(BadInput, match="not finite"):
-        store.put("c", broken)
-    with pytest.raises(BadInput, match="storage is 'int4'"):
-        HostTier(storage="int4")
-    with pytest.raises(BadInput, match="not page-locked"):
-        HostTier(storage="int8", pinned=True)
+    refused("not finite", store.put, "c", broken)
+    refused("storage is 'int4'", HostTier, storage="int4")
+    refused("not page-locked", HostTier, storage="int8", pinned=True)

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
+from tests.refusals import refused
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tiling import tile_grid
 from workbench.methods import sparse
 from workbench.metrics.tiles import sparsity, tile_recall, tile_union
+from workbench.metrics.tiles.key_rankings import Rankings, rankings
 from workbench.metrics.tiles.tile_states import States, dense_states, synthetic_states
 
 LENGTH = 203
@@ -37,8 +39,7 @@ def test_states_of_a_prompt_are_those_that_a_method_is_asked_with():
 
 def test_layers_with_a_window_are_left_out():
     model = model_of("mistral", sliding_window=16)
-    with pytest.raises(BadInput, match="every layer has a sliding window"):
-        dense_states(model, prompt_of(30, 20).tokens)
+    refused("every layer has a sliding window", dense_states, model, prompt_of(30, 20).tokens)
 
 
 def test_needed_kept_and_missed_add_up(states):
@@ -60,8 +61,7 @@ def test_chunk_by_chunk_is_what_each_chunk_chooses(states):
     alone = method(states.queries[0][:, rows], states.keys[0][:, :128], rows, Site(0, LENGTH)).paged()
     assert torch.equal(found.kept[:, 8:16, :16], alone.kept)
     assert not found.kept[:, 8:16, 16:].any() and not found.kept[:, 8:16, :8].all()
-    with pytest.raises(BadInput, match="chunk 60 is no multiple of 8"):
-        tile_recall.chosen(states, 0, method, chunk=60)
+    refused("chunk 60 is no multiple of 8", tile_recall.chosen, states, 0, method, chunk=60)
 
 
 def test_every_step_of_the_union_covers_the_one_before(states):
@@ -123,3 +123,28 @@ def test_made_up_states_are_sparse_and_repeatable():
     needed = tile_recall.needed(one, 0, 32, 0.8)
     assert (needed.density() < 0.6).all()
     assert one.mass(0, 32)[0, 8:, 0].mean() > 0.2, "a sink"
+
+
+# --- Keys by mean and by maximum: what the mean misses, and the figure that says so
+def test_a_key_that_one_row_needs_is_missed_by_the_mean():
+    one = Rankings(0, 0, mean=torch.tensor([0.3, 0.2, 0.1, 0.05]), peak=torch.tensor([0.4, 0.3, 0.2, 0.9]))
+    by_mean, by_peak = one.largest(0.5)
+    assert by_mean.tolist() == [True, True, False, False] and by_peak.tolist() == [True, False, False, True]
+    assert one.missed(0.5) == 0.5 and one.missed(1.0) == 0
+
+
+def test_attention_is_that_of_a_causal_softmax_over_all_keys():
+    draw = torch.Generator().manual_seed(0)
+    queries, keys = torch.randn(4, 12, 8, generator=draw), torch.randn(2, 12, 8, generator=draw)
+    (*_, last) = rankings(States({3: queries}, {3: keys}), window=4)
+    logits = queries[3] @ keys[1].mT * 8**-0.5
+    mass = logits.masked_fill(torch.ones(12, 12).triu(1).bool(), -torch.inf).softmax(-1)[-4:, :8]
+    assert (last.layer, last.head) == (3, 3)
+    assert torch.allclose(last.mean, mass.mean(0)) and torch.allclose(last.peak, mass.amax(0))
+
+
+@pytest.mark.parametrize("window", [0, 12])
+def test_a_window_without_keys_before_it_is_refused(window):
+    states = States({0: torch.zeros(1, 12, 2)}, {0: torch.zeros(1, 12, 2)})
+    with pytest.raises(BadInput, match=f"window is {window}: between 1 and 11 rows"):
+        rankings(states, window)

@@ -1,12 +1,19 @@
 """Tiles: a block-sparse choice means the same whichever way it is carried out."""
 
+import sys
+
+import memory_checks
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from workbench.core.errors import BadInput
+from tests.random_models import prompt_of
+from tests.refusals import refused
+from workbench.core.masks import block_attention, causal, same_block, sink, visible, window
+from workbench.core.tiling import tile_grid
+from workbench.core.tiling.tile_grid import Grid, grid_of
 from workbench.core.tiling.tiles import Tiles
 from workbench.kernels._pages.lists import pages
 
@@ -60,8 +67,7 @@ def test_pages_list_exactly_the_union(choice):
     ],
 )
 def test_tiles_that_do_not_fit(make, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        make()
+    refused(sentence, make)
 
 
 @given(tiles(), st.data())
@@ -125,5 +131,177 @@ def test_a_page_table_reads_the_cache_of_a_batch_in_place():
     ],
 )
 def test_columns_and_page_tables_that_do_not_fit(make, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        make(torch.ones(2, 2, 2, dtype=torch.bool))
+    refused(sentence, make, torch.ones(2, 2, 2, dtype=torch.bool))
+
+
+# --- Tiles of rows that stand anywhere: the geometry and the true attention below every sparse method
+LENGTH = 119
+ROWS = {
+    "whole": torch.arange(LENGTH),
+    "unaligned chunk": torch.arange(37, 70),
+    "scattered": torch.tensor([0, 3, 4, 5, 17, 18, 40, 41, 42, 43, 66, 90, 91, 92, 93, 118]),
+    "one row": torch.tensor([77]),
+    "first row": torch.tensor([0]),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("size", [1, 8, 50])
+def test_a_grid_by_hand(rows, size):
+    length = int(rows[-1]) + 1
+    ours = Grid(rows, length, size)
+    groups = [part.tolist() for part in rows.split(size)]
+    assert ours.shape == (len(groups), -(-length // size))
+    pairs = ours.pairs()
+    for count in (0, 1, 3, 99):
+        near, tail = ours.near(count), ours.tail(count, LENGTH)
+        for i, group in enumerate(groups):
+            assert (int(ours.first[i]), int(ours.last[i])) == (group[0], group[-1])
+            assert bool(tail[i]) == (group[-1] >= (-(-LENGTH // size) - count) * size and count > 0)
+            for j in range(ours.shape[1]):
+                keys = range(j * size, min(length, (j + 1) * size))
+                assert bool(ours.causal[i, j]) == any(key <= row for row in group for key in keys)
+                assert bool(ours.own[i, j]) == any(row in keys for row in group)
+                assert bool(near[i, j]) == any(0 <= row // size - j <= count for row in group)
+                assert pairs[i, j] == sum(key <= row for row in group for key in keys)
+
+
+def test_true_mass_of_tiles_by_hand():
+    rows = ROWS["unaligned chunk"]
+    torch.manual_seed(0)
+    queries, keys = torch.randn(4, len(rows), 16), torch.randn(2, 70, 16)
+    ours, peak = (f(queries, keys, Grid(rows, keys.shape[1], 8)) for f in (tile_grid.mass, tile_grid.peaks))
+    for head in range(4):
+        share = (queries[head] @ keys[head // 2].T / 4).masked_fill(
+            torch.arange(keys.shape[1]) > rows[:, None], -torch.inf
+        )
+        for i, part in enumerate(share.softmax(-1).split(8)):
+            for j, tile in enumerate(part.split(8, 1)):
+                torch.testing.assert_close(ours[head, i, j], tile.sum(1).mean())
+                torch.testing.assert_close(peak[head, i, j], tile.max())
+
+
+def test_a_grid_is_made_once_for_all_layers_and_anew_when_its_rows_change():
+    rows = torch.arange(64, 96)
+    grid = grid_of(rows, 96, 16)
+    assert grid_of(rows, 96, 16) is grid
+    assert grid_of(rows, 96, 32) is not grid
+    assert grid_of(rows.clone(), 96, 16) is not grid
+    rows -= 16
+    assert grid_of(rows, 96, 16).first.tolist() == [48, 64]
+    with torch.inference_mode():
+        assert grid_of(torch.arange(8), 8, 4) is not grid_of(torch.arange(8), 8, 4)
+
+
+# --- Mask rules against their definitions, token by token
+LENGTHS = st.lists(st.integers(1, 6), min_size=2, max_size=6)
+
+
+def dense(rule, size):
+    positions = torch.arange(size)
+    return visible(rule, positions, positions)
+
+
+@given(LENGTHS)
+def test_block_attention_is_its_definition(lengths):
+    prompt = prompt_of(*lengths)
+    owner = [i for i, length in enumerate(lengths) for _ in range(length)]
+    last = len(lengths) - 1
+    expected = [
+        [c <= r and (owner[r] == owner[c] or owner[r] == last) for c in range(len(owner))] for r in range(len(owner))
+    ]
+    assert dense(block_attention(prompt), len(prompt)).tolist() == expected
+
+
+@given(LENGTHS, st.integers(1, 4))
+def test_what_is_generated_belongs_to_the_question(lengths, more):
+    prompt = prompt_of(*lengths)
+    grown = prompt_of(*lengths[:-1], lengths[-1] + more)
+    size = len(grown)
+    assert torch.equal(dense(block_attention(prompt), size), dense(block_attention(grown), size))
+
+
+@given(LENGTHS)
+def test_block_attention_is_causal_attention_less_what_is_in_other_blocks(lengths):
+    prompt = prompt_of(*lengths)
+
+    def to_question(row, col):
+        return (row >= prompt.starts[-1]) & (col <= row)
+
+    assert torch.equal(
+        dense(block_attention(prompt), len(prompt)), dense((causal & same_block(prompt)) | to_question, len(prompt))
+    )
+
+
+@given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 15))
+def test_a_window_and_a_sink_show_what_they_say(size, width, first):
+    expected = [[c <= r and (r - c < width or c < first) for c in range(size)] for r in range(size)]
+    assert dense(window(width) | sink(first), size).tolist() == expected
+
+
+@given(st.integers(1, 10))
+def test_a_rule_is_negated_and_names_its_parts(size):
+    assert torch.equal(dense(~causal, size), ~dense(causal, size))
+    assert str(causal & (window(3) | sink(1))) == "(causal & (window(3) | sink(1)))"
+
+
+def test_any_function_is_a_rule_and_a_constant_answer_is_spread():
+    assert visible(lambda row, col: torch.tensor(True), torch.arange(3), torch.arange(2)).tolist() == [[True] * 2] * 3
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"), [(lambda: window(0), "window size 0"), (lambda: sink(-1), "sink count -1")]
+)
+def test_sizes_that_make_no_sense(make, sentence):
+    refused(sentence, make)
+
+
+# --- What compute-sanitizer says is counted, kept and told; a stand-in for it says what the real one does
+CLEAN = "========= COMPUTE-SANITIZER\nrope_and_cache: right\n========= ERROR SUMMARY: 0 errors\n"
+WRONG = (
+    "========= Invalid __global__ read of size 4 bytes\n=========     at x+0x10\n========= ERROR SUMMARY: 3 errors\n"
+)
+RACE = "========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)\n"
+
+
+@pytest.fixture
+def sanitizer(tmp_path, monkeypatch):
+    """Says what stands in a file, sleeps where nothing does, and passes the command's own status on."""
+    script = tmp_path / "sanitizer"
+    script.write_text(
+        f"#!{sys.executable}\nimport pathlib, sys, time\nsaid = pathlib.Path({str(tmp_path / 'said')!r}).read_text()\n"
+        "print(said, flush=True)\ntime.sleep(0 if said else 9)\nsys.exit('wrong' in sys.argv)\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(memory_checks, "SANITIZER", str(script))
+    return tmp_path / "said"
+
+
+@pytest.mark.parametrize(
+    ("said", "command", "errors", "right"),
+    [(CLEAN, "well", 0, True), (CLEAN, "wrong", 0, False), (WRONG, "well", 3, True), ("no count", "well", None, True)],
+    ids=["clean", "a case is wrong", "errors", "no summary"],
+)
+def test_what_a_tool_finds_is_counted(sanitizer, said, command, errors, right):
+    sanitizer.write_text(said)
+    row = memory_checks.checked("memcheck", "rope_and_cache", [command], 60)
+    assert (row["errors"], row["right"]) == (errors, right)
+    assert bool(row["output"]) == (errors != 0 or not right)
+    assert errors != 3 or row["output"][0].startswith("========= Invalid")
+
+
+def test_a_tool_that_takes_too_long_is_told_so(sanitizer):
+    sanitizer.write_text("")
+    row = memory_checks.checked("racecheck", "x", ["y"], 0.2)
+    assert row["errors"] is None and not row["right"]
+
+
+def test_hazards_are_errors_too():
+    assert memory_checks.counted(RACE) == 2 and memory_checks.counted(CLEAN) == 0
+    assert memory_checks.counted("nothing") is None
+
+
+def test_every_kernel_runs_under_every_tool(sanitizer):
+    sanitizer.write_text(CLEAN)
+    rows = list(memory_checks.of_kernels(["a", "b"], memory_checks.TOOLS, 2, 60))
+    assert {(row["tool"], row["name"]) for row in rows} == {(t, n) for t in memory_checks.TOOLS for n in "ab"}

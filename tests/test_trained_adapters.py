@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from self_teacher import LORA, tuned
 
+from tests.refusals import refused
 from workbench import models
 from workbench.core.errors import BadInput
 from workbench.models.weights import adapters
@@ -75,10 +76,7 @@ def test_an_adapter_of_other_weights_is_refused(adapter, tmp_path):
 
 def test_a_missing_base_is_refused_with_the_command_that_fetches_it(adapter, tmp_path):
     folder = spoiled(adapter, tmp_path, base="not-fetched")
-    with pytest.raises(
-        BadInput, match=r"adapter of 'not-fetched', which is not here \(workbench models get not-fetched"
-    ):
-        models.load(folder)
+    refused(r"adapter of 'not-fetched', which is not here \(workbench models get not-fetched", models.load, folder)
     assert models.describe(folder)["context"] is None  # it is listed all the same
 
 
@@ -112,8 +110,7 @@ def test_an_adapter_that_does_not_fit_is_refused(adapter, tmp_path, name):
     spoil(config, kept)
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file(kept, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(BadInput, match=message):
-        models.load(folder)
+    refused(message, models.load, folder)
 
 
 def test_an_adapter_is_no_base_for_another(adapter, texts, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests import tiny
+from tests.refusals import refused
 from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
@@ -121,8 +122,7 @@ def test_batches_keep_the_order_and_both_limits():
     ],
 )
 def test_a_value_that_is_not_allowed_is_refused_before_anything_is_loaded(change, message):
-    with pytest.raises(BadInput, match=message):
-        Trial("no-such-model", **change)
+    refused(message, Trial, "no-such-model", **change)
 
 
 def test_a_prompt_over_the_models_context_is_refused(tmp_path):
@@ -190,8 +190,7 @@ def test_reuse_recomputation_sparse_tiles_and_chunks_go_together(folder, loaded)
     ],
 )
 def test_sparse_choices_that_make_no_sense_are_refused_before_anything_is_loaded(fields, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        Trial("tiny", **fields)
+    refused(sentence, Trial, "tiny", **fields)
 
 
 def test_faithfulness_is_judged_where_it_is_asked_for_and_changes_nothing_else(folder, loaded, records):

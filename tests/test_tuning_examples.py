@@ -7,8 +7,8 @@ import chat_tokenizers
 import pytest
 import tiny
 
+from tests.refusals import refused
 from workbench import data
-from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
 from workbench.metrics import fidelity
 from workbench.training.tuning.text.examples import Data, Files, Lab, Limits, example
@@ -119,8 +119,7 @@ def test_shuffled_contexts_part_what_belongs_together_and_nobody_asks_for_their_
     ],
 )
 def test_a_sample_that_cannot_be_trained_on_is_refused_by_name(words, samples, change, limits, message):
-    with pytest.raises(BadInput, match=message):
-        Files([replace(samples[3], **change)], LAB, words, limits)
+    refused(message, Files, [replace(samples[3], **change)], LAB, words, limits)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +140,7 @@ def test_a_sample_that_cannot_be_trained_on_is_refused_by_name(words, samples, c
     ],
 )
 def test_data_that_does_not_fit_is_refused(words, asked, limits, message):
-    with pytest.raises(BadInput, match=message):
-        asked.source(LAB, words, limits, 0)
+    refused(message, asked.source, LAB, words, limits, 0)
 
 
 def test_worlds_of_other_switches_are_trained_on_by_their_name(words):

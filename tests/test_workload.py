@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.refusals import refused
 from workbench import results
-from workbench.core.errors import BadInput
 from workbench.experiments.latency.ttft_model import TtftModel, fitted
 from workbench.experiments.simulation import break_even, paper_workload
 from workbench.experiments.simulation.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE, Setting
@@ -136,8 +136,7 @@ def test_a_request_that_computes_nothing_again_is_timed_by_its_own_report():
 
 
 def test_too_few_measured_times_are_refused():
-    with pytest.raises(BadInput, match="0 times in no reports: three numbers need at least 3"):
-        fitted({})
+    refused("0 times in no reports: three numbers need at least 3", fitted, {})
 
 
 @settings(max_examples=20, deadline=None)
@@ -193,10 +192,8 @@ def test_the_shipped_break_even_compares_all_methods_on_the_same_requests():
     ],
 )
 def test_a_wrong_workload_is_one_sentence(fields, sentence):
-    with pytest.raises(BadInput, match=sentence.replace("(", r"\(")):
-        replace(SMALL, **fields)
+    refused(sentence.replace("(", r"\("), replace, SMALL, **fields)
 
 
 def test_a_wrong_setting_is_one_sentence():
-    with pytest.raises(BadInput, match="budget is 0: at least 1 is needed"):
-        Setting(budget=0)
+    refused("budget is 0: at least 1 is needed", Setting, budget=0)
