@@ -268,6 +268,13 @@ def test_a_line_says_what_long_work_is_at_before_anything_is_counted():
     ]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "shown"), [(-0.507, -0.0001, "-0.507 to 0.000"), (0.25, 0.5, "0.250 to 0.500"), (-1, 1, "to 1.000")]
+)
+def test_an_interval_has_words_between_its_ends_and_no_negative_nothing(low, high, shown):
+    assert shown in text.with_interval({"em": -0.2, "em_low": low, "em_high": high}, "em")
+
+
 def test_a_person_who_stops_work_is_told_what_is_kept(capsys):
     with pytest.raises(typer.Exit) as ended, text.progress("sweeping", "trials are kept in runs"):
         raise KeyboardInterrupt

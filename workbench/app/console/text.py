@@ -31,7 +31,8 @@ def with_interval(row: Mapping[str, Any], score: str) -> str:
     """
     if row[score] is None or row[score] != row[score]:  # nan: of a table
         return "[dim]–[/]"
-    return f"{row[score]:.3f} [dim]{row[score + '_low']:.3f}–{row[score + '_high']:.3f}[/]"
+    value, low, high = (f"{round(row[score + end], 3) + 0.0:.3f}" for end in ("", "_low", "_high"))  # never -0.000
+    return f"{value} [dim]{low} to {high}[/]"
 
 
 def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) -> None:

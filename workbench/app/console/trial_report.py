@@ -57,7 +57,8 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
         return "–", "–", ""
     ours, full = [one for one, _ in pairs], [other for _, other in pairs]
     gap = difference(ours, full)
-    return f"{fmean(ours):.3f}", f"{fmean(full):.3f}", f"{gap.mean:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
+    mean, low, high = (round(end, 3) + 0.0 for end in (gap.mean, gap.low, gap.high))  # never -0.000
+    return f"{fmean(ours):.3f}", f"{fmean(full):.3f}", f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def _alone(result: Record, score: str) -> tuple[str, str]:
@@ -149,7 +150,7 @@ def _costs(result: Record) -> Table:
     t = result.ttft_s
     table = Table(box=None, pad_edge=False, show_header=False)
     ends = latency.spread(vars(t))
-    around = f"{latency.spread_words(t.n)}: {ends[0] * 1e3:.1f}–{ends[1] * 1e3:.1f} ms, " if ends else ""
+    around = f"{latency.spread_words(t.n)}: {ends[0] * 1e3:.1f} to {ends[1] * 1e3:.1f} ms, " if ends else ""
     spread = f"[dim]{around}{t.n} requests one at a time[/]"
     table.add_row("time to first token", f"{t.p50 * 1e3:.1f} ms", spread)
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", f"[dim]of {result.prompt_tokens:.0f} a prompt[/]")
@@ -162,7 +163,9 @@ def _costs(result: Record) -> Table:
         about = f"[dim]of the attention {kept['mass']:.1%}, output error {kept['error']:.3f}, chosen in "
         table.add_row("tiles kept", f"{kept['tiles']:.1%}", about + f"{kept['seconds'] * 1e3:.1f} ms[/]")
     if judged := result.faithfulness:
-        spread = f"[dim]{judged['low']:.3f}–{judged['high']:.3f}, {judged['claims']} claims of {judged['n']} answers[/]"
+        spread = (
+            f"[dim]{judged['low']:.3f} to {judged['high']:.3f}, {judged['claims']} claims of {judged['n']} answers[/]"
+        )
         table.add_row("faithfulness", f"{judged['mean']:.3f}", spread)
     if result.rows_reused:
         table.add_row("store hit rate", f"{result.hit_rate:.1%}", "[dim]while the questions were answered[/]")

@@ -161,7 +161,14 @@ def difference_rows(found: RunComparison) -> Iterable[tuple[str, ...]]:
     for each in found.differences:
         share = each.score in MEASURES and MEASURES[each.score].percent
         scale, form = (100, "+.1f") if share else (1, "+.4g")
-        ends = "not paired" if each.low is None else f"{each.low * scale:{form}} to {(each.high or 0) * scale:{form}}"
+        low, high = ((end or 0) * scale for end in (each.low, each.high))
+        ends = "not paired" if each.low is None else f"{_signed(low, form)} to {_signed(high, form)}"
         value = ".1%" if share else ".4g"
-        gap = f"{each.difference * scale:{form}}{' points' if share else ''}"
+        gap = f"{_signed(each.difference * scale, form)}{' points' if share else ''}"
         yield each.run, _words(each.score), f"{each.one:{value}}", f"{each.other:{value}}", gap, ends, f"{each.n:,}"
+
+
+def _signed(value: float, form: str) -> str:
+    """Return a number with its sign; what rounds to nothing has none."""
+    text = f"{value:{form}}"
+    return text if float(text) else text.lstrip("+-")
