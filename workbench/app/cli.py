@@ -41,7 +41,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "bench": (".bench", "Time the kernels beside their baselines on this GPU, or check them."),
     "report": (".report", "Run the notebooks and write a website of figures, metrics and tables."),
     "models": (".models", "List the models that are shipped or fetched; fetch or convert one."),
-    "data": (".data", "Look at a data set, or write samples of it to a file."),
+    "data": (".data", "Look at a data set and the prompts that a model reads, or write samples of it to a file."),
     "lab": ("workbench.training.lab.commands", "The lab corpus and the lab model: draw, train, evaluate."),
 }
 OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
