@@ -25,7 +25,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "compare": (".compare", "Set runs, trials or models side by side: paired differences, and what changed."),
     "leaderboard": (
         "workbench.app.leaderboard.command",
-        "Rank every method on a model and data, on one budget: quality, cost, what is told apart.",
+        "Rank methods on the same questions within a charged budget: quality, what they cost, which are told apart.",
     ),
     "claims": (".claims", "Judge what the papers claim on any results: what holds, what fails, what to measure."),
     "prepare": (".prepare", "Cache the passages of a data set beforehand, with one preparation."),
