@@ -1,7 +1,6 @@
 """`workbench claims`: what the papers claim, judged on any results."""
 
 import json
-from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,8 +43,7 @@ def _show(console: Console, source: str, listed: "list[claims.PaperItem]", judge
     from workbench.experiments.judging import claims
 
     verdicts = {item.item: claims.verdict(one for one in judged if one.claim.item == item.item) for item in listed}
-    counted = Counter(verdicts.values())
-    console.print(f"{plain(source)}: {', '.join(f'{counted[name]} {name}' for name in claims.VERDICTS)}\n")
+    console.print(f"{plain(source)}: {claims.counted(verdicts)}\n")
     for item in listed:
         console.print(f"{verdicts[item.item]:13}{claims.papers()[item.paper]}, {item.name}: {plain(item.sentence)}")
         for one in judged:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ class Claim(ClaimScope):
     unless  ids of claims of this item: where one of them decides, this one is shown beside it
     form    how numbers are written: "points", "x" (a ratio), or a format specification
     test    of a mechanism: the test that holds it
+    stated  when it was last changed, "2026-11-24 3fa9c1d2": a date, and the `digest` of what it says
     """
 
     id: str
@@ -49,6 +51,7 @@ class Claim(ClaimScope):
     unless: tuple[str, ...] = ()
     form: str = ".3g"
     test: str = ""
+    stated: str = ""
 
     @property
     def paper(self) -> str:
@@ -60,13 +63,14 @@ class Claim(ClaimScope):
 class PaperItem:
     """A numbered table or figure of a paper: what it claims in one sentence, its numbers as printed, its claims.
 
-    `missing` says what of it is out of reach, and why.
+    `missing` says what of it is out of reach, and why; `same_as` names an item of another version that claims the same.
     """
 
     item: str  # "fusionrag-fig-16": cells of notebooks name what they answer
     sentence: str
     published: str = ""
     missing: str = ""
+    same_as: str = ""
     claims: tuple[Claim, ...] = ()
 
     @property
@@ -75,10 +79,21 @@ class PaperItem:
         return self.item.partition("-")[0]
 
     @property
+    def is_mechanism(self) -> bool:
+        """Whether it shows how a method works, which tests of our own code hold, and finds nothing."""
+        return bool(self.claims) and all(claim.kind == "mechanism" for claim in self.claims)
+
+    @property
     def name(self) -> str:
         """As the paper calls it: "Figure 16"."""
         _, kind, number = self.item.split("-")
         return f"{'Figure' if kind == 'fig' else 'Table'} {number}"
+
+
+def digest(row: Mapping[str, Any]) -> str:
+    """Return eight letters that stand for what decides a claim, as its row says it; words and dates are left out."""
+    says = {name: value for name, value in row.items() if name not in ("id", "item", "what", "stated")}
+    return sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()[:8]
 
 
 @cache
@@ -135,6 +150,8 @@ def _claim(row: Mapping[str, Any], methods: Mapping[str, Any]) -> Claim:
             given[name] = _selector(given[name], methods)
     claim = Claim(**given)
     check_fields(claim)
+    if claim.stated and claim.stated.partition(" ")[2] != digest(row):
+        raise BadInput(f"{claim.id} was changed since it was stated: data/benchmarks/state_claims.py dates it anew")
     if claim.kind == "mechanism":
         if not claim.test:
             raise BadInput(f"{claim.id} is a mechanism: the test that holds it is needed")

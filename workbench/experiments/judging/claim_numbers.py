@@ -12,7 +12,7 @@ from workbench.experiments.judging.claim_rows import ClaimScope, Tables, chosen
 from workbench.metrics.answers import normalised
 from workbench.metrics.latency import ratio
 from workbench.metrics.paired import bits_explained, difference
-from workbench.metrics.seeds import crossed, crossed_share, mean_over_seeds
+from workbench.metrics.seeds import crossed_share, mean_over_seeds
 from workbench.results.schema import METHOD
 
 SHARED = {  # columns in which both sides of a comparison agree, by table
@@ -20,6 +20,7 @@ SHARED = {  # columns in which both sides of a comparison agree, by table
     "counts": ("source", "model", "data", "passages", "seed", "training_seed", "device"),
     "timings": ("source", "model", "data", "device"),
 }
+LOSSES = ("nll", "kl")  # measures of answers of which less is better
 PAIRED = ("workload", "report")  # in which two timings agree besides
 Ends = tuple[float, float, float, int]  # value, low, high, n
 
@@ -29,7 +30,7 @@ class Number:
     """What was measured: a value with its 95% interval, of `n` questions, runs or cases, and where.
 
     where   {source, model, data, device, …} of the left side
-    seeds   training seeds, 0 where none are resampled
+    seeds   training runs that the interval is over, 0 where it is over questions
     beside  mean of the right side
     method  the left side's name
     """
@@ -91,9 +92,11 @@ def _of_answers(left: pd.DataFrame, others: Sequence[pd.DataFrame], asked: Claim
     values = _aligned(sides)
     if values is None:
         return None
+    if asked.how == "explained" and asked.measure not in LOSSES:
+        values = [-each for each in values]  # a share of losses
     where = left.iloc[0].to_dict()
     several = asked.over == "training seeds" or len(values[0]) > 1
-    got = ANSWERS[asked.how](values, several)
+    got = ANSWERS[asked.how](values) if len(values[0]) == 1 else _of_runs(values, ANSWERS[asked.how])
     if got is None:
         return None
     beside = float(np.mean(values[1])) if len(values) > 1 else None
@@ -136,31 +139,38 @@ def _aligned(sides: Sequence[Mapping[int, pd.Series]]) -> list[np.ndarray] | Non
     return [np.array([run[questions].to_numpy(float) for run in side]) for side in runs]
 
 
-def _gap(values: Sequence[np.ndarray], several: bool) -> Ends:
+def _of_runs(values: Sequence[np.ndarray], statistic: "Statistic") -> Ends | None:
+    """Return the mean of a number of every training run, with Student's interval over the runs.
+
+    No narrower than that of the questions of a run: the widest counts where runs agree by chance.
+    """
+    runs = [statistic([side[i : i + 1] for side in values]) for i in range(len(values[0]))]
+    known = [run for run in runs if run is not None]
+    if len(known) < len(runs):
+        return None
+    mean, half = mean_over_seeds([run[0] for run in known])
+    half = max(half, *((run[2] - run[1]) / 2 for run in known)) if len(known) > 2 else half
+    return mean, mean - half, mean + half, known[0][3]
+
+
+def _gap(values: Sequence[np.ndarray]) -> Ends:
     """Compare two methods question by question. Where all differ alike, up to 3 in n others may not (rule of three)."""
-    one, other = values
-    if several:
-        got = crossed((one - other).tolist())
-        value, low, high, n = got.mean, got.low, got.high, got.n
-    else:
-        of_one = difference(one[0], other[0])
-        value, low, high, n = of_one.mean, of_one.low, of_one.high, of_one.n
-    return (value, low - 3 / n, high + 3 / n, n) if low == high else (value, low, high, n)
+    got = difference(values[0][0], values[1][0])
+    wide = 3 / got.n if got.low == got.high else 0.0
+    return got.mean, got.low - wide, got.high + wide, got.n
 
 
-def _explained(values: Sequence[np.ndarray], several: bool) -> Ends | None:
+def _explained(values: Sequence[np.ndarray]) -> Ends | None:
     """Return the share of what the right side loses to full attention that the left side wins back."""
     method, plain, *rest = values
     full = rest[0] if rest else np.zeros_like(plain)  # of KL from full attention
-    if several:
-        return _share(method - plain, full - plain)
     got = bits_explained(method[0], plain[0], full[0])
     if got.share is None or got.low is None or got.high is None:
         return None
     return got.share, got.low, got.high, got.n
 
 
-def _relative(values: Sequence[np.ndarray], several: bool) -> Ends | None:
+def _relative(values: Sequence[np.ndarray]) -> Ends | None:
     """Return how much more the left side scores, as a share of what the right side scores."""
     return _share(values[0] - values[1], values[1])
 
@@ -173,13 +183,14 @@ def _share(part: np.ndarray, whole: np.ndarray) -> Ends | None:
     return got.mean, got.low, got.high, got.n
 
 
-def _normalised(values: Sequence[np.ndarray], several: bool) -> Ends:
+def _normalised(values: Sequence[np.ndarray]) -> Ends:
     """Return FusionRAG's normalised score: 0 is reuse, 1 full attention."""
     one, reuse, full = (each[0] for each in values)
     return *normalised(one, reuse, full), len(one)
 
 
-ANSWERS: Mapping[str, Callable[[Sequence[np.ndarray], bool], Ends | None]] = {
+Statistic = Callable[[Sequence[np.ndarray]], Ends | None]
+ANSWERS: Mapping[str, Statistic] = {
     "difference": _gap,
     "explained": _explained,
     "relative": _relative,

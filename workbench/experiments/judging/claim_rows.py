@@ -16,8 +16,8 @@ import pandas as pd
 from workbench.results import Results, expanded
 from workbench.results.schema import METHOD, columns
 
-UNUSED = ["time", "versions", "weights", "answer", "expected", "samples"]
-OF_ANSWER = ("source", "model", "data", "passages", "seed", "training_seed", "device", "command", "question", "em")
+UNUSED = ["versions", "weights", "answer", "expected", "samples"]
+OF_ANSWER = "source model data passages seed training_seed device command time question em".split()
 ORDER = ("smallest", "largest")
 Selector = Mapping[str, Any]
 

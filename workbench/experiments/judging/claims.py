@@ -4,10 +4,14 @@
     judged = claims.judge(found)            # a row a claim and place (source, model, data) where it was measured
     claims.verdicts(judged, "runs/mine")    # {"fusionrag-fig-16": "contradicted", …}
 
-The 95% interval decides, never the eye: on the claimed side of its bar it confirms, on the other side it contradicts,
-and where it holds the bar the claim stays open, as where nothing was measured.
+The 95% interval decides: on the claimed side of its bar it confirms, on the other side it contradicts, and where it
+holds the bar the claim stays open, as where nothing was measured. Over training runs it is Student's, of `RUNS` runs or
+more; times need `TIMED` runs a side; a number without an interval decides nothing but equality. Findings of one item
+are held to 5% together (Holm 1979).
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +20,11 @@ from workbench.experiments.judging.claim_file import Claim, PaperItem, items, pa
 from workbench.experiments.judging.claim_numbers import Number, numbers
 from workbench.experiments.judging.claim_rows import Tables
 from workbench.metrics.answers import Records
+from workbench.metrics.seeds import Z
 from workbench.results import EXPERIMENTS, Results
 
+RUNS, TIMED, LEVEL = 3, 20, 0.05  # least training runs and timed runs that decide; risk of a false verdict an item
+TOY = "lab"  # what models of the synthetic corpus are called
 CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
 VERDICTS = (CONFIRMED, CONTRADICTED, OPEN)
 
@@ -42,6 +49,12 @@ class Judged:
         return " on ".join(filter(None, (model, data))) or str(row.get("device") or "")
 
     @property
+    def after(self) -> bool:
+        """Whether the claim was stated, or changed, on a later day than its number was measured."""
+        measured = str(self.number.where.get("time") or "")[:10] if self.number else ""
+        return bool(measured) and self.claim.stated[:10] > measured
+
+    @property
     def text(self) -> str:
         """The number with its interval and n, and the bar."""
         named = self.claim.what + (f" ({self.where})" if self.where else "")
@@ -49,9 +62,10 @@ class Judged:
             return f"{named}: {self.needs or self.claim.test}"
         one, form = self.number, self._form
         ends = "" if one.low == one.high else f" [{form(one.low)}, {form(one.high)}]"
-        seeds = f", {one.seeds} training seeds" if one.seeds > 1 else ""
+        seeds = f", {one.seeds} training runs" if one.seeds > 1 else ""
         side = {"above": "above", "below": "below", "equals": "exactly"}[self.claim.side]
-        return f"{named}: {form(one.value)}{ends}, n = {one.n:,}{seeds}; claimed: {side} {form(self.bar)}"
+        after = ", stated after its data" if self.after else ""
+        return f"{named}: {form(one.value)}{ends}, n = {one.n:,}{seeds}; claimed: {side} {form(self.bar)}{after}"
 
     @property
     def short(self) -> str:
@@ -78,16 +92,24 @@ def judge(found: Results, of: Sequence[PaperItem] | None = None) -> list[Judged]
     judged: list[Judged] = []
     for item in items() if of is None else of:
         of_item = [one for claim in item.claims for one in _judge(claim, tables)]
-        judged += [_beside(one, of_item) for one in of_item]
+        judged += _together([_beside(one, of_item) for one in of_item])
     return judged
 
 
 def verdict(judged: Iterable[Judged]) -> str:
-    """Return the verdict of an item from its claims: one contradiction contradicts, all that decides must confirm."""
-    decided = {one.verdict for one in judged if one.decides}
+    """Return the verdict of an item from its claims: one contradiction contradicts, every finding must be confirmed.
+
+    Mechanisms, which tests hold, confirm an item that finds nothing else.
+    """
+    listed = list(judged)
+    decided = {one.verdict for one in listed if one.decides}
     if CONTRADICTED in decided:
         return CONTRADICTED
-    return CONFIRMED if decided == {CONFIRMED} else OPEN
+    kinds = {one.claim.kind for one in listed}
+    needed = [one.claim for one in listed if one.claim.kind == ("finding" if "finding" in kinds else "mechanism")]
+    confirmed = {one.claim.id for one in listed if one.decides and one.verdict == CONFIRMED}
+    lacking = [claim for claim in needed if claim.id not in confirmed and not confirmed.intersection(claim.unless)]
+    return CONFIRMED if needed and not lacking and OPEN not in decided else OPEN
 
 
 def verdicts(judged: Iterable[Judged], source: str) -> dict[str, str]:
@@ -97,6 +119,17 @@ def verdicts(judged: Iterable[Judged], source: str) -> dict[str, str]:
         if one.source == source:
             of_item.setdefault(one.claim.item, []).append(one)
     return {item: verdict(found) for item, found in of_item.items()}
+
+
+def counted(verdicts: Mapping[str, str]) -> str:
+    """Return how many items hold, in words: mechanisms, findings, and what repeats another version, apart."""
+    listed = [item for item in items() if item.item in verdicts]
+    checked = [item for item in listed if item.is_mechanism and not item.same_as]
+    found = Counter(verdicts[item.item] for item in listed if not item.is_mechanism and not item.same_as)
+    repeated = sum(bool(item.same_as) for item in listed)
+    held = sum(verdicts[item.item] == CONFIRMED for item in checked)
+    of_findings = ", ".join(f"{found[name]} {name}" for name in VERDICTS)
+    return f"{held} of {len(checked)} mechanisms checked; findings: {of_findings}; {repeated} repeat another version"
 
 
 def rows(judged: Iterable[Judged]) -> Records:
@@ -109,6 +142,8 @@ def rows(judged: Iterable[Judged]) -> Records:
             **{name: getattr(one.claim, name) for name in ("what", "kind")},
             **{name: getattr(one, name) for name in ("source", "where", "verdict", "decides")},
             **{name: getattr(one.number, name, None) for name in ("method", "value", "low", "high", "n", "seeds")},
+            "stated": one.claim.stated[:10],
+            "stated_after_its_data": one.after,
             "side": one.claim.side,
             "bar": one.bar,
             "needs": one.needs,
@@ -150,13 +185,44 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
     if short:
         said = OPEN
         needs = f"{short[0]} {claim.reach[short[0]]:,.0f} is claimed, {float(number.where[short[0]]):,.0f} measured"
+    if claim.table != "answers" and number.low == number.high and claim.side != "equals":
+        said, needs = OPEN, "no interval was measured"
     decides = claim.kind == "finding"
-    if decides and number.n < claim.least:
-        decides, needs = False, f"at least {claim.least} of which {number.n} are measured"
+    least = max(claim.least, TIMED if claim.table == "timings" else 1)
+    if decides and number.n < least:
+        decides, needs = False, f"at least {least} of which {number.n} are measured"
+    if decides and str(number.where.get("model") or "").startswith(TOY):
+        decides, needs = False, "a model of a synthetic corpus decides nothing about models: ask one that reads text"
+    if decides and 0 < number.seeds < RUNS:
+        decides, needs = False, f"at least {RUNS} training runs, of which {number.seeds} are measured"
     if decides and number.beside is not None and not _within(number.beside, claim.telling):
         decides, needs = False, f"the baseline scores {number.beside:.0%}, which tells methods apart badly"
     source = str(number.where["source"])
     return Judged(claim=claim, source=source, verdict=said, decides=decides, number=number, bar=bar, needs=needs)
+
+
+def _together(of_item: list[Judged]) -> list[Judged]:
+    """Leave open what Holm's correction leaves open of the findings that decide an item in one source."""
+    measured = [i for i, one in enumerate(of_item) if one.decides and one.number and one.claim.side != "equals"]
+    risks = {i: _risk(of_item[i]) for i in measured if of_item[i].verdict != OPEN}
+    for source in {of_item[i].source for i in risks}:
+        own = sorted((i for i in risks if of_item[i].source == source), key=lambda i: risks[i])
+        for rank, i in enumerate(own):
+            if risks[i] * (len(own) - rank) > LEVEL:
+                needs = f"it does not hold beside the {len(own)} findings of this item (Holm)"
+                for late in own[rank:]:
+                    of_item[late] = replace(of_item[late], verdict=OPEN, needs=needs)
+                break
+    return of_item
+
+
+def _risk(one: Judged) -> float:
+    """Return the two-sided p-value of a number against its bar, from its interval as of a normal one."""
+    number = one.number
+    assert number is not None
+    beyond = (number.low - one.bar) if number.value > one.bar else (one.bar - number.high)
+    half = (number.value - number.low) if number.value > one.bar else (number.high - number.value)
+    return math.erfc((1 + beyond / half) * Z / math.sqrt(2)) if half else 0.0
 
 
 def _place(number: Number) -> tuple[Any, ...]:
@@ -205,6 +271,7 @@ __all__ = [
     "Judged",
     "PaperItem",
     "compare",
+    "counted",
     "items",
     "judge",
     "papers",

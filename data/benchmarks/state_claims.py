@@ -1,0 +1,35 @@
+"""Date the claims of data/claims.json that are new or were changed: what was measured before is marked on their page.
+
+python data/benchmarks/state_claims.py
+"""
+
+import json
+from datetime import UTC, datetime
+
+from workbench.core.utils.files import write_text
+from workbench.experiments.judging.claim_file import FILE, digest
+
+
+def line(row: dict[str, object]) -> str:
+    """Return a claim as one line; its date is kept while its digest is."""
+    known = str(row.get("stated", "")).partition(" ")
+    if known[2] != digest(row):
+        row["stated"] = f"{datetime.now(UTC):%Y-%m-%d} {digest(row)}"
+    return f"  {json.dumps(row, ensure_ascii=False)}"
+
+
+def main() -> None:
+    """Write the file anew: a line a claim."""
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    methods = ",\n ".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in content["methods"].items())
+    items = []
+    for item in content["items"]:
+        claims = item.pop("claims", [])
+        rows = "\n" + ",\n".join(map(line, claims)) + "\n " if claims else ""
+        items.append(f' {json.dumps(item, ensure_ascii=False)[:-1]}, "claims": [{rows}]}}')
+    text = f'{{\n"papers": {json.dumps(content["papers"])},\n"methods": {{\n {methods}\n}},\n"items": [\n'
+    write_text(FILE, text + ",\n".join(items) + "\n]\n}\n")
+
+
+if __name__ == "__main__":
+    main()
