@@ -11,6 +11,7 @@ from tests.refusals import refused
 from workbench import results
 from workbench.app.cli import app
 from workbench.app.notebooks import run as notebook_run
+from workbench.core.errors import BadInput
 from workbench.experiments.judging import claim_file, claims
 from workbench.experiments.judging.claims import CONFIRMED, CONTRADICTED, OPEN
 from workbench.plots.reports import claims as figures
