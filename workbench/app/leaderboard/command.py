@@ -94,7 +94,7 @@ def leaderboard(
         asked = {name: getattr(plan.cases[0].trial, name) for name in asked}
         notes, shares = list(plan.left_out), list(plan.budgets)
         failures = _measured(plan, out, jobs, cluster, retries, notes)
-    found = boards(tables.read([str(out)] if out else results or []), shares, by, **asked)
+    found = boards(tables.read([str(out)] if out else results or []), shares, by, asked["model"], asked["data"])
     if html is not None:
         write_text(html, page.page(found, [*notes, *(f"{name}: {why}" for name, why in failures.items())]))
     if as_json:

@@ -17,11 +17,11 @@ PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Leaderboard</title><style>
 :root { color-scheme: light dark; --line: #8884; --soft: #777; --mark: #0072b222; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 24px auto; padding: 0 16px; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 24px auto; padding: 0 16px; }
 @media (prefers-color-scheme: dark) { body { background: #121212; color: #e4e1dc; } }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
 td, th { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-td:nth-child(2), th:nth-child(2) { text-align: left; }
+td:nth-child(2), th:nth-child(2) { text-align: left; } th { white-space: normal; vertical-align: bottom; }
 th button { all: unset; cursor: pointer; font-weight: 600; font-size: 13px; }
 th button:focus-visible { outline: 2px solid; }
 th[aria-sort=ascending] button::after { content: " ▲"; } th[aria-sort=descending] button::after { content: " ▼"; }

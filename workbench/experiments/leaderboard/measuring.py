@@ -16,7 +16,11 @@ from workbench.models.loading import Loaded
 
 FULL = "full"
 BUDGETS = (0.15,)
-OWN = {"select": {"prepare": "after_system", "ratio": 0.15}, "prepare": {}, "sparse": {"mode": "full"}}
+OWN: dict[str, dict[str, Any]] = {
+    "select": {"prepare": "after_system", "ratio": 0.15},
+    "prepare": {},
+    "sparse": {"mode": "full"},
+}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ HIGHER = {"kl": False, "nll": False, "em": True, "f1": True, "contains": True}
 ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # trials of these were asked the same
 TRIAL = [*ASKED, *METHOD]
 SLACK = 0.005  # by which a charged share may lie over a budget: shares of shipped results are rounded
-NOTHING = ("", "none")
+POLICIES = ("select", "correct", "attend", "sparse")
 Ends = tuple[float, float, float]  # a mean and its 95% interval
 
 
@@ -118,7 +118,8 @@ def boards(
 
 
 def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
-    rows = answers
+    texts = {name: answers[name].replace("none", "") for name in POLICIES}  # older results lack what is "none" today
+    rows = answers.assign(**texts)
     for name, value in (("model", model), ("data", data)):
         rows = rows[rows[name] == value] if value else rows
     return rows.assign(**{name: rows[name].fillna(-1) for name in ("passages", "seed", "training_seed")})
@@ -148,7 +149,11 @@ def _costs(found: Results, answers: pd.DataFrame) -> dict[tuple[Any, ...], dict[
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     numbers = ("passages", "seed", "training_seed", "ratio", "chunk")
     return tuple(
-        (-1 if row[name] is None or row[name] != row[name] else row[name]) if name in numbers else row[name] or ""
+        (-1 if row[name] is None or row[name] != row[name] else row[name])
+        if name in numbers
+        else ""
+        if name in POLICIES and row[name] == "none"
+        else row[name] or ""
         for name in TRIAL
     )
 
@@ -214,7 +219,9 @@ def _board(
     ]
     devices = dict.fromkeys(name for name in asked.device if name)
     return Board(
-        *(str(asked[name].iloc[0]) for name in ("source", "model", "data")),
+        str(asked.source.iloc[0]),
+        str(asked.model.iloc[0]),
+        str(asked.data.iloc[0]),
         measure,
         budget,
         " and ".join(devices),
@@ -228,7 +235,7 @@ def _board(
 
 
 def _is_full(entry: Standing) -> bool:
-    return entry.fields.get("mode") == "full" and entry.fields.get("sparse", "none") in NOTHING
+    return entry.fields.get("mode") == "full" and "sparse" not in entry.fields
 
 
 def _within(
@@ -253,7 +260,9 @@ def _names(entries: Sequence[Standing]) -> list[str]:
     """Return names that tell methods apart: with the ratio where one stands several times."""
     names = [entry.method for entry in entries]
     said = [
-        f"{e.method} at {e.fields['ratio']:.0%}" if names.count(e.method) > 1 and "ratio" in e.fields else e.method
+        f"{e.method} at {e.fields['ratio']:.0%}"
+        if names.count(e.method) > 1 and "ratio" in e.fields and {"select", "correct"} & e.fields.keys()
+        else e.method
         for e in entries
     ]
     return [f"{name} ({said[:at].count(name) + 1})" if said.count(name) > 1 else name for at, name in enumerate(said)]

@@ -5,11 +5,23 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing
+from workbench.core.errors import BadInput
+from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing, boards
 from workbench.plots.marks import chart
 from workbench.plots.marks.elements import interval
 from workbench.plots.marks.measures import MEASURES, Measure
-from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, finish
+from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, finish, legend_lines
+from workbench.results import Results
+
+MOST, NAME = 24, 52  # methods that are drawn; letters of a name
+
+
+def of_results(found: Results, budget: float, model: str = "", data: str = "") -> go.Figure | None:
+    """Draw which methods of results are told apart within a charged budget; None where fewer than three were asked."""
+    try:
+        return critical(boards(found, (budget,), model=model, data=data, least=3)[0])
+    except BadInput:
+        return None
 
 
 def measure_of(board: Board) -> Measure:
@@ -24,10 +36,11 @@ def about(board: Board) -> str:
 
 def critical(board: Board) -> go.Figure:
     """Draw average ranks; a bar joins methods that paired tests do not tell apart (a critical-difference diagram)."""
-    entries, groups = board.entries, board.together
+    entries = board.entries[:MOST]
     fig = go.Figure()
     place = {entry.method: at for at, entry in enumerate(entries)}
-    for number, group in enumerate(groups):
+    known = [[name for name in group if name in place] for group in board.together]
+    for number, group in enumerate(group for group in known if len(group) > 1):
         rows = [entries[place[name]] for name in group]
         x = (min(r.average_rank or 0 for r in rows) + max(r.average_rank or 0 for r in rows)) / 2
         colour = BLOCKS[number % len(BLOCKS)]
@@ -52,7 +65,8 @@ def critical(board: Board) -> go.Figure:
         hovertemplate="<b>%{customdata[0]}</b><br>average rank %{x:.2f}<extra></extra>",
         showlegend=False,
     )
-    names = [escaped(f"{entry.rank}. {entry.method}") for entry in entries]
+    names = [f"{entry.rank}. {entry.method}" for entry in entries]
+    names = [escaped(name if len(name) <= NAME else f"{name[: NAME - 1]}…") for name in names]
     fig.update_yaxes(
         tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.4, -0.6], ticks="", gridcolor=FAINT
     )
@@ -100,13 +114,14 @@ def front(board: Board) -> go.Figure:
         )
     fig.update_xaxes(title_text="charged share of the prompt's tokens", tickformat=".0%", gridcolor=FAINT)
     fig.update_yaxes(title_text=measure.axis, gridcolor=FAINT, **({"tickformat": ".0%"} if measure.percent else {}))
-    fig.update_layout(legend={"x": 1.01, "y": 1, "xanchor": "left", "orientation": "v"})
+    lines = legend_lines(trace.name for trace in fig.data)
     return finish(
         fig,
         title=f"Quality against what a request computes: {escaped(board.title)}",
         caption=f"95% intervals over questions; rings are over the budget. {escaped(about(board))}",
-        height=330,
-        right=230,
+        height=360,
+        above=30 + 20 * lines,
+        legend=8,
     )
 
 

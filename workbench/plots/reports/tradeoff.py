@@ -2,17 +2,37 @@
 
 import pandas as pd
 
-from workbench.results import scores
+from workbench.results import beside, scores
 
 QUESTIONS = ["source", "model", "data", "seed", "passages"]  # trials of these were asked the same questions
 NOTHING = ("", "none")
 
 
 def trials(counts: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a trial and kind of question, without sparse methods; `where` names model and data."""
+    """Return a row a trial and kind of question, without sparse methods; `where` names model and data.
+
+    `charged_share` (`metrics.cost`) is nan where a trial does not hold it.
+    """
     table = scores(counts)
     table = table[table["sparse"].isin(NOTHING)]
+    table = table if "charged_share" in table else table.assign(charged_share=float("nan"))
+    trial = [*QUESTIONS, "method", "mode", "prepare", "select", "ratio"]
+    table = table.assign(charged_share=table.groupby(trial, dropna=False).charged_share.transform("max"))
     return table.assign(where=table.model + " on " + table.data)
+
+
+def charged(rows: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
+    """Add `charged_share` to rows of `counts`: tokens charged over those of full attention on the same questions.
+
+    Rows without either are dropped; full attention computes every token of a prompt.
+    """
+    asked = ["source", "model", "data", "passages"]
+    known = counts[(counts.measure == "rows_charged") & counts.kind.isin(["", "all"])]
+    full = known[(known["mode"] == "full") & known["sparse"].isin(NOTHING)]
+    whole = full.groupby(asked, dropna=False, as_index=False).value.mean().rename(columns={"value": "whole"})
+    found = beside(pd.concat([rows, known], ignore_index=True), "rows_charged").merge(whole, on=asked)
+    found = found[found.measure.isin(rows.measure)]
+    return found.assign(charged_share=found.rows_charged / found.whole).drop(columns="whole")
 
 
 def of_page(table: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
