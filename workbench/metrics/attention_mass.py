@@ -125,6 +125,6 @@ def _whatever_prompt(rule: Sees, _: Prompt) -> Sees:
 
 
 def most_changed(masses: Mapping[str, AttentionMass], wanted: Tensor) -> tuple[int, int]:
-    """Return the (layer, head) that looks at the positions `wanted` [T] (bool) and that "naive" changes most."""
-    full = masses["full"].tokens
-    return peak(full[:, :, wanted].sum(-1) * (1 - overlap(full, masses["naive"].tokens)))
+    """Return the (layer, head) that attends to `wanted` [T] (bool), as it still does in "block" and not in "naive"."""
+    full, block, naive = (masses[name].tokens for name in ("full", "block", "naive"))
+    return peak(full[:, :, wanted].sum(-1) * overlap(full, block) * (1 - overlap(full, naive)))

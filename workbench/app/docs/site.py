@@ -23,12 +23,13 @@ NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml")
 READ = (
     "docs/**/*.md",
     "docs/**/*.css",
+    "docs/**/*.svg",
     "docs/*.py",
     "docs/*.json",
     "workbench/**/*.py",
     "kernels/**/*.py",
 )
-OTHER = ("__pycache__", "*.png", "*.json", "picture.py", "measured.py")  # in docs/, and no pages
+OTHER = ("__pycache__", "*.png", "*.json", "picture.py", "measured.py", "tutorial.py")  # in docs/, and no pages
 STAMP = ".built_from"
 LIMIT_S = 120  # a report waits no longer for it
 

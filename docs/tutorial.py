@@ -1,0 +1,146 @@
+"""The pictures of docs/tutorial.md: two of one prompt under the shipped model, the others of the shipped results.
+
+python docs/tutorial.py [FOLDER]        writes SVG files there; needs Chromium
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from workbench import data, models, results
+from workbench.app.reports.figure_files import write_figure
+from workbench.core.masks import block_attention, causal
+from workbench.data.prompt_view import of_sample
+from workbench.engine.assembly import assemble
+from workbench.experiments.trials.record import device_name
+from workbench.methods import prepare
+from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
+from workbench.plots.attention.masks import compare_masks
+from workbench.plots.kv.deviation import token_map
+from workbench.plots.marks import chart
+from workbench.plots.marks.styles import BASELINES, SELECTORS
+from workbench.results import expanded
+from workbench.store import MemoryStore
+
+FOLDER = Path(__file__).parent / "_static" / "tutorial"
+MODEL, DATA = "smollm2", "nq"  # of the shipped results
+PREPARED = {
+    "independent": "alone",
+    "after_system": "behind the system prompt",
+    "with_neighbours(n=2, search=exact)": "behind 2 similar passages",
+    "with_neighbours(n=10, search=exact)": "behind 10 similar passages",
+}
+KL = "KL from full attention (nats a token)"
+
+
+def of_a_prompt() -> Iterator[tuple[str, go.Figure | None]]:
+    """Masks and deviation of one prompt."""
+    model, tokenizer, layout = models.load("lab-full")
+    (sample,) = data.load("lab", 1, 4, 6)
+    view = of_sample(sample, "a sample of lab (seed 4)", tokenizer, layout)
+    rules = {"Full attention": causal, "Blocks cached independently": block_attention(view.prompt)}
+    yield "masks", compare_masks(rules, view, cached=[], own="none")
+    cached = prepare.named("independent")(model, [view.prompt], MemoryStore(1 << 30))
+    kv = assemble(model, view.prompt, *cached)
+    gaps = context_gaps([kv], [full_attention_kv(model, view.prompt)], [view.prompt])
+    yield "between", token_map({"independent": gaps[0]}, view, about=f"lab-full, {device_name(model.device)}")
+
+
+def of_results() -> Iterator[tuple[str, go.Figure | None]]:
+    """What the shipped results say, a figure a step."""
+    found = results.read()
+    counts = found.counts("trial")
+    counts = counts[(counts.model == MODEL) & (counts.data == DATA) & (counts.kind == "all") & (counts.passages == 10)]
+    counts = counts[counts["sparse"].isin(["", "none"])]
+    reuse = counts[counts["mode"] == "block"]
+    alone = reuse[(reuse["select"] == "none") & (reuse.prepare == "independent") & (reuse.positions != "naive")]
+    full = counts[(counts["mode"] == "full") & (counts.measure == "rows_charged")].assign(name="full attention")
+    both = pd.concat([full, alone[alone.measure == "rows_charged"].assign(name="cached blocks reused")])
+    yield "computed", chart.bars(both, y="name", axis="tokens computed for a request", title="What a request computes")
+
+    kl = reuse[reuse.measure == "kl"]
+    first = kl[(kl["select"] == "none") & (kl.prepare == "independent")]
+    names = first.positions.map({"naive": "positions as cached (naive)"}).fillna("positions re-encoded")
+    yield (
+        "positions",
+        chart.dot_plot(first.assign(name=names), y="name", axis=KL, title="Cached keys at a new position"),
+    )
+
+    chosen = kl[(kl.prepare == "after_system") & kl["select"].isin(["random", "kv_deviation", "answer_guided"])]
+    yield (
+        "ratio",
+        chart.lines(
+            chosen,
+            x="ratio",
+            by="select",
+            look=SELECTORS.of,
+            x_axis={"title_text": "share of the document tokens recomputed", "tickformat": ".0%"},
+            y_axis=KL,
+            title="What recomputing a few tokens gives back",
+            caption="Bands: 95% intervals.",
+        ),
+    )
+    prepared = kl[(kl.positions != "naive") & kl.prepare.isin(PREPARED) & kl["select"].isin(["none", "answer_guided"])]
+    prepared = prepared[(prepared["select"] == "none") | ((prepared.ratio - 0.15).abs() < 0.005)]
+    yield (
+        "preprocessing",
+        chart.dot_plot(
+            prepared.assign(name=pd.Categorical(prepared.prepare.map(PREPARED), PREPARED.values(), True)).sort_values(
+                "name"
+            ),
+            y="name",
+            by="select",
+            look=SELECTORS.of,
+            axis=KL,
+            title="What a passage was cached behind",
+            caption="Answer-guided: 15% recomputed. 95% intervals.",
+        ),
+    )
+    yield "sparse", _sparse(found)
+    yield "buys", _times(found)
+
+
+def _sparse(found: results.Results) -> go.Figure | None:
+    from workbench.plots.marks.method_names import named, sparse_look
+
+    counts = named(found.counts("trial"))
+    kept = counts[(counts.model == MODEL) & (counts.kind == "all") & counts.rule.isin(["bfla", "xattention", "random"])]
+    kept = results.mainly(results.beside(kept[kept.measure.isin(["kl", "density"])], "density"), "data")
+    return chart.lines(
+        kept[kept.measure == "kl"],
+        x="density",
+        by="rule",
+        look=sparse_look,
+        x_axis={"title_text": "share of query-key pairs computed", "tickformat": ".0%"},
+        y_axis=KL,
+        title="Attending to a part of the tiles",
+        caption="Bands: 95% intervals.",
+    )
+
+
+def _times(found: results.Results) -> go.Figure | None:
+    bench = expanded(found.timings("bench"), "report", "context", "tokens")
+    asked = bench[(bench.report == "question") & bench.candidate.str.match(r"ours$|transformers")]
+    asked = asked[asked.workload == asked.workload.iloc[-1]]
+    return chart.dot_plot(
+        asked.assign(value=asked.ms, low=asked.p5, high=asked.p95, name=asked.candidate.map(BASELINES.name_of)),
+        y="name",
+        panels={"": {"title": "", "axis": "milliseconds to the first token", "log": True}},
+        title=f"Time to the first token: {asked.workload.iloc[0]}",
+    )
+
+
+def main(folder: Path = FOLDER) -> None:
+    """Write every picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in (*of_a_prompt(), *of_results()):
+        if figure is None:
+            sys.exit(f"{name}: the shipped results hold no rows for it")
+        print(write_figure(figure, folder / f"{name}.svg"))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
