@@ -146,7 +146,7 @@ def attention_by_positions(
         view,
         layer,
         head,
-        caption=f"“{view.question}” Of the heads that attend to what the answer needs (★), the one that naive positions "
-        f"change most and re-encoded ones least. {about}, {len(view.prompt)} tokens; passages cached independently in "
+        caption=f"“{view.question}” Of the heads that attend to what the answer needs (★), the one that naive "
+        f"positions change most and re-encoded ones least. {about}, {len(view.prompt)} tokens; passages cached independently in "
         "the two lower rows. Pick a head above, a layer below. fp32 softmax.",
     )
