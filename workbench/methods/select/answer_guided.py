@@ -7,7 +7,7 @@ from workbench.methods.select import QuestionGuided, layers, softmax, whole
 
 @dataclass(frozen=True)
 class AnswerGuided(QuestionGuided):
-    r"""Attention of the prompt's last `window` tokens, over all layers; costs what FusionRAG's selector costs.
+    r"""Attention of the prompt's last `window` tokens, over all layers; one pass of the question.
 
     FusionRAG (section 3.2) sums over all question tokens at the last layer. But most question tokens look nothing up,
     and the last layer need not be where the model looks things up. The prompt's last token has read the question and is

@@ -147,6 +147,6 @@ def attention_by_positions(
         layer,
         head,
         caption=f"“{view.question}” Of the heads that attend to what the answer needs (★), the one that naive "
-        f"positions change most and re-encoded ones least. {about}, {len(view.prompt)} tokens; passages cached independently in "
-        "the two lower rows. Pick a head above, a layer below. fp32 softmax.",
+        f"positions change most and re-encoded ones least. {about}, {len(view.prompt)} tokens; passages "
+        "cached independently in the two lower rows. Pick a head above, a layer below. fp32 softmax.",
     )

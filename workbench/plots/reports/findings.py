@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def compared(one: str, other: str, gap: float) -> str:
-    """Say how far `one` scores above or below `other`, from one minus other as a share: "A scores 7.4 points above B"."""
+    """Say how far `one` scores above or below `other`, "A scores 7.4 points above B"; `gap`, a share, is A minus B."""
     if round(abs(gap), 9) == 0:
         return f"{one} scores the same as {other}"
     return f"{one} scores {abs(gap) * 100:.1f} points {'above' if gap > 0 else 'below'} {other}"

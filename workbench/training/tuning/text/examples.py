@@ -148,9 +148,10 @@ class Lab:
     """Fresh worlds of the lab corpus, each one context with several questions.
 
     `name` is that of the lab corpus, with its switches (`lab_corpus.style`). Worlds are drawn by names that no seed of
-    `data.load(name, seed=…)` can spell, so no question of a trial is ever trained on. The
-    number of passages spreads log-uniformly over `passages` (as many contexts of 1 to 2 as of 20 to 40), and evenly
-    within any run of neighbours, so that batches are of about one length.
+    `data.load(name, seed=…)` can spell, so no context of a trial
+    is trained on; a question's words can recur over another one. The number of passages spreads log-uniformly over
+    `passages` (as many contexts of 1 to 2 as of 20 to 40), and evenly within any run of neighbours, so that batches are
+    of about one length.
     """
 
     def __init__(
