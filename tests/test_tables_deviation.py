@@ -205,7 +205,7 @@ def test_the_head_that_naive_positions_change_most_also_looks_at_the_answer():
     wanted = torch.tensor([True, False, False])
     full = mass_of([[[0.9, 0.1, 0.0], [0.6, 0.4, 0.0]], [[0.0, 0.1, 0.9], [0.9, 0.1, 0.0]]])
     naive = mass_of([[[0.9, 0.1, 0.0], [0.0, 0.4, 0.6]], [[1.0, 0.0, 0.0], [0.8, 0.2, 0.0]]])
-    assert attention_mass.most_changed({"full": full, "naive": naive}, wanted) == (0, 1)
+    assert attention_mass.most_changed({"full": full, "block": full, "naive": naive}, wanted) == (0, 1)
 
 
 def test_the_slider_of_a_rotating_key_stands_at_a_distance():
