@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from workbench.app.explore.editor import heat
-from workbench.app.explore.editor.choices import Wanted
+from workbench.app.explore.editor.choices import MOST_COLUMNS, Wanted
 from workbench.app.explore.editor.cost_breakdown import bill
 from workbench.app.explore.editor.text import PromptReader
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.tiling.tiles import Tiles
+from workbench.engine import attention_maps
 from workbench.engine.assembly import assemble
 from workbench.engine.decoding import decode, text_of
 from workbench.engine.forward import PrefillOutput, PrefillRequest, all_rows, prefill_many
@@ -35,6 +36,7 @@ from workbench.store import MemoryStore
 
 KEPT, SHOWN = 6, 6  # prompts whose full attention is kept; tokens of a distribution that are shown
 STORED = 1 << 30  # bytes of cached blocks
+LOOKED = 1 << 27  # bytes of queries that are kept for a look from any token
 Stage = tuple[str, dict[str, Any]]  # name of what is known now, and its values
 Alive = Callable[[], None]  # raises where the answer is no longer wanted
 
@@ -47,18 +49,41 @@ class PromptAnswer:
     kv: KV
     seconds: float  # to the first token
     attention: Tensor  # [L, T] from the question
+    queries: dict[int, Tensor]  # layer → [Hq, R, D], of the rows below
+    rows: Tensor  # [R] positions
     text: str = ""
     done: bool = False
+    compared: dict[str, Any] | None = None  # its first token beside that of full attention, once this is known
+
+
+@dataclass
+class MethodRun:
+    """What a method did with a prompt, and its answer."""
+
+    wanted: Wanted
+    answer: PromptAnswer
+    bill: dict[str, Any]
+    method: Reuse
+    cached: Sequence[KV]
+    scores: Tensor | None
+    chosen: Tensor
+    tiles: dict[int, Tiles]
 
 
 @dataclass
 class Answers:
-    """Both answers to one prompt: of the chosen method, and of full attention once it is there."""
+    """The answers to one prompt: of the chosen method, of those beside it, and of full attention once it is there."""
 
     prompt: Prompt
     expected: Sequence[str]
-    method: PromptAnswer
+    runs: list[MethodRun | None]
     full: PromptAnswer | None = None
+
+    @property
+    def method(self) -> MethodRun:
+        """The chosen method."""
+        assert self.runs[0] is not None
+        return self.runs[0]
 
 
 class PromptAnswers:
@@ -69,41 +94,57 @@ class PromptAnswers:
         self._asked: str | None = None  # the first question
         self.store = MemoryStore(STORED)
         self.shape = cost.shape_of(loaded.model)
-        self._kept: dict[str, OrderedDict[Hashable, Any]] = {"full": OrderedDict(), "scores": OrderedDict()}
+        self._kept: dict[str, OrderedDict[Hashable, Any]] = {name: OrderedDict() for name in ("full", "scores", "runs")}
+        self._last: Answers | None = None
 
-    def stages(self, wanted: Wanted, alive: Alive = lambda: None) -> Iterator[Stage]:
+    def stages(self, wanted: Wanted, alive: Alive = lambda: None, cold: bool = False) -> Iterator[Stage]:
         """Answer a prompt: yields ("text" | "bill" | "answers" | "heat", values), the newest known each time.
 
         The values are plain JSON, but for the `Prompt` in "text". The chosen method's first token comes
-        first, then that of full attention; then both are decoded. `alive` is called between stages and before every
-        layer of a forward pass. Raises BadInput where the prompt does not fit the model.
+        first, then that of full attention, then those of the methods beside it that have not answered this prompt yet;
+        then all are decoded. `cold` runs each method once before, so that what is shown is reuse of cached blocks.
+        `alive` is called between stages and before every layer of a forward pass. Raises BadInput where the prompt
+        does not fit the model.
         """
         prompt = self.reader.prompt(wanted.pieces)
         context = self.loaded.spec.context
         if context and len(prompt) >= context:
             raise BadInput(f"the prompt has {len(prompt):,} tokens: the model's context is {context:,}")
         yield "text", self._text(wanted, prompt)
-        alive()
-        method = wanted.method(len(prompt))
-        watched = WatchedStore(self.store)
-        begin = perf_counter()
-        cached = method.prepare(self.loaded.model, [prompt], watched)[0]
-        kv = assemble(self.loaded.model, prompt, cached, method.positions, self._reserve(prompt))
-        placed = perf_counter() - begin
-        alive()
-        scores, choosing = self._scores(wanted, method, prompt, kv)
-        rows = choose(scores, prompt, method.ratio, system=wanted.system) if scores is not None else torch.tensor([])
-        ready = method.start(self.loaded.model, prompt, kv, torch.cat((rows.long(), prompt.question)))
-        mine, tiles = self._prefill(prompt, ready.request, alive)
-        mine.seconds += placed + choosing
-        answers = Answers(prompt, self._expected(wanted), mine)
-        yield "bill", bill(prompt, ready, watched, method, mine.seconds, self.shape)
+        columns = wanted.columns
+        for column in columns if cold else ():
+            self._run(column, prompt, alive)
+        mine = self._run(wanted, prompt, alive)
+        known = [self._kept["runs"].get(_key(prompt, column)) for column in columns[1:]]
+        answers = Answers(prompt, self._expected(wanted), [mine, *known])
+        yield "bill", self._bill(answers)
         yield "answers", self._answers(answers)
         answers.full = self._full(prompt, alive)
         yield "answers", self._answers(answers)
         alive()
-        yield "heat", self._heat(answers, wanted, cached, method, scores, rows, tiles)
+        self._last = answers
+        yield "heat", self._heat(answers, mine)
+        for at, column in enumerate(columns):
+            if answers.runs[at] is None:
+                answers.runs[at] = self._run(column, prompt, alive)
+                yield "bill", self._bill(answers)
+                yield "answers", self._answers(answers)
         yield from self._spoken(answers, alive)
+        self._remember(answers)
+
+    def look(self, token: int, layer: int, full: bool) -> dict[str, Any] | None:
+        """Return where a token looks, head by head: {token, heads: [H, T] painted}; None where that is not known.
+
+        Of full attention, or of the chosen method, of which only computed tokens have queries.
+        """
+        answers = self._last
+        one = answers and (answers.full if full else answers.method.answer)
+        if not one or layer not in one.queries or not (at := (one.rows == token).nonzero().flatten().tolist()):
+            return None
+        assert answers is not None
+        asked, keys = one.queries[layer][:, at], one.kv.keys[layer][:, : len(answers.prompt)]
+        ((_, logits),) = attention_maps.logits(self.loaded.model, layer, asked, keys, one.rows[at])
+        return {"token": token, "layer": layer, "heads": heat.painted(attention_maps.softmax(logits)[:, 0])}
 
     def _expected(self, wanted: Wanted) -> tuple[str, ...]:
         """Return what is expected of the question that came with the prompt; nothing of one that was edited."""
@@ -132,12 +173,41 @@ class PromptAnswers:
         kept.move_to_end(key)
         return kept[key]
 
+    def _remember(self, answers: Answers) -> None:
+        """Keep what the columns say of a run, without its tensors."""
+        kept, empty = self._kept["runs"], self.loaded.spec.empty(1, 0)
+        for run in filter(None, answers.runs):
+            light = replace(run.answer, kv=empty, queries={})
+            key = _key(answers.prompt, run.wanted)
+            kept[key] = replace(run, answer=light, cached=(), scores=None, tiles={})
+            kept.move_to_end(key)
+        while len(kept) > MOST_COLUMNS:
+            kept.popitem(last=False)
+
     def _text(self, wanted: Wanted, prompt: Prompt) -> dict[str, Any]:
         blocks = [
             {"id": piece.id, "kind": piece.kind, "text": piece.text, "start": start, "tokens": self.reader.texts(block)}
             for piece, start, block in zip(wanted.pieces, prompt.starts, prompt.blocks, strict=True)
         ]
         return {"blocks": blocks, "length": len(prompt), "prompt": prompt}
+
+    def _run(self, wanted: Wanted, prompt: Prompt, alive: Alive) -> MethodRun:
+        """Put cached blocks in place, encode those that are not there, and compute the first token by the method."""
+        alive()
+        method, model, watched = wanted.method(len(prompt)), self.loaded.model, WatchedStore(self.store)
+        begin = perf_counter()
+        cached = method.prepare(model, [prompt], watched)[0]
+        kv = assemble(model, prompt, cached, method.positions, self._reserve(prompt))
+        placed = perf_counter() - begin
+        alive()
+        scores, choosing = self._scores(wanted, method, prompt, kv)
+        rows = choose(scores, prompt, method.ratio, system=wanted.system) if scores is not None else torch.tensor([])
+        ready = method.start(model, prompt, kv, torch.cat((rows.long(), prompt.question)))
+        answer, recorded = self._prefill(prompt, ready.request, alive)
+        answer.seconds += placed + choosing
+        took = bill(prompt, ready, watched, method, answer.seconds, self.shape, recorded)
+        tiles = recorded.tiles if recorded else {}
+        return MethodRun(wanted, answer, took, method, cached, scores, rows.long(), tiles)
 
     def _scores(self, wanted: Wanted, method: Reuse, prompt: Prompt, kv: KV) -> tuple[Tensor | None, float]:
         """Return the scores [T of the context] of the method's selector, and the seconds that making them took."""
@@ -153,33 +223,34 @@ class PromptAnswers:
         key = (_tokens(prompt), wanted.prepare, wanted.positions, wanted.select)
         return self._keep("scores", key, make)
 
-    def _prefill(self, prompt: Prompt, request: PrefillRequest, alive: Alive) -> tuple[PromptAnswer, dict[int, Tiles]]:
-        """Run the last forward pass of a request: its answer without text, and the tiles it attended to, by layer."""
+    def _prefill(
+        self, prompt: Prompt, request: PrefillRequest, alive: Alive
+    ) -> tuple[PromptAnswer, heat.Recorded | None]:
+        """Run the last forward pass of a request: its answer without text, and what its sparse method chose."""
         model, layers = self.loaded.model, tuple(range(self.loaded.spec.layers))
         recorded = heat.Recorded(request.plan.sparse) if request.plan.sparse else None
         plan = replace(request.plan, sparse=recorded, return_queries=layers)
         begin = perf_counter()
         (output,) = prefill_many(model, [PrefillRequest(request.tokens, plan, request.kv)], 1, [lambda _: alive()])
         seconds = perf_counter() - begin
-        return self._answer(prompt, output, request.kv, seconds), recorded.tiles if recorded else {}
-
-    def _answer(self, prompt: Prompt, output: PrefillOutput, kv: KV, seconds: float) -> PromptAnswer:
         assert output.logits is not None
-        attention = heat.from_question(self.loaded.model, output.queries, kv, prompt)
-        logits = output.logits[-1].float().cpu()
-        return PromptAnswer(logits, kv, seconds, attention, self._begun(logits))
+        attention = heat.from_question(model, output.queries, request.kv, prompt)
+        logits, rows = output.logits[-1].float().cpu(), request.plan.rows
+        queries = output.queries if sum(q.nbytes for q in output.queries.values()) <= LOOKED else {}
+        answer = PromptAnswer(logits, request.kv, seconds, attention, queries, rows, self._begun(logits))
+        return answer, recorded
 
     def _full(self, prompt: Prompt, alive: Alive) -> PromptAnswer:
         request = all_rows(self.loaded.model, prompt.tokens, self._reserve(prompt))
         return self._keep("full", _tokens(prompt), lambda: self._prefill(prompt, request, alive)[0])
 
     def _spoken(self, answers: Answers, alive: Alive) -> Iterator[Stage]:
-        """Decode the answers that are not there yet, in one batch; yields both after every token."""
+        """Decode the answers that are not there yet, in one batch; yields all after every token."""
         tokenizer, stop = self.loaded.tokenizer, self.loaded.layout.stop
         assert answers.full is not None
-        waiting = [one for one in (answers.method, answers.full) if not one.done]
+        waiting = [one for one in (answers.full, *(run.answer for run in answers.runs if run)) if not one.done]
         reserve = self._reserve(answers.prompt)
-        kvs = [one.kv if one is answers.method else one.kv.clone(reserve) for one in waiting]
+        kvs = [one.kv.clone(reserve) if one is answers.full else one.kv for one in waiting]
         said: list[list[int]] = [[] for _ in waiting]
         logits = [one.logits for one in waiting]
         for step in decode(self.loaded.model, kvs, logits, self.max_new_tokens, stop=stop, tokenizer=tokenizer):
@@ -200,58 +271,66 @@ class PromptAnswers:
         stream = decode(self.loaded.model, [kv], [logits], 1, stop=stop, tokenizer=tokenizer)
         return text_of(tokenizer, [token for (token,) in stream if token is not None], stop).strip()
 
+    def _bill(self, answers: Answers) -> dict[str, Any]:
+        return answers.method.bill | {"beside": [run and run.bill for run in answers.runs[1:]]}
+
     def _answers(self, answers: Answers) -> dict[str, Any]:
-        """Return both answers as far as they are, their first-token distributions and how far apart these are."""
-        listed = {"method": answers.method, "full": answers.full}
-        logs = {name: one.logits.log_softmax(-1) for name, one in listed.items() if one is not None}
-        shown = dict.fromkeys(
-            token for log in logs.values() for token in log.topk(min(SHOWN, len(log))).indices.tolist()
-        )
+        """Return all answers as far as they are, their first-token distributions and how far they are from full."""
+        full, beside = answers.full, [run and self._answer(answers, run) for run in answers.runs[1:]]
+        said = self._answer(answers, answers.method) | {"beside": beside, "expected": list(answers.expected)}
+        said["full"] = full and self._said(full, answers.expected)
+        return said | ({"seconds_full": full.seconds} if full else {})
+
+    def _answer(self, answers: Answers, run: MethodRun) -> dict[str, Any]:
+        return self._compared(run.answer, answers.full) | {"method": self._said(run.answer, answers.expected)}
+
+    def _said(self, one: PromptAnswer, expected: Sequence[str]) -> dict[str, Any]:
+        right = bool(exact_match(one.text, expected)) if one.done and expected else None
+        return {"text": one.text, "done": one.done, "right": right}
+
+    def _compared(self, one: PromptAnswer, full: PromptAnswer | None) -> dict[str, Any]:
+        """Return the likeliest first tokens of an answer and of full attention, and how far apart the two are."""
+        if one.compared is not None:
+            return one.compared
+        logs = {"method": one.logits.log_softmax(-1)} | ({"full": full.logits.log_softmax(-1)} if full else {})
+        shown = {token for log in logs.values() for token in log.topk(min(SHOWN, len(log))).indices.tolist()}
         order = sorted(shown, key=lambda token: -max(float(log[token]) for log in logs.values()))[:SHOWN]
         first = [
             {"token": self.reader.token(token), **{name: float(log[token].exp()) for name, log in logs.items()}}
             for token in order
         ]
-        said: dict[str, Any] = {"first": first, "kl": None, "agree": None, "expected": list(answers.expected)}
-        for name, one in listed.items():
-            right = bool(exact_match(one.text, answers.expected)) if one and one.done and answers.expected else None
-            said[name] = {"text": one.text, "done": one.done, "right": right} if one else None
-        if "full" in logs:
-            full, method = logs["full"], logs["method"]
-            said["kl"] = max(0.0, float((full.exp() * (full - method)).sum()))
-            said["agree"] = int(full.argmax()) == int(method.argmax())
-            said["seconds_full"] = answers.full.seconds if answers.full else None
-        return said
+        if full is None:
+            return {"first": first, "kl": None, "agree": None}
+        kl = max(0.0, float((logs["full"].exp() * (logs["full"] - logs["method"])).sum()))
+        agree = int(logs["full"].argmax()) == int(logs["method"].argmax())
+        one.compared = {"first": first, "kl": kl, "agree": agree}
+        return one.compared
 
-    def _heat(
-        self,
-        answers: Answers,
-        wanted: Wanted,
-        cached: Sequence[KV],
-        method: Reuse,
-        scores: Tensor | None,
-        rows: Tensor,
-        tiles: dict[int, Tiles],
-    ) -> dict[str, Any]:
+    def _heat(self, answers: Answers, run: MethodRun) -> dict[str, Any]:
         assert answers.full is not None
         prompt, layers, length = answers.prompt, self.loaded.spec.layers, len(answers.prompt)
         truth = _first(answers.full.kv, length)
-        before = squared(assemble(self.loaded.model, prompt, cached, method.positions), truth)
+        before = squared(assemble(self.loaded.model, prompt, run.cached, run.method.positions), truth)
         before[prompt.starts[-1] :] = 0  # the question is not cached
-        drawn = heat.tile_map(tiles, layers)
+        drawn = heat.tile_map(run.tiles, layers)
         return {
             "deviation": heat.deviation(before),
-            "left": heat.deviation(squared(_first(answers.method.kv, length), truth)),
+            "left": heat.deviation(squared(_first(run.answer.kv, length), truth)),
             "attention_full": heat.painted(answers.full.attention, clip=0.99),
-            "attention": heat.painted(answers.method.attention, clip=0.99),
-            "score": None if scores is None else heat.floats(scores),
-            "tiles": heat.painted(heat.kept_tokens(tiles, layers, length)) if tiles else None,
+            "attention": heat.painted(run.answer.attention, clip=0.99),
+            "score": None if run.scores is None else heat.floats(run.scores),
+            "tiles": heat.painted(heat.kept_tokens(run.tiles, layers, length)) if run.tiles else None,
             "tile_map": heat.painted(drawn) if drawn is not None else None,
-            "chosen": rows.long().tolist(),
+            "chosen": run.chosen.tolist(),
             "layers": layers,
+            "heads": self.loaded.model.config.get_text_config().num_attention_heads,
             "length": length,
-            "system": prompt.starts[1] if wanted.system and wanted.prepare == "after_system" else 0,
+            "system": prompt.starts[1] if run.wanted.system and run.wanted.prepare == "after_system" else 0,
         }
+
+
+def _key(prompt: Prompt, wanted: Wanted) -> Hashable:
+    return _tokens(prompt), tuple(wanted.fields.items())
 
 
 def _tokens(prompt: Prompt) -> tuple[int, ...]:

@@ -10,13 +10,14 @@ from workbench.core.errors import BadInput
 from workbench.methods import prepare, select, sparse
 from workbench.methods.modes.reuse import Reuse, positions_named
 from workbench.methods.presets import METHODS
+from workbench.methods.registry import is_whole
 from workbench.methods.sparse._small import small
 from workbench.plots.marks.styles import REUSE_NAMES, SELECTORS, SPARSE_METHODS
 
 PREPARED = {"after_system": "behind the system block", "independent": "each by itself"}  # what needs no corpus
 POSITIONS = {"re-encoded": "re-encoded for their new place", "naive": "as cached (naive)"}
 KINDS = ("system", "passage", "question")
-MOST_BLOCKS, MOST_CHARACTERS = 512, 1_000_000
+MOST_BLOCKS, MOST_CHARACTERS, MOST_COLUMNS = 512, 1_000_000, 12
 LONG = 4096  # tokens from which the published settings of sparse methods choose
 Menu = list[dict[str, Any]]
 
@@ -32,7 +33,11 @@ class PromptPiece:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A prompt and the method that answers it, as a person chose them. `revision` counts the changes."""
+    """A prompt and the method that answers it, as a person chose them. `revision` counts the changes.
+
+    beside  further methods that answer it, each by the fields that this one has, too
+    place   how many of them stand left of this one
+    """
 
     pieces: tuple[PromptPiece, ...]
     prepare: str = "after_system"
@@ -41,11 +46,13 @@ class Wanted:
     positions: str = "re-encoded"
     sparse: str = "none"
     revision: int = 0
+    beside: tuple[Mapping[str, Any], ...] = ()
+    place: int = 0
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Wanted":
         """Read what the browser sends. Raises BadInput for what is no prompt or no method."""
-        pieces = tuple(_piece(one) for one in _list(values.get("blocks")))
+        pieces = tuple(_piece(one) for one in _list("blocks", values.get("blocks")))
         if not 2 <= len(pieces) <= MOST_BLOCKS:
             raise BadInput(f"{len(pieces)} blocks: a prompt here has 2 to {MOST_BLOCKS}, the question last")
         if len({piece.id for piece in pieces}) < len(pieces):
@@ -54,21 +61,34 @@ class Wanted:
             raise BadInput("the question is the last block of a prompt")
         if sum(len(piece.text) for piece in pieces) > MOST_CHARACTERS:
             raise BadInput(f"the prompt is longer than {MOST_CHARACTERS:,} characters")
-        chosen = {name: _word(name, values.get(name, default)) for name, default in FIELDS.items()}
-        ratio, revision = values.get("ratio", 0.15), values.get("revision", 0)
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float):
-            raise BadInput(f"ratio is {ratio!r}: it is a number from 0 to 1")
-        if isinstance(revision, bool) or not isinstance(revision, int):
+        beside = tuple(_fields(one) for one in _list("beside", values.get("beside", ())))
+        if len(beside) >= MOST_COLUMNS:
+            raise BadInput(f"{len(beside) + 1} methods: {MOST_COLUMNS} stand side by side at most")
+        place, revision = values.get("place", 0), values.get("revision", 0)
+        if not is_whole(revision):
             raise BadInput(f"revision is {revision!r}: it is a whole number")
-        wanted = cls(pieces, **chosen, ratio=float(ratio), revision=revision)
-        wanted.method()
+        if not is_whole(place) or not 0 <= place <= len(beside):
+            raise BadInput(f"place is {place!r}: it is a whole number from 0 to {len(beside)}")
+        wanted = cls(pieces, **_fields(values), revision=revision, beside=beside, place=place)
+        for column in wanted.columns:
+            column.method()
         return wanted
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `of` reads them back."""
         blocks = [{"id": piece.id, "text": piece.text, "kind": piece.kind} for piece in self.pieces]
-        chosen = {name: getattr(self, name) for name in FIELDS}
-        return {"revision": self.revision, "blocks": blocks, **chosen, "ratio": self.ratio}
+        beside = [dict(fields) for fields in self.beside]
+        return {"revision": self.revision, "blocks": blocks, **self.fields, "beside": beside, "place": self.place}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that name the method."""
+        return {name: getattr(self, name) for name in (*FIELDS, "ratio")}
+
+    @property
+    def columns(self) -> tuple["Wanted", ...]:
+        """The prompt with every method that answers it: this one, then those beside it."""
+        return (self, *(replace(self, **fields, beside=(), place=0) for fields in self.beside))
 
     @property
     def system(self) -> int:
@@ -152,9 +172,20 @@ def _piece(one: Any) -> PromptPiece:
     return PromptPiece(one["id"], whole, one["kind"])
 
 
-def _list(value: Any) -> Sequence[Any]:
+def _fields(values: Any) -> dict[str, Any]:
+    """Return the fields that name a method."""
+    if not isinstance(values, Mapping):
+        raise BadInput("a method beside is {" + ", ".join((*FIELDS, "ratio")) + "}")
+    ratio = values.get("ratio", 0.15)
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float):
+        raise BadInput(f"ratio is {ratio!r}: it is a number from 0 to 1")
+    chosen: dict[str, Any] = {name: _word(name, values.get(name, default)) for name, default in FIELDS.items()}
+    return chosen | {"ratio": float(ratio)}
+
+
+def _list(name: str, value: Any) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
-        raise BadInput(f"blocks is {type(value).__name__}: it is a list")
+        raise BadInput(f"{name} is {type(value).__name__}: it is a list")
     return value
 
 

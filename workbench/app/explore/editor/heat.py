@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -74,17 +75,30 @@ def from_question(model: PreTrainedModel, queries: Mapping[int, Tensor], kv: KV,
 
 
 class Recorded:
-    """A sparse method that notes the tiles it chose, by layer."""
+    """A sparse method that notes the tiles it chose, by layer, and the seconds that choosing took on a CPU."""
 
     def __init__(self, sparse: Choose):
-        self.sparse, self.tiles = sparse, dict[int, Tiles]()
+        self.sparse, self.tiles, self.seconds = sparse, dict[int, Tiles](), 0.0
         if hasattr(sparse, "size"):
             self.size = sparse.size
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
+        begin = perf_counter()
         tiles = self.sparse(queries, keys, rows, site)
-        self.tiles[site.layer] = tiles
+        self.seconds += perf_counter() - begin if queries.device.type == "cpu" else 0
+        self.tiles[site.layer], self.rows = tiles, rows
         return tiles
+
+    def kept(self, layers: int) -> float:
+        """Return the share of what the rows may see that lies in kept tiles, mean over layers and heads."""
+        shares = [1.0] * (layers - len(self.tiles))
+        for tiles in self.tiles.values():
+            kept = tiles.paged().kept.float().mean(0).cpu()  # [I, J]
+            begins = torch.arange(kept.shape[1]) * tiles.size
+            seen = (self.rows.cpu()[:, None] + 1 - begins).clamp(0, tiles.size).float()  # [R, J]
+            by_row = kept.repeat_interleave(tiles.size, 0)[: len(seen)]
+            shares.append(float((by_row * seen).sum() / seen.sum()))
+        return sum(shares) / layers
 
 
 def kept_tokens(tiles: Mapping[int, Tiles], layers: int, length: int) -> Tensor:
