@@ -30,9 +30,10 @@ report: $(READY) ## run every notebook on the shipped model, some on a real one,
 docs: $(READY) ## build the documentation, for file:// and without a network: runs/docs/index.html
 	$(BIN)/python -m workbench.app.docs.site
 
-lab: $(READY) ## open the notebooks in JupyterLab, on this machine alone: it asks no server for news or updates
+lab: $(READY) ## open the notebooks in JupyterLab, on this machine alone: it asks no server for news or updates, and saves what explorers show
 	@mkdir -p $(VENV)/share/jupyter/lab/settings
-	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false},' \
+	  '"@jupyter-widgets/jupyterlab-manager:plugin": {"saveState": true}}' \
 	  > $(VENV)/share/jupyter/lab/settings/overrides.json
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.ip=127.0.0.1 \
 	  --ServerApp.allow_remote_access=False --LabApp.news_url= \

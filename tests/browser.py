@@ -33,8 +33,11 @@ FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--use-gl=a
 FLAGS += ["--enable-unsafe-swiftshader", "--disable-background-networking", "--disable-component-update"]
 FLAGS += ["--disable-sync", "--no-first-run"]
 SETTINGS = {
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    "notebook-extension/tracker": {"windowingMode": "none"},  # keep cells that are off-screen in the document
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension/tracker": {
+        "windowingMode": "none"
+    },  # keep cells that are off-screen in the document
+    "@jupyter-widgets/jupyterlab-manager/plugin": {"saveState": True},  # as `make lab` does
 }
 NOTEBOOK = "window.jupyterapp.shell.currentWidget"
 IDLE = f"""() => {{ const panel = {NOTEBOOK};
@@ -222,7 +225,7 @@ def lab(jupyterlab: JupyterLab) -> Iterator[Lab]:
 def _server(folder: Path, root: Path, kernels: str) -> Iterator[str]:
     """Start JupyterLab over the notebooks of `root`; `folder` is scratch space. Gives the address of its first page."""
     for name, settings in SETTINGS.items():
-        path = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path = folder / "settings" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(settings))
     own: dict[str, Any] = {"JUPYTER_PREFER_ENV_PATH": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}

@@ -1,8 +1,11 @@
 """What a reader sees in a real JupyterLab and in a report page: figures that move, and no request to anywhere."""
 
+from typing import Any
+
 import nbformat
 import pytest
 import report_notebooks as tiny
+from browser import CLOSE, NOTEBOOK, OPEN
 from short_runs import FIGURES, NOTEBOOKS, TINY
 
 from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
@@ -109,10 +112,12 @@ display(touched)"""
 REVISION = "() => Number(document.querySelector('.wb-prompt').dataset.revision)"
 UP_TO_DATE = """revision => { const prompt = document.querySelector('.wb-prompt');
   return prompt && Number(prompt.dataset.revision) >= revision && prompt.dataset.stale === ''; }"""
+ALL = "[...document.querySelectorAll('.wb-prompt')]"
 SELECTED_TEXT = """() => { const text = document.querySelector('.wb-passage .wb-text');
   const range = document.createRange(); range.selectNodeContents(text);
   getSelection().removeAllRanges(); getSelection().addRange(range);
   const said = getSelection().toString(); getSelection().removeAllRanges(); return said; }"""
+CELL = "() => window.jupyterapp.shell.currentWidget.content.activeCellIndex"
 MARKED = "() => [...document.querySelectorAll('.wb-map canvas')].map(canvas => canvas.dataset.marked)"
 PAPER = "() => getComputedStyle(document.querySelector('.wb-prompt')).backgroundColor"
 
@@ -171,6 +176,17 @@ def test_a_prompt_without_a_kernel_is_touched_from_a_file(lab, prompt_page):
         page.locator("[data-id=b2] .wb-remove").click()
         answered(page, 4)
         assert order(page) == ["b0", "b1", "b3"] and page.locator(".wb-problem").count() == 0
+        page.locator(".wb-show").nth(1).click()  # of plain reuse
+        answered(page, 5)
+        page.locator("input[type=search]").fill("answer")
+        assert page.locator(".wb-found").count() > 0
+        page.locator("input[type=search]").press("Enter")
+        state = [order(page), page.locator(".wb-cards").inner_text(), page.evaluate(MARKED)]
+        address = page.url
+        page.goto("about:blank")
+        page.goto(address)
+        answered(page, 1)
+        assert [order(page), page.locator(".wb-cards").inner_text(), page.evaluate(MARKED)] == state, "it can be sent"
         light = page.evaluate(PAPER)
         page.emulate_media(color_scheme="dark")
         page.wait_for_selector(".wb-prompt.wb-dark")
@@ -187,7 +203,12 @@ def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_pa
         answered(page, 0)
         before = page.locator(".wb-bill").inner_text()
         slider = page.locator(".wb-bar input[type=range]").first
-        slider.press("End")
+        cell = page.evaluate(CELL)
+        for key in ("ArrowDown", "ArrowUp", "End"):
+            slider.press(key)
+        page.locator("select:has(option[value=after_system])").press("ArrowDown")
+        page.locator("select:has(option[value=after_system])").press("ArrowUp")
+        assert page.evaluate(CELL) == cell, "the keys move the control, not the cell"
         answered(page, 1)
         assert page.locator(".wb-bill").inner_text() != before and page.evaluate(REVISION) >= 1
         drag(page, 1, 0)
@@ -207,15 +228,50 @@ def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_pa
         page.locator(".wb-editor textarea").fill("Title: New\nText: One more.\n")
         page.locator(".wb-editor button").first.click()
         answered(page, 6)
-        assert len(order(page)) == 5 and "encodes what is not cached" in page.locator(".wb-bill").inner_text()
+        assert len(order(page)) == 5 and "encodes what is not cached" in page.locator(".wb-cards").inner_text()
         page.locator("select:has(option[value=window])").select_option("window")
         answered(page, 7)
-        assert "of all tiles kept" in page.locator(".wb-map").last.inner_text()
+        assert "of all blocks selected" in page.locator(".wb-map").last.inner_text()
         page.locator(".wb-passage .wb-t").nth(3).hover()
         assert page.evaluate(MARKED).count("") == 0
+        page.locator("select:has(option[value=look])").select_option("look")
+        page.wait_for_function("() => document.querySelector('.wb-maps').innerText.includes('heads down')")
+        page.get_by_role("button", name="Add a column").click()
+        answered(page, 8)
+        assert page.locator(".wb-card").count() == 4
+        page.get_by_role("button", name="Copy as code").click()
+        code = page.locator(".wb-code textarea").input_value()
         light = page.evaluate(PAPER)
         reader.theme(dark=True)
         page.wait_for_selector(".wb-prompt.wb-dark")
         assert page.evaluate(PAPER) != light
         reader.theme(dark=False)
+        assert reader.left_the_machine == []
+    made: dict[str, Any] = {}
+    exec(code, made)
+    assert made["touched"].wait(60).problem == "" and "Title: New" in made["blocks"][3]
+    assert len(made["touched"].wanted["beside"]) == 2 and made["touched"].wanted["sparse"] == "window"
+
+
+def test_views_follow_each_other_and_say_when_no_kernel_answers(lab, folder, tmp_path):
+    touched = tiny.write(tmp_path, "04_views", TOUCH.format(model=str(folder)), "display(touched)")
+    with lab.open(touched) as reader:
+        page = reader.page
+        for _ in range(2):  # a cell that runs again shows the newest
+            reader.run_all()
+        answered(page, 0)
+        assert page.locator(".wb-prompt").count() == 2
+        page.locator(".wb-bar input[type=range]").first.press("End")
+        page.wait_for_function(f"() => {ALL}.every(view => view.dataset.revision === '1' && view.dataset.stale === '')")
+        text = page.locator(".wb-cards").nth(1).inner_text()
+        page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        page.evaluate(f"() => {NOTEBOOK}.sessionContext.session.kernel.restart()")
+        page.wait_for_function(f"() => {ALL}.every(view => view.innerText.includes('No kernel is behind'))")
+        page.locator(".wb-bar input[type=range]").first.press("Home")
+        assert "from its first cell to this one ([" in page.locator(".wb-status").first.inner_text()
+        page.evaluate(CLOSE)
+        page.evaluate(OPEN, touched.name)
+        page.wait_for_selector(".wb-prompt")
+        assert page.locator(".wb-cards").nth(1).inner_text() == text, "it was saved with the notebook"
+        assert "No kernel" in page.locator(".wb-status").first.inner_text()
         assert reader.left_the_machine == []

@@ -139,7 +139,7 @@ def test_the_first_notebook_answers_a_prompt_in_every_order_and_its_page_needs_n
     assert metrics["orders"] == answers.order.nunique() == 2 + 2 and len(answers) == 4 * (1 + 2)
     assert 0 < metrics["flops_share"] < 1
     page = (tmp_path / "00_start_here" / "00_start_here.html").read_text()
-    assert page.count("model: pageModel(data)") == 1 and "widget-view" not in page
+    assert page.count("model: pageModel(data, el.id)") == 1 and "widget-view" not in page
 
 
 def test_masks_show_the_readers_own_text_and_what_reuse_saves(folder, tmp_path):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import workbench
+from workbench.app.explore.editor.html import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
 HUGGING_FACE_KERNELS = {"__init__.py": "def get_kernel(name): raise RuntimeError(name)\n"}
@@ -152,7 +153,8 @@ def test_both_wheels_hold_the_same_files_and_nothing_at_the_top_but_the_package(
     top = {name.split("/")[0] for name in files["direct"]}
     assert {name for name in top if not name.endswith(".dist-info")} == {"workbench"}
     assert not any(name.endswith((".ipynb", ".sh")) for name in files["direct"])
-    assert {f"workbench/app/explore/editor/prompt_widget.{kind}" for kind in ("js", "css")} <= set(files["direct"])
+    editor = "prompt_widget.css", *(f"{part}.js" for part in (*PARTS, "page_model"))
+    assert {f"workbench/app/explore/editor/{name}" for name in editor} <= set(files["direct"])
     results = {Path(name).suffix for name in files["direct"] if "benchmarks" in name}
     assert results <= {".json", ".parquet"}, "results ship, the scripts that make them do not"
 

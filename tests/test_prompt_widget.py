@@ -48,7 +48,8 @@ def test_both_answers_come_in_stages_and_the_chosen_method_first(touched):
     work, wanted = touched
     stages = list(work.stages(wanted))
     names = [name for name, _ in stages]
-    assert names[:5] == ["text", "bill", "answers", "answers", "heat"] and set(names[5:]) == {"answers"}
+    assert names[:7] == ["text", "bill", "answers", "answers", "heat", "bill", "answers"]
+    assert set(names[7:]) == {"answers"}
     first, final = stages[2][1], stages[-1][1]
     assert first["full"] is None and first["kl"] is None
     assert final["full"]["done"] and final["method"]["done"] and final["kl"] >= 0
@@ -96,6 +97,47 @@ def test_kept_tiles_are_those_that_the_answer_was_computed_with(touched):
     assert layers == 2 and down == across == -(-heat["length"] // 16)
     assert (kept[:, np.arange(down), np.arange(down)] == 255).all(), "every row keeps its own tile"
     assert last(work, wanted)["heat"]["tile_map"] is None, "without a sparse method there is no choice to draw"
+
+
+def test_methods_beside_answer_the_same_prompt_once_and_keep_their_answer(touched):
+    work, wanted = touched
+    wanted = Wanted.of({**wanted.to_json(), "beside": [{"select": "none"}, {"select": "all"}], "place": 1})
+    answers, bill = (last(work, wanted)[name] for name in ("answers", "bill"))
+    reuse, full = answers["beside"]
+    assert reuse["kl"] == pytest.approx(last(work, replace(wanted, select="none"))["answers"]["kl"])
+    assert full["method"]["text"] == answers["full"]["text"] and full["method"]["done"]
+    assert [one["computed"] for one in bill["beside"]] == [bill["rows"]["question"], bill["length"]]
+    moved = list(work.stages(replace(wanted, ratio=0.25)))
+    assert [name for name, _ in moved].count("bill") == 1, "those beside are not computed again"
+    assert moved[1][1]["beside"] == bill["beside"] and dict(moved)["answers"]["beside"] == answers["beside"]
+    assert wanted.names == ["first tokens (EPIC), 50%", "plain reuse (Full Reuse)", "all recomputed"]
+
+
+def test_the_first_view_is_reuse_of_cached_blocks(touched):
+    work, wanted = touched
+    bills = [values for name, values in work.stages(wanted, cold=True) if name == "bill"]
+    assert bills[-1]["rows"]["encoded"] == 0 and bills[-1]["flops"]["method"] < bills[-1]["flops"]["full"]
+    assert all(one["flops"]["encoding"] == 0 for one in bills[-1]["beside"])
+
+
+def test_a_token_looks_where_full_attention_does_head_by_head(touched, loaded):
+    work, wanted = touched
+    assert work.look(3, 0) is None, "nothing is answered yet"
+    length = last(work, wanted)["heat"]["length"]
+    seen = work.look(length - 1, 1)["heads"]
+    heads = loaded.model.config.num_attention_heads
+    shares = np.frombuffer(base64.b64decode(seen["data"]), np.uint8).reshape(heads, length) / 255 * seen["high"]
+    assert np.allclose(shares.sum(1), 1, atol=0.05 * length / 255 + 0.05)
+    early = np.frombuffer(base64.b64decode(work.look(3, 1)["heads"]["data"]), np.uint8).reshape(heads, length)
+    assert early[:, 4:].max() == 0 < early[:, :4].max()
+    assert work.look(length, 1) is None and work.look(3, 99) is None
+
+
+def test_operations_fall_with_the_blocks_that_a_sparse_method_leaves_out(touched):
+    work, wanted = touched
+    dense, sparse = (last(work, replace(wanted, select="all", sparse=name))["bill"] for name in ("none", "window"))
+    assert dense["kept"] == 1 > sparse["kept"] and sparse["flops"]["method"] < dense["flops"]["method"]
+    assert sparse["seconds"]["method"] > sparse["seconds"]["choosing"] > 0 == dense["seconds"]["choosing"]
 
 
 def test_an_answer_that_is_no_longer_wanted_stops_within_a_layer(touched):
@@ -180,6 +222,11 @@ def test_what_cannot_be_answered_is_said_and_the_older_answer_stays(loaded, samp
         ({"sparse": "seer"}, "unknown sparse"),
         ({"select": 3}, "select is 3"),
         ({"revision": None}, "revision is None"),
+        ({"beside": "none"}, "beside is str"),
+        ({"beside": ["none"]}, "a method beside is"),
+        ({"beside": [{"select": "guess"}]}, "unknown select"),
+        ({"beside": [{}] * 12, "place": 0}, "13 methods"),
+        ({"place": 5}, "place is 5"),
     ],
 )
 def test_a_wish_that_is_none_is_refused_in_a_sentence(touched, change, said):

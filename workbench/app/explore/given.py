@@ -12,6 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.data import layouts, prompt_view
 from workbench.data.prompt_view import Reading
 from workbench.data.sample import Sample
+from workbench.models.checkpoints import base_folder
 from workbench.models.loading import Loaded
 from workbench.models.model_card import layout_of, tokenizer_of
 from workbench.models.model_names import folder
@@ -33,7 +34,7 @@ def loaded_of(model: Model) -> Loaded:
             return models.load(model)
         case PreTrainedModel():
             place = folder(str(model.name_or_path))
-            tokenizer = tokenizer_of(place)
+            tokenizer = tokenizer_of(base_folder(place))
             return Loaded(model, tokenizer, layout_of(place, tokenizer))
         case (PreTrainedModel() as lm, tokenizer):
             return Loaded(lm, tokenizer, layout_of(folder(str(lm.name_or_path)), tokenizer))

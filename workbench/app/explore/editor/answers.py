@@ -24,7 +24,7 @@ from workbench.core.tiling.tiles import Tiles
 from workbench.engine import attention_maps
 from workbench.engine.assembly import assemble
 from workbench.engine.decoding import decode, text_of
-from workbench.engine.forward import PrefillOutput, PrefillRequest, all_rows, prefill_many
+from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.request_report import WatchedStore
 from workbench.methods.select import choose
@@ -97,6 +97,10 @@ class PromptAnswers:
         self._kept: dict[str, OrderedDict[Hashable, Any]] = {name: OrderedDict() for name in ("full", "scores", "runs")}
         self._last: Answers | None = None
 
+    def apart(self) -> "PromptAnswers":
+        """Return one that answers the same prompts and keeps nothing of this one's."""
+        return PromptAnswers(self.loaded, self.reader, self.expected, self.max_new_tokens)
+
     def stages(self, wanted: Wanted, alive: Alive = lambda: None, cold: bool = False) -> Iterator[Stage]:
         """Answer a prompt: yields ("text" | "bill" | "answers" | "heat", values), the newest known each time.
 
@@ -132,19 +136,20 @@ class PromptAnswers:
         yield from self._spoken(answers, alive)
         self._remember(answers)
 
-    def look(self, token: int, layer: int, full: bool) -> dict[str, Any] | None:
-        """Return where a token looks, head by head: {token, heads: [H, T] painted}; None where that is not known.
+    def look(self, token: int, layer: int) -> dict[str, Any] | None:
+        """Return where a token attends to, head by head: {heads: [H, T] painted}; None where that is not known.
 
-        Of full attention, or of the chosen method, of which only computed tokens have queries.
+        By the chosen method where it computed the token, else by full attention.
         """
-        answers = self._last
-        one = answers and (answers.full if full else answers.method.answer)
-        if not one or layer not in one.queries or not (at := (one.rows == token).nonzero().flatten().tolist()):
+        if (answers := self._last) is None or answers.full is None:
             return None
-        assert answers is not None
-        asked, keys = one.queries[layer][:, at], one.kv.keys[layer][:, : len(answers.prompt)]
-        ((_, logits),) = attention_maps.logits(self.loaded.model, layer, asked, keys, one.rows[at])
-        return {"token": token, "layer": layer, "heads": heat.painted(attention_maps.softmax(logits)[:, 0])}
+        for one in (answers.method.answer, answers.full):
+            at = (one.rows == token).nonzero().flatten()
+            if len(at) and layer in one.queries:
+                asked, keys = one.queries[layer][:, at], one.kv.keys[layer][:, : len(answers.prompt)]
+                ((_, logits),) = attention_maps.logits(self.loaded.model, layer, asked, keys, one.rows[at])
+                return {"heads": heat.painted(attention_maps.softmax(logits)[:, 0])}
+        return None
 
     def _expected(self, wanted: Wanted) -> tuple[str, ...]:
         """Return what is expected of the question that came with the prompt; nothing of one that was edited."""

@@ -91,6 +91,23 @@ class Wanted:
         return (self, *(replace(self, **fields, beside=(), place=0) for fields in self.beside))
 
     @property
+    def names(self) -> list[str]:
+        """The names of `columns`."""
+        return [column.name for column in self.columns]
+
+    @property
+    def name(self) -> str:
+        """The name of the method, as `nameOf` of columns.js gives it."""
+        if self.select == "none":
+            parts = [f"plain reuse ({REUSE_NAMES[self.prepare]})"]
+        else:
+            parts = [
+                "all recomputed" if self.select == "all" else f"{SELECTORS.name_of(self.select)}, {self.ratio:.0%}"
+            ]
+        parts += ["naive positions"] if self.positions == "naive" else []
+        return ", ".join(parts + ([] if self.sparse == "none" else [SPARSE_METHODS.name_of(self.sparse)]))
+
+    @property
     def system(self) -> int:
         """How many blocks at the front are no passages."""
         return int(self.pieces[0].kind == "system")

@@ -22,11 +22,14 @@ from workbench.core.utils.files import check_file, write_text
 from workbench.engine.decoding import check_length
 from workbench.methods.registry import is_whole
 from workbench.methods.select import check_budget
+from workbench.models import model_names
+from workbench.models.loading import Loaded
 from workbench.plots.marks.styles import SELECTORS
 
 RATIOS = (0.05, 0.15, 0.4)
 SELECTED = ("none", "query_guided", "answer_guided")
 ORDERS = 24
+OTHERS = ("prepare", "positions", "sparse")  # what a page's choices have in common
 RESULTS = ("text", "answers", "bill", "heat")
 
 
@@ -53,7 +56,7 @@ def asked(
     """Return what answers a prompt, what is wanted at first and the menus; arguments as of `prompt`."""
     if not is_whole(max_new_tokens, 1):
         raise BadInput(f"max_new_tokens {max_new_tokens!r}: it is a whole number, 1 or more")
-    allowed = {*FIELDS, "ratio"}
+    allowed = {*FIELDS, "ratio", "beside", "place"}
     if unknown := set(chosen) - allowed:
         raise not_allowed("choice", min(unknown), sorted(allowed))
     loaded = loaded_of(model)
@@ -62,13 +65,21 @@ def asked(
     reader = PromptReader(loaded.tokenizer, loaded.layout)
     blocks = [{"id": piece.id, "text": piece.text, "kind": piece.kind} for piece in reader.pieces(reading)]
     wanted = Wanted.of({"blocks": blocks, "select": "query_guided", **chosen})
+    if "beside" not in chosen and wanted.select != "none":
+        wanted = replace(wanted, beside=({**wanted.fields, "select": "none", "sparse": "none"},), place=1)
     wanted.method(len(reading.prompt))
     listed = menus(loaded.model)
     options: dict[str, Any] = {**listed, "methods": published(listed), "source": reading.source}
     options |= {"supporting": [piece_id(number) for number in reading.supporting]}
     options |= {"template": loaded.layout.passage.format(title="A title", text="Write a passage.")}
-    options |= {"long": len(reading.prompt) > LONG}
+    options |= {"long": len(reading.prompt) > LONG, "model": _name(loaded), "look": True}
     return PromptAnswers(loaded, reader, reading.answers, max_new_tokens), wanted, options
+
+
+def _name(loaded: Loaded) -> str:
+    """Return what loads a model: the name of a shipped or fetched one, or its folder."""
+    path = Path(str(loaded.model.name_or_path))
+    return path.name if path.name in model_names.names() else str(path)
 
 
 @dataclass(frozen=True)
@@ -90,12 +101,17 @@ class PromptPage:
         return {name: self._built(found[name]) for name in RESULTS}
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a record a combination: order, select, ratio, both answers, how far they are apart, and the cost."""
+        """Return a record a combination: order, select, ratio, both answers, how far they are apart, and the cost.
+
+        Those are left out that differ from the first view in more than order, selector and ratio.
+        """
         records = []
         for order, choices in self.data["results"].items():
             for choice, index in choices.items():
+                spec, ratio, *others = choice.split("\t")
+                if others != [self.data["wanted"][name] for name in OTHERS]:
+                    continue
                 answers, bill = self._built(index["answers"]), self._built(index["bill"])
-                spec, ratio, *_ = choice.split("\t")
                 said = {"answer": answers["method"]["text"], "full": answers["full"]["text"]}
                 said |= {"right": answers["method"]["right"], "right_full": answers["full"]["right"]}
                 said |= {"kl": answers["kl"], "agree": answers["agree"], "rows": bill["computed"]}
@@ -119,11 +135,13 @@ class PromptPage:
         return {name: self._built(each) for name, each in zip(names, index[1:], strict=True)}
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        shown = self.result(Wanted.of(self.data["wanted"]))
-        record = {"wanted": self.data["wanted"], **shown, "problem": ""}
+        wanted = Wanted.of(self.data["wanted"])
+        shown, *beside = [self.result(column) for column in wanted.columns]
+        for name in ("answers", "bill"):
+            shown[name] = shown[name] | {"beside": [one[name] for one in beside]}
         return {
             MIME: self.data,
-            "text/html": summary(record, SELECTORS.name_of(record["wanted"]["select"])),
+            "text/html": summary(shown, wanted.names),
             "text/plain": f"a prompt, {self.answered} answers",
         }
 
@@ -171,33 +189,42 @@ def answered_page(
     Raises BadInput for an unknown selector or a ratio outside 0 to 1.
     """
     _check(wanted, orders, selectors, ratios)
-    choices = [(spec, ratio) for spec in selectors for ratio in (ratios if _has_ratio(spec) else (0.0,))]
+    first = _first(wanted, selectors, ratios)
+    grid = [replace(first, select=spec, ratio=ratio) for spec in selectors for ratio in _ratios(spec, ratios)]
+    choices = {_choice(one): replace(one, beside=(), place=0) for one in (*grid, *first.columns)}
     arranged = arrangements(wanted.pieces, orders)
     work.warm_up(wanted)  # so that times are those of a model at work, over blocks that are cached
     pool, results, done = GridPool(), dict[str, dict[str, Any]](), 0
     for pieces in arranged:
         of_order = results.setdefault(_order(pieces), {})
-        for spec, ratio in choices:
-            one = replace(wanted, pieces=pieces, select=spec, ratio=ratio)
-            last = dict(work.stages(one))
+        for name, choice in choices.items():
+            last = dict(work.stages(replace(choice, pieces=pieces)))
             del last["text"]["prompt"]
-            of_order[_choice(one)] = {name: pool.put(last[name]) for name in RESULTS}
+            of_order[name] = {kind: pool.put(last[kind]) for kind in RESULTS}
             done += 1
             if progress:
                 progress(done, len(arranged) * len(choices))
-    first = wanted if wanted.select in selectors else replace(wanted, select=selectors[0])
-    nearest = min(ratios, key=lambda ratio: abs(ratio - first.ratio))
-    first = replace(first, ratio=nearest, revision=0)
     return PromptPage(
         {
             "options": {**options, **_menus(options, selectors, first), "ratios": list(ratios), "editable": False}
-            | {"note": _note(arranged, len(choices)), "methods": []},
+            | {"note": _note(arranged, len(choices)), "methods": [], "look": False},
             "wanted": first.to_json(),
             "results": results,
+            "choices": len(choices),
             "values": pool.values,
             "fields": [list(names) for names in pool.fields],
         }
     )
+
+
+def _first(wanted: Wanted, selectors: Sequence[str], ratios: Sequence[float]) -> Wanted:
+    """Return what a page shows first: what is wanted, or what is nearest to it on the page."""
+    spec = wanted.select if wanted.select in selectors else selectors[0]
+    return replace(wanted, select=spec, ratio=min(ratios, key=lambda ratio: abs(ratio - wanted.ratio)), revision=0)
+
+
+def _ratios(spec: str, ratios: Sequence[float]) -> Sequence[float]:
+    return ratios if _has_ratio(spec) else (0.0,)
 
 
 def _note(arranged: Sequence[tuple[PromptPiece, ...]], choices: int) -> str:
@@ -252,4 +279,4 @@ def _order(pieces: Sequence[PromptPiece]) -> str:
 
 def _choice(wanted: Wanted) -> str:
     ratio = wanted.ratio if _has_ratio(wanted.select) else 0
-    return "\t".join((wanted.select, f"{ratio:g}", wanted.prepare, wanted.positions, wanted.sparse))
+    return "\t".join((wanted.select, f"{ratio:g}", *(getattr(wanted, name) for name in OTHERS)))

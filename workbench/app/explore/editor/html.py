@@ -4,12 +4,14 @@ What is drawn asks no network and needs no kernel. Texts of prompts and answers 
 """
 
 import json
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 MIME = "application/vnd.workbench.prompt.v1+json"
 HERE = Path(__file__).parent
+PARTS = ("tokens", "columns", "maps", "prompt_widget")  # of the script, in order
 STANDS = '<div id="{name}"></div><style>{css}</style>\n<script type="module">{script}\n{call}</script>'
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>A prompt to touch</title>
@@ -27,24 +29,46 @@ def page(data: dict[str, Any]) -> str:
 
 def body(data: dict[str, Any], name: str = "prompt") -> str:
     """Return the HTML that draws a page's data, script and style included."""
-    script = (HERE / "prompt_widget.js").read_text(encoding="utf-8").replace("export default", "const widget =")
-    call = f"const data = {_script_json(data)};\n"
-    call += f"widget.render({{ model: pageModel(data), el: document.getElementById({json.dumps(name)}) }});"
+    code = script(*PARTS, "page_model").replace("export default", "const widget =")
+    call = f"const data = {_script_json(data)}, el = document.getElementById({json.dumps(name)});\n"
+    call += "widget.render({ model: pageModel(data, el.id), el });"
     css = (HERE / "prompt_widget.css").read_text(encoding="utf-8")
-    return STANDS.format(name=escape(name), css=css, script=script, call=call)
+    return STANDS.format(name=escape(name), css=css, script=code, call=call)
 
 
-def summary(record: dict[str, Any], method: str) -> str:
-    """Return both answers and the text as HTML without a script, for readers that run none; `method` by its name."""
+def script(*parts: str) -> str:
+    """Return the script of the editor."""
+    return "\n".join((HERE / f"{part}.js").read_text(encoding="utf-8") for part in parts)
+
+
+def summary(record: dict[str, Any], names: Sequence[str]) -> str:
+    """Return the answers and the text as HTML without a script, for readers that run none.
+
+    `names` are those of the methods: of the chosen one, then of those beside it.
+    """
     answers, bill = record["answers"], record["bill"]
+    rows = [("full attention", answers.get("full"), bill.get("length"), answers.get("seconds_full"))]
+    for name, one, took in zip(
+        names, (answers, *answers.get("beside", ())), (bill, *bill.get("beside", ())), strict=True
+    ):
+        if one and took:
+            rows.append((name, one.get("method"), took["computed"], took["seconds"]["method"]))
     said = "".join(
-        f"<li><b>{title}</b>: {escape(answers[name]['text'])}</li>"
-        for name, title in (("full", "full attention"), ("method", method))
-        if answers.get(name)
+        f"<tr><th>{escape(name)}</th><td>{escape(one['text'])}</td><td>{_sign(one['right'])}</td>"
+        f"<td>{computed} of {bill['length']} tokens computed</td><td>TTFT {_milliseconds(seconds)}</td></tr>"
+        for name, one, computed, seconds in rows
+        if one
     )
-    took = f"<p>{bill['computed']} of {bill['length']} tokens computed.</p>" if bill else ""
     text = "".join(f"<p>{escape(''.join(block['tokens']))}</p>" for block in record["text"].get("blocks", []))
-    return f"<ul>{said}</ul>{took}<details><summary>The prompt</summary>{text}</details>"
+    return f"<table>{said}</table><details><summary>The prompt</summary>{text}</details>"
+
+
+def _sign(right: bool | None) -> str:
+    return "" if right is None else "right" if right else "wrong"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:,.0f} ms"
 
 
 def _script_json(value: Any) -> str:

@@ -1,114 +1,9 @@
-// A prompt one can touch: blocks as text, the heat of every token, two answers side by side, and linked maps.
-// `model` is anywidget's model, or the one that `pageModel` makes of results computed beforehand (a page without a kernel).
-// Texts of people and models are put in as text nodes only.
+// The interactive prompt editor: blocks as text with the heat of every token, answers side by side, and linked maps.
+// `model` is anywidget's model, or the one that `pageModel` makes of results computed beforehand (a page without a
+// kernel). Texts of people and models are put in as text nodes only.
 
 const RESULTS = ["text", "answers", "bill", "heat"];
-const HEATS = [
-  ["none", "nothing"],
-  ["score", "score of the selector"],
-  ["deviation", "deviation of the cached blocks"],
-  ["left", "deviation after recomputing"],
-  ["attention", "attention from the question, chosen method"],
-  ["attention_full", "attention from the question, full attention"],
-  ["tiles", "kept tiles"],
-];
-const ROWS = [
-  ["question", "question"],
-  ["recomputed", "recomputed"],
-  ["encoded", "encoded now"],
-  ["shifted", "reused, shifted"],
-  ["reused", "reused in place"],
-];
-const STEPS = 24; // shades of heat
-const FIELDS = ["prepare", "select", "positions", "sparse"];
-
-function make(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "class") node.className = value;
-    else if (value === true) node.setAttribute(name, "");
-    else if (value !== false && value != null) node.setAttribute(name, value);
-  }
-  node.append(...children.filter((child) => child != null));
-  return node;
-}
-
-const bytes = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
-const floats = (text) => new Float32Array(bytes(text).buffer);
-const percent = (share) => `${Math.round(100 * share)}%`;
-const short = (value) => {
-  if (value === 0) return "0";
-  const [size, unit] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]].find(([s]) => Math.abs(value) >= s) || [1, ""];
-  return `${Number((value / size).toPrecision(3))}${unit && ` ${unit}`}`;
-};
-const time = (seconds) => (seconds < 1 ? `${(1000 * seconds).toFixed(0)} ms` : `${seconds.toFixed(1)} s`);
-const clone = (value) => JSON.parse(JSON.stringify(value));
-const oneLine = (text, most = 40) => {
-  const line = text.replace(/\s+/g, " ").trim();
-  return line.length > most ? `${line.slice(0, most - 1)}…` : line;
-};
-
-// ---------------------------------------------------------------- what is known of tokens
-
-// Heat by token (0 to 1, and the value itself), from what Python sent.
-class Heat {
-  constructor(record) {
-    this.record = record;
-    this.maps = {};
-    for (const name of ["deviation", "left", "attention", "attention_full", "tiles", "tile_map"]) {
-      if (record[name]) this.maps[name] = { ...record[name], data: bytes(record[name].data) };
-    }
-    this.chosen = new Set(record.chosen);
-    if (record.score) this.rank(floats(record.score));
-  }
-
-  rank(scores) {
-    this.scores = scores;
-    const finite = [...scores.keys()].filter((i) => Number.isFinite(scores[i]));
-    finite.sort((a, b) => scores[a] - scores[b]);
-    this.ranks = new Float32Array(this.record.length);
-    finite.forEach((token, place) => (this.ranks[token] = place / Math.max(1, finite.length - 1)));
-  }
-
-  has(name) {
-    return name === "none" || (name === "score" ? !!this.scores : !!this.maps[name]);
-  }
-
-  // [T] shares of the darkest shade; layer -1 is the mean over layers
-  shares(name, layer) {
-    const { length } = this.record;
-    const shares = new Float32Array(length);
-    if (name === "score" && this.scores) return this.ranks;
-    const map = this.maps[name];
-    if (!map) return shares;
-    const layers = layer < 0 ? [...Array(map.shape[0]).keys()] : [Math.min(layer, map.shape[0] - 1)];
-    for (const at of layers) {
-      for (let i = 0; i < length; i++) shares[i] += map.data[at * length + i] / 255 / layers.length;
-    }
-    const most = shares.reduce((a, b) => Math.max(a, b), 0); // one layer is painted over its own range
-    if (name !== "tiles" && most > 0) for (let i = 0; i < length; i++) shares[i] /= most;
-    return shares;
-  }
-
-  value(name, layer, token) {
-    if (name === "score") {
-      const score = this.scores?.[token];
-      if (!Number.isFinite(score)) return "";
-      return `score ${Number(score.toPrecision(3))}, above ${percent(this.ranks[token])} of the others`;
-    }
-    const map = this.maps[name];
-    if (!map) return "";
-    const layers = layer < 0 ? [...Array(map.shape[0]).keys()] : [layer];
-    const shares = layers.map((at) => map.data[at * this.record.length + token] / 255);
-    const values = shares.map((share) => (map.log ? (share ? map.low * (map.high / map.low) ** share : 0) : share * map.high));
-    const mean = values.reduce((a, b) => a + b, 0) / values.length;
-    const label = HEATS.find(([key]) => key === name)[1];
-    return `${label} ${name.startsWith("attention") || name === "tiles" ? `${Number((100 * mean).toPrecision(2))}%` : Number(mean.toPrecision(2))}`;
-  }
-}
-
-// ---------------------------------------------------------------- the widget
+const SILENT_MS = 3000; // a kernel that has not answered for so long is busy or gone
 
 class PromptView {
   constructor(model, el) {
@@ -117,15 +12,16 @@ class PromptView {
     this.want = clone(model.get("wanted"));
     this.past = [];
     this.first = clone(this.want);
-    this.layer = -1;
+    this.layer = this.head = -1;
     this.heatName = "score";
     this.hovered = null;
     this.pinned = model.get("token") ?? null;
     this.spans = [];
     this.editing = null;
     this.clean = [];
-    this.root = make("div", { class: `wb-prompt${this.options.long ? " wb-long" : ""}`, role: "group", "aria-label": "A prompt one can touch", "data-lm-suppress-shortcuts": "true" });
+    this.root = make("div", { class: `wb-prompt${this.options.long ? " wb-long" : ""}`, role: "group", "aria-label": "Interactive prompt editor" });
     el.append(this.root);
+    this.recall();
     this.build();
     this.listen();
     this.theme();
@@ -154,39 +50,37 @@ class PromptView {
     }
     this.undo = make("button", { type: "button", onclick: () => this.back() }, "Undo");
     this.reset = make("button", { type: "button", onclick: () => this.change((want) => Object.assign(want, clone(this.first))) }, "Reset");
-    controls.append(make("span", { class: "wb-buttons" }, this.undo, this.reset));
+    const button = (label, action, title) => make("button", { type: "button", onclick: action, title }, label);
+    controls.append(make("span", { class: "wb-buttons" }, this.undo, this.reset,
+      button("Add a column", () => this.addColumn(), "Another method beside this one"),
+      button("Copy as code", () => this.showCode(), "The Python that makes this state"),
+      button("Save state", () => this.saveState(), "Write the blocks and methods into a file"),
+      button("Open state", () => this.openState(), "Read a file that was saved here")));
 
-    this.heatMenu = make("select", { onchange: () => { this.heatName = this.heatMenu.value; this.paint(); this.drawMaps(); } });
-    this.layerSlider = make("input", { type: "range", min: -1, value: -1, oninput: () => { this.layer = Number(this.layerSlider.value); this.paint(); this.drawMaps(); } });
+    this.heatMenu = make("select", { onchange: () => { this.heatName = this.heatMenu.value; this.recolour(); } });
+    this.layerSlider = make("input", { type: "range", min: -1, value: -1, oninput: () => { this.layer = Number(this.layerSlider.value); this.recolour(); } });
     this.layerOut = make("output", { class: "wb-number wb-wide" });
+    this.headSlider = make("input", { type: "range", min: -1, value: -1, oninput: () => { this.head = Number(this.headSlider.value); this.recolour(); } });
+    this.headOut = make("output", { class: "wb-number wb-wide" });
+    this.search = make("input", { type: "search", placeholder: "text", oninput: () => this.find(), onkeydown: (event) => event.key === "Enter" && this.find(event.shiftKey ? -1 : 1) });
+    this.searchOut = make("output", { class: "wb-number" });
     const legend = make("span", { class: "wb-legend", "aria-hidden": "true" }, "less", make("span", { class: "wb-ramp" }), "more", make("span", { class: "wb-frame" }, "framed"), "recomputed");
     const colours = make("div", { class: "wb-bar", role: "toolbar", "aria-label": "Colour of the tokens" },
-      this.labelled("colour", this.heatMenu), this.labelled("layer", this.layerSlider, this.layerOut), legend);
+      this.labelled("colour", this.heatMenu), this.labelled("layer", this.layerSlider, this.layerOut), this.labelled("head", this.headSlider, this.headOut), this.labelled("find", this.search, this.searchOut), legend);
 
+    this.status = make("p", { class: "wb-status", role: "status", "aria-live": "polite" });
+    this.cards = make("div", { class: "wb-cards" });
+    this.code = make("div", { class: "wb-code" });
     this.detail = make("p", { class: "wb-detail", role: "status", "aria-live": "polite" });
     this.blocks = make("div", { class: "wb-blocks", role: "list", "aria-label": "Blocks of the prompt" });
     this.add = make("button", { type: "button", class: "wb-add", onclick: () => this.addBlock() }, "+ Add a passage");
     const left = make("div", { class: "wb-left" }, this.detail, this.blocks, this.editable ? this.add : null);
     if (!this.editable && this.options.note) left.append(make("p", { class: "wb-note" }, this.options.note));
-
-    this.status = make("p", { class: "wb-status", role: "status", "aria-live": "polite" });
-    this.cards = make("div", { class: "wb-cards" });
     this.first_ = make("div", { class: "wb-first" });
     this.bill = make("div", { class: "wb-bill" });
-    const right = make("div", { class: "wb-right" }, this.status, this.cards, this.first_, this.bill);
-
-    this.maps = make("div", { class: "wb-maps" });
-    this.canvases = {};
-    for (const [name, title] of [["mask", "Who sees whom"], ["deviation", "Deviation"], ["attention", "Attention from the question"], ["tiles", "Sparse tiles"]]) {
-      const canvas = make("canvas", { role: "img", "aria-label": title });
-      const caption = make("figcaption", {}, make("b", {}, title), make("span", {}));
-      canvas.addEventListener("pointermove", (event) => this.mark(this.tokenAt(canvas, event), true));
-      canvas.addEventListener("pointerleave", () => this.mark(null, true));
-      canvas.addEventListener("click", (event) => this.mark(this.tokenAt(canvas, event), false));
-      this.maps.append(make("figure", { class: "wb-map" }, caption, canvas));
-      this.canvases[name] = { canvas, caption };
-    }
-    this.root.append(controls, colours, make("div", { class: "wb-columns" }, left, right), this.maps);
+    this.maps = new Maps(this);
+    const right = make("div", { class: "wb-right" }, this.first_, this.bill, this.maps.node);
+    this.root.append(controls, this.status, this.code, this.cards, colours, make("div", { class: "wb-columns" }, left, right));
     this.blocks.addEventListener("pointerover", (event) => this.mark(this.tokenOf(event.target), true));
     this.blocks.addEventListener("pointerleave", () => this.mark(null, true));
     this.blocks.addEventListener("click", (event) => {
@@ -195,12 +89,13 @@ class PromptView {
   }
 
   labelled(label, ...inputs) {
+    inputs[0].setAttribute("aria-label", label);
     return make("label", { class: "wb-field" }, make("span", {}, label), ...inputs);
   }
 
   listen() {
     const on = (name, action) => {
-      const listener = () => action();
+      const listener = () => { this.heard(); action(); };
       this.model.on(`change:${name}`, listener);
       this.clean.push(() => this.model.off(`change:${name}`, listener));
     };
@@ -214,8 +109,12 @@ class PromptView {
     });
     on("text", () => { this.drawBlocks(); this.drawResults(); });
     for (const name of ["answers", "bill"]) on(name, () => this.drawResults());
-    on("heat", () => { this.readHeat(); this.drawControls(); this.paint(); this.drawResults(); this.drawMaps(); });
+    on("heat", () => { this.readHeat(); this.drawControls(); this.paint(); this.drawResults(); this.drawMaps(); this.look(); });
     for (const name of ["busy", "problem"]) on(name, () => this.drawStatus());
+    on("looked", () => { this.heat?.see(this.model.get("looked")); this.recolour(false); });
+    const live = () => setTimeout(() => this.drawStatus()); // the notebook marks the view first
+    this.model.on("comm_live_update", live);
+    this.clean.push(() => this.model.off("comm_live_update", live), () => clearTimeout(this.waiting));
     on("token", () => { this.pinned = this.model.get("token") ?? null; this.showMark(); });
     const watch = new MutationObserver(() => this.theme());
     for (const node of [document.documentElement, document.body]) watch.observe(node, { attributes: true, attributeFilter: ["class", "data-jp-theme-light", "data-jp-theme-name", "data-theme", "style"] });
@@ -253,6 +152,107 @@ class PromptView {
   }
 
   send() {
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => { this.silent = true; this.drawStatus(); }, SILENT_MS);
+    this.model.set("wanted", clone(this.want));
+    this.model.save_changes();
+    this.remember();
+  }
+
+  // Something came from the kernel
+  heard() {
+    clearTimeout(this.waiting);
+    this.silent = false;
+  }
+
+  // Why no answer will come, where the notebook knows
+  get gone() {
+    if (!this.root.closest(".jupyter-widgets-disconnected")) return "";
+    const cell = this.root.closest(".jp-Cell")?.querySelector(".jp-InputPrompt")?.textContent.trim();
+    return `No kernel is behind this view any more: it shows the last answers. Run the notebook again from its first cell to this one${cell ? ` (${cell.replace(/:$/, "")})` : ""}.`;
+  }
+
+  // ------------------------------------------------------------ columns
+
+  // Every method in its place, by its fields
+  methods() {
+    const all = [...(this.want.beside || [])];
+    all.splice(this.want.place || 0, 0, Object.fromEntries([...FIELDS, "ratio"].map((name) => [name, this.want[name]])));
+    return all;
+  }
+
+  arrange(all, place) {
+    this.change((want) => Object.assign(want, all[place], { beside: all.filter((_, i) => i !== place), place }));
+  }
+
+  addColumn() {
+    const all = this.methods(), place = this.want.place || 0;
+    all.splice(place, 0, clone(all[place]));
+    this.arrange(all, place + 1);
+    this.say("The new column is the chosen one: its method is that of the menus.");
+  }
+
+  removeColumn(at) {
+    const all = this.methods(), place = this.want.place || 0;
+    all.splice(at, 1);
+    this.arrange(all, Math.max(0, Math.min(all.length - 1, at < place ? place - 1 : place)));
+  }
+
+  // ------------------------------------------------------------ the state as code, as a file and in the address
+
+  state() {
+    const { blocks, beside, place, ...fields } = clone(this.want);
+    delete fields.revision;
+    return { blocks, ...fields, beside: beside || [], place: place || 0 };
+  }
+
+  showCode() {
+    const { blocks, ...chosen } = this.state();
+    const python = (value) => (Array.isArray(value) ? `[${value.map(python).join(", ")}]` : value && typeof value === "object" ? `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${python(one)}`).join(", ")}}` : JSON.stringify(value));
+    const text = ["from workbench import explore", "", "blocks = [", ...blocks.map((block) => `    ${JSON.stringify(block.text)},`), "]", "touched = explore.prompt(", `    ${JSON.stringify(this.options.model || "lab-full")},`, "    blocks,", ...Object.entries(chosen).map(([name, value]) => `    ${name}=${python(value)},`), ")", "touched", ""].join("\n");
+    const area = make("textarea", { rows: 12, readonly: true, "aria-label": "Python that makes this state", spellcheck: "false" });
+    area.value = text;
+    this.code.replaceChildren(area, make("button", { type: "button", onclick: () => this.code.replaceChildren() }, "Close"));
+    area.select();
+    navigator.clipboard?.writeText(text).then(() => this.say("The code is in the clipboard."), () => this.say("The code is selected: Ctrl+C copies it."));
+  }
+
+  saveState() {
+    const link = make("a", { href: URL.createObjectURL(new Blob([JSON.stringify(this.state(), null, 1)], { type: "application/json" })), download: "prompt.json" });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  openState() {
+    const file = make("input", { type: "file", accept: "application/json,.json" });
+    file.addEventListener("change", async () => {
+      try {
+        const read = JSON.parse(await file.files[0].text());
+        if (!Array.isArray(read.blocks)) throw new Error("it has no blocks");
+        const known = Object.keys(this.state()).filter((name) => name in read);
+        this.change((want) => known.forEach((name) => (want[name] = read[name])));
+      } catch (problem) {
+        this.say(`${file.files[0].name} is no state of a prompt: ${problem.message}`);
+      }
+    });
+    file.click();
+  }
+
+  // On a page without a kernel the address holds the state, so that it can be sent
+  remember() {
+    const { blocks, ...chosen } = this.state();
+    this.model.remember?.({ order: blocks.map((block) => block.id), ...chosen, heatName: this.heatName, layer: this.layer, token: this.pinned });
+  }
+
+  recall() {
+    const { order, heatName, layer, token, ...chosen } = this.model.recalled || {};
+    if (!order) return;
+    const known = new Map(this.want.blocks.map((block) => [block.id, block]));
+    const fields = Object.keys(this.state()).filter((name) => name in chosen);
+    fields.forEach((name) => (this.want[name] = chosen[name]));
+    if (order.every((id) => known.has(id))) this.want.blocks = order.map((id) => known.get(id));
+    Object.assign(this, { heatName: heatName ?? "score", layer: layer ?? -1, pinned: token ?? null });
+    this.want.revision += 1;
     this.model.set("wanted", clone(this.want));
     this.model.save_changes();
   }
@@ -338,6 +338,7 @@ class PromptView {
   readHeat() {
     const record = this.model.get("heat");
     this.heat = record?.length ? new Heat(record) : null;
+    this.heat?.see(this.model.get("looked"));
     const text = this.model.get("text");
     if (this.heat) this.heat.blocks = new Map((text?.revision === record.revision ? text.blocks : []).map((block) => [block.id, block]));
   }
@@ -374,10 +375,66 @@ class PromptView {
     this.ratioOut.value = this.want.select === "none" ? "none" : this.want.select === "all" ? "all" : percent(this.want.ratio);
     this.undo.disabled = !this.past.length;
     this.reset.disabled = JSON.stringify({ ...this.want, revision: 0 }) === JSON.stringify({ ...this.first, revision: 0 });
-    this.fill(this.heatMenu, HEATS.map(([value, title]) => ({ value, title: `${title}${this.heat && !this.heat.has(value) ? " –" : ""}`, disabled: !!this.heat && !this.heat.has(value) })), this.heatName);
-    [...this.heatMenu.options].forEach((option, i) => HEATS[i] && (option.textContent = HEATS[i][1]));
-    if (this.heat) this.layerSlider.max = this.heat.record.layers - 1;
-    this.layerOut.value = this.layer < 0 ? "all" : this.layer;
+    const heats = HEATS.filter(([value]) => value !== "look" || this.options.look);
+    this.fill(this.heatMenu, heats.map(([value, title]) => ({ value, title, disabled: !!this.heat && !this.heat.has(value) })), this.heatName);
+    this.drawSliders();
+  }
+
+  drawSliders() {
+    const looks = this.heatName === "look";
+    if (this.heat) Object.assign(this.layerSlider, { max: this.heat.record.layers - 1, min: looks ? 0 : -1, value: looks && this.layer < 0 ? this.heat.record.layers - 1 : this.layer });
+    if (this.heat) Object.assign(this.headSlider, { max: this.heat.record.heads - 1, value: this.head });
+    this.layerOut.value = looks ? this.layerSlider.value : this.layer < 0 ? "all" : this.layer;
+    this.headOut.value = this.head < 0 ? "mean" : this.head;
+    this.headSlider.closest("label").hidden = !looks;
+    this.layerSlider.setAttribute("aria-valuetext", `layer ${this.layerOut.value}`);
+    this.headSlider.setAttribute("aria-valuetext", `head ${this.headOut.value}`);
+  }
+
+  // The row of the heat's map that the text shows: a head, or a layer
+  get row() {
+    return this.heatName === "look" ? this.head : this.layer;
+  }
+
+  recolour(ask = true) {
+    this.drawSliders();
+    this.paint();
+    this.drawMaps();
+    if (ask) this.look();
+    this.remember();
+  }
+
+  // Ask where the marked token looks, or the last one where none is marked
+  look() {
+    if (this.heatName !== "look" || !this.heat || this.isStale("heat")) return;
+    const asked = { token: this.pinned ?? this.heat.record.length - 1, layer: Number(this.layerSlider.value), revision: this.want.revision };
+    if (JSON.stringify(asked) === JSON.stringify(this.model.get("asked"))) return;
+    this.model.set("asked", asked);
+    this.model.save_changes();
+  }
+
+  // Mark where the text is found; `step` goes to the next place
+  find(step = 0) {
+    const wanted = this.search.value.toLowerCase();
+    this.root.querySelectorAll(".wb-found").forEach((span) => span.classList.remove("wb-found"));
+    this.found = [];
+    for (const node of wanted ? this.blocks.querySelectorAll(".wb-text") : []) {
+      const spans = [...node.querySelectorAll("[data-i]")];
+      const text = spans.map((span) => span.textContent).join("").toLowerCase();
+      for (let at = text.indexOf(wanted); at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
+        let begin = 0;
+        const hit = spans.filter((span) => { const from = begin; begin += span.textContent.length; return begin > at && from < at + wanted.length; });
+        hit.forEach((span) => span.classList.add("wb-found"));
+        if (hit.length) this.found.push(hit[0]);
+      }
+    }
+    this.searchOut.value = wanted ? `${this.found.length} found` : "";
+    if (!step || !this.found.length) return;
+    const now = this.found.findIndex((span) => Number(span.dataset.i) === this.pinned);
+    const next = this.found.at((now + (now < 0 && step < 0 ? 0 : step)) % this.found.length);
+    this.pinned = null;
+    this.mark(Number(next.dataset.i), false);
+    next.scrollIntoView({ block: "nearest" });
   }
 
   drawBlocks() {
@@ -478,8 +535,7 @@ class PromptView {
 
   paint() {
     if (!this.shades) return;
-    this.layerOut.value = this.layer < 0 ? "all" : this.layer;
-    const shares = this.heat?.shares(this.heatName, this.layer);
+    const shares = this.heat?.shares(this.heatName, this.row);
     this.spans.forEach((span) => {
       const token = this.known(span); // a block that was moved keeps its colours until the new ones are there
       span.style.backgroundColor = token == null ? "" : this.shades[Math.round(STEPS * Math.max(0, Math.min(1, shares[token])))];
@@ -496,8 +552,9 @@ class PromptView {
   }
 
   drawStatus() {
-    const problem = this.model.get("problem");
     const stale = RESULTS.some((name) => this.isStale(name));
+    const silent = stale && this.silent ? "The kernel has not answered for three seconds: it runs another cell, or it is gone. If it is gone, run the notebook again from its first cell to this one." : "";
+    const problem = this.model.get("problem") || this.gone || silent;
     this.status.classList.toggle("wb-problem", !!problem);
     this.root.dataset.revision = this.want.revision;
     this.root.dataset.stale = stale || problem ? "stale" : "";
@@ -507,36 +564,22 @@ class PromptView {
 
   drawResults() {
     this.drawStatus();
-    const answers = this.model.get("answers") || {};
-    const stale = this.isStale("answers");
-    const title = (this.options.select || []).find((one) => one.value === this.want.select)?.title;
-    const reuse = (this.options.prepare || []).find((one) => one.value === this.want.prepare)?.reuse || "reuse";
-    const method = this.want.select === "none" ? reuse : this.want.select === "all" ? "all recomputed" : `${title}, ${percent(this.want.ratio)}`;
-    this.cards.replaceChildren(this.card("full attention", answers.full, stale || !answers.full, "full", answers.expected), this.card(method, answers.method, stale, "method", answers.expected));
-    this.drawFirst(answers, stale);
-    this.drawBill();
-  }
-
-  card(title, answer, stale, name, expected) {
-    const wrong = expected?.length ? `✗ expected: ${expected.slice(0, 2).join(" or ")}` : "✗ wrong";
-    const right = answer?.right == null ? null : make("span", { class: answer.right ? "wb-right-sign" : "wb-wrong-sign" }, answer.right ? "✓ right" : wrong);
-    const badge = stale ? make("span", { class: "wb-badge" }, answer ? "older answer" : "on its way") : answer && !answer.done ? make("span", { class: "wb-badge" }, "streaming") : null;
-    const text = make("p", { class: "wb-answer" }, answer?.text || (answer?.done ? "(nothing)" : "…"));
-    return make("article", { class: `wb-card wb-${name}${stale ? " wb-stale" : ""}`, "aria-label": `Answer of ${title}` }, make("h4", {}, title, badge), text, right);
-  }
-
-  drawFirst(answers, stale) {
+    const answers = this.model.get("answers") || {}, bill = this.model.get("bill") || {};
+    const stale = this.isStale("answers"), expected = answers.expected;
+    const place = this.want.place || 0;
+    const shown = [{ name: "full attention", full: true, answer: answers.full, bill, seconds: answers.seconds_full, first: answers.full && answers.first, stale: stale || !answers.full, expected }];
+    const all = this.methods();
+    all.forEach((fields, at) => {
+      const active = at === place, beside = at < place ? at : at - 1;
+      const answer = active ? answers : answers.beside?.[beside], cost = active ? bill : bill.beside?.[beside];
+      shown.push({ name: nameOf(this.options, fields), active, answer: answer?.method, bill: cost, seconds: cost?.seconds?.method, kl: answer?.kl, first: answer?.first, stale: stale || !answer, expected });
+    });
+    const focus = [...this.cards.children].indexOf(document.activeElement?.closest?.(".wb-card"));
+    this.cards.replaceChildren(...shown.map((one, at) => card(one, at ? { show: () => this.arrange(all, at - 1), remove: all.length > 1 && (() => this.removeColumn(at - 1)) } : null)));
+    if (focus > 0) this.cards.children[focus]?.querySelector(".wb-show").focus({ preventScroll: true });
     this.first_.classList.toggle("wb-stale", stale);
-    if (!answers.first) return this.first_.replaceChildren();
-    const kl = answers.kl == null ? null : make("p", { class: "wb-kl" }, make("b", {}, `KL ${answers.kl < 0.0005 ? "below 0.001" : answers.kl.toFixed(3)} nats`), answers.agree ? " · same likeliest first token" : " · another first token is likeliest");
-    const rows = answers.first.map((one) => make("tr", {}, make("th", { scope: "row" }, JSON.stringify(one.token)),
-      ...["full", "method"].map((name) => {
-        const bar = make("span", { class: `wb-p wb-p-${name}` });
-        bar.style.width = `${Math.max(0.5, 100 * (one[name] ?? 0))}%`;
-        return make("td", {}, make("span", { class: "wb-track" }, bar), make("small", {}, one[name] == null ? "–" : one[name] < 0.001 ? "<0.1%" : `${(100 * one[name]).toFixed(1)}%`));
-      })));
-    const table = make("table", { class: "wb-distribution" }, make("caption", {}, "First token"), make("thead", {}, make("tr", {}, make("th", {}, ""), make("th", { scope: "col" }, "full attention"), make("th", { scope: "col" }, "chosen method"))), make("tbody", {}, ...rows));
-    this.first_.replaceChildren(...[kl, table].filter(Boolean));
+    this.first_.replaceChildren(...(answers.first ? [firstTokens(shown)] : []));
+    this.drawBill();
   }
 
   drawBill() {
@@ -544,19 +587,7 @@ class PromptView {
     const stale = this.isStale("bill");
     this.bill.classList.toggle("wb-stale", stale);
     if (!bill?.rows) return this.bill.replaceChildren();
-    const seconds = this.model.get("answers")?.seconds_full;
-    const bar = (parts) => make("span", { class: "wb-stack", "aria-hidden": "true" }, ...parts.filter(([, count]) => count).map(([name, count, label]) => {
-      const part = make("span", { class: `wb-part wb-part-${name}`, title: `${label}: ${count} tokens` });
-      part.style.width = `${(100 * count) / bill.length}%`;
-      return part;
-    }));
-    const paid = (rows, flops, wait) => `${rows.toLocaleString("en")} rows · ${short(flops)}FLOPs${wait == null ? "" : ` · TTFT ${time(wait)}`}`;
-    const encoding = bill.flops.encoding ? `, of which ${percent(bill.flops.encoding / bill.flops.method)} encodes what is not cached yet` : "";
-    this.bill.replaceChildren(
-      make("h4", {}, `What it took, of ${bill.length.toLocaleString("en")} tokens`),
-      make("div", { class: "wb-line" }, make("span", {}, "full"), bar([["full", bill.length, "computed"]]), make("small", {}, paid(bill.length, bill.flops.full, seconds))),
-      make("div", { class: "wb-line" }, make("span", {}, "chosen"), bar(ROWS.map(([name, label]) => [name, bill.rows[name], label])), make("small", {}, paid(bill.computed, bill.flops.method, bill.seconds.method) + encoding)),
-      make("ul", { class: "wb-key" }, ...ROWS.filter(([name]) => bill.rows[name]).map(([name, label]) => make("li", {}, make("span", { class: `wb-part wb-part-${name}` }), `${label} ${bill.rows[name]}`))));
+    this.bill.replaceChildren(make("h4", {}, `${nameOf(this.options, this.want)}: what becomes of ${bill.length.toLocaleString("en")} tokens`), key(bill.rows));
     const fates = this.blocks.querySelectorAll(".wb-block");
     const order = (this.model.get("text")?.blocks || []).map((block) => block.id);
     fates.forEach((node) => {
@@ -587,6 +618,10 @@ class PromptView {
       this.pinned = this.pinned === token ? null : token;
     }
     this.showMark();
+    if (!hover) {
+      this.look();
+      this.remember();
+    }
     clearTimeout(this.telling); // figures elsewhere follow through the model
     this.telling = setTimeout(() => {
       if (this.model.get(hover ? "hovered" : "token") === (hover ? this.hovered : this.pinned)) return;
@@ -601,10 +636,10 @@ class PromptView {
     const span = token == null ? null : this.spans[token];
     span?.classList.add("wb-marked");
     const stale = this.isStale("heat") || !this.heat;
-    const values = !span || stale ? [] : [...new Set([this.heatName, "score", "deviation", "attention_full", "tiles"])].map((name) => this.heat.value(name, this.layer, token)).filter((text) => text);
+    const values = !span || stale ? [] : [...new Set([this.heatName, "score", "deviation", "attention_full", "tiles"])].map((name) => this.heat.value(name, name === "look" ? this.head : this.layer, token)).filter((text) => text);
     const fate = stale || !span ? "" : span.closest(".wb-question") ? "always computed" : this.heat.chosen.has(token) ? "recomputed" : "reused";
     this.detail.textContent = span ? [`${JSON.stringify(span.textContent)} at ${token}`, fate, ...values].filter(Boolean).join(" · ") : "Rest on a token, or go through the text with the arrow keys: its values stand here, and the maps mark it. A click keeps the mark.";
-    this.drawMarks();
+    this.maps.mark();
   }
 
   textKey(event, node) {
@@ -619,6 +654,8 @@ class PromptView {
     event.preventDefault();
     event.stopPropagation();
     this.showMark();
+    this.look();
+    this.spans[this.pinned]?.scrollIntoView({ block: "nearest" });
     this.model.set("token", this.pinned);
     this.model.save_changes();
   }
@@ -662,181 +699,25 @@ class PromptView {
     this.detail.textContent = text;
   }
 
-  tokenAt(canvas, event) {
-    const box = canvas.getBoundingClientRect();
-    const length = this.heat?.record.length;
-    const token = Math.floor(((event.clientX - box.left) / box.width) * (length || 0));
-    return length && token >= 0 && token < length ? token : null;
-  }
-
   drawMaps() {
-    if (!this.shades) return;
-    this.pictures = {};
-    const stale = this.isStale("heat");
-    this.maps.classList.toggle("wb-stale", stale);
-    for (const [name, { canvas, caption }] of Object.entries(this.canvases)) {
-      const told = this.heat ? this[`draw_${name}`](canvas) : "";
-      caption.lastChild.textContent = told;
-      canvas.setAttribute("aria-label", `${caption.firstChild.textContent}: ${told}`);
-    }
-    this.drawMarks();
+    if (this.shades) this.maps.draw(this.isStale("heat"));
   }
 
-  surface(canvas) {
-    const ratio = window.devicePixelRatio || 1;
-    const width = Math.max(80, canvas.clientWidth || 240), height = Math.max(60, canvas.clientHeight || 150);
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    return canvas.getContext("2d", { willReadFrequently: true });
+  // The blocks whose tokens are known
+  told() {
+    return this.model.get("text")?.blocks || [];
   }
 
-  // A matrix of bytes [rows, columns] over the whole canvas
-  matrix(canvas, data, rows, columns) {
-    const context = this.surface(canvas);
-    const image = new ImageData(columns, rows);
-    for (let i = 0; i < rows * columns; i++) {
-      const share = (0.95 * data[i]) / 255;
-      for (let c = 0; c < 3; c++) image.data[4 * i + c] = this.paper[c] + share * (this.heatColour[c] - this.paper[c]);
-      image.data[4 * i + 3] = 255;
-    }
-    const small = new OffscreenCanvas(columns, rows);
-    small.getContext("2d").putImageData(image, 0, 0);
-    context.imageSmoothingEnabled = columns > canvas.width;
-    context.drawImage(small, 0, 0, canvas.width, canvas.height);
-    return context;
-  }
-
-  edges(context, canvas) {
-    const blocks = this.model.get("text")?.blocks || [];
-    context.fillStyle = this.dark ? "rgba(255,255,255,.35)" : "rgba(0,0,0,.3)";
-    for (const block of blocks.slice(1)) context.fillRect(Math.round((block.start / this.heat.record.length) * canvas.width), 0, 1, canvas.height);
-  }
-
-  draw_mask(canvas) {
-    const context = this.surface(canvas);
-    const { length, system } = this.heat.record;
-    const text = this.model.get("text");
-    const starts = (text?.blocks || []).map((block) => block.start);
-    const question = starts.at(-1) ?? length;
-    const style = getComputedStyle(this.root);
-    const colours = [0, 1, 2, 3, 4, 5].map((i) => style.getPropertyValue(`--wb-c${i}`).trim());
-    context.fillStyle = `rgb(${this.paper})`;
-    context.fillRect(0, 0, canvas.width, canvas.height);
-    const wide = (token) => (token / length) * canvas.width;
-    for (let y = 0; y < canvas.height; y++) {
-      const row = Math.floor((y / canvas.height) * length);
-      const block = starts.findLastIndex((start) => start <= row);
-      const computed = row >= question || this.heat.chosen.has(row);
-      context.globalAlpha = computed ? 0.9 : 0.45;
-      context.fillStyle = computed ? `rgb(${this.heatColour})` : text.blocks[block].kind === "passage" ? colours[this.colour(text.blocks[block].id)] : style.getPropertyValue("--wb-muted").trim();
-      if (computed) context.fillRect(0, y, wide(row + 1), 1);
-      else {
-        context.fillRect(wide(starts[block]), y, wide(row + 1) - wide(starts[block]), 1);
-        if (block) context.fillRect(0, y, wide(system), 1);
-      }
-    }
-    context.globalAlpha = 1;
-    const share = (length - question + this.heat.chosen.size) / length;
-    return `row by row, keys across; computed over all before it: ${percent(share)} of the rows`;
-  }
-
-  layered(canvas, name, told) {
-    const map = this.heat.maps[name];
-    const [layers, length] = map.shape;
-    const data = new Uint8Array(map.data);
-    if (!map.log) for (let i = 0; i < data.length; i++) data[i] = 255 * Math.sqrt(data[i] / 255);
-    const context = this.matrix(canvas, data, layers, length);
-    this.edges(context, canvas);
-    if (this.layer >= 0) {
-      context.strokeStyle = this.ink;
-      context.lineWidth = 2;
-      context.strokeRect(1, (this.layer / layers) * canvas.height, canvas.width - 2, canvas.height / layers);
-    }
-    return told;
-  }
-
-  draw_deviation(canvas) {
-    const name = this.heatName === "deviation" ? "deviation" : "left";
-    return this.layered(canvas, name, `layers down, tokens across; ${name === "left" ? "after recomputing" : "as cached"}, logarithmic`);
-  }
-
-  draw_attention(canvas) {
-    const name = this.heatName === "attention_full" ? "attention_full" : "attention";
-    return this.layered(canvas, name, `layers down, tokens across; ${name === "attention" ? "chosen method" : "full attention"}`);
-  }
-
-  draw_tiles(canvas) {
-    const map = this.heat.maps.tile_map;
-    if (!map) {
-      const context = this.surface(canvas);
-      context.fillStyle = `rgba(${this.heatColour}, 0.9)`;
-      const { length } = this.heat.record;
-      const question = this.model.get("text")?.blocks.at(-1)?.start ?? length;
-      const rows = [...[...this.heat.chosen].sort((a, b) => a - b), ...Array.from({ length: length - question }, (_, i) => question + i)];
-      for (let y = 0; y < canvas.height; y++) context.fillRect(0, y, ((rows[Math.floor((y / canvas.height) * rows.length)] + 1) / length) * canvas.width, 1);
-      return "computed rows down, keys across; every tile is kept: choose a sparse method";
-    }
-    const [layers, down, across] = map.shape;
-    const data = new Uint8Array(down * across);
-    const chosen = this.layer < 0 ? [...Array(layers).keys()] : [this.layer];
-    for (let i = 0; i < data.length; i++) data[i] = chosen.reduce((sum, at) => sum + map.data[at * down * across + i], 0) / chosen.length;
-    const context = this.matrix(canvas, data, down, across);
-    this.edges(context, canvas);
-    const kept = data.reduce((a, b) => a + b, 0) / data.length / 255;
-    return `computed rows down, keys across; ${percent(kept)} of all tiles kept, mean over heads`;
-  }
-
-  drawMarks() {
-    if (!this.pictures || !this.heat) return;
-    for (const [name, { canvas }] of Object.entries(this.canvases)) {
-      if (!canvas.width) continue;
-      const context = canvas.getContext("2d", { willReadFrequently: true });
-      this.pictures[name] ??= context.getImageData(0, 0, canvas.width, canvas.height);
-      context.putImageData(this.pictures[name], 0, 0);
-      const token = this.marked;
-      canvas.dataset.marked = token ?? "";
-      if (token == null || token >= this.heat.record.length) continue;
-      const cell = canvas.width / this.heat.record.length;
-      context.fillStyle = this.dark ? "rgba(120,200,255,.95)" : "rgba(0,90,180,.95)";
-      context.fillRect(Math.round(token * cell), 0, Math.max(2, Math.round(cell)), canvas.height);
-      if (name === "mask") context.fillRect(0, Math.round((token / this.heat.record.length) * canvas.height), canvas.width, 2);
-    }
+  nameOfToken(token) {
+    const block = this.told().findLast((one) => one.start <= token);
+    const text = block?.tokens[token - block.start];
+    return text == null ? "" : `${JSON.stringify(text)} at ${token.toLocaleString("en")}, ${block.kind === "passage" ? `passage ${this.told().filter((one) => one.kind === "passage").indexOf(block) + 1}` : block.kind}`;
   }
 }
 
 function render({ model, el }) {
   const view = new PromptView(model, el);
   return () => view.destroy();
-}
-
-// A model for a page without a kernel: answers come from `data.results`, by order of the blocks and by choice.
-function pageModel(data) {
-  const state = { options: data.options, wanted: data.wanted, token: null, hovered: null, busy: "", problem: "", text: {}, answers: {}, bill: {}, heat: {} };
-  const listeners = {};
-  const tell = (name) => (listeners[`change:${name}`] || []).forEach((listener) => listener());
-  const built = (index) => (Array.isArray(index) ? Object.fromEntries(data.fields[index[0]].map((name, i) => [name, built(index[i + 1])])) : data.values[index]);
-  const answer = () => {
-    const { wanted } = state;
-    const order = wanted.blocks.map((block) => block.id).join(" ");
-    const ratio = wanted.select === "none" || wanted.select === "all" ? 0 : wanted.ratio;
-    const found = data.results[order]?.[[wanted.select, String(ratio), wanted.prepare, wanted.positions, wanted.sparse].join("\t")];
-    state.problem = found ? "" : `This page holds ${Object.keys(data.results).length} orders of the passages, and not this one: with a kernel, notebook 00 answers any.`;
-    tell("problem");
-    if (!found) return;
-    for (const name of RESULTS) {
-      state[name] = { ...built(found[name]), revision: wanted.revision };
-    }
-    RESULTS.forEach(tell);
-  };
-  const model = {
-    get: (name) => state[name],
-    set: (name, value) => { state[name] = value; model.changed = name; },
-    save_changes: () => { if (model.changed === "wanted") answer(); else tell(model.changed); },
-    on: (name, listener) => (listeners[name] ??= []).push(listener),
-    off: (name, listener) => (listeners[name] = (listeners[name] || []).filter((one) => one !== listener)),
-  };
-  answer();
-  return model;
 }
 
 export default { render };

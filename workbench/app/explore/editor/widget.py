@@ -17,25 +17,25 @@ from workbench.app.explore.debounce import Newest, Superseded
 from workbench.app.explore.editor.answers import PromptAnswers
 from workbench.app.explore.editor.choices import Wanted
 from workbench.app.explore.editor.grid import PromptPage, answered_page, asked
-from workbench.app.explore.editor.html import summary
+from workbench.app.explore.editor.html import HERE, PARTS, script, summary
 from workbench.app.explore.given import Given, Model
 from workbench.app.explore.linked import Selection, selection_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
-from workbench.plots.marks.styles import SELECTORS
 
 RESULTS = ("text", "answers", "bill", "heat")
 
 
 class PromptWidget(anywidget.AnyWidget):
-    """Blocks of a prompt as text that can be moved, edited, removed and added, with two answers side by side.
+    """Blocks of a prompt as text that can be moved, edited, removed and added, with answers side by side.
 
     token    position of the token that is marked, or None; `hovered` follows the mouse
+    asked    {token, layer} whose attention head by head is wanted; `looked` holds it
     problem  why the wish cannot be answered, "" where it can
     """
 
-    _esm = (Path(__file__).parent / "prompt_widget.js").read_text(encoding="utf-8")
-    _css = (Path(__file__).parent / "prompt_widget.css").read_text(encoding="utf-8")
+    _esm = script(*PARTS)
+    _css = (HERE / "prompt_widget.css").read_text(encoding="utf-8")
     options = traitlets.Dict().tag(sync=True)
     wanted = traitlets.Dict().tag(sync=True)
     text = traitlets.Dict().tag(sync=True)
@@ -46,6 +46,8 @@ class PromptWidget(anywidget.AnyWidget):
     problem = traitlets.Unicode().tag(sync=True)
     token = traitlets.Int(None, allow_none=True).tag(sync=True)
     hovered = traitlets.Int(None, allow_none=True).tag(sync=True)
+    asked = traitlets.Dict().tag(sync=True)
+    looked = traitlets.Dict().tag(sync=True)
 
     def __init__(self, work: PromptAnswers, wanted: Wanted, options: dict[str, Any]):
         self._sending = threading.RLock()  # a wish that comes in and an answer that goes out do not mix
@@ -54,10 +56,15 @@ class PromptWidget(anywidget.AnyWidget):
         super().__init__(options=options, wanted=wanted.to_json())
         self.observe(self._ask, "wanted")
         self.observe(self._mark_elsewhere, ["token", "hovered"])
+        self.observe(self._look, "asked")
         self._ask(None)
 
     def change(self, **fields: Any) -> "PromptWidget":
-        """Change what is wanted: `blocks`, `prepare`, `select`, `ratio`, `positions` or `sparse`; returns itself."""
+        """Change what is wanted, by the fields of a saved state; returns itself.
+
+        They are `blocks`, `prepare`, `select`, `ratio`, `positions` and `sparse`, and `beside`, a list of the last
+        five for every further method, with `place`: how many of these stand left of the chosen one.
+        """
         if unknown := set(fields) - set(self.wanted):
             raise BadInput(f"{sorted(unknown)[0]!r} cannot be changed: there are {', '.join(self.wanted)}")
         values = {**self.wanted, **fields, "revision": self.wanted["revision"] + 1}
@@ -80,12 +87,12 @@ class PromptWidget(anywidget.AnyWidget):
 
         `grid`: arguments of `answered_page`. The page stands alone and asks no network.
         """
-        self.wait()
         return self.page(**grid).write(path)
 
     def page(self, **grid: Any) -> PromptPage:
         """Answer the prompt over a grid and return the page; `grid`: arguments of `answered_page`."""
-        return answered_page(self._work, Wanted.of(self.wanted), self.options, **grid)
+        self.wait()
+        return answered_page(self._work.apart(), Wanted.of(self.wanted), self.options, **grid)
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
         with self._sending:
@@ -95,19 +102,22 @@ class PromptWidget(anywidget.AnyWidget):
         bundle = super()._repr_mimebundle_(**kwargs)
         data = bundle[0] if isinstance(bundle, tuple) else bundle
         if data is not None and self.text:
-            data["text/html"] = summary(
-                self.record, SELECTORS.name_of(self.wanted["select"])
-            )  # for readers without widgets
+            data["text/html"] = summary(self.record, Wanted.of(self.wanted).names)  # for readers without widgets
         return bundle
+
+    def _look(self, _: Any) -> None:
+        token, layer = self.asked.get("token"), self.asked.get("layer")
+        if isinstance(token, int) and isinstance(layer, int):
+            self.looked = self._work.look(token, layer) or {}
 
     def _ask(self, _: Any) -> None:
         self._newest.ask(self.wanted)
 
     def _answer(self, values: dict[str, Any], alive: Callable[[], None]) -> None:
         """Answer one wish, in the thread; what cannot be answered is said in `problem`."""
-        problem = ""
+        problem, cold = "", not self.answers
         try:
-            for name, result in self._work.stages(Wanted.of(values), alive):
+            for name, result in self._work.stages(Wanted.of(values), alive, cold):
                 if name == "text":
                     self._follow(result.pop("prompt"))
                 self._show(busy=BUSY[name], **{name: {**result, "revision": values["revision"]}})
@@ -159,7 +169,8 @@ def prompt(model: Model, prompt: Given, question: str = "", **chosen: Any) -> Pr
     prompt    a text (its last paragraph is the question, unless `question` is given), the texts of the blocks (the
               question last), a `Prompt` or a `Sample`
     chosen    what is chosen at first: `select` ("query_guided"), `ratio` (0.15), `prepare` ("after_system",
-              "independent"), `positions` ("re-encoded", "naive"), `sparse` ("none"); and `max_new_tokens` (24)
+              "independent"), `positions` ("re-encoded", "naive"), `sparse` ("none"); `beside`, a list of these for
+              every further method (plain reuse), and `place`, how many of them stand left; `max_new_tokens` (24)
 
     Raises BadInput for what is no model, prompt or method.
     """
