@@ -31,7 +31,7 @@ from workbench.core.plan import Site
 from workbench.core.utils import annotations
 from workbench.core.utils.runner import check_jobs
 from workbench.data import layouts
-from workbench.methods import modes, prepare, registry, select, sparse
+from workbench.methods import attend, correct, modes, prepare, registry, select, sparse
 from workbench.methods.config import MethodConfig
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
@@ -49,10 +49,10 @@ def policies(package):
 
 
 def options():
-    for package in (modes, prepare, select, sparse):
+    for package in (modes, prepare, select, correct, attend, sparse):
         for policy in policies(package):
             needed = [field.name for field in fields(policy) if field.name == "corpus"]
-            for field in fields(policy) if not needed else ():
+            for field in (field for field in fields(policy) if field.init) if not needed else ():
                 yield pytest.param(policy, field.name, id=f"{policy.__module__.split('.', 2)[2]}.{field.name}")
 
 

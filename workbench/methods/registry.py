@@ -13,6 +13,7 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from keyword import iskeyword
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -116,6 +117,21 @@ def ruled(default: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
 def whole(default: int | None, rule: str, least: int = 0) -> Any:
     """Declare an option that is a whole number of at least `least`, or its default None."""
     return ruled(default, rule, lambda value: value is default is None or is_whole(value, least))
+
+
+def is_number(value: Any, least: float = 0, most: float = inf) -> bool:
+    """Return whether a value is a number from `least` to `most`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def share(default: float) -> Any:
+    """Declare an option that is a share, from 0 to 1."""
+    return ruled(default, "it is a share, from 0 to 1", lambda value: is_number(value, most=1))
+
+
+def positive(default: float) -> Any:
+    """Declare an option that is a number above 0."""
+    return ruled(default, "it is above 0", lambda value: is_number(value) and 0 < value < inf)
 
 
 def system_blocks() -> Any:

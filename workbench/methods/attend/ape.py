@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.masks import Sees, visible
+from workbench.methods import registry
 from workbench.methods.attend import Attend, Prompt
-from workbench.methods.registry import ruled
 
 ELEMENTS = 1 << 26  # most logits in memory at a time
 
@@ -34,8 +34,8 @@ class Ape(Attend):
 
     answer = True
 
-    temperature: float = ruled(0.9, "it is above 0", lambda value: value > 0)
-    scale: float = ruled(0.9, "it is above 0", lambda value: value > 0)
+    temperature: float = registry.positive(0.9)
+    scale: float = registry.positive(0.9)
 
     def plan(self, prompt: Prompt, rows: Tensor, scores: Tensor | None) -> dict[str, Any]:
         first = prompt.starts[min(self.system, len(prompt.context))]

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.methods import registry
 from workbench.methods.attend import Attend, Prompt
-from workbench.methods.registry import ruled
 from workbench.methods.select import choose
 
 
@@ -30,7 +30,7 @@ class RelaxKv(Attend):
 
     weighs = True
 
-    share: float = ruled(0.3, "it is a share of the document tokens, from 0 to 1", lambda value: 0 <= value <= 1)
+    share: float = registry.share(0.3)
 
     def plan(self, prompt: Prompt, rows: Tensor, scores: Tensor | None) -> dict[str, Any]:
         assert scores is not None

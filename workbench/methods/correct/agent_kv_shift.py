@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.methods.correct import KV, Correct, Correction, Pass, Prompt, write
-from workbench.methods.registry import ruled, whole
+from workbench.methods.registry import is_number, ruled, whole
 from workbench.methods.select import context_pass, exact, gap
 
 
@@ -38,7 +38,7 @@ class AgentKvShift(Correct):
     chooses = True
 
     layer: int = whole(1, "it is a layer number, 0 or more")
-    cap: float = ruled(1.0, "it is 0 or more", lambda value: value >= 0)
+    cap: float = ruled(1.0, "it is 0 or more", is_number)
 
     def __call__(
         self,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from workbench.methods import registry
 from workbench.methods.correct import KV, Correct, Correction, Prompt
-from workbench.methods.registry import ruled
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Fuse(Correct):
     $$x \leftarrow (1 - \theta) \, x + \theta \, \hat x$$
     """
 
-    theta: float = ruled(0.9, "it is a share, from 0 to 1", lambda value: 0 <= value <= 1)
+    theta: float = registry.share(0.9)
 
     def __call__(
         self,

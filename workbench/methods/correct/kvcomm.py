@@ -8,8 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.rope import rotate
+from workbench.methods import registry
 from workbench.methods.correct import KV, Correct, Correction, Prompt, write
-from workbench.methods.registry import ruled, whole
+from workbench.methods.registry import whole
 from workbench.methods.select import context_pass, exact
 from workbench.models.spec import ModelSpec, attach
 
@@ -48,8 +49,8 @@ class Kvcomm(Correct):
     """
 
     most: int = whole(20, "how many anchors a place keeps, 0 or more")
-    threshold: float = ruled(0.3, "it is a share, from 0 to 1", lambda value: 0 <= value <= 1)
-    temperature: float = ruled(1.0, "it is above 0", lambda value: value > 0)
+    threshold: float = registry.share(0.3)
+    temperature: float = registry.positive(1.0)
     anchors: dict[int, list[Anchor]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(

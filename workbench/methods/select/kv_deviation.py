@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.engine.forward import prefill
+from workbench.methods.registry import is_number
 from workbench.methods.select import (
     KV,
     Pass,
@@ -111,7 +112,8 @@ class KvDeviation(Select):
 def _falling(value: object) -> bool:
     """Return whether a value is a tuple of shares that do not grow."""
     shares = value if isinstance(value, tuple) else (2.0,)
-    return all(0 < share <= before for before, share in zip((1.0, *shares), shares, strict=False))
+    numbers = all(is_number(share, most=1) for share in shares)
+    return numbers and all(0 < share <= before for before, share in zip((1.0, *shares), shares, strict=False))
 
 
 def _below_one(distance: Tensor) -> Tensor:

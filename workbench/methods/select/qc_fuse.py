@@ -15,9 +15,13 @@ from workbench.engine.assembly import empty
 from workbench.engine.attention_maps import from_question, layers_of, logits, question_pass
 from workbench.engine.attention_maps import softmax as weigh
 from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.methods.registry import ruled
+from workbench.methods import registry
 from workbench.methods.select import KV, Prompt, Select, layers, softmax, whole
 from workbench.store import fingerprint
+
+
+def _token_ids(value: object) -> bool:
+    return isinstance(value, tuple) and all(registry.is_whole(each) for each in value)
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,9 @@ class QcFuse(Select):
     """
 
     layers: str | tuple[int, ...] = layers("middle", "middle", "all", "last")
-    digest: float = ruled(0.1, "it is a share, from 0 to 1", lambda value: 0 <= value <= 1)
+    digest: float = registry.share(0.1)
     sink: int = whole(4, "how many tokens at a passage's start, 0 or more")
-    ask: tuple[int, ...] = ruled((), "token ids in brackets", lambda value: all(type(each) is int for each in value))
+    ask: tuple[int, ...] = registry.ruled((), "token ids in brackets", _token_ids)
     softmax: str = softmax("prompt")
     digests: dict[tuple[str, str], list[Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -13,6 +13,10 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, named
 DENSE, STREAMING, CHOOSING = "dsc"
 
 
+def _kinds(value: object) -> bool:
+    return isinstance(value, str) and value != "" and {*value} <= {DENSE, STREAMING, CHOOSING}
+
+
 @dataclass(frozen=True)
 class ByHead(Sparse):
     r"""Each query head has a kind, repeated over all heads of all layers: what DuoAttention finds out, as a plan.
@@ -31,7 +35,7 @@ class ByHead(Sparse):
     h \text{ chooses}: (i, j) \in C_h$$
     """
 
-    kinds: str = ruled("ds", "a letter a head, of d, s and c", lambda value: set(value) <= {*"dsc"} and value != "")
+    kinds: str = ruled("ds", "a letter a head, of d, s and c", _kinds)
     over: Sparse | str = "flash_prefill"
     sink: int = count(1)
     local: int = count(8)
