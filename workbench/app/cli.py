@@ -123,7 +123,8 @@ def _refuse_unfit(args: Sequence[str]) -> None:
 
 
 def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    if isinstance(value, str) and param.metavar != "LIST" and "://" not in value:
+    named = isinstance(value, str) and param.metavar != "LIST" and "://" not in value
+    if named and not ctx.params.get("results"):  # results may be of what is not here
         NAMES[param.opts[0]](value)
     return own(ctx, param, value) if own else value
 

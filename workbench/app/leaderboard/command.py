@@ -62,7 +62,7 @@ def leaderboard(
     ] = None,
     results: Annotated[
         list[str] | None,
-        typer.Option(help="Measure nothing: rank these, a folder or `shipped`", rich_help_panel=OUTPUT),
+        typer.Option(help="Measure nothing: rank these, a folder or `shipped`", is_eager=True, rich_help_panel=OUTPUT),
     ] = None,
     by: Annotated[
         str,
