@@ -104,7 +104,7 @@ def option(default: Any, check: Callable[[str, Any], None]) -> Any:
     return field(default=default, metadata={"check": check})
 
 
-def ruled(default: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
+def ruled(default: Any, rule: str, fits: Callable[[Any], Any]) -> Any:
     """Declare an option that is refused as "NAME is VALUE: RULE" where it does not fit."""
 
     def check(name: str, value: Any) -> None:

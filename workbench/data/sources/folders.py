@@ -17,6 +17,7 @@ from typing import Any
 
 from workbench.core import spec_parser
 from workbench.core.errors import BadInput, brief, not_allowed, shown
+from workbench.core.utils.files import is_dir
 from workbench.data import embedders, segment
 from workbench.data.sample import Passage, Sample
 from workbench.data.sources import files, passage_files
@@ -28,10 +29,10 @@ TOP = 10  # passages of a question, where no number is given
 
 def named(name: str) -> tuple[Path, dict[str, Any]] | None:
     """Return the folder and the options of `notes(by=sentences)`; None where there is no such folder."""
-    if Path(name).is_dir():
+    if is_dir(name):
         return Path(name), {}
     place, bracket, rest = name.rpartition("(")
-    if not bracket or not rest.endswith(")") or not Path(place.strip()).is_dir():
+    if not bracket or not rest.endswith(")") or not is_dir(place.strip()):
         return None
     return Path(place.strip()), spec_parser.parse(f"folder({rest}")[1]
 
