@@ -108,8 +108,12 @@ def ruled(default: Any, rule: str, fits: Callable[[Any], Any]) -> Any:
     """Declare an option that is refused as "NAME is VALUE: RULE" where it does not fit."""
 
     def check(name: str, value: Any) -> None:
-        if not fits(value):
-            raise BadInput(f"{name} is {value!r}: {rule}")
+        try:
+            allowed = fits(value)
+        except TypeError:  # of another kind than the rule speaks of
+            allowed = False
+        if not allowed:
+            raise BadInput(f"{name} is {shown(value)}: {rule}")
 
     return option(default, check)
 
