@@ -114,8 +114,7 @@ def _watched(runs: Iterable[NotebookRun], total: int) -> Iterator[NotebookRun]:
         for done, run in enumerate(runs, 1):
             line = f"{run.name:<26} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
             typer.echo(line.rstrip(), err=True)
-            if advance:
-                advance(done, total)
+            advance(done, total)
             yield run
 
 
