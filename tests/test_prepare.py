@@ -65,7 +65,7 @@ def directly(model, system: Block, neighbours, block: Block) -> list[torch.Tenso
     model.set_attn_implementation("sdpa")
     with torch.no_grad():
         cache = model(tokens[None], attention_mask=mask[None, None], position_ids=positions[None], use_cache=True)
-    layers = cache.past_key_values.layers
+    layers = (cache.cache if "cache" in cache else cache.past_key_values).layers  # transformers 5.24 renames it
     return [x[0, :, -len(block) :] for x in (*(y.keys for y in layers), *(y.values for y in layers))]
 
 

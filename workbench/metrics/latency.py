@@ -170,9 +170,9 @@ class _Timed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def rows(self, *arguments: Any) -> Any:
+    def many(self, *arguments: Any) -> Any:
         with self._watch.stage("choose"):
-            return self._inner.rows(*arguments)
+            return self._inner.many(*arguments)
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
         with self._watch.stage("choose"):

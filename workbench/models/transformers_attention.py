@@ -6,6 +6,7 @@ queries, keys and values is its own affair (`PackedRequest`).
 """
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -21,6 +22,12 @@ PASSED_ON = frozenset(
     "position_ids use_cache output_attentions output_hidden_states output_router_logits cache_position "
     "position_embeddings return_dict num_items_in_batch".split()
 )
+
+
+def cache_argument(model: Any, cache: Any) -> dict[str, Any]:
+    """Return {name: cache} as the forward pass of a stock model takes it: `cache` from transformers 5.24 on."""
+    known = signature(type(model).forward).parameters
+    return {"cache" if "cache" in known else "past_key_values": cache}
 
 
 class StopForward(Exception):

@@ -35,6 +35,7 @@ from workbench.metrics import cost
 from workbench.metrics.answers import Records
 from workbench.metrics.latency import Quantiles, measure, quantiles
 from workbench.metrics.published_numbers import QUESTION
+from workbench.models.transformers_attention import cache_argument
 from workbench.models.weights.weight_layout import as_loaded
 from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint, key_of
 from workbench.store.views import ReadOnlyStore
@@ -123,12 +124,12 @@ def jobs_of(
             return int(stock(ids, logits_to_keep=1, use_cache=True, **keywords).logits[0, -1].argmax())
 
     def prefix() -> int:
-        token = compute(tokens[:, context:], past_key_values=ready)
+        token = compute(tokens[:, context:], **cache_argument(stock, ready))
         ready.crop(-(len(prompt) - context))
         return token
 
     if "stock prefix" in methods:
-        compute(tokens[:, :context], past_key_values=ready)
+        compute(tokens[:, :context], **cache_argument(stock, ready))
     jobs: dict[str, Callable[[], int]] = {
         name: partial(first_token, model, prompt, method, store) for name, method in engine_methods(ratio).items()
     }

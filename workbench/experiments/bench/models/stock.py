@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, PreTrainedModel
 
 from workbench.experiments.bench.models.whole_model import DEVICE, Candidate, Sample, Scene, clock
+from workbench.models.transformers_attention import cache_argument
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
@@ -40,7 +41,7 @@ def prefix(scene: Scene, context: int, question: int, _: Candidate) -> Sample:
     def first_token() -> int:
         scene.model.set_attn_implementation("sdpa")
         with torch.no_grad():
-            out = scene.model(ids, past_key_values=cache, logits_to_keep=1)
+            out = scene.model(ids, **cache_argument(scene.model, cache), logits_to_keep=1)
         cache.crop(-question)
         return int(out.logits[0, -1].argmax())
 
@@ -65,7 +66,7 @@ def answers(scene: Scene, context: int, batch: int, _: Candidate) -> Sample:
     def step() -> None:
         scene.model.set_attn_implementation("sdpa")
         with torch.no_grad():
-            logits = scene.model(ids, past_key_values=cache, logits_to_keep=1).logits
+            logits = scene.model(ids, **cache_argument(scene.model, cache), logits_to_keep=1).logits
         ids.copy_(logits[:, -1:].argmax(-1))
 
     return partial(clock, step)
