@@ -201,7 +201,7 @@ def test_a_data_set_is_shown(run, folder):
     assert run("data", "nothing").exit_code == 2
     assert "2 questions, 10 passages each" in run("data", "lab", "--samples", "2").stdout
     shown = run("data", "lab", "--samples", "1", "--passages", "2", "--model", folder).stdout
-    assert "block 3" in shown and "tokens a prompt, n = 1" in shown
+    assert "block 3" in shown and "tokens a prompt, n = 1" in " ".join(shown.split())
     assert "'" in run("data", "lab", "--samples", "1", "--model", folder, "--tokens").stdout
     assert run("data", "lab", "--tokens").exit_code == 2
     assert run("data", "needles-tracking", "--samples", "2", "--passages", "4").stdout.count("\nA ") == 2

@@ -267,7 +267,7 @@ BAD = {
     "cached in another order": (lambda: assemble(MODEL, PROMPT, CACHED[::-1]), "cached KV 0 holds 11 tokens, .* 13"),
     "cached by another model": (lambda: assemble(OTHER, PROMPT, CACHED), "KV is of another model"),
     "prefilled by another model": (lambda: prefill(OTHER, TOKENS, Plan(ALL), empty(MODEL, 36)), "of another model"),
-    "positions": (lambda: assemble(MODEL, PROMPT, CACHED, "exact"), "'exact': it is 're-encoded' or 'naive'"),
+    "positions": (lambda: assemble(MODEL, PROMPT, CACHED, "exact"), "positions is 'exact'"),
     "a cached block prefilled": (
         lambda: prefill(MODEL, TOKENS, Plan(ALL[:3]), BEHIND),
         "starts at position 2",

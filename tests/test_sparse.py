@@ -258,7 +258,7 @@ def test_memory_grows_with_the_tiles_and_not_with_the_pairs(name, monkeypatch):
         ("compact(heads=-1)", "heads is -1"),
         ("compact(over=bfla(mass=3))", "mass is 3"),
         ("compact(over=nothing)", "unknown sparse 'nothing'"),
-        ("lightning", "unknown sparse 'lightning': allowed are bfla, compact"),
+        ("lightning", "unknown sparse 'lightning': allowed are bfla, by_head, compact"),
         ("bfla(gamma=0.9)", "sparse 'bfla' has no option 'gamma'"),
         ("seer_attention(trained=1)", "'trained'; allowed: gate, threshold, top, tail, block"),
     ],

@@ -182,7 +182,7 @@ def test_reuse_recomputation_sparse_tiles_and_chunks_go_together(folder, loaded)
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"sparse": "dense_ish"}, "unknown sparse 'dense_ish': allowed are bfla, compact"),
+        ({"sparse": "dense_ish"}, "unknown sparse 'dense_ish': allowed are bfla, by_head, compact"),
         ({"sparse": "bfla(block=100)"}, "block 100"),
         ({"chunk": 0}, "chunk is 0"),
         ({"sparse": "window(block=64)", "chunk": 16}, "chunk 16 is smaller than a tile"),
