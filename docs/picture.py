@@ -23,7 +23,7 @@ REPORT, PICTURE = Path("runs/report"), Path("docs/overview.png")
 FIGURES = (  # two columns of two
     ("01_masks", "The prompt and its blocks"),
     ("01_masks", "Who sees whom"),
-    ("03_reuse", "How well the model answers"),
+    ("03_reuse", "Exact match with and without reuse"),
     ("03_reuse", "Operations to the first token"),
 )
 PROMPT = "prompt.png"  # the first view of the prompt editor
