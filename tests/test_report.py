@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import forked
 import nbformat
@@ -15,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.refusals import refused
+from workbench.app.commands.report import _listed as notebooks_of
 from workbench.app.commands.report import command as report_command
 from workbench.app.console.options import parse
 from workbench.app.reports import html, report
@@ -156,3 +158,14 @@ def test_command_line_exits_with_1_when_a_notebook_failed(monkeypatch, tmp_path,
 )
 def test_command_line_values_are_json_or_text(text, value):
     assert parse([text]) == {"n": value}
+
+
+def test_notebooks_are_those_of_a_folder_of_the_one_here_or_of_the_checkout(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = sorted(path.name for path in (Path(__file__).parents[1] / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    assert [path.name for path in notebooks_of(None)] == shipped
+    (tmp_path / "notebooks").mkdir()
+    refused("holds no notebooks", notebooks_of, None)
+    (tmp_path / "notebooks" / "01_mine.ipynb").write_text("{}")
+    for named in (None, [Path("notebooks")], [Path("notebooks/01_mine.ipynb")]):
+        assert [path.name for path in notebooks_of(named)] == ["01_mine.ipynb"]

@@ -1,13 +1,17 @@
 """`workbench report`: the notebooks, run into a website."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from workbench.app.console.options import parse
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, brief
+from workbench.core.utils.files import is_dir
+from workbench.data.assets import ROOT
 
+NOTEBOOKS = "Notebooks, or folders of NN_*.ipynb; without any, notebooks/ here or of the checkout"
 RESULTS = (
     "Draw the pages from these results: a folder that `--out` wrote, or shipped; repeat it to compare several. "
     "Without notebooks, all that draw results are run"
@@ -22,7 +26,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command(epilog="Example: workbench report notebooks/05_kv_reuse.ipynb --out runs/one")
 def command(
-    notebooks: Annotated[list[Path] | None, typer.Argument(help="Notebooks; without any, notebooks/NN_*.ipynb")] = None,
+    notebooks: Annotated[
+        list[Path] | None, typer.Argument(help="Notebooks, or folders of NN_*.ipynb; notebooks/ if none")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the report")] = Path("runs/report"),
     jobs: Annotated[int, typer.Option(help="Notebooks run at a time")] = 2,
     parameter: Annotated[
@@ -39,7 +45,7 @@ def command(
     from workbench.app.reports.results import parameters_of, takes_results
 
     try:
-        chosen = notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
+        chosen = _listed(notebooks)
         given = parse(parameter or [])
         if results:
             given = parameters_of(results) | given
@@ -54,3 +60,18 @@ def command(
         typer.echo(result.missing, err=True)
     typer.echo(result.index)
     raise typer.Exit(0 if result.ok else 1)
+
+
+def _listed(named: Sequence[Path] | None) -> list[Path]:
+    """Return the notebooks that are named, those of folders in order; without any, of the folder here or the checkout.
+
+    Raises BadInput for a folder without notebooks.
+    """
+    here = Path("notebooks")
+    found = []
+    for path in named or [here if here.is_dir() else ROOT.parent / here]:
+        own = sorted(path.glob("[0-9][0-9]_*.ipynb")) if is_dir(path) else [path]
+        if not own or not (named or own[0].exists()):
+            raise BadInput(f"{brief(path)} holds no notebooks NN_*.ipynb: name notebooks, or their folder")
+        found += own
+    return found
