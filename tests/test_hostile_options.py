@@ -109,6 +109,8 @@ FITS = [
     (torch.tensor(1), int, False),
     ("a", list[str], False),
     ([1, "a"], list[int], False),
+    ([1, 10**30], list[int], False),
+    ([1.5, float("nan")], list[float], False),
     ((1, 2), tuple[int, ...], True),
     ((1, 2), tuple[int, int, int], False),
     ({"a": 1}, dict[str, int], True),

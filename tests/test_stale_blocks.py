@@ -84,3 +84,11 @@ def layers(count=2, dtype=torch.float32, tokens=3):
 )
 def test_keys_and_values_that_do_not_go_together_are_refused(made, sentence):
     refused(sentence, made)
+
+
+def test_a_model_made_under_inference_mode_is_refused_and_one_loaded_there_is_not(folder):
+    with torch.inference_mode():
+        made, loaded = model_of(), models.load(folder)
+    with pytest.raises(BadInput, match="inference mode"):
+        fetch(made, [BLOCK], MemoryStore())
+    assert fetch(loaded.model, [BLOCK], MemoryStore())

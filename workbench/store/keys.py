@@ -103,7 +103,9 @@ def fingerprint(model: PreTrainedModel) -> str:
     """
     try:
         weights, beside = _states(model)
-    except RuntimeError:  # their versions are not counted
+    except RuntimeError:
+        if not any(x.is_inference() for x in model.parameters()):
+            raise
         raise BadInput("the model was loaded under inference mode: load it outside of it, and run it there") from None
     known = _KNOWN.get(model)
     if known is None or known[0] != weights:

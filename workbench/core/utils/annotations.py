@@ -117,7 +117,9 @@ def _elements_fit(value: Any, kind: Any, parts: tuple[Any, ...]) -> bool:
         return len(value) == len(parts) and all(map(fits, value, parts))
     if isinstance(value, Mapping):
         return all(fits(key, parts[0]) and fits(each, parts[1]) for key, each in value.items())
-    if kind not in (list, tuple, collections.abc.Sequence) or {*map(type, value)} == {parts[0]}:
+    if kind not in (list, tuple, collections.abc.Sequence):
+        return True
+    if parts[0] not in (int, float) and {*map(type, value)} == {parts[0]}:
         return True  # long lists of blocks are looked at in one go
     return all(fits(each, parts[0]) for each in value)
 

@@ -5,9 +5,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import RLock
 from types import FrameType
 from typing import Any
 
+_TURN = RLock()  # a bound on memory is the whole process's: the last to leave would put back another's
 MAPPED = Path("/proc/self/statm")  # pages of address space first
 
 
@@ -15,16 +17,17 @@ MAPPED = Path("/proc/self/statm")  # pages of address space first
 def bounded(seconds: float, new_bytes: int) -> Iterator[None]:
     """Raise TimeoutError in Python code that runs longer, MemoryError where the process grows by more (on Linux).
 
-    Every line of Python that is begun within the block looks at the clock: not for code that must be fast.
+    Every line of Python that is begun within the block looks at the clock: not for code that must be fast. Threads take
+    turns, and wait for it before their seconds begin.
     """
-    ends, tracer = time.monotonic() + seconds, sys.gettrace()
+    tracer = sys.gettrace()
 
     def watch(frame: FrameType, event: str, argument: Any) -> Any:
         if time.monotonic() > ends:
             raise TimeoutError(f"it takes more than {seconds:g} seconds")
         return watch
 
-    with ExitStack() as stack:
+    with _TURN, ExitStack() as stack:
         stack.callback(sys.settrace, tracer)
         if MAPPED.is_file():
             import resource  # not on every system
@@ -34,5 +37,6 @@ def bounded(seconds: float, new_bytes: int) -> Iterator[None]:
             if soft == resource.RLIM_INFINITY or most < soft:
                 stack.callback(resource.setrlimit, resource.RLIMIT_AS, (soft, hard))
                 resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        ends = time.monotonic() + seconds
         sys.settrace(watch)
         yield

@@ -24,7 +24,7 @@ from workbench.metrics.seeds import Z
 from workbench.results import EXPERIMENTS, Results
 
 RUNS, TIMED, LEVEL = 3, 20, 0.05  # least training runs and timed runs that decide; risk of a false verdict an item
-TOY = "lab"  # what models of the synthetic corpus are called
+TOYS = ("lab-full", "lab-block", "lab-hard")  # what models of the synthetic corpus are called
 CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
 VERDICTS = (CONFIRMED, CONTRADICTED, OPEN)
 
@@ -191,7 +191,7 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
     least = max(claim.least, TIMED if claim.table == "timings" else 1)
     if decides and number.n < least:
         decides, needs = False, f"at least {least} of which {number.n} are measured"
-    if decides and str(number.where.get("model") or "").startswith(TOY):
+    if decides and str(number.where.get("model") or "").startswith(TOYS):
         decides, needs = False, "a model of a synthetic corpus decides nothing about models: ask one that reads text"
     if decides and 0 < number.seeds < RUNS:
         decides, needs = False, f"at least {RUNS} training runs, of which {number.seeds} are measured"
