@@ -28,6 +28,7 @@ __all__ = [
     "HERE",
     "LARGEST",
     "Grid",
+    "OverSparse",
     "Prepare",
     "Site",
     "Sparse",
@@ -131,6 +132,45 @@ class Sparse(ABC):
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         """Multiply-adds of the choice in one layer: `heads` query heads, `rows` over `length` keys of `width`."""
         return 0
+
+
+@dataclass(frozen=True)
+class OverSparse(Sparse):
+    """A method that changes what another one chooses: `over`, a method or its spec."""
+
+    over: Sparse | str = "flash_prefill"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.over, str):
+            object.__setattr__(self, "over", named(self.over))
+
+    @property
+    def inner(self) -> Sparse:
+        """The other method."""
+        assert not isinstance(self.over, str)
+        return self.over
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    @property
+    def threshold_steps(self) -> tuple[str, tuple[float, ...]]:
+        return self.inner.threshold_steps
+
+    def with_threshold(self, value: float) -> Self:
+        return replace(self, over=self.inner.with_threshold(value))
+
+    @property
+    def fitted(self) -> bool:
+        return self.inner.fitted
+
+    def ready(self, model: PreTrainedModel) -> Self:
+        return replace(self, over=self.inner.ready(model))
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        return self.inner.operations(heads, rows, length, width)
 
 
 def names() -> list[str]:

@@ -1,14 +1,13 @@
 """Heads of different kinds in one call: dense, streaming, or by another method (as in Block-Sparse-Attention)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.methods.registry import ruled
-from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, named
+from workbench.methods.sparse import Grid, OverSparse, Site, Tiles, count
 
 DENSE, STREAMING, CHOOSING = "dsc"
 
@@ -18,7 +17,7 @@ def _kinds(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class ByHead(Sparse):
+class ByHead(OverSparse):
     r"""Each query head has a kind, repeated over all heads of all layers: what DuoAttention finds out, as a plan.
 
     kinds   a letter a head: d dense, s streaming (sink and window), c chosen by `over`
@@ -36,41 +35,12 @@ class ByHead(Sparse):
     """
 
     kinds: str = ruled("ds", "a letter a head, of d, s and c", _kinds)
-    over: Sparse | str = "flash_prefill"
     sink: int = count(1)
     local: int = count(8)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.over, str):
-            object.__setattr__(self, "over", named(self.over))
-
-    @property
-    def inner(self) -> Sparse:
-        assert not isinstance(self.over, str)
-        return self.over
-
-    @property
-    def size(self) -> int:
-        return self.inner.size
 
     @property
     def rows_together(self) -> int:
         return self.inner.rows_together
-
-    @property
-    def threshold_steps(self) -> tuple[str, tuple[float, ...]]:
-        return self.inner.threshold_steps
-
-    def with_threshold(self, value: float) -> "ByHead":
-        return replace(self, over=self.inner.with_threshold(value))
-
-    @property
-    def fitted(self) -> bool:
-        return self.inner.fitted
-
-    def ready(self, model: PreTrainedModel) -> "ByHead":
-        return replace(self, over=self.inner.ready(model))
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         heads = len(queries)
@@ -89,4 +59,4 @@ class ByHead(Sparse):
         return grid.tiles(kept, heads, columns)
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
-        return self.inner.operations(heads, rows, length, width) if CHOOSING in self.kinds else 0
+        return super().operations(heads, rows, length, width) if CHOOSING in self.kinds else 0

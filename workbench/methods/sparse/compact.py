@@ -1,17 +1,16 @@
 """CompactAttention: the choice of another method as one list of KV pages for the heads that are executed together."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.core.tiling.tile_grid import grid_of
-from workbench.methods.sparse import HERE, Grid, Site, Sparse, Tiles, count, named
+from workbench.methods.sparse import HERE, Grid, OverSparse, Site, Sparse, Tiles, count
 
 
 @dataclass(frozen=True)
-class Compact(Sparse):
+class Compact(OverSparse):
     r"""What any query block of the chunk and any head of the execution group selects is read by all of them.
 
     The chunk itself is kept in whole; the union only ever adds (section 3.2).
@@ -30,34 +29,6 @@ class Compact(Sparse):
 
     over: Sparse | str = "flash_prefill(alpha=0.06)"
     heads: int = count(0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.over, str):
-            object.__setattr__(self, "over", named(self.over))
-
-    @property
-    def inner(self) -> Sparse:
-        assert not isinstance(self.over, str)
-        return self.over
-
-    @property
-    def size(self) -> int:
-        return self.inner.size
-
-    @property
-    def threshold_steps(self) -> tuple[str, tuple[float, ...]]:
-        return self.inner.threshold_steps
-
-    def with_threshold(self, value: float) -> "Compact":
-        return replace(self, over=self.inner.with_threshold(value))
-
-    @property
-    def fitted(self) -> bool:
-        return self.inner.fitted
-
-    def ready(self, model: PreTrainedModel) -> "Compact":
-        return replace(self, over=self.inner.ready(model))
 
     def group(self, heads: int, kv_heads: int) -> int:
         """Return query heads of an execution group of a model. BadInput where they do not divide its GQA group."""
@@ -78,9 +49,6 @@ class Compact(Sparse):
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         return self(queries, keys, grid.rows, site)
-
-    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
-        return self.inner.operations(heads, rows, length, width)
 
 
 def united(kept: Tensor, heads: int, grid: Grid) -> Tensor:
