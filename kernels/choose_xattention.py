@@ -13,8 +13,6 @@ twice as fast: another choice, near the exact one, for those who ask for it.
 The squares of a stride are one matrix product, computed once: of every row of squares and key block only the log of
 the sum of exp(logit) is written (1 / stride · block of N × N), for some heads at a time. The softmax over a row of
 squares needs no more than that.
-
-Queries and keys rounded to float8 (e4m3) in 8 bits, as a Hopper GPU multiplies them.
 """
 
 from collections.abc import Iterator
@@ -31,30 +29,6 @@ from workbench.kernels._select.keep import carry_out, fits
 from workbench.kernels._select.vectors import products
 from workbench.kernels._shared.attention import LOG2E, Config, rows_first
 from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
-
-
-@jit
-def _eighths(x, out, count, heads, x_batch, x_head, x_token, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """`block_scores.in_float8`, in 8 bits and without gaps."""
-    head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    token, col = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DP)
-    inside = (token < count)[:, None] & (col < D)[None, :]
-    at = x + request * x_batch + head.to(tl.int64) * x_head + token.to(tl.int64)[:, None] * x_token + col[None, :]
-    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    value = tl.minimum(tl.maximum(value, -448.0), 448.0)
-    out += ((request * heads + head) * count + token)[:, None] * D + col[None, :]
-    tl.store(out, value.to(tl.float8e4nv), mask=inside)
-
-
-def in_8_bits(x: Tensor) -> Tensor:
-    """[B, H, T, D] in float8."""
-    batch, heads, count, width = x.shape
-    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    _eighths[(triton.cdiv(count, 64), heads, batch)](
-        x, out, count, heads, *x.stride()[:3], TOKENS=64, D=width, DP=triton.next_power_of_2(width), num_warps=4
-    )
-    return out
-
 
 __all__ = ["cases", "configure", "launch", "reference", "takes"]
 
@@ -81,6 +55,29 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int
         weights = block_scores.xattention(queries, own_keys, at, rule.block, stride)
         choices.append(kept(weights, at, keys.shape[2], rule))
     return torch.stack(choices)
+
+
+@jit
+def _eighths(x, out, count, heads, x_batch, x_head, x_token, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """`block_scores.in_float8`, in 8 bits and without gaps."""
+    head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    token, col = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DP)
+    inside = (token < count)[:, None] & (col < D)[None, :]
+    at = x + request * x_batch + head.to(tl.int64) * x_head + token.to(tl.int64)[:, None] * x_token + col[None, :]
+    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    value = tl.minimum(tl.maximum(value, -448.0), 448.0)
+    out += ((request * heads + head) * count + token)[:, None] * D + col[None, :]
+    tl.store(out, value.to(tl.float8e4nv), mask=inside)
+
+
+def in_8_bits(x: Tensor) -> Tensor:
+    """Return queries or keys [B, H, T, D] rounded to float8 (e4m3) in 8 bits, as a Hopper GPU multiplies them."""
+    batch, heads, count, width = x.shape
+    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    _eighths[(triton.cdiv(count, 64), heads, batch)](
+        x, out, count, heads, *x.stride()[:3], TOKENS=64, D=width, DP=triton.next_power_of_2(width), num_warps=4
+    )
+    return out
 
 
 @jit
@@ -177,7 +174,7 @@ def launch(
 ) -> Tensor:
     """The kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
 
-    config   of Triton's product; without one `_choose_hopper` multiplies where it fits
+    config   of Triton's product; without one `_select.hopper` multiplies where it fits
     """
     need_triton("choose_xattention")
     weights = _weights(config, rows_first(q), rows_first(keys), rows.long().contiguous(), rule.block, stride, bits)

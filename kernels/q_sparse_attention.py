@@ -9,15 +9,11 @@ too, and pages of its own with the fresh keys of its rows; in `pages.positions` 
 INVALID_POS. Cached pages are never written, so nothing is copied.
 
 Where the pages hold every position once (`pages.length` is known), keys and values are first copied out into the order
-of their positions, rotated on the way, and `tile_attention`'s kernel does the rest. Otherwise, or where the caller
-gives a launch shape, the pages are read where they lie: a tile of the matrix product is 128 rows times heads of a
-group, 32 rows at a group of 4, so tiles that straddle the diagonal are few, and tiles that all of its rows see skip the
-comparison of positions.
-
-Pages copied out of a pool into the order of their positions, keys rotated on the way.
-
-With thousands of rows to attend, one pass over the keys costs a fiftieth of the attention, and then nothing has to be
-looked up any more.
+of their positions, rotated on the way, and `tile_attention`'s kernel does the rest: with thousands of rows, that pass
+over the keys costs a fiftieth of the attention, and nothing has to be looked up any more. Otherwise, or where the
+caller gives a launch shape, the pages are read where they lie: a tile of the matrix product is 128 rows times heads of
+a group, 32 rows at a group of 4, so tiles that straddle the diagonal are few, and tiles that all of its rows see skip
+the comparison of positions.
 """
 
 from collections.abc import Iterator

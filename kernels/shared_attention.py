@@ -7,10 +7,6 @@ What `question_attention` computes for requests whose page tables are `shared` (
 `own` (of batch B). The rows of all requests are one tile of the matrix product over the shared pages, which so are read
 once and not once a request; each request reads its own pages; the parts are merged by their weight in the softmax
 (cascade attention of FlashInfer, arXiv:2501.01005; Hydragen, arXiv:2402.05099).
-
-The last step of `shared_attention`: rows attend to few pages of their own, and parts over the shared ones join in.
-
-One program takes the rows of a request and of the heads that read one KV head. Names are those of `_pages_triton`.
 """
 
 from collections.abc import Iterator
@@ -31,6 +27,8 @@ from workbench.kernels._shared.attention import count_upto, empty_state, log2_sc
 from workbench.kernels._shared.triton_import import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 from workbench.kernels.question_attention import RESIDENT, configure
 
+__all__ = ["cases", "launch", "reference"]
+
 ROWS = 64  # rows times heads of a group, at most
 SLOTS = 1024  # of a request's own pages, at most: one program reads them
 
@@ -43,7 +41,11 @@ def _attend_and_merge(
     INTERLEAVED: tl.constexpr, ROTATE: tl.constexpr, PARTIAL_PAGES: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """parts [1, Hq, B · R, S, D] over the shared pages, and the log2 of their weights, lse [1, Hq, B · R, S]."""
+    """Cascade attention, step 2: attend to private pages and merge with the shared-prefix partials.
+
+    parts [1, Hq, B · R, S, D] over the shared pages, and the log2 of their weights, lse [1, Hq, B · R, S]. One program
+    takes the rows of a request and of the heads that read one KV head. Names are those of `_pages.triton_kernel`.
+    """
     kv_head, request = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     m = tl.arange(0, BLOCK_M)  # row by row, the heads of a group side by side
     row = (m // GROUP).to(tl.int64)
@@ -121,9 +123,6 @@ def _launch_own(
     constants |= {"SPLITS": triton.next_power_of_2(parts.shape[3]), "PDL": pdl, "num_warps": 4, "num_stages": 2}
     _attend_and_merge[(heads, batch)](*tensors, *sizes, *strides, **constants, **options)
     return out
-
-
-__all__ = ["cases", "launch", "reference"]
 
 
 def reference(

@@ -1,10 +1,7 @@
 """Sparse choices as the rising lists that attention kernels read: tiles of a query tile, or pages of a group of heads.
 
-On a GPU the lists are made there (`make_lists`): the host waits for nothing, and `indices` is unwritten behind the
-last list. Elsewhere torch makes them.
-
-Kept tiles as the rising lists that attention kernels take, made on the device: nothing waits for it, nothing comes
-back from it. `indices` has room for everything and is unwritten behind the last list.
+On a GPU the lists are made there (`make_lists`): the host waits for nothing. `indices` has room for everything and is
+unwritten behind the last list. Elsewhere torch makes them.
 """
 
 from collections.abc import Sequence

@@ -5,15 +5,12 @@ takes one tile after the other, so the tile that follows is fetched while this o
 then in bands of BAND row tiles, so that programs that run side by side read the same keys. Only tiles that a row sees
 have numbers: passed over instead, they left some programs 15% more to do than others at 32K.
 
-    order      what `_choose_order` writes
+    order      [1 + tiles] int32, the tiles that programs take one after the other: how many of a head a row attends
+               to, then row tile · 65,536 + key tile of each
+    band       row tiles that are taken together, key tile by key tile
     step       LINE bytes of one token of every square: a product of 64 rows, N keys and so many channels
     ring       (queries, keys, full, empty): buffers of the tiles of a step
     sums       [one, block, row]: rows lie side by side, as the lanes of the matrix unit hold them
-
-Which tiles of squares a row sees, as programs of `_choose_hopper` take them: one after the other, none in vain.
-
-order      [1 + tiles] int32: how many tiles of a head are seen, then row tile · 65,536 + key tile of each
-band       row tiles that are taken together, key tile by key tile
 """
 
 import torch

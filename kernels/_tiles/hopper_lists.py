@@ -1,11 +1,8 @@
-"""Lists of key tiles as `_tiles_hopper` walks them: the keys of a step, and what a row sees of them.
+"""Lists of key tiles as `_tiles.hopper` walks them: the keys of a step, and what a row attends to of them.
 
-Entries, steps and tile lists are those of `_tiles_hopper`.
-
-Lists of two neighbouring query tiles as one, so that a program computes both.
-
-It fetches a tile of keys for both at once. An entry is 4 · tile + 1 where the first keeps the tile, + 2 where the
-second does; entries rise as tiles do. Made on the device: nothing waits for it.
+`merge_pairs` makes one list of those of two neighbouring query tiles, so that a program computes both and fetches a
+tile of keys once. An entry of it is 4 · tile, + 1 where the first keeps the tile, + 2 where the second does; entries
+rise as tiles do. It runs on the device: nothing waits for it.
 """
 
 import torch

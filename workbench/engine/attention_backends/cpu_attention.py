@@ -1,15 +1,14 @@
-"""Attention over kept tiles in plain torch, tile by tile of the queries: what is not kept is not computed.
+"""Attention on a CPU in plain torch: over selected blocks, and of a question over a long cache.
 
-For a CPU, where a mask for every head costs more than the attention that it hides. Heads whose lists differ in length
-are computed together, the shorter ones filled up with tiles that no row sees. Where single columns are kept besides, a
-list names keys instead of tiles.
+Over selected blocks, tile by tile of the queries, what is not selected is not computed: a mask for every head costs
+more than the attention that it hides. Heads whose lists differ in length are computed together, the shorter ones filled
+up with tiles that no row sees. Where single columns are kept besides, a list names keys instead of tiles.
 
-Attention of a question over a long cache on a CPU: products and a softmax for each KV head, without a mask.
-
-Query heads that share a KV head are rows of one product, so keys and values are read once for all of them. Only the
-part in which the rows see each other is causal; everything before it is seen whole. As many KV heads are computed at a
-time as there are threads, so each thread has one whole product, and the logits of its head lie in its processor's own
-cache; they are written over by their softmax.
+A question over a long cache takes products and a softmax for each KV head, without a mask. Query heads that share a KV
+head are rows of one product, so keys and values are read once for all of them. Only the part in which the rows see each
+other is causal; everything before it is seen whole. As many KV heads are computed at a time as there are threads, so
+each thread has one whole product, and the logits of its head lie in its processor's own cache; they are written over by
+their softmax.
 """
 
 from functools import lru_cache

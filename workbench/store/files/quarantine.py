@@ -1,8 +1,8 @@
-"""Files that must not be served are set aside, with the reason beside them, in `<folder>/set_aside`.
+"""Quarantine and tombstones: blocks that a folder does not hand out, and why.
 
-What was evicted on purpose is noted in `<folder>/evicted.jsonl`, so that a later miss can say when and why.
-
-Blocks that a folder does not hand out, and why: damaged, evicted, removed, of another version, or never there.
+Files that must not be served (damaged, of another version) are set aside, with the reason beside them, in
+`<folder>/set_aside`. What was evicted or removed is noted in `<folder>/evicted.jsonl`, so that a later miss can say
+when and why.
 """
 
 import json
