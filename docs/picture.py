@@ -55,7 +55,7 @@ def first_view() -> str:
     """The page of the first sample that `shows` what the editor is for."""
     name, source, passages = ASKED
     loaded = models.load(name)
-    chosen = {"selectors": ["none", "query_guided"], "ratios": [0.15], "orders": 1}
+    chosen = {"selectors": ["none", "query_guided"], "ratios": [0.15], "orders": 1, "sparse": "flash_prefill"}
     for sample in data.load(source, SEARCHED, 0, passages):
         if shows(page := explore.prompt_page(loaded, sample, **chosen)):
             return prompt_html.page(page.data)
