@@ -1,12 +1,16 @@
 """Paired comparisons of two methods on the same questions."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.core.errors import BadInput
+from workbench.metrics.answers import bootstrap
 from workbench.metrics.paired import bits_explained, difference, mcnemar
+from workbench.metrics.seeds import over_runs
+from workbench.results import over_seeds
 
 LOSSES = st.lists(st.tuples(*[st.floats(0, 10)] * 3), min_size=2, max_size=12)
 
@@ -84,3 +88,27 @@ def test_an_uncertain_gap_has_no_end():
 def test_what_cannot_be_compared_is_refused(call, problem):
     with pytest.raises(BadInput, match=problem):
         call()
+
+
+RUNS = [
+    ([(0.1, 0.0, 0.2), (0.2, 0.1, 0.3), (0.3, 0.2, 0.4)], (0.2, 0.2 - 0.2484, 0.2 + 0.2484)),  # t(2) = 4.3027
+    ([(0.2, 0.1, 0.3)] * 3, (0.2, 0.1, 0.3)),  # runs that agree: as wide as the questions of one
+    ([(0.2, 0.1, 0.3)], (0.2, 0.1, 0.3)),
+]
+
+
+@pytest.mark.parametrize(("runs", "expected"), RUNS, ids=["runs apart", "runs alike", "one run"])
+def test_training_runs_have_student_s_interval_or_that_of_their_questions(runs, expected):
+    assert over_runs(runs) == pytest.approx(expected, abs=1e-4)
+
+
+def test_tables_over_training_runs_have_the_interval_of_the_judge():
+    scores = {1: [1, 1, 0, 1], 2: [1, 0, 0, 1], 3: [0, 1, 1, 1]}
+    rows = [
+        {"training_seed": seed, "question": q, "em": x, "model": "m"}
+        for seed, of in scores.items()
+        for q, x in enumerate(of)
+    ]
+    (got,) = over_seeds(pd.DataFrame(rows), "em", ["model"]).to_dict("records")
+    expected = over_runs([(sum(of) / 4, *bootstrap(of)) for of in scores.values()])
+    assert [got[name] for name in ("value", "low", "high", "n", "seeds")] == pytest.approx([*expected, 4, 3])

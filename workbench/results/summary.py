@@ -8,7 +8,7 @@ import pandas as pd
 from workbench.core.errors import BadInput
 from workbench.metrics.answers import bootstrap, wilson
 from workbench.metrics.paired import difference
-from workbench.metrics.seeds import crossed
+from workbench.metrics.seeds import mean_over_seeds, over_runs
 from workbench.results.schema import METHOD
 
 RIGHT = ("em", "contains", "faithful", "agree_first", "full_em", "full_contains")  # 0 or 1 a question
@@ -67,8 +67,6 @@ def paired(
 
 def over_draws(counts: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Return {by, value, low, high, n}: means over draws, rows of one seed each, with Student's 95% interval."""
-    from workbench.metrics.seeds import mean_over_seeds
-
     found = []
     for keys, group in counts.groupby(list(by), sort=False, dropna=False):
         mean, half = mean_over_seeds(group.value)
@@ -175,13 +173,13 @@ def beside(counts: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 def over_seeds(answers: pd.DataFrame, measure: str, by: Sequence[str]) -> pd.DataFrame:
-    """Return {by, value, low, high, n, seeds}: means over training seeds, seeds and questions resampled crosswise."""
+    """Return {by, value, low, high, n, seeds}: means over training runs, as `metrics.seeds.over_runs` has them."""
     found = []
     trained = answers[answers.training_seed.notna()]
     for keys, group in trained.groupby(list(by), sort=False, dropna=False):
         grid = group.pivot_table(index="training_seed", columns="question", values=measure).dropna(axis=1)
         if grid.size:
-            got = crossed(grid.to_numpy().tolist())
-            numbers = {"value": got.mean, "low": got.low, "high": got.high, "n": got.n, "seeds": got.seeds}
+            runs = [(row.mean(), *bootstrap(row.tolist())) for row in grid.to_numpy()]
+            numbers = dict(zip(INTERVAL, (*over_runs(runs), grid.shape[1]), strict=True)) | {"seeds": len(grid)}
             found.append({**dict(zip(by, keys, strict=True)), **numbers})
     return pd.DataFrame(found, columns=[*by, *INTERVAL, "seeds"])

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.core.errors import BadInput
 from workbench.experiments.judging.claim_rows import ClaimScope, Tables, chosen
 from workbench.metrics.answers import normalised
 from workbench.metrics.latency import ratio
 from workbench.metrics.paired import bits_explained, difference
-from workbench.metrics.seeds import crossed_share, mean_over_seeds
+from workbench.metrics.seeds import mean_over_seeds, over_runs
 from workbench.results.schema import METHOD
 
 SHARED = {  # columns in which both sides of a comparison agree, by table
@@ -140,17 +139,10 @@ def _aligned(sides: Sequence[Mapping[int, pd.Series]]) -> list[np.ndarray] | Non
 
 
 def _of_runs(values: Sequence[np.ndarray], statistic: "Statistic") -> Ends | None:
-    """Return the mean of a number of every training run, with Student's interval over the runs.
-
-    No narrower than that of the questions of a run: the widest counts where runs agree by chance.
-    """
+    """Return the number of all training runs; None where one of them has none."""
     runs = [statistic([side[i : i + 1] for side in values]) for i in range(len(values[0]))]
     known = [run for run in runs if run is not None]
-    if len(known) < len(runs):
-        return None
-    mean, half = mean_over_seeds([run[0] for run in known])
-    half = max(half, *((run[2] - run[1]) / 2 for run in known)) if len(known) > 2 else half
-    return mean, mean - half, mean + half, known[0][3]
+    return (*over_runs([run[:3] for run in known]), known[0][3]) if len(known) == len(runs) else None
 
 
 def _gap(values: Sequence[np.ndarray]) -> Ends:
@@ -172,15 +164,8 @@ def _explained(values: Sequence[np.ndarray]) -> Ends | None:
 
 def _relative(values: Sequence[np.ndarray]) -> Ends | None:
     """Return how much more the left side scores, as a share of what the right side scores."""
-    return _share(values[0] - values[1], values[1])
-
-
-def _share(part: np.ndarray, whole: np.ndarray) -> Ends | None:
-    try:
-        got = crossed_share(part.tolist(), whole.tolist())
-    except BadInput:  # there may be nothing to win back
-        return None
-    return got.mean, got.low, got.high, got.n
+    one, other = values
+    return _explained([2 * other - one, other])  # of a loss of `other`, what lies between the two is won back
 
 
 def _normalised(values: Sequence[np.ndarray]) -> Ends:

@@ -18,7 +18,6 @@ from workbench.experiments.judging.claims import (
     OPEN,
     VERDICTS,
     Judged,
-    PaperItem,
     items,
     papers,
     verdict,
@@ -114,7 +113,7 @@ def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
         for source in sources:
             own = [one for one in judged if one.claim.item == item.item and one.source == source]
             about = {"key": item.item, "item": item, "paper": papers()[item.paper], "source": source}
-            kind = _kind(item)
+            kind = "how it works" if item.is_mechanism else "findings"
             title = f"{about['paper']}: {kind}" + (f" · {source}" if len(sources) > 1 else "")
             said = verdict(own)
             about |= {"verdict": said, "kind": kind, "title": title, "number": _number(own, said)}
@@ -131,11 +130,6 @@ def _number(judged: Sequence[Judged], said: str) -> str:
     best = max(deciding, key=lambda one: one.number.n if one.number else 0)
     more = len([one for one in measured if one.decides]) - best.decides
     return best.short + (f"; {more} more" if more > 0 else "")
-
-
-def _kind(item: PaperItem) -> str:
-    kinds = {claim.kind for claim in item.claims}
-    return "how it works" if kinds == {"mechanism"} else "findings"
 
 
 def shown_in(folder: str | Path) -> dict[str, list[Cell]]:
