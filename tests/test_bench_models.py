@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import method_ttft
 import pytest
 import scale
 import torch
@@ -15,6 +16,7 @@ from workbench.experiments.bench.models import chunked, operations, recompute, w
 from workbench.experiments.bench.models.operations import OPERATIONS
 from workbench.experiments.bench.models.whole_model import LLAMA, Scene, build
 from workbench.experiments.bench.timing import Roof
+from workbench.store import UNLIMITED, MemoryStore
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
@@ -186,3 +188,25 @@ def test_every_axis_is_measured(rows):
     assert all(row["ms"] > 0 and row["pool_gb"] > 0 for row in rows)
     assert {row["block"] for row in rows if row["axis"] == "blocks"} == {64, 16}
     assert all(row["tokens_per_s"] > 0 for row in rows if row["axis"] == "batch")
+
+
+# --- Published methods in one run
+def test_methods_are_asked_in_rounds_beside_ours_at_their_charged_share(monkeypatch, capsys):
+    monkeypatch.setattr(method_ttft, "CONTEXT", 4)
+    scene, store = Scene(build(LLAMA | TINY), [], unit=16), MemoryStore(UNLIMITED)
+    prompt = method_ttft.prompt_of(scene)
+    names = ["full", "block", "epic", "kvcomm", "cacheblend", "fusionrag"]
+    asked, refused = method_ttft.methods(scene, prompt, names, 0.5, store)
+    assert list(refused) == ["cacheblend"]  # one of two layers is charged before a token is chosen
+    for _ in range(2):
+        assert not method_ttft.measured(scene, asked, prompt, store)
+    timed, counted = method_ttft.result_rows(asked, len(prompt))
+    values = {(one["method"], one["measure"]): one["value"] for one in counted}
+    assert all(row["ms"] > 0 and row["runs"] == 2 for row in timed)
+    assert values["full", "charged_share"] == 1 and ("full", "over_ours") not in values
+    assert (
+        values["kvcomm", "charged_share"] == values["block", "charged_share"] < values["epic", "charged_share"] <= 0.5
+    )
+    assert {name for name, measure in values if measure == "over_ours"} >= {"block", "epic", "kvcomm", "ours, 50%"}
+    method_ttft.report(timed, counted, refused)
+    assert "not measured: cacheblend" in capsys.readouterr().out

@@ -125,6 +125,7 @@ METHOD = ("method", "mode", "positions", "prepare", "select", "ratio", "correct"
 EXPERIMENTS = {
     "bench": "workbench bench all --out {out}",  # kernels and whole models beside baselines; ceilings of the GPU
     "ttft": "python data/benchmarks/ttft.py --model {model} --out {out}",  # setting: length, and what is varied
+    "methods": "python data/benchmarks/method_ttft.py --out {out}",  # TTFT of published methods; counts: charged_share
     "stages": "python data/benchmarks/stages.py --out {out}",  # where the time of a prefill goes, in seconds
     "scale": "python data/benchmarks/scale.py --out {out}",  # one axis varied: context, question, blocks or batch
     "soak": "python -m tests.stress.soak --out {out}",

@@ -1,0 +1,169 @@
+"""Time to the first token of every published method that reuses blocks, in one run: Llama-3.1-8B's shape, on a GPU.
+
+    python data/benchmarks/method_ttft.py                    27K in blocks of 512 tokens, 15% charged
+    python data/benchmarks/method_ttft.py --tiny --runs 3    a tiny shape, for a try on a CPU
+
+writes timings and counts of experiment "methods" into a results folder, anew after every round; no round begins after
+`--seconds`. A round asks every method once, one after the other, so that a busy machine slows all alike. Blocks are
+cached before the clock runs; the choice of tokens, and what it computes, is within the time.
+
+"ours" is reuse that recomputes what the question attends to (`query_guided`), at the charged share of each method;
+`over_ours` is a method's median over that of it. A method whose ratio can be set computes `--charged` of the prompt,
+any other as much as it does. FusionRAG's neighbours, of which a random model has none, change no time: its blocks are
+cached apart here. The first block stands for the system prompt.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from script import TINY, options, writer
+
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.engine.attention_maps import layers_of
+from workbench.experiments.bench.models.whole_model import GPU, LLAMA, Scene, build, clock
+from workbench.experiments.bench.timing import reason
+from workbench.experiments.trials.budget import within
+from workbench.methods import Method
+from workbench.methods.config import MethodConfig
+from workbench.methods.engines import PAGE, pages_of
+from workbench.methods.generation import first_token
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.presets import METHODS
+from workbench.methods.select.query_guided import QueryGuided
+from workbench.metrics.cost import charged_share
+from workbench.metrics.latency import quantiles
+from workbench.store import UNLIMITED, MemoryStore
+
+CONTEXT, QUESTION, BLOCK = 27, 50, 512  # units, tokens, tokens
+PREPARATIONS = 3  # independent, after_system, link0
+REFUSED = (BadInput, RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
+
+
+@dataclass
+class Asked:
+    """A method, the share of a prompt that it computes, and the milliseconds of its runs."""
+
+    name: str
+    method: Method
+    charged: float
+    ms: list[float] = field(default_factory=list)
+
+
+def prompt_of(scene: Scene, shift: int = 0) -> Prompt:
+    """Return a prompt of random blocks; another `shift` is another prompt."""
+    context = CONTEXT * scene.unit
+    ids = (scene.ids(context + min(QUESTION, scene.unit)) + shift) % scene.model.config.vocab_size
+    runs = (*ids[:context].split(min(BLOCK, scene.unit // 2)), ids[context:])
+    return Prompt(tuple(Block(tuple(run.tolist())) for run in runs))
+
+
+def methods(
+    scene: Scene, prompt: Prompt, names: Sequence[str], charged: float, store: MemoryStore
+) -> tuple[list[Asked], dict[str, str]]:
+    """Return the methods as they are asked, ours at every share behind them, and why others cannot run."""
+    found, refused = list[Asked](), dict[str, str]()
+    for name in names:
+        try:
+            fields = dict(METHODS[name].fields)
+            if str(fields.get("prepare")).startswith("with_neighbours"):
+                fields["prepare"] = "independent"
+            method = MethodConfig(**fields).method()
+            if fields.get("ratio") is not None:
+                method = within(scene.model, method, [prompt], charged)
+            found.append(Asked(name, method, share_of(scene, prompt, method, store)))
+        except REFUSED as problem:
+            refused[name] = reason(problem)
+    for share in sorted({charged, *(round(one.charged, 2) for one in found if one.charged < 0.995)}):
+        method = ours(scene, prompt, share)
+        found.append(Asked(f"ours, {share:.0%}", method, share_of(scene, prompt, method, store)))
+    return found, refused
+
+
+def ours(scene: Scene, prompt: Prompt, share: float) -> Method:
+    """Return this work at a charged share; plain reuse where the share is too small to choose anything."""
+    try:
+        return within(scene.model, Reuse(select=QueryGuided()), [prompt], share)
+    except BadInput:
+        return Reuse()
+
+
+def share_of(scene: Scene, prompt: Prompt, method: Method, store: MemoryStore) -> float:
+    """Return the charged share of a request; what a method remembers of earlier requests, it has seen then."""
+    if getattr(getattr(method, "correct", None), "anchors", None) is not None:
+        for earlier in (prompt_of(scene, 1), prompt):
+            method.begin(scene.model, [earlier], store if earlier is prompt else None)
+    (ready,) = method.begin(scene.model, [prompt], store)
+    return charged_share(ready.passes, len(layers_of(scene.model, "all")), len(prompt))
+
+
+def measured(scene: Scene, asked: list[Asked], prompt: Prompt, store: MemoryStore) -> dict[str, str]:
+    """Ask every method once; one that fails is taken off the list, with the reason."""
+    failed = {}
+    for one in list(asked):
+        try:
+            one.ms.append(clock(partial(first_token, scene.model, prompt, one.method, store)))
+        except REFUSED as problem:
+            failed[one.name] = reason(problem)
+            asked.remove(one)
+    return failed
+
+
+def result_rows(asked: Sequence[Asked], length: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return rows of `results.Timing` and of `results.Count`: the charged share and the ratio to ours at that share."""
+    medians = {one.name: quantiles(one.ms).p50 for one in asked}
+    timed, counted = [], []
+    for one in asked:
+        time, base = quantiles(one.ms), medians.get(f"ours, {round(one.charged, 2):.0%}")
+        about = {"method": one.name, "setting": {"length": length}, "ratio": getattr(one.method, "ratio", None)}
+        numbers = {"charged_share": one.charged} | ({} if base is None else {"over_ours": time.p50 / base})
+        runs = {"ms": time.p50, "p5": time.p5, "p95": time.p95, "least": time.least, "most": time.most}
+        timed.append({**about, **runs, "runs": time.n, "workload": f"length {length}", "candidate": one.name})
+        counted += [{**about, "measure": name, "value": value} for name, value in numbers.items()]
+    return timed, counted
+
+
+def main() -> None:
+    """Measure and write, a round at a time."""
+    defaults = {"methods": list(METHODS), "charged": 0.15, "runs": 20, "seconds": 400.0, "tiny": False}
+    given = options(__doc__, **defaults)
+    end = perf_counter() + given.seconds
+    scene = Scene(build(LLAMA | TINY if given.tiny else LLAMA), [], unit=64 if given.tiny else 1024)
+    prompt, store = prompt_of(scene), MemoryStore(UNLIMITED)
+    if GPU:  # room for the blocks of every preparation at once, and for what is recomputed
+        pages_of(scene.model).of(scene.model, (PREPARATIONS + 2) * len(prompt) // PAGE)
+    asked, refused = methods(scene, prompt, given.methods, given.charged, store)
+    refused |= measured(scene, asked, prompt, store)
+    for one in asked:
+        one.ms.clear()  # the first time compiles
+    origin = {"model": "tiny" if given.tiny else "Llama-3.1-8B"}
+    for _ in range(given.runs):
+        refused |= measured(scene, asked, prompt, store)
+        timed, counted = result_rows(asked, len(prompt))
+        with writer(given, f"methods@{'gpu' if GPU else 'cpu'}", scene.model.device, **origin) as out:
+            out.timings(timed)
+            out.counts(counted)
+        if perf_counter() > end:
+            break
+    report(timed, counted, refused)
+
+
+def report(
+    timed: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], refused: Mapping[str, str]
+) -> None:
+    """Print a row a method, the quickest first, and why others did not run."""
+    known = {(one["method"], one["measure"]): one["value"] for one in counted}
+    print(f"{'':20} {'charged':>8} {'ms':>9} {'p5':>9} {'p95':>9} {'runs':>5} {'over ours':>10}")
+    for row in sorted(timed, key=lambda row: row["ms"]):
+        over = known.get((row["method"], "over_ours"), float("nan"))
+        times = " ".join(f"{row[name]:9.1f}" for name in ("ms", "p5", "p95"))
+        print(f"{row['method']:20} {known[row['method'], 'charged_share']:8.1%} {times} {row['runs']:5} {over:10.2f}")
+    for name, why in refused.items():
+        print(f"not measured: {name}: {why}")
+
+
+if __name__ == "__main__":
+    main()
