@@ -109,22 +109,28 @@ def test_a_gpu_is_dealt_by_the_number_of_the_worker(monkeypatch):
 
 # --- A `Runner` reads and writes pages that its prompts hold, step by step; bad input is refused before any work
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-MODEL = model_of().to(DEVICE)
+MODEL = model_of(head_dim=32).to(DEVICE)
 BLOCKS = [block_of(n, seed=n) for n in (19, 7, 33)]
 QUESTION = torch.tensor(block_of(5, 50).tokens)
 VOCABULARY = MODEL.config.vocab_size
 
 
-@pytest.fixture
-def pool():
-    return Pool(MODEL, 40, 16, kernels=False)
+CAPTURED = pytest.mark.skipif(DEVICE == "cpu", reason="steps are captured on a GPU")
+
+
+@pytest.fixture(params=["as it is", pytest.param("captured", marks=CAPTURED)])
+def pool(request):
+    """A pool whose steps run as they are, and one whose steps are replays of CUDA graphs."""
+    return Pool(MODEL, 40, 16, kernels=request.param == "captured")
 
 
 def begun(pool, question=QUESTION):
     """A runner, the blocks of a prompt, the prompt, and the logits of its question."""
     runner, cached = Runner(MODEL, pool), pool.encode(MODEL, BLOCKS)
     prompt = pool.open(cached, len(question) + 12)
-    return runner, cached, prompt, runner.prefill([prompt], [question])
+    logits = runner.prefill([prompt], [question])
+    assert runner.graphs == pool.kernels, runner.why_uncaptured
+    return runner, cached, prompt, logits
 
 
 def give_back_a_block(pool, runner, cached, prompt):
@@ -143,10 +149,12 @@ def exchange_weights(pool, runner, cached, prompt):
 
 
 @pytest.mark.parametrize("change", [give_back_a_block, close, exchange_weights])
-def test_the_next_step_is_refused_once_what_it_reads_is_not_its_own(pool, change):
+@pytest.mark.parametrize(("read", "ahead"), [(0, 1), (1, 1), (4, 1), (2, 3)])
+def test_the_next_step_is_refused_once_what_it_reads_is_not_its_own(pool, change, read, ahead):
     runner, cached, prompt, logits = begun(pool)
-    steps = runner.decode([prompt], logits, 10)
-    next(steps)
+    steps = runner.decode([prompt], logits, 10, ahead=ahead)
+    for _ in range(read):
+        next(steps)
     change(pool, runner, cached, prompt)
     taken = pool.free
     before = [x.clone() for x in pool.keys]
@@ -182,7 +190,11 @@ def test_threads_share_a_runner(pool):
             answers.append([step[0] for step in runner.decode([prompt], logits, 8)])
             pool.close(prompt)
 
-    threads = [Thread(target=answer) for _ in range(6)]
+    def encode():  # beside them, where they do not read
+        for seed in range(6):
+            pool.give(pool.encode(MODEL, [block_of(16, seed)])[0])
+
+    threads = [Thread(target=answer) for _ in range(6)] + [Thread(target=encode)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,12 +1,14 @@
 """A soak: thousands of mixed requests over one pool, with blocks coming and going, checked as they pass.
 
     python -m tests.stress.soak --device cuda
-    python -m tests.stress.soak --device cpu --requests 200 --out /tmp/soak.json
+    python -m tests.stress.soak --device cpu --requests 200 --out /tmp/soak
 
-Requests differ in blocks, methods, options and lengths; popular blocks come back, others are dropped by the store and
-leave their pages. After every wave no page may be missing and nothing may be pinned; the pages of blocks that are
-shared keep their checksums; one request in a hundred is answered once more by the contiguous engine. Writes
-data/benchmarks/soak.json after every wave; exit status 1 where something is wrong.
+Most waves are read step by step, while others cancel, close, give blocks back and encode between the steps
+(`between_steps`); every answer is compared. In one wave of eight requests differ in blocks, methods, options and
+lengths; popular blocks come back, others are dropped by the store and leave their pages; one request in a hundred is
+answered once more by the contiguous engine. After every wave no page may be missing and nothing may be pinned, and
+pages of blocks that are shared keep their checksums. Ends behind `--requests` or `--seconds`; the results folder is
+written again every ten seconds; exit status 1 where something is wrong.
 """
 
 import argparse
@@ -26,8 +28,10 @@ import torch
 from transformers import PreTrainedModel
 
 from data.benchmarks.script import checksum
+from tests.stress.between_steps import GROUP, LIMITS, BetweenSteps
 from workbench import data, models
 from workbench.core.blocks import Block, Prompt
+from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.experiments.trials.record import device_name, versions
@@ -52,6 +56,10 @@ from workbench.store import MemoryStore
 NEAR = 8  # steps of the dtype between logits that rounding in the layers before may make
 SHARE = 100  # one request in so many is checked
 WAVE = 64
+MIXED = 1 / 8  # of the waves are of mixed methods; the others are disturbed between their steps
+PROMPTS = 64  # that are asked for in disturbed waves
+OFTEN = 10.0  # seconds after which results are written again
+FAULTS = ("pages lost", "pinned", "changed", "apart", "not refused", "refused wrongly")
 CHECKED = 16  # blocks of which a checksum is taken again after every wave, and for the first time
 STATUS = Path("/proc/self/statm")
 METHODS: dict[str, tuple[int, Method]] = {  # how many of all, about
@@ -78,44 +86,82 @@ class Soak:
     budget: int = 1 << 24  # bytes of the store: what does not fit is dropped, and encoded again when it is asked for
     seed: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    alone: dict[Prompt, tuple[int, ...]] = field(default_factory=dict)  # answers of the contiguous engine
 
-    def run(self, count: int, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        """Answer `count` requests; `tell` is called with the report after every wave."""
+    def run(
+        self, count: int, tell: Callable[[dict[str, Any]], None], seconds: float = math.inf, mixed: float = MIXED
+    ) -> dict[str, Any]:
+        """Answer `count` requests, or as many as begin in `seconds`; `tell` is given the report after every wave."""
         random, store = Random(self.seed), MemoryStore(self.budget)
         sums: dict[int, tuple[Cached, int]] = {}
         begin, first, report = perf_counter(), self._bytes(), dict[str, Any]()
-        while self.counts["requests"] < count:
-            wave = [self._draw(random) for _ in range(min(WAVE, count - self.counts["requests"]))]
-            requests = [self._request(*one, store) for one in wave]
-            answers = PagedAnswers(self.loaded.model, requests, most=random.choice((1, 4, 16)))
-            self._answer(answers, random)
-            for number, ((_, prompt, method, params), request) in enumerate(zip(wave, requests, strict=True)):
-                if (self.counts["requests"] + number) % SHARE == 0 and request.ended is not None:
-                    self._compare(prompt, method, params, request, answers)
-            self._check(answers, sums, random)
-            self.counts["requests"] += len(wave)
+        asked = [self._prompt(random) for _ in range(PROMPTS)]
+        while self.counts["requests"] < count and (not report or perf_counter() - begin < seconds):
+            size = min(WAVE, count - self.counts["requests"])
+            kind = self._mixed if random.random() < mixed else self._disturbed
+            pool, blocks = kind(size, random, store, asked)
+            self._check(pool, blocks, sums, random)
+            self.counts["requests"] += size
             if self.counts["waves"] == 5:
                 first = self._bytes()
             self.counts["waves"] += 1
-            report = self._report(answers.pool, store, perf_counter() - begin, first)
+            report = self._report(pool, store, perf_counter() - begin, first)
             tell(report)
         return report
+
+    def _mixed(self, size: int, random: Random, store: MemoryStore, asked: Sequence[Prompt]) -> tuple[Pool, BlockPages]:
+        """Answer a wave of mixed methods; one request in a hundred is compared."""
+        wave = [self._draw(random) for _ in range(size)]
+        requests = [self._request(*one, store) for one in wave]
+        answers = PagedAnswers(self.loaded.model, requests, most=random.choice((1, 4, 16)))
+        self._answer(answers, random)
+        for number, ((_, prompt, method, params), request) in enumerate(zip(wave, requests, strict=True)):
+            if (self.counts["requests"] + number) % SHARE == 0 and request.ended is not None:
+                self._compare(prompt, method, params, request, answers)
+        return answers.pool, answers.blocks
+
+    def _disturbed(
+        self, size: int, random: Random, store: MemoryStore, asked: Sequence[Prompt]
+    ) -> tuple[Pool, BlockPages]:
+        """Answer a wave that is disturbed between its steps; every answer is compared."""
+        model, page = self.loaded.model, engines.PAGE
+        longest = max(sum(-(-len(block) // page) for block in prompt.blocks) for prompt in asked)
+        runner, blocks = pages_of(model).of(model, GROUP * (longest + -(-max(LIMITS) // page)))
+        wave = BetweenSteps(
+            self.loaded, runner, blocks, self.texts, random, lambda: random.choice(asked), self._judge, self.counts
+        )
+        wave.run(size)
+        return runner.pool, blocks
+
+    def _judge(self, prompt: Prompt, said: Sequence[int], limit: int) -> None:
+        """Count how an answer of at most `limit` tokens compares with that of the contiguous engine."""
+        model, tokenizer = self.loaded.model, self.loaded.tokenizer
+        if prompt not in self.alone:
+            (alone,) = generate(model, tokenizer, [prompt], Reuse(), engine="contiguous", max_new_tokens=max(LIMITS))
+            self.alone[prompt] = tuple(alone.tokens)
+        expected = self.alone[prompt][:limit]
+        self.counts["compared"] += 1
+        equal = expected == tuple(said)
+        self.counts["equal" if equal else difference(model, prompt, Reuse(), expected, said)] += 1
 
     def _draw(self, random: Random) -> tuple[str, Prompt, Method, SamplingParams]:
         names = list(METHODS)
         name = random.choices(names, [METHODS[name][0] for name in names])[0]
-        popular = int(len(self.texts) * random.random() ** 3)  # a few are asked for often
-        chosen = [
-            self.texts[(popular + int(40 * random.random() ** 2)) % len(self.texts)]
-            for _ in range(random.randint(1, 6))
-        ]
-        prompt = Prompt((self.texts[0], *chosen, random.choice(self.questions)))
+        prompt = self._prompt(random)
         options: dict[str, Any] = {"max_new_tokens": random.choice((1, 2, 5, 12, 24))}
         if random.random() < 0.2:
             options |= {"temperature": 0.8, "top_p": 0.9, "seed": random.randrange(1000)}
         if random.random() < 0.2:
             options |= {"stop": self.loaded.layout.stop or "."}
         return name, prompt, METHODS[name][1], SamplingParams(**options)
+
+    def _prompt(self, random: Random) -> Prompt:
+        popular = int(len(self.texts) * random.random() ** 3)  # a few are asked for often
+        chosen = [
+            self.texts[(popular + int(40 * random.random() ** 2)) % len(self.texts)]
+            for _ in range(random.randint(1, 6))
+        ]
+        return Prompt((self.texts[0], *chosen, random.choice(self.questions)))
 
     def _request(
         self, name: str, prompt: Prompt, method: Method, params: SamplingParams, store: MemoryStore
@@ -149,9 +195,8 @@ class Soak:
         else:
             self.counts[difference(self.loaded.model, prompt, method, alone.tokens, said)] += 1
 
-    def _check(self, answers: PagedAnswers, sums: dict[int, tuple[Cached, int]], random: Random) -> None:
+    def _check(self, pool: Pool, blocks: BlockPages, sums: dict[int, tuple[Cached, int]], random: Random) -> None:
         """Count pages without an owner, blocks that are still pinned, and checksums that have changed."""
-        pool, blocks = answers.pool, answers.blocks
         there = list(blocks)
         self.counts["pages lost"] += pool.pages - 1 - pool.free - sum(len(cached.pages) for cached in there)
         self.counts["pinned"] += blocks.pinned
@@ -215,9 +260,9 @@ def difference(
 
 
 def sound(report: dict[str, Any]) -> bool:
-    """Return whether nothing leaked, no checksum changed, and no compared answer differs by more than rounding."""
-    counts = report["counts"]
-    return not any(counts.get(name) for name in ("pages lost", "pinned", "changed", "apart"))
+    """Return whether nothing leaked or changed, no compared answer differs by more than rounding, and steps over pages
+    that somebody else has, only those, were refused."""
+    return not any(report["counts"].get(name) for name in FAULTS)
 
 
 def main() -> None:
@@ -230,30 +275,42 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100, help="of the lab, whose passages are drawn")
     parser.add_argument("--store-mib", type=int, default=32, help="of blocks that are kept; the others are dropped")
     parser.add_argument("--pool", type=int, default=8192, help="tokens of the pool, which does not hold all blocks")
+    parser.add_argument("--seconds", type=float, default=300.0, help="after which no wave begins")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=FOLDER, help="results folder")
     given = parser.parse_args()
     engines.TOKENS = given.pool
     loaded = models.load(given.model, given.device, given.dtype)
     prompts = loaded.layout.prompts(data.load("lab", given.questions, 0), loaded.tokenizer)
     texts: dict[Block, None] = dict.fromkeys(block for prompt in prompts for block in prompt.context)
-    soak = Soak(loaded, list(texts), [prompt.blocks[-1] for prompt in prompts], given.store_mib << 20)
+    soak = Soak(loaded, list(texts), [prompt.blocks[-1] for prompt in prompts], given.store_mib << 20, given.seed)
     origin = {"model": given.model, "dtype": str(loaded.model.dtype)[6:], "versions": versions(), **this_run()}
     origin |= {"device": device_name(loaded.model.device)}
-    origin["setting"] = {"blocks": len(texts), "store_mib": given.store_mib}
+    origin["setting"] = {"blocks": len(texts), "store_mib": given.store_mib, "seed": given.seed}
+    written = -OFTEN
 
     def tell(report: dict[str, Any]) -> None:
-        counts = report["counts"]
-        if counts["waves"] % 10 == 0 or counts["waves"] < 5:
-            print(f"{counts['requests']:,} requests, {report['seconds']:.0f} s, sound: {sound(report)}", flush=True)
+        nonlocal written
+        if report["seconds"] >= written + OFTEN:
+            written = report["seconds"]
+            print(f"{report['counts']['requests']:,} requests, {written:.0f} s, sound: {sound(report)}", flush=True)
+            write(report, given.out, origin)
 
-    report = soak.run(given.requests, tell)
-    print(report["counts"])
-    with Writer(given.out, "soak@requests", **origin) as out:
-        out.counts({"measure": name, "value": float(value)} for name, value in report["counts"].items())
-        out.counts({"measure": name, "kind": "store", "value": float(v)} for name, v in report["store"].items())
-        for when, held in report["bytes"].items():
-            out.counts({"measure": n, "kind": f"bytes, {when}", "value": float(v)} for n, v in held.items())
+    report = soak.run(given.requests, tell, given.seconds)
+    write(report, given.out, origin)
+    print(report["counts"], report["seconds"], report["captured"], sep="\n")
     sys.exit(0 if sound(report) else 1)
+
+
+def write(report: dict[str, Any], out: Path, origin: dict[str, Any]) -> None:
+    """Write a report as counts of a results folder, in the place of an earlier one."""
+    numbers = report["counts"] | {"seconds": report["seconds"], "captured steps": report["captured"]}
+    numbers |= {"sound": sound(report)} | {name: report["counts"].get(name, 0) for name in FAULTS}
+    with Writer(out, "soak@requests", **origin) as rows:
+        rows.counts({"measure": name, "value": float(value)} for name, value in numbers.items())
+        rows.counts({"measure": name, "kind": "store", "value": float(v)} for name, v in report["store"].items())
+        for when, held in report["bytes"].items():
+            rows.counts({"measure": n, "kind": f"bytes, {when}", "value": float(v)} for n, v in held.items())
 
 
 if __name__ == "__main__":
