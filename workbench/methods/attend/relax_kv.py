@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.masks import block_attention
 from workbench.methods import registry
 from workbench.methods.attend import Attend, Prompt
 from workbench.methods.select import choose
@@ -13,7 +14,7 @@ from workbench.methods.select import choose
 
 @dataclass(frozen=True)
 class RelaxKv(Attend):
-    r"""A recomputed token sees the system prompt, the tokens that score best, and all that are recomputed; no others.
+    r"""A recomputed token sees its own passage, the system prompt, the best-scored tokens, and all that are recomputed.
 
     share   of the document tokens that recomputed tokens may attend to, by the selector's scores; 1: all of them
 
@@ -21,11 +22,13 @@ class RelaxKv(Attend):
 
     *Follows a description: the paper's abstract says that targets and their context are both chosen by the query; its
     code is not public.* Its targets differ from layer to layer; here a token is recomputed in all layers or in none.
-    On pages its rows are computed over a contiguous copy, as mask rules are.
+    That a token sees its own passage is our reading: its cached state did, and without the words beside it a recomputed
+    token is worse than a stale one. On pages its rows are computed over a contiguous copy, as mask rules are.
 
-    With the system tokens $S$, the best-scored tokens $B$ and the recomputed ones $R$, a token $t \in R$ attends to
+    With the system tokens $S$, the best-scored tokens $B$, the recomputed ones $R$ and the passage $P_t$ of a token,
+    $t \in R$ attends to
 
-    $$\{ u \le t : u \in S \cup B \cup R \}$$
+    $$\{ u \le t : u \in S \cup B \cup R \cup P_t \}$$
     """
 
     weighs = True
@@ -34,13 +37,12 @@ class RelaxKv(Attend):
 
     def plan(self, prompt: Prompt, rows: Tensor, scores: Tensor | None) -> dict[str, Any]:
         assert scores is not None
-        question, kept = prompt.starts[-1], torch.zeros(len(prompt), dtype=torch.bool)
+        kept = torch.zeros(len(prompt), dtype=torch.bool)
         kept[: prompt.starts[min(self.system, len(prompt.context))]] = True
         kept[choose(scores, prompt, self.share, system=self.system)] = True
         kept[rows] = True
 
-        def sees(row: Tensor, col: Tensor) -> Tensor:
-            relevant = kept.to(col.device)[col.clamp(max=len(kept) - 1)]
-            return (col <= row) & ((row >= question) | relevant)
+        def relevant(row: Tensor, col: Tensor) -> Tensor:
+            return (col <= row) & kept.to(col.device)[col.clamp(max=len(kept) - 1)]
 
-        return {"sees": sees}
+        return {"sees": block_attention(prompt) | relevant}
