@@ -32,7 +32,9 @@ def halves(samples: list[Sample]) -> dict[str, list[Sample]]:
 
 def main() -> None:
     """Write the halves."""
-    args = options(__doc__, file=Path("nq-open-oracle.jsonl.gz"), manuals=500, held=500, lab=300, out=Path("runs/files"))
+    args = options(
+        __doc__, file=Path("nq-open-oracle.jsonl.gz"), manuals=500, held=500, lab=300, out=Path("runs/files")
+    )
     name = args.file.name.split("-")[0]
     drawn = {f"{name}-{half}": samples for half, samples in halves(data.load(args.file)).items()}
     drawn["manuals-test"] = data.load("manuals", args.manuals, SEED, 10)
