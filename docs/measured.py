@@ -1,4 +1,4 @@
-"""Run the commands of docs/safe.md as they stand, and keep what they took and found in docs/safe.json.
+"""Run the commands of docs/safe.md as they stand, and write what they took and found at its end.
 
 python docs/measured.py [FOLDER]       a folder to work in; without one a temporary one. Takes minutes on two cores.
 """
@@ -13,15 +13,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import pandas as pd
-import psutil
 import torch
 
+from workbench.app.docs.text import table
 from workbench.experiments.trials.record import device_name
 
 PAGE = Path(__file__).with_name("safe.md")
-KEPT = PAGE.with_suffix(".json")
-COLUMNS = ("way", "n", "kl", "kl_low", "kl_high", "agree", "em", "f1", "rows_computed")
+PLACE = "<!-- measured: python docs/measured.py -->\n"
 
 
 def commands(text: str) -> list[str]:
@@ -37,26 +35,18 @@ def main(folder: Path) -> None:
     for line in commands(PAGE.read_text()):
         if line in [each["command"] for each in took]:
             continue  # a run that was interrupted goes on
-        busy = psutil.cpu_percent(1.0) / 100
         started = time.monotonic()
         done = subprocess.run([sys.executable, "-m", *shlex.split(line)], cwd=folder, stdin=subprocess.DEVNULL)
         if done.returncode:
             sys.exit(f"{line}: exit code {done.returncode}")
-        took.append({"command": line, "seconds": round(time.monotonic() - started, 1), "busy": busy})
+        took.append({"command": line, "seconds": round(time.monotonic() - started, 1)})
         known.write_text(json.dumps(took))
         print(f"{took[-1]['seconds']:8.1f} s  {line}", flush=True)
-    trials = pd.concat([pd.read_parquet(folder / name / "trials.parquet") for name in ("screened", "ratios")])
-    found = trials[trials.kind == "all"].reset_index(drop=True)
-    shown = [name for name in found.columns if name in COLUMNS or name.startswith("ttft")]
-    rows = json.loads(found[shown].to_json(orient="records"))
-    took.sort(key=lambda each: commands(PAGE.read_text()).index(each["command"]))
-    kept = {
-        "device": device_name(torch.device("cpu")),
-        "cores": os.cpu_count(),
-        "took": took,
-        "found": rows,
-    }
-    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    head, place, _ = PAGE.read_text().partition(PLACE)
+    rows = [(f"`{each['command']}`", f"{each['seconds']:.0f}") for each in took]
+    where = f"{device_name(torch.device('cpu'))}, {os.cpu_count()} cores; others may have used them, too."
+    compared = (folder / "compared.md").read_text()
+    PAGE.write_text("\n\n".join([head + place + compared.strip(), where, table(("command", "seconds"), rows)]) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """The measured tables of the README: every number comes out of a committed report or table of this folder.
 
     python data/benchmarks/headline.py         writes them into README.md, between BEGIN and END
-
-`notes.py` runs it, too.
 """
 
 import json
@@ -157,8 +155,8 @@ def measured() -> str:
     return (
         f"**Time**, on one {reports.gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, all of one "
         "process. Where whole requests are answered, this work replays captured CUDA graphs and transformers runs "
-        "eagerly. `workbench bench question` measures the first report, and so on; "
-        "[notes.md](data/benchmarks/notes.md) holds every workload and what was tried.\n\n"
+        "eagerly. `workbench bench question` measures the first report, and so on. "
+        "Notebook 11 draws every workload, [notes.md](data/benchmarks/notes.md) says what was tried.\n\n"
         f"{speed(reports.rows)}\n\n"
         f"**Quality.** {about(real)}. The plans [data/benchmarks/plans](data/benchmarks/plans) measure it, notebook 12 "
         f"shows it.\n\n{quality(real)}\n\n"

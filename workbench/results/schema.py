@@ -135,7 +135,6 @@ EXPERIMENTS = {
     "touch": "python data/benchmarks/touch.py --out {out}",  # the prompt editor: until a change is shown
     "sanitizer": "python data/benchmarks/memory_checks.py --out {out}",  # errors that compute-sanitizer found
     "tuning-memory": "python data/benchmarks/tune_memory.py --out {out}",  # peak memory of a training step, by mask
-    "prediction": "",  # times predicted in predictions.md before they were measured
     "trial": "workbench sweep --model {model} --data {data} --out {out}",
     "deviation": "python data/benchmarks/deviation.py --model {model} --data NAME={data} --out {out}",
     "training": "workbench tune --model {model} --data {data} --out {out}",
@@ -145,7 +144,6 @@ EXPERIMENTS = {
     "serving": "workbench serve-bench --model {model} --data {data} --out {out}",  # many questions, by tier and mode
     "tiers": "python data/benchmarks/tier_ttft.py --model {model} --out {out}",  # TTFT; workload: tokens of the prompt
     "int8": "python data/benchmarks/store_int8.py --model {model} --out {out}",  # blocks in 8 bits; kind: difference
-    "disk": "python data/benchmarks/store_disk.py --out {out}",  # reads and writes of blocks, GB/s and ms
     "faults": "python -m tests.stress.run_store_faults --out {out}",  # blocks lost or wrong after faults
     "poisoned": "python data/benchmarks/poisoned.py --out {out}",  # cached behind an attacker's text; method: attack
     "preprocessing": "python data/benchmarks/prepare_cost.py --out {out}",

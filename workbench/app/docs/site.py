@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from workbench.app.docs import measured as docs_measured
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
 
@@ -25,7 +24,6 @@ READ = (
     "docs/**/*.css",
     "docs/**/*.svg",
     "docs/*.py",
-    "docs/*.json",
     "workbench/**/*.py",
     "kernels/**/*.py",
 )
@@ -121,8 +119,6 @@ class Building:
 def write_sources(folder: Path) -> None:
     """Write everything that Sphinx reads into `folder`: pages by hand, and those that are made."""
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns(*OTHER))
-    safe = folder / "safe.md"
-    safe.write_text(docs_measured.page(safe.read_text(encoding="utf-8"), ROOT / "docs" / "safe.json"), encoding="utf-8")
     for part, pages in _made():
         (folder / part).mkdir()
         for name, text in pages:

@@ -1,7 +1,6 @@
 """KV whose tensors are pages of a file, and what is made of it by who keeps it.
 
-A store hands pages out by default, as a hit is then read once and not copied (on what was measured, at 82% and more of
-a raw read with its checksum, copied at 66% to 85%: data/benchmarks/store_disk.py). That is safe for a short while:
+A store hands pages out by default, as a hit is then read once and not copied. That is safe for a short while:
 
 - files of blocks are never written into: they are written whole under another name and renamed, and a reader of pages
   keeps the file that it opened
