@@ -1,6 +1,5 @@
 """Files of cached blocks: what is written, what others read, and files of other versions and of something else."""
 
-
 import pytest
 import torch
 from safetensors.torch import save_file

@@ -7,19 +7,16 @@ from dataclasses import asdict
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests import tiny
 from tests.refusals import refused
 from workbench import models, results
 from workbench.app import cli
-from workbench.core.errors import BadInput
 from workbench.core.utils import runner
 from workbench.data.assets import ROOT
 from workbench.experiments.sweeps import sweep as sweeps
-from workbench.experiments.sweeps.sweep import Failed, cases, difference, sweep
+from workbench.experiments.sweeps.sweep import Failed, cases, sweep
 from workbench.experiments.sweeps.sweep_grid import Case, read_plan
 from workbench.experiments.trials.trial import Trial
 
@@ -224,29 +221,6 @@ def test_blocks_that_are_kept_are_not_encoded_again_and_change_no_answer(base, t
 def test_what_cannot_be_tried_is_refused_before_the_first_trial(lists, message, base, tmp_path):
     refused(message, sweep, base, tmp_path / "out", **lists)
     assert not (tmp_path / "out").exists()
-
-
-SCORES = st.lists(st.integers(0, 1), min_size=1, max_size=30)
-
-
-@settings(max_examples=20)
-@given(SCORES, st.data())
-def test_differences_are_paired_by_question(first, more):
-    second = more.draw(st.lists(st.integers(0, 1), min_size=len(first), max_size=len(first)))
-    rows = [{"trial": "a", "id": i, "em": x, "kind": ""} for i, x in enumerate(first)]
-    rows += [{"trial": "b", "id": i, "em": x, "kind": ""} for i, x in enumerate(second)]
-    answers = pd.DataFrame(rows)
-    gap, (low, high) = difference(answers, "a", "b")
-    assert (
-        gap == pytest.approx(sum(first) / len(first) - sum(second) / len(second))
-        and low <= gap + 1e-9
-        and gap <= high + 1e-9
-    )
-    assert difference(answers, "b", "a")[0] == pytest.approx(-gap)
-    assert difference(answers, "a", "a") == (0, (0, 0))
-    refused("have not answered the same questions", difference, answers[1:], "a", "b")
-    with pytest.raises(BadInput, match="no question of trials 'a' and 'b' has a score 'em'"):
-        difference(answers.assign(em=float("nan")), "a", "b")
 
 
 def test_the_command_takes_lists_of_anything(folder, tmp_path):

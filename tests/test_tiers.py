@@ -62,10 +62,6 @@ class Model(RuleBasedStateMachine):
         if self.pins:
             self.store.unpin(self.pins.pop())
 
-    @rule()
-    def flush(self):
-        self.store.flush()
-
     @invariant()
     def holds(self):
         if not hasattr(self, "store"):

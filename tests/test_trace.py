@@ -16,7 +16,7 @@ from workbench.methods.generation import generate
 from workbench.methods.serving import Scheduler
 from workbench.methods.serving.contiguous import ContiguousEngine
 from workbench.store import HostTier, TieredStore
-from workbench.store.events import Event, Events, from_rows, to_rows
+from workbench.store.events import Event, Events
 
 jsonschema = pytest.importorskip("jsonschema")
 NUMBER = {"type": "number", "minimum": 0}
@@ -68,7 +68,6 @@ def test_events_of_a_run_are_whole_and_in_order(events):
         assert whats.count("wait") == 2
     assert any(e.what == "encode" and e.seconds > 0 for e in events)
     assert {e.what for e in events if e.key} >= {"hit", "miss", "write", "evict"}
-    assert from_rows(json.loads(json.dumps(to_rows(events)))) == sorted(events, key=lambda e: (e.at, e.end))
 
 
 def test_a_trace_is_of_chromes_format(events):
@@ -98,13 +97,7 @@ def test_spans_of_one_track_never_overlap_in_part(events):
             ends.append(end)
 
 
-def test_a_run_is_written_read_and_traced(events, tmp_path):
-    trace.write_run(tmp_path / "events.json", events, mode="request")
-    for source in (tmp_path, tmp_path / "events.json"):
-        assert trace.read(source) == sorted(events, key=lambda e: (e.at, e.end))
-
-
-def test_a_record_with_receipts_is_traced():
+def test_a_record_with_receipts_is_traced(tmp_path, capsys):
     receipts = [g.receipt for g in generate(MODEL, Letters(), [prompt_of(6, 4, 3), prompt_of(6, 2)], "block")]
     rows = [{"id": f"q{i}", "at": 1.0, "receipt": receipt.to_json()} for i, receipt in enumerate(receipts)]
     events = trace.of_receipts(json.loads(json.dumps(rows)))
@@ -114,16 +107,23 @@ def test_a_record_with_receipts_is_traced():
     }
     ended = [e.at for e in events if e.what == "finish"]
     assert ended == [pytest.approx(1.0 + sum(receipts[0].seconds.values()))] * 2
+    record, out = tmp_path / "record.json", tmp_path / "trace.json"
+    record.write_text(json.dumps({"trial": {}, "receipts": rows}))
+    app(["trace", str(record), "--out", str(out)], standalone_mode=False)
+    jsonschema.validate(json.loads(out.read_text()), SCHEMA)
+    assert "of 2 requests" in capsys.readouterr().out
+    for arguments in ([str(tmp_path / "none.json")], [str(record), "--out", str(tmp_path)]):
+        with pytest.raises(SystemExit) as ended:
+            app(["trace", *arguments])
+        assert ended.value.code == 2
+    assert capsys.readouterr().err.count("error: ") == 2
 
 
 @pytest.mark.parametrize(
     "content, words",
     [
-        ("[1, 2]", "neither the record of a trial nor events"),
+        ("[1, 2]", "does not hold the record of a trial"),
         ('{"trial": {}}', "without receipts"),
-        ('{"events": [{"what": "nap", "at": 0}]}', "event 'nap'"),
-        ('{"events": [{"at": 0}]}', "row 0 of the events"),
-        ('{"events": [{"what": "run", "at": "now"}]}', "seconds are needed"),
         ('{"trial": {}, "receipts": [{}]}', "receipt 0 lacks"),
         ('{"eve', "no JSON file"),
     ],
@@ -132,19 +132,6 @@ def test_other_files_are_refused_in_one_sentence(content, words, tmp_path):
     file = tmp_path / "record.json"
     file.write_text(content)
     refused(words, trace.read, file)
-
-
-def test_the_command_writes_a_trace(events, tmp_path, capsys):
-    trace.write_run(tmp_path / "run.json", events)
-    out = tmp_path / "trace.json"
-    app(["trace", str(tmp_path / "run.json"), "--out", str(out)], standalone_mode=False)
-    jsonschema.validate(json.loads(out.read_text()), SCHEMA)
-    assert "of 3 requests" in capsys.readouterr().out
-    for arguments in ([str(tmp_path / "none.json")], [str(tmp_path / "run.json"), "--out", str(tmp_path)]):
-        with pytest.raises(SystemExit) as ended:
-            app(["trace", *arguments])
-        assert ended.value.code == 2
-    assert capsys.readouterr().err.count("error: ") == 2
 
 
 def test_a_recorder_keeps_so_many_events_and_counts_the_others():

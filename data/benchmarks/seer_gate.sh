@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # SeerAttention's gate of the shipped lab model, distilled from its own attention on worlds of a seed that nothing else
-# uses. Its file records prompts, losses, seconds and device ("training" in the metadata), and a scoring of the gate
-# refuses prompts that it was distilled on (workbench.methods.seer_gate.check_unseen). Its weights are written in fp16;
+# uses. Its file records prompts, losses, seconds and device ("training" in the metadata). Its weights are written in fp16;
 # the committed scores of plans/sparse.toml were measured before they were rounded.
 #     DEVICE=cuda bash data/benchmarks/seer_gate.sh       leaves data/models/lab-full/seer_attention.safetensors
 # A small run to see that it works, on a CPU in about a minute:

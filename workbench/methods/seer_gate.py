@@ -1,7 +1,7 @@
 """SeerAttention's gate (arXiv:2410.13276): a small learned model of which key blocks a query block attends to."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -117,30 +117,6 @@ def training(path: Path) -> dict[str, Any]:
         raise BadInput(f"there is no gate {path}: `workbench sparse distill` makes one") from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):
         raise BadInput(f"{path} does not say how it was trained: `workbench sparse distill` records it") from None
-
-
-def check_unseen(
-    path: Path, data: str, seed: int, scored: Collection[int] = (), prompts: Iterable[Tensor] = ()
-) -> None:
-    """Refuse to score the gate of a file on prompts that it was distilled on.
-
-    data, seed, scored   the samples that are scored, by number, of `data` drawn by `seed`
-    prompts              their token ids [T] each, where they are at hand: other seeds may draw the same prompt
-
-    BadInput where some were trained on, and where the file does not say what it was trained on.
-    """
-    record = training(path)
-    if not {"data", "seed"} <= set(record):
-        raise BadInput(f"the gate {path} does not say which prompts it was distilled on: distil it anew")
-    trained = record.get("samples", 1 + max(scored, default=0))  # not recorded by earlier versions: take all
-    if (record["data"], record["seed"]) == (data, seed) and any(number < trained for number in scored):
-        raise BadInput(
-            f"the gate {path} was distilled on samples of {data}, seed {seed}, that are to be scored: "
-            "distil it on another seed, or score another"
-        )
-    known = set(record.get("prompts", ()))
-    if known and any(digest(tokens) in known for tokens in prompts):
-        raise BadInput(f"the gate {path} was distilled on some of the prompts that are to be scored: score others")
 
 
 def _untrained(shape: GateShape, model: PreTrainedModel) -> Gate:

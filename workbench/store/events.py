@@ -26,13 +26,13 @@ An `Event` is a row. Times are seconds on the recorder's clock, which begins at 
     run       one step, whatever it computes             no                             generated  requests of the batch
 
 `lane` is "engine", "loader 0", "loader 1", …, "store" or "scheduler". A run is idle where no `run` covers the lane
-"engine". `to_rows` and `from_rows` are the JSON form, one flat object a row, empty fields left out.
+"engine".
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal, get_args
 
@@ -108,28 +108,6 @@ class Events:
 
     def __len__(self) -> int:
         return len(self._rows)
-
-
-def to_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Return JSON objects, in the order of their begin; fields that say nothing are left out."""
-    first = ("what", "at", "lane")
-    ordered = sorted(events, key=lambda event: (event.at, event.end))
-    return [{k: v for k, v in asdict(event).items() if v or k in first} for event in ordered]
-
-
-def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """Read what `to_rows` wrote. BadInput for a row that is no event."""
-    known = {field.name for field in fields(Event)}
-    events = []
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping) or not {"what", "at"} <= set(row) <= known:
-            raise BadInput(
-                f"row {number} of the events has fields {sorted(row)}: allowed are {', '.join(sorted(known))}"
-            )
-        if not isinstance(row["at"], int | float) or not isinstance(row.get("seconds", 0.0), int | float):
-            raise BadInput(f"row {number} of the events is at {row['at']!r}: seconds are needed")
-        events.append(Event(**row))
-    return events
 
 
 def busy(events: Iterable[Event], lane: str = "engine", what: Span = "run") -> float:

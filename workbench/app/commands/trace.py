@@ -12,7 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text, writing
 
 app = typer.Typer(add_completion=False)
-SOURCE = "Record of `workbench trial --receipt`, or the events of a serving run: a file, or a folder with events.json"
+SOURCE = "Record of `workbench trial --receipt`: its file, or the folder of one trial"
 
 
 @app.command(epilog="Example: workbench trace record.json --out trace.json, to be opened at ui.perfetto.dev")

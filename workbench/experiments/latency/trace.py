@@ -11,49 +11,42 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import BadInput
-from workbench.core.utils.files import write_text
 from workbench.methods.request_report import STAGES, Receipt
-from workbench.store.events import SPANS, Event, Span, from_rows, to_rows
+from workbench.store.events import SPANS, Event, Span
 
 MACHINE, REQUESTS = 1, 2  # process numbers
 OF_REQUEST: tuple[Span, ...] = ("wait", "load", "encode", "prefill", "decode")  # spans of a request's own track
-EVENTS = "events.json"  # of a run that is a folder
 _SHOWN = ("key", "tier", "bytes", "tokens", "detail", "request")
 
 
-def write_run(path: Path, events: Iterable[Event], **facts: Any) -> None:
-    """Write the events of a run, and facts about it, for `read`."""
-    write_text(path, json.dumps(facts | {"events": to_rows(events)}) + "\n")
-
-
 def read(path: Path) -> list[Event]:
-    """Read the events of a run (a file of `write_run`, or a folder that holds events.json), or of a trial's record.
+    """Read the stages of every request of a trial's record, where it was asked for receipts.
 
-    A record has the stages of every request, where the trial was asked for receipts. Raises BadInput for another file.
+    `path`: the record's file, or a folder of one trial. Raises BadInput for another file.
     """
     file = _record_in(path) if path.is_dir() else path
     if not file.is_file():
-        raise BadInput(f"{file} is not there: give a record of `workbench trial --receipt`, or the events of a run")
+        raise BadInput(f"{file} is not there: give a record of `workbench trial --receipt`")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as problem:
         raise BadInput(f"{file} is no JSON file: {problem}") from None
-    if isinstance(content, Mapping) and isinstance(rows := content.get("events"), list):
-        return from_rows(rows)
     content = content.get("record", content) if isinstance(content, Mapping) else content
     if isinstance(content, Mapping) and "trial" in content:
         if content.get("receipts") is None:
             raise BadInput(f"{file} is a record without receipts: run `workbench trial` with --receipt")
         return of_receipts(content["receipts"])
-    raise BadInput(f"{file} holds neither the record of a trial nor events")
+    raise BadInput(f"{file} does not hold the record of a trial")
 
 
 def _record_in(folder: Path) -> Path:
-    """Return the file of a folder that holds one trial (`trial --out`), or the events of a run."""
+    """Return the file of a folder that holds one trial (`trial --out`)."""
     trials = [path for path in (folder / "trials").glob("*.json") if not path.name.endswith(".failed.json")]
     if len(trials) > 1:
         raise BadInput(f"{folder} holds {len(trials)} trials: name the file of one, in {folder / 'trials'}")
-    return trials[0] if trials else folder / EVENTS
+    if not trials:
+        raise BadInput(f"{folder} holds no trial: give a record of `workbench trial --receipt`")
+    return trials[0]
 
 
 def of_receipts(receipts: Iterable[Mapping[str, Any]]) -> list[Event]:

@@ -30,7 +30,7 @@ from workbench.experiments.sweeps.sweep_grid import Case, cases, files_of
 from workbench.experiments.trials import rows
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Progress, Trial
-from workbench.metrics.answers import Interval, Records, bootstrap
+from workbench.metrics.answers import Records
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 from workbench.store.files.manifest import MANIFEST
@@ -240,24 +240,6 @@ def _check(out: Path, jobs: int, retries: int, cluster: str | None) -> None:
     if out.is_file() or (out / MANIFEST).is_file():
         held = "a file" if out.is_file() else "a folder of cached blocks"
         raise BadInput(f"{out} is {held}: results need a folder of their own")
-
-
-def difference(
-    answers: pd.DataFrame, one: str, other: str, score: str = "em", kind: str | None = None
-) -> tuple[float, Interval]:
-    """Return how much more trial `one` scores than `other`, with a bootstrap 95% interval paired by question.
-
-    `score` is a column of `answers`: em, f1, nll, kl, agree, … Questions that lack it are left out. `compare.paired`
-    says more of two methods.
-    """
-    asked = answers if kind is None else answers[answers["kind"] == kind]
-    first, second = (asked[asked["trial"] == key].set_index("id")[score] for key in (one, other))
-    if not len(first) or not first.index.equals(second.index):
-        raise BadInput(f"trials {one!r} and {other!r} have not answered the same questions")
-    gap = (first - second).dropna().tolist()
-    if not gap:
-        raise BadInput(f"no question of trials {one!r} and {other!r} has a score {score!r}")
-    return sum(gap) / len(gap), bootstrap(gap)
 
 
 def _tables(cases: Sequence[Case], folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:

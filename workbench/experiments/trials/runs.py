@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from workbench.core.errors import BadInput
 from workbench.experiments.trials import rows
 from workbench.experiments.trials.record import Record
@@ -87,11 +85,6 @@ def changed(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for mapping in mappings for key in mapping)
     by_key = {key: [mapping.get(key) for mapping in mappings] for key in keys}
     return {key: values for key, values in by_key.items() if any(value != values[0] for value in values)}
-
-
-def frame(runs: Iterable[Run]) -> pd.DataFrame:
-    """Return a row a run: its name, parameters, scores and costs."""
-    return pd.DataFrame([{"run": run.name, **run.parameters, **run.scores} for run in runs])
 
 
 def _short(value: Any) -> str:

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
-import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.marks.elements import band, interval
-from workbench.plots.marks.styles import SCHEMES, SPARSE_METHODS, Look
+from workbench.plots.marks.styles import SCHEMES, Look
 from workbench.plots.marks.theme import BLUE, INK, MUTED, Texts, clear, finish, legend_lines, log_ticks, panel_titles
 
 
@@ -177,49 +176,6 @@ def profiles(
     }
     drawn = _recoloured(panels, lambda name: looks.get(name, Look(BLUE, marks.get(name, "circle"))))
     return line_chart(drawn, share=share, spacing=0.03 if share else 0.3 / (len(panels) + 1), gap=24, **more)
-
-
-def plane(
-    name: str,
-    records: Sequence[Mapping[str, Any]],
-    x: str,
-    y: str = "",
-    level: float | None = None,
-    percent: bool = True,
-    log: bool = False,
-) -> Panel:
-    """Make a panel of quality against what it costs: `records` {name, x, y, label, low, high}, a line a name.
-
-    `x` and `y` are titles of axes, `x` one of shares; `level` is the height of a dotted line; `percent` and `log` are
-    of the vertical axis.
-    """
-    form = ":.1%" if percent else ":.3g"
-    ends = f"%{{customdata[1]{form}}} to %{{customdata[2]{form}}}"
-    hover = f"%{{customdata[0]}}<br>at %{{x:.1%}}: %{{y{form}}}<br>95% interval {ends}"
-    lines = series_of(records, "x", "y", hover, width=1.6, size=8)
-    lines = [replace(line, mode="lines+markers" if len(line.x) > 1 else "markers") for line in lines]
-    scale = {"type": "log", "dtick": 1, "exponentformat": "power"} if log else {}
-    return Panel(name, lines, {**_axis(x, True), "rangemode": "tozero"}, {**_axis(y, percent), **scale}, level)
-
-
-def points(table: pd.DataFrame, x: str, y: str) -> list[dict[str, Any]]:
-    """Return records for `plane` of a table of settings, a line a sparse method: columns `x`, `y`, `y`_low, `y`_high.
-
-    Settings without `x` or `y` are left out.
-    """
-    known = table[table[x].notna() & table[y].notna()]
-    columns = {"x": known[x], "y": known[y], "low": known[f"{y}_low"], "high": known[f"{y}_high"]}
-    names = known.spec.map(SPARSE_METHODS.name_of)
-    return pd.DataFrame({"name": names, **columns, "label": known.spec}).to_dict("records")
-
-
-def planes(
-    panels: Sequence[Panel], looks: Mapping[str, Look], *, height: int = 330, lines: int = 3, **texts: Unpack[Texts]
-) -> go.Figure:
-    """Draw panels of `plane` with error bars and looks by name; `lines` that the legend takes."""
-    drawn = _recoloured(panels, lambda name: looks.get(name, Look()))
-    spacing = 0.26 / (len(panels) + 1)
-    return line_chart(drawn, height=height, lines=lines, above=48, spacing=spacing, bars=True, **texts)
 
 
 def _axis(title: str, percent: bool) -> dict[str, Any]:

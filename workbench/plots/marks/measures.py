@@ -1,7 +1,6 @@
 """What a score is called on an axis, which way is better, and how its values are written."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
@@ -55,10 +54,3 @@ def measure_of(name: str, table: pd.DataFrame) -> Measure:
     if not set(columns) <= set(table.columns) or not table[name].notna().any():
         raise BadInput(f"the table has no metric {name!r}: its trials were run without it")
     return MEASURES[name]
-
-
-def points(trials: pd.DataFrame, x: str, measure: Measure) -> list[dict[str, Any]]:
-    """Return {at, mean, low, high} of every trial, with column `x` as `at`; trials without the score are left out."""
-    names = {"at": x, "mean": measure.name, "low": f"{measure.name}_low", "high": f"{measure.name}_high"}
-    rows = trials[trials[measure.name].notna()]
-    return pd.DataFrame({key: rows[column] for key, column in names.items()}).to_dict("records")

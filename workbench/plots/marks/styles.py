@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.experiments import bench
 from workbench.methods import registry
 from workbench.plots.marks.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY, escaped, pale
 
@@ -67,12 +66,6 @@ class BaselineLooks(Looks):
         look = self[start] if start else Look(MUTED)
         colour = OTHER_LAUNCH if label.startswith("ours,") else look.colour
         return replace(look, colour=colour, name=look.name + label[len(start) :])
-
-    def maker(self, label: str) -> str:
-        """Return who made it, whatever it does: `flash, dense` → SDPA flash; a kernel of this package → ours."""
-        if start := self.start_of(label):
-            return self[start].name
-        return self["ours"].name if label in bench.names() else label
 
     def colours(self) -> dict[str, str]:
         """Return the colour of every maker."""

@@ -6,9 +6,9 @@ The width of a letter is its widest advance in DejaVu Sans, Arial and Noto Sans:
 which of them a browser has.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Any, Unpack
+from typing import Unpack
 from unicodedata import combining, east_asian_width
 
 import plotly.graph_objects as go
@@ -181,11 +181,6 @@ def _filled(wanted: Sequence[float], least: Sequence[float]) -> list[float]:
         if not more:
             return [least[at] if at in short else px * scale for at, px in enumerate(wanted)]
         short |= more
-
-
-def scored(row: Mapping[str, Any], name: str = "em", form: str = ".1%") -> str:
-    """Return a score with its interval, as a cell of a table: "91.2% (88%–93%)"."""
-    return f"{row[name]:{form}} ({row[f'{name}_low']:.0%}–{row[f'{name}_high']:.0%})"
 
 
 def verdict(right: bool | None) -> str:

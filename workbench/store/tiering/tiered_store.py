@@ -157,17 +157,6 @@ class TieredStore:
                 return Miss(key, "still loading", f"into {self.tiers[0].name}, and was not waited for")
         return self.chain.why(key)
 
-    def flush(self) -> int:
-        """Write to the second tier what lies in the first one only, as far as there is room; return how many blocks."""
-        count = 0
-        for key in self.tiers[0] if len(self.tiers) > 1 else ():
-            kv, second = self.tiers[0].get(key), self.tiers[1]
-            if kv is None or any(key in tier for tier in self.tiers[1:]):
-                continue
-            if second.victims(second.needs(kv), _none) is not None:  # nothing has to go for it
-                count += self.chain.lower(1, key, kv, only=True)
-        return count
-
     def close(self) -> None:
         """End the threads that read."""
         if self._threads is not None:
@@ -252,7 +241,3 @@ class TieredStore:
             self.recent.append(miss)
         if self.events is not None:
             self.events.add("miss", request=request, key=str(miss.key), detail=str(miss))
-
-
-def _none(key: str) -> bool:
-    return False

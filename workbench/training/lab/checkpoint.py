@@ -105,27 +105,6 @@ def _loading(folder: Path) -> str:
     return "Loads with plain `AutoModelForCausalLM.from_pretrained`."
 
 
-def choice_of(seeds: dict[int, dict[str, Any]], held_out: dict[str, dict[str, Any]], chosen: int) -> dict[str, Any]:
-    """Return the contents of `choice.json`.
-
-    Which of several training seeds became the model, and how it scores on questions that had no part in choosing it.
-
-    seeds     scores of every training seed, as of `evaluate`, all on the same questions
-    held_out  attention and context → a `Record` as JSON
-    """
-    first, record = next(iter(seeds.values())), next(iter(held_out.values()))
-    by_name = {name: {"all": r} | r["by_kind"] for name, r in held_out.items()}
-    scores = {name: {kind: _em(score) for kind, score in by_kind.items()} for name, by_kind in by_name.items()}
-    facts = {"samples": record["n"], "seed": record["trial"]["seed"], "device": record["device"]}
-    return {
-        "chosen": chosen,
-        "samples": first["samples"],
-        "seed": first["seed"],
-        "by_seed": {str(at): {name: _em(s["all"]) for name, s in of_kinds(of)} for at, of in seeds.items()},
-        "held_out": {**facts, "scores": scores},
-    }
-
-
 def of_kinds(scores: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the attentions of `scores` with their scores by kind of question."""
     return [(name, by_kind) for name, by_kind in scores.items() if isinstance(by_kind, dict) and "all" in by_kind]
