@@ -1,6 +1,6 @@
 """The measured tables of the README: every number comes out of a committed report or table of this folder.
 
-    python data/benchmarks/headline.py         writes them into README.md, between BEGIN and END
+python data/benchmarks/headline.py         writes them into README.md, between BEGIN and END
 """
 
 import json
