@@ -13,7 +13,6 @@ from tests import chat_tokenizers, tiny
 from tests.refusals import refused
 from workbench import generate, models
 from workbench.core.errors import BadInput
-from workbench.core.utils import limits
 from workbench.data import Passage, Sample, chat_template
 from workbench.data.chat_template import OPENING, QUESTION, SYSTEM, layout, layout_named, render, said
 from workbench.data.layouts import LAB, RELEASED, named
@@ -280,14 +279,14 @@ def test_templates_of_two_threads_leave_no_bound_behind():
     begun, entered, ended = resource.getrlimit(resource.RLIMIT_AS), threading.Event(), threading.Event()
 
     def first():
-        with limits.bounded(5, 1 << 30):
+        with chat_template.bounded(5, 1 << 30):
             entered.set()
             ended.wait(0.2)
 
     thread = threading.Thread(target=first)
     thread.start()
     entered.wait(5)
-    with limits.bounded(5, 1 << 29):
+    with chat_template.bounded(5, 1 << 29):
         ended.set()
         thread.join()
     assert resource.getrlimit(resource.RLIMIT_AS) == begun

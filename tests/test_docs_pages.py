@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from latex2mathml.converter import convert
 
-from workbench.app.docs import api as docs_api
 from workbench.app.docs import methods as docs_methods
 from workbench.app.docs import site as docs_site
 from workbench.app.docs import text as docs_text
@@ -46,10 +45,10 @@ def test_formulas_are_drawn_without_a_network(folder, name):
 
 
 def test_the_reference_names_every_public_module_once():
-    pages = dict(docs_api.pages())
+    pages = dict(docs_methods.api())
     named = [name for page in pages.values() for name in re.findall(r"automodule:: (\S+)", page)]
-    assert len(named) == len(set(named)) and set(pages) == {"index", *docs_api.FOLDERS}
-    for folder in docs_api.FOLDERS:
+    assert len(named) == len(set(named)) and set(pages) == {"index", *docs_methods.FOLDERS}
+    for folder in docs_methods.FOLDERS:
         root = ROOT if folder == "kernels" else ROOT / "workbench"
         files = {f"workbench.{folder}.{path.stem}" for path in (root / folder).glob("[!_]*.py")}
         assert files <= set(named)

@@ -6,7 +6,7 @@ import pytest
 from workbench import data
 from workbench import results as tables
 from workbench.app.explore.live import explorer, slider
-from workbench.app.explore.panels import editing, positions, reuse, sparse_quality
+from workbench.app.explore.panels import editing, reuse
 from workbench.app.explore.panels import masks as live_masks
 from workbench.app.explore.panels import tradeoff as live_tradeoff
 from workbench.core.errors import BadInput
@@ -67,7 +67,7 @@ def test_a_mask_rule_is_drawn_with_the_attention_under_it(loaded, view):
 
 
 def test_a_key_is_rotated_to_the_distance(loaded, view):
-    box = positions.positions_explorer(loaded, view)
+    box = reuse.positions_explorer(loaded, view)
     distance, token, layer, head = controls(box)
     distance.value, token.value, layer.value, head.value = 7, 2, 1, 1
     assert "layer 1, head 1, moved by 7 tokens" in texts(box)
@@ -108,7 +108,7 @@ def test_any_two_measures_of_sparse_methods_are_set_against_each_other():
     found = tables.read()
     counts = found.counts("trial").query("model == 'lab-full' and data == 'lab' and passages == 40 and kind == 'all'")
     settings = method_names.named(tables.scores(counts))
-    box = sparse_quality.quality_explorer(settings, found.answers("trial").query("model == 'lab-full'"))
+    box = live_tradeoff.quality_explorer(settings, found.answers("trial").query("model == 'lab-full'"))
     method, across, up, keep = controls(box)
     assert "90% of the exact match" in texts(box) and across.value == "density"
     method.value, up.value, keep.value = "BFLA", "mass", 50

@@ -5,7 +5,7 @@ import pytest
 from tests.random_models import block_of
 from workbench.core.blocks import Prompt
 from workbench.methods.serving import Scheduler
-from workbench.methods.serving.gathering import Gathering
+from workbench.methods.serving.computation import Gathering
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
 from workbench.store.events import Events, idle_share
 

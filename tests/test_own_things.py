@@ -154,7 +154,7 @@ def test_pdfs_ask_for_their_reader_where_it_is_not_there(tmp_path, monkeypatch):
 
 
 def test_hub_names_ask_for_datasets_where_it_is_not_there(monkeypatch):
-    monkeypatch.setattr("workbench.data.sources.hub.find_spec", lambda _: None)
+    monkeypatch.setattr("workbench.data.sources.folders.find_spec", lambda _: None)
     refused("pip install datasets", data.load, "hf:squad:validation")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.random_models import model_of, prompt_of
 from workbench import data
-from workbench.app.explore.panels import critical, repair
+from workbench.app.explore.panels import critical
 from workbench.app.explore.panels import long as long_prompts
 from workbench.app.explore.panels import tiles as explored
 from workbench.core import mask_rules
@@ -650,7 +650,7 @@ def test_an_explorer_draws_again_what_its_controls_say(loaded):
     widget = box.children[-1]
     assert sum(width > 0 for width in widget.data[0].marker.line.width) > 20
     cached = AfterSystem()(model, layout.prompts(samples, tokenizer), MemoryStore())
-    box = repair.repair_explorer(loaded, samples, {"after_system": cached})
+    box = critical.repair_explorer(loaded, samples, {"after_system": cached})
     *_, menu, percent = box.children[0].children
     before = json.loads(box.children[-1].to_json())["layout"]["annotations"]
     menu.value, percent.value = "all", 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.random_models import model_of
 from tests.refusals import refused
 from tests.test_prepare import CORPUS
-from workbench.app.notebooks import own_policy
+from workbench.app.notebooks import own
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
@@ -112,9 +112,9 @@ PROMPT = Prompt(tuple(Block((n, n + 1, n + 2)) for n in range(4)))
 
 
 def test_the_selector_of_the_documentation_chooses_the_last_tokens_of_every_block():
-    found = own_policy.selector(PAGE, "last_tokens")
+    found = own.selector(PAGE, "last_tokens")
     assert choose(found.score(PROMPT), PROMPT, tokens=3).tolist() == [2, 5, 8]
-    assert found == own_policy.selector(PAGE, "last_tokens") or found.system == 1
+    assert found == own.selector(PAGE, "last_tokens") or found.system == 1
 
 
 def test_the_notebook_holds_the_selector_of_the_documentation():
@@ -132,11 +132,11 @@ def test_the_notebook_holds_the_selector_of_the_documentation():
     ],
 )
 def test_text_that_is_no_selector_is_refused(source, name, message):
-    refused(message, own_policy.selector, source, name)
+    refused(message, own.selector, source, name)
 
 
 def test_scores_of_a_selector_are_one_a_token():
-    assert own_policy.selector(PAGE, "last_tokens").score(PROMPT).shape == torch.Size([9])
+    assert own.selector(PAGE, "last_tokens").score(PROMPT).shape == torch.Size([9])
 
 
 # --- What is kept beside cached keys: completed from chunk to chunk, never of keys that are no more

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from workbench import data
-from workbench.app.explore.panels.store import store_explorer
+from workbench.app.explore.panels.latency import store_explorer
 from workbench.core.errors import BadInput
 from workbench.experiments.latency import tier_ttft, ttft
 from workbench.experiments.latency.ttft_model import TtftModel

@@ -15,7 +15,7 @@ from workbench.data.installed_docs import samples as manuals
 from workbench.data.lab_corpus import samples as lab
 from workbench.data.lab_corpus import style as lab_style
 from workbench.data.sample import Passage, Sample
-from workbench.data.sources import files, folders, given, hub, needles, passage_files
+from workbench.data.sources import files, folders, given, needles, passage_files
 
 MOST_SAMPLES = 1_000_000  # of generated questions
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
@@ -82,8 +82,8 @@ def load(
         return list(manuals.samples(samples or SAMPLES, seed, passages or PASSAGES, name))
     if name in names():
         name_or_path = assets.corpus_path(name.removesuffix("-sample"))
-    elif name.startswith(hub.PREFIX):
-        return _drawn(hub.samples(name, answered), samples, seed, passages)
+    elif name.startswith(folders.HUB):
+        return _drawn(folders.of_hub(name, answered), samples, seed, passages)
     elif (found := folders.named(name)) is not None:
         return _drawn(folders.samples(*found, answered, passages), samples, seed, None)
     elif not is_file(name) and not name.endswith(files.ENDINGS):
@@ -103,7 +103,7 @@ def check_name(name: str) -> None:
     if not (
         is_generated(name)
         or name in names()
-        or name.startswith(hub.PREFIX)
+        or name.startswith(folders.HUB)
         or name.endswith((*files.ENDINGS, *passage_files.PLAIN))
         or os.path.lexists(name)
         or folders.named(name)
@@ -125,7 +125,7 @@ def corpus(
     All of a file and of `manuals`, of a generated corpus those drawn; of a file of passages without questions
     (`passage_files`) and of a folder, one sample with all of them.
     """
-    if str(name_or_path).startswith(hub.PREFIX):
+    if str(name_or_path).startswith(folders.HUB):
         return load(name_or_path, answered=False)
     if str(name_or_path) in manuals.PARTS:
         return [manuals.whole(str(name_or_path))]

@@ -12,14 +12,20 @@ drops a system turn (Gemma 2: "System role not supported"), the system text open
 """
 
 import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import date
 from functools import reduce
+from pathlib import Path
+from threading import RLock
+from types import FrameType
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from workbench.core.errors import BadInput
-from workbench.core.utils import limits
 from workbench.data.layouts import CHAT, Layout, named
 
 SYSTEM = "You answer questions in a few words, using only the given passages."
@@ -53,7 +59,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], answer: 
         if "strftime_now" in template:
             template = _pinned() + template
         options: dict[str, Any] = {"tokenize": False, "enable_thinking": False, "add_generation_prompt": answer}
-        with limits.bounded(SECONDS, BYTES):
+        with bounded(SECONDS, BYTES):
             text = str(tokenizer.apply_chat_template(messages, chat_template=template, **options))
         if len(text) > CHARACTERS + sum(len(message["content"]) for message in messages):
             raise BadInput(f"it writes {len(text):,} characters")
@@ -172,3 +178,36 @@ def _escaped(text: str) -> str:
 
 def _name(tokenizer: PreTrainedTokenizerBase) -> str:
     return tokenizer.name_or_path or "this tokenizer"
+
+
+_TURN = RLock()  # a bound on memory is the whole process's: the last to leave would put back another's
+MAPPED = Path("/proc/self/statm")  # pages of address space first
+
+
+@contextmanager
+def bounded(seconds: float, new_bytes: int) -> Iterator[None]:
+    """Raise TimeoutError in Python code that runs longer, MemoryError where the process grows by more (on Linux).
+
+    Every line of Python that is begun within the block looks at the clock: not for code that must be fast. Threads take
+    turns, and wait for it before their seconds begin.
+    """
+    tracer = sys.gettrace()
+
+    def watch(frame: FrameType, event: str, argument: Any) -> Any:
+        if time.monotonic() > ends:
+            raise TimeoutError(f"it takes more than {seconds:g} seconds")
+        return watch
+
+    with _TURN, ExitStack() as stack:
+        stack.callback(sys.settrace, tracer)
+        if MAPPED.is_file():
+            import resource  # not on every system
+
+            soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+            most = int(MAPPED.read_text().split()[0]) * resource.getpagesize() + new_bytes
+            if soft == resource.RLIM_INFINITY or most < soft:
+                stack.callback(resource.setrlimit, resource.RLIMIT_AS, (soft, hard))
+                resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        ends = time.monotonic() + seconds
+        sys.settrace(watch)
+        yield

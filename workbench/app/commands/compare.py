@@ -59,8 +59,8 @@ def compare(
     named = [text for text in run if is_model(text)]
     _check_asked(ctx, named)
 
-    from workbench.app.console.compare_report import report
     from workbench.app.reports import compared_page  # torch, pandas and plotly: not for `--help`
+    from workbench.app.reports.compared_page import report
     from workbench.app.reports.figure_files import write_figure
     from workbench.experiments.trials import runs as reading
     from workbench.experiments.trials.run_differences import compared

@@ -41,8 +41,7 @@ def command(
 ) -> None:
     """Run the notebooks and write a website of figures, metrics and tables."""
     from workbench.app.reports import real_pages  # papermill and plotly: not for `--help`
-    from workbench.app.reports.report import run
-    from workbench.app.reports.results import parameters_of, takes_results
+    from workbench.app.reports.report import parameters_of, run, takes_results
 
     try:
         chosen = _listed(notebooks)

@@ -3,25 +3,36 @@
 What waits for torch is imported by the command that needs it: not for `--help`.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+
+from workbench.app.console.text import plain
+
+if TYPE_CHECKING:
+    from workbench.methods.preprocessing.lookups import ExplainedMiss
+    from workbench.store.files.scrub import Scrub
+    from workbench.store.files.transfer import Transferred
 import json
 from dataclasses import asdict
 from importlib.util import find_spec
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workbench.app.commands.prepare import report as prepared_report
 from workbench.app.console.options import AsJson, of_fields, taking
-from workbench.app.console.store_report import described, explained, transferred, verified
-from workbench.app.console.text import plain, progress, show
+from workbench.app.console.text import progress, show
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import bytes_of, is_url
 from workbench.methods.preprocessing.fields import LookupFields, PreparationFields
 
 if TYPE_CHECKING:
     from workbench.store.files.scrub import Scrub
+
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -169,3 +180,50 @@ def _scrubbed(folder: str, repair: bool) -> "Scrub":
         if is_url(folder):
             return scrub.verify_remote(folder, repair, advance)
         return scrub.verify(Path(folder), repair, advance)
+
+
+SHOWN = 20  # misses that are listed with all they say
+
+
+def transferred(found: "Transferred", where: str) -> str:
+    """Return a line on what was carried over."""
+    return f"[bold]{plain(where)}[/]: {found.blocks} blocks in {found.files} files, {found.bytes / 1e6:.1f} MB"
+
+
+def verified(found: "Scrub") -> str:
+    """Return what a look at every checksum found."""
+    lines = [plain(str(finding)) for finding in found.findings]
+    lines += [f"set aside: {plain(name)}" for name in found.removed]
+    if found.unchecked:
+        lines.append(f"[dim]{found.unchecked} blocks of earlier versions have no checksums[/]")
+    state = "whole" if found.whole else "damaged"
+    size = f"{found.blocks} blocks in {found.files} files, {found.bytes / 1e6:.1f} MB"
+    return "\n".join([*lines, f"[bold]{plain(found.folder)}[/]: {size}: {state}"])
+
+
+def described(found: dict[str, Any]) -> Table:
+    """Return what a store holds, a row a fact."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name in ("folder", "blocks", "files", "tokens", "bytes", "unchecked"):
+        table.add_row(name, plain(str(found[name])))
+    for name, value in ((name, value) for name, value in found["kind"].items() if name != "made"):
+        table.add_row(name, plain(str(value)))
+    for each in found["made"]:
+        table.add_row("made with", plain(", ".join(f"{name} {value}" for name, value in each.items())))
+    for each in found["set_aside"]:
+        table.add_row(each["kind"], plain(f"{each['file']}: {each['detail']}"))
+    return table
+
+
+def explained(found: "ExplainedMiss") -> Group:
+    """Return how many blocks are there, and why others are not."""
+    asked = found.hits + len(found.misses)
+    head = f"[bold]{plain(found.folder)}[/]: {found.hits} of {asked} blocks are there, for {plain(found.prepare)}"
+    head += f"\n{plain(found.differs)}" if found.differs else ""
+    counts = Table(box=None, pad_edge=False, show_header=False)
+    for reason, count in found.reasons.items():
+        counts.add_row(str(count), reason)
+    each = [f"{plain(label) or miss.key[:12]}: {plain(str(miss))}" for miss, label in found.misses[:SHOWN]]
+    if len(found.misses) > SHOWN:
+        each.append(f"[dim]and {len(found.misses) - SHOWN} more; --json lists all[/]")
+    return Group(head, counts, *each)

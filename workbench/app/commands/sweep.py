@@ -69,7 +69,7 @@ def sweep(
             raise BadInput(f"--{odd[0].replace('_', '-')} is for trials: parameters of notebooks are -p NAME=LIST")
         run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
         return
-    from workbench.app.console.sweep_report import show  # torch, transformers, pandas: not for `--help`
+    from workbench.app.console.trial_report import show_sweep  # torch, transformers, pandas: not for `--help`
     from workbench.experiments.sweeps import sweep as sweeps
     from workbench.experiments.sweeps.sweep_grid import FIELDS, cases, read_plan
     from workbench.experiments.trials.trial import Trial
@@ -90,7 +90,7 @@ def sweep(
     if as_json:
         print(outcome.table.to_json(orient="records", lines=True), end="")
     else:
-        show(outcome.table, [name for name, values in lists.items() if len(values) > 1], out)
+        show_sweep(outcome.table, [name for name, values in lists.items() if len(values) > 1], out)
     for name, why in outcome.failures.items():
         typer.echo(f"failed: {name}: {why}", err=True)
     if outcome.failures:

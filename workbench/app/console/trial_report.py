@@ -1,9 +1,12 @@
-"""The record of a trial as `workbench trial` prints it: one table beside full attention, or with all details."""
+"""What `workbench trial` prints, one table beside full attention or all details, and the table of `workbench sweep`."""
 
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from statistics import fmean
 
-from rich.console import Group
+import pandas as pd
+from rich.console import Console, Group
 from rich.table import Table
 
 from workbench.app.console.text import plain, with_interval
@@ -172,4 +175,32 @@ def _costs(result: Record) -> Table:
     if result.misses:
         reasons = ", ".join(f"{count} {reason}" for reason, count in result.misses.items())
         table.add_row("store misses", str(sum(result.misses.values())), f"[dim]{reasons}[/]")
+    return table
+
+
+SWEPT = {"em": "exact match", "f1": "F1", "nll": "gold nll", "kl": "KL from full", "agree": "agreement"}
+
+
+def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
+    """Print a line a trial, with the fields that are `varied`, and where the tables lie."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    if len(table):
+        for note in filter(None, table["note"].unique()):
+            console.print(f"[bold yellow]{plain(note)}[/]")
+        console.print(_swept(table, varied))
+    console.print(f"[dim]95% intervals · results in {plain(str(out))}[/]")
+
+
+def _swept(rows: pd.DataFrame, varied: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    names = varied or ["way"]
+    for name in names:
+        table.add_column(name)
+    measured = [score for score in SWEPT if score in rows]
+    for name in (*(SWEPT[score] for score in measured), "n", "tokens computed", "time to first token"):
+        table.add_column(name, justify="right")
+    for _, row in rows[rows["kind"] == "all"].iterrows():
+        means = [with_interval(row, score) for score in measured]
+        costs = [str(row["n"]), f"{row['rows_computed']:.0f}", f"{row['ttft_p50'] * 1e3:.1f} ms"]
+        table.add_row(*("" if pd.isna(row[name]) else plain(str(row[name])) for name in names), *means, *costs)
     return table

@@ -126,11 +126,10 @@ def write_sources(folder: Path) -> None:
 
 
 def _made() -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
-    from workbench.app.docs import api as docs_api  # these import every method
-    from workbench.app.docs import methods as docs_methods
+    from workbench.app.docs import methods as docs_methods  # it imports every method
 
     yield "methods", docs_methods.pages(ROOT)
-    yield "api", docs_api.pages()
+    yield "api", docs_methods.api()
 
 
 def _state() -> str:

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.app.explore.editor.grid import prompt_page
     from workbench.app.explore.editor.widget import prompt
-    from workbench.app.explore.of_prompt import deviation, masks, sparse, tokens
+    from workbench.app.explore.of_prompt import deviation, latency, masks, sparse, tokens
     from workbench.app.explore.of_records import store, tradeoff
-    from workbench.app.explore.of_requests import latency
 
 _HOME = {
     "prompt": "editor.widget",
@@ -32,7 +31,7 @@ _HOME = {
     "deviation": "of_prompt",
     "tokens": "of_prompt",
     "sparse": "of_prompt",
-    "latency": "of_requests",
+    "latency": "of_prompt",
     "tradeoff": "of_records",
     "store": "of_records",
 }

@@ -1,7 +1,9 @@
 """Controls over figures on the screen; a figure takes the place of another without flicker."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence, Sized
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
@@ -9,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.app.explore.linked import Selection
-from workbench.app.explore.saving import save_row
+from workbench.app.reports.figure_files import KINDS, write_figure
 from workbench.core.errors import BadInput
 from workbench.plots.attention.token_axes import axes_of, marks, token_of
 from workbench.plots.marks.theme import STYLE
@@ -146,3 +148,38 @@ def text_field(label: str, value: str, width: int) -> widgets.Text:
     """Return a line of text, `width` px wide; the figure is drawn when it is left."""
     layout = widgets.Layout(width=f"{width}px")
     return widgets.Text(value, description=label, continuous_update=False, layout=layout)
+
+
+def save_row(figures: Callable[[], Sequence[go.Figure]]) -> list[widgets.Widget]:
+    """Return a menu of kinds, a switch for the dark theme, and a button that writes the figures that are shown."""
+    narrow = widgets.Layout(width="90px")
+    kind = widgets.Dropdown(options=list(KINDS), layout=narrow, tooltip="kind of file")
+    dark = widgets.Checkbox(description="dark", indent=False, layout=narrow)
+    button = widgets.Button(description="Save figures", tooltip="Write the figures into the folder of the notebook")
+    said = widgets.HTML()
+
+    def save(_: Any) -> None:
+        try:
+            paths = [write_figure(each, free(file_name(each), kind.value), dark.value) for each in figures()]
+            said.value = escape(f"written: {', '.join(map(str, paths))}")
+        except BadInput as problem:
+            said.value = escape(str(problem))
+
+    button.on_click(save)
+    return [kind, dark, button, said]
+
+
+def file_name(figure: go.Figure) -> str:
+    """Return a name for the file of a figure, from the first of its texts in bold: its title."""
+    titles = (note.text or "" for note in figure.layout.annotations)
+    title = next((text[3:-4] for text in titles if text.startswith("<b>")), "figure")
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"&\w+;", " ", title.lower())).strip("-")[:60] or "figure"
+
+
+def free(name: str, kind: str) -> Path:
+    """Return a path in the current folder that nothing has yet."""
+    path, number = Path(f"{name}.{kind}"), 1
+    while path.exists():
+        number += 1
+        path = Path(f"{name}-{number}.{kind}")
+    return path

@@ -12,6 +12,7 @@ from workbench.app.explore.given import Given, Model, loaded_of, reading_of
 from workbench.app.explore.linked import selection_of
 from workbench.app.explore.live import explorer, slider
 from workbench.app.explore.panels.critical import answers
+from workbench.app.explore.panels.latency import request_explorer
 from workbench.app.explore.panels.long import long_explorer
 from workbench.app.explore.panels.masks import masks_explorer
 from workbench.app.explore.panels.tiles import tiles_explorer
@@ -137,3 +138,13 @@ def sparse(
 
 def _reused(lm: PreTrainedModel, prompt: Prompt, prepare: str) -> KV:
     return assemble(lm, prompt, preparations.named(prepare)(lm, [prompt], MemoryStore(1 << 40))[0])
+
+
+def latency(model: Model, prompt: Given, question: str = "", repeats: int = 3) -> VBox:
+    """Explore the time to the first token of a prompt by stage.
+
+    Under full attention, with its blocks cached in part or in whole, and with some of its tokens recomputed. Measured
+    now, on the device of the model.
+    """
+    loaded = loaded_of(model)
+    return request_explorer(loaded, reading_of(loaded, prompt, question).prompt, repeats)

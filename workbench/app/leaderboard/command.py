@@ -83,7 +83,7 @@ def leaderboard(
     shares = _shares(budgets)
 
     from workbench import results as tables  # torch, pandas and plotly: not for `--help`
-    from workbench.app.leaderboard import page, printed
+    from workbench.app.leaderboard import page
     from workbench.experiments.leaderboard.ranking import boards
 
     notes: list[str] = []
@@ -102,7 +102,7 @@ def leaderboard(
     else:
         console = Console(highlight=False, width=None if Console().is_terminal else 80)
         for board in found:
-            console.print(printed.report(board))
+            console.print(page.report(board))
             console.print()
         console.print(f"[dim]95% intervals over questions · results in {plain(', '.join(results or [str(out)]))}[/]")
     for name, why in failures.items():

@@ -5,7 +5,10 @@ from typing import Any
 
 from jinja2 import Environment
 from plotly.offline import get_plotlyjs
+from rich import table as rich_table
+from rich.console import Group
 
+from workbench.app.console.text import plain
 from workbench.app.reports.html import script_json
 from workbench.app.reports.sanitize_figure import inert
 from workbench.experiments.trials.run_differences import COSTS, RunComparison
@@ -115,3 +118,19 @@ def _md(text: str) -> str:
 
 def _sources(found: RunComparison) -> str:
     return "Read from " + ", ".join(dict.fromkeys(run.source for run in found.runs if run.source)) + "."
+
+
+def report(found: RunComparison) -> Group:
+    """Return what differs, in tables."""
+    parts: list[rich_table.Table | str] = [f"[bold]{plain(said(found))}[/]", ""]
+    for title, head, rows in tables(found):
+        if not rows:
+            parts += [f"[dim]{plain(title)}: none[/]", ""]
+            continue
+        table = rich_table.Table(box=None, pad_edge=False, title=plain(title), title_justify="left", title_style="dim")
+        for number, name in enumerate(head):
+            table.add_column(plain(name), justify="left" if number < 2 else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*map(plain, row))
+        parts += [table, ""]
+    return Group(*parts)

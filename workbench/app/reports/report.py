@@ -17,10 +17,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-# isort: split
 import typer
 from plotly.offline import get_plotlyjs
 
+from workbench import models
+from workbench import results as tables
 from workbench.app.console.text import progress
 from workbench.app.docs import site as docs_site
 from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers, declared
@@ -29,6 +30,7 @@ from workbench.app.reports import index as report_index
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.files import check_folder, write_text
+from workbench.results import SHIPPED
 
 NAME = re.compile(r"\w[\w .-]*")  # of notebooks: it becomes a folder and an address
 
@@ -144,3 +146,46 @@ def _card(out: Path, run: NotebookRun) -> dict[str, Any]:
     folder, status = out / run.name, "ok" if run.ok else "failed"
     folder.mkdir(exist_ok=True)
     return report_index.card(folder, run.title, status, run.seconds, run.message, run.metrics)
+
+
+PARAMETER = "results"
+
+
+def takes_results(notebooks: Sequence[Path]) -> list[Path]:
+    """Return the notebooks that have a parameter `results`. Raises BadInput where none has."""
+    chosen = [path for path in notebooks if PARAMETER in declared(path)]
+    if not chosen:
+        raise BadInput(f"none of {len(notebooks)} notebooks has a parameter {PARAMETER!r}")
+    return chosen
+
+
+def parameters_of(places: Sequence[str]) -> dict[str, Any]:
+    """Return the parameters of notebooks for results of these places: {results}, and {model, data} where they are one.
+
+    Folders are given by name and whole path, because a notebook runs in a folder of its own. Raises BadInput for a
+    place without results.
+    """
+    found = tables.read(places)
+    given: dict[str, Any] = {PARAMETER: [_whole(place) for place in places]}
+    own = found.counts("trial")
+    own = own[own.source != SHIPPED]
+    for name in ("model", "data"):
+        known = [value for value in own[name].unique() if value]
+        if len(known) == 1 and (name == "data" or _is_there(known[0])):
+            given[name] = str(Path(known[0]).resolve()) if Path(known[0]).exists() else known[0]
+    return given
+
+
+def _whole(place: str) -> str:
+    if place == SHIPPED:
+        return place
+    name, equals, folder = place.partition("=")
+    return f"{name}={Path(folder if equals else place).resolve()}"
+
+
+def _is_there(model: str) -> bool:
+    try:
+        models.folder(model)
+    except BadInput:
+        return False
+    return True

@@ -1,7 +1,10 @@
 """Which request is loaded and which is computed: one round after the other, by one thread."""
 
+import gc
+import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from threading import Condition
 from typing import Literal, get_args
@@ -11,7 +14,6 @@ from workbench.core.errors import BadInput
 from workbench.methods.serving.computation import Computation
 from workbench.methods.serving.loaders import Loaders, ThreadLoaders
 from workbench.methods.serving.queues import Queues
-from workbench.methods.serving.steady import steady
 from workbench.methods.serving.tickets import CancelledError, DeadlineExceeded, Engine, NoRoom, Ticket
 from workbench.store.events import Events
 
@@ -32,7 +34,7 @@ class Scheduler:
     loading   requests that are being loaded, or wait to be computed, at most: what they hold is not evicted
     waiting   requests that may wait to be loaded; then `submit` waits, or raises Busy
     events    what happens is recorded there
-    gather    a free engine waits a little for requests whose loads are about to end (`serving.gathering`)
+    gather    a free engine waits a little for requests whose loads are about to end (`serving.computation`)
 
     A request that fails, is cancelled or is too late ends alone; the others go on.
     """
@@ -257,3 +259,22 @@ class Scheduler:
         if self.computation.until is not None:
             moments.append(self.computation.until)
         return min(moments, default=None)
+
+
+TURN = 2e-4  # seconds for which a loader's Python may keep the engine's thread waiting; Python's own are 5e-3
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """Let threads take turns sooner: the engine's own waits for the device, and then for a loader.
+
+    What is there already is no garbage: Python does not look through it again and again.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(TURN, before))
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(before)

@@ -1,12 +1,12 @@
 """Choose a question, a selector and a ratio, and see on the text what is recomputed, and what the model answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 import torch
 from ipywidgets import VBox
 
-from workbench.app.explore.live import explorer, number_slider, slider
+from workbench.app.explore.live import explorer, menu, number_slider, slider
 from workbench.app.explore.prompts import selector_menu, view_of
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
@@ -18,7 +18,9 @@ from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry, select
 from workbench.methods.prepare import Prepare
 from workbench.metrics.answers import exact_match
+from workbench.metrics.kv.kv_deviation import full_attention_kv, repair
 from workbench.models.loading import Loaded
+from workbench.plots.kv.deviation import deviation
 from workbench.plots.marks.styles import SELECTORS, reuse_name
 from workbench.plots.tokens.chosen_tokens import Choice, coloured
 from workbench.store import MemoryStore
@@ -64,3 +66,28 @@ def answers(loaded: Loaded, prompt: Prompt, kv: KV, choices: Sequence[torch.Tens
     logits = [step.logits for step in prefill_many(model, requests, logits_to_keep=1) if step.logits is not None]
     steps = decode(model, kvs, logits, max_new_tokens, stop=layout.stop, tokenizer=tokenizer)
     return [text_of(tokenizer, tokens, layout.stop).strip() for tokens in by_request(steps, len(choices))]
+
+
+def repair_explorer(loaded: Loaded, samples: Sequence[Sample], cached: Mapping[str, Sequence[Sequence[KV]]]) -> VBox:
+    """Explore `cached`: preparation → KV of the context blocks of every sample's prompt."""
+    model = loaded.model
+
+    def draw(number: int, preparation: str, spec: str, percent: int) -> go.Figure:
+        view = view_of(loaded, samples, number)
+        prompt, end = view.prompt, view.prompt.starts[-1]
+        kv = assemble(model, prompt, cached[preparation][number])
+        rows = select.choose(select.named(spec)(model, prompt, kv), prompt, percent / 100)
+        (repaired,) = repair(model, prompt, kv, [rows], full_attention_kv(model, prompt))
+        gaps = {preparation: repaired.before, f"{len(rows)} tokens recomputed": repaired.after}
+        return deviation(
+            {name: gap[:end].cpu().numpy() for name, gap in gaps.items()},
+            view.tokens[:end],
+            view.block_of[:end],
+            marked=view.supporting,
+            notice=f"In the last layer {SELECTORS.name_of(spec)} at {percent}% leaves {repaired.context[-1]:.0%} of "
+            f"the context's deviation, and {repaired.asked[-1]:.0%} of the question's.",
+            caption=f"{view.source}. ★ marks passages that the answer needs; blank: less than rounding.",
+        )
+
+    controls = [number_slider("question", samples), menu(list(cached)), selector_menu("kv_deviation")]
+    return explorer([*controls, slider("recomputed (%)", 15, 0, 100)], draw)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from ipywidgets import VBox
 
-from workbench.app.explore.live import explorer, number_slider
+from workbench.app.explore.live import explorer, number_slider, slider
 from workbench.app.explore.prompts import attention_of, layer_and_head, view_of
 from workbench.core.blocks import Prompt
+from workbench.data.prompt_view import Reading
 from workbench.data.sample import Sample
 from workbench.methods import Method
 from workbench.methods.answered import Generation
@@ -17,7 +18,10 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import exact_match
 from workbench.metrics.attention_mass import masked, reused
 from workbench.metrics.kv.position_drift import POSITIONS
+from workbench.metrics.kv.position_encoding import key_rotation
 from workbench.models.loading import Loaded
+from workbench.plots.attention.masks import shown
+from workbench.plots.kv.position_encoding import rotation_of
 from workbench.plots.marks.styles import MODE_NAMES
 from workbench.plots.marks.table import table
 from workbench.store import MemoryStore
@@ -61,3 +65,23 @@ def ask(loaded: Loaded, prompt: Prompt, max_new_tokens: int, store: MemoryStore)
         name: generate(model, tokenizer, [prompt], method, store, max_new_tokens, stop=layout.stop)[0]
         for name, method in METHODS.items()
     }
+
+
+def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> VBox:
+    """Explore token of a block, layer, head and distance."""
+    tokens, begin = reading.prompt.blocks[block], reading.prompt.starts[block]
+    furthest = min(2048, loaded.spec.context or 4096) - len(tokens)
+
+    def draw(distance: int, token: int, layer: int, head: int) -> go.Figure:
+        rotated = key_rotation(loaded.model, tokens, token, layer, head, [distance])
+        word = shown(reading.tokens[begin + token])
+        return rotation_of(
+            rotated,
+            notice=f"Key of “{word}”, layer {layer}, head {head}, moved by {distance} tokens.",
+            caption=f"{reading.source}, block {block}. The ring is computed by the model with the block at that place "
+            f"({loaded.model.device}).",
+        )
+
+    heads = slider("head", 0, 0, loaded.spec.shapes[0][0] - 1)
+    layers = number_slider("layer", loaded.spec.shapes)
+    return explorer([slider("distance", 32, 0, furthest), number_slider("token", tokens, 4), layers, heads], draw)

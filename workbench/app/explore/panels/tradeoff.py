@@ -4,10 +4,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from ipywidgets import VBox
 
-from workbench.app.explore.live import explorer, menu
+from workbench.app.explore.live import explorer, menu, slider
 from workbench.core.errors import BadInput
+from workbench.metrics.tiles.thresholds import KEPT, cheapest
 from workbench.plots.marks import chart
 from workbench.plots.marks.measures import MEASURES
+from workbench.plots.marks.method_names import sparse_look
 from workbench.plots.marks.styles import SELECTORS
 from workbench.plots.reports import tradeoff
 
@@ -47,3 +49,49 @@ def tradeoff_explorer(trials: pd.DataFrame) -> VBox:
         return drawn or go.Figure()
 
     return explorer([menu(options) for options in (places, names, kinds, axes, measures)], draw)
+
+
+ACROSS = {"density": "density", "union": "density after the union", "cost": "operations, choice included"}
+UP = {
+    "em": "exact match",
+    "f1": "F1",
+    "mass": "attention mass kept",
+    "recall": "recall of the largest tiles",
+    "error": "error of the output",
+    "prefill_kl": "KL of the next token (nats)",
+    "prefill_agree": "same next token",
+}
+LOSSES = ("error", "prefill_kl")
+
+
+def quality_explorer(settings: pd.DataFrame, answers: pd.DataFrame) -> VBox:
+    """Explore the settings measured by menus; `keep` in percent is read off for every method that is shown.
+
+    `settings` and `answers` as `metrics.tiles.thresholds.cheapest` takes them; the first source is explored.
+    """
+    own = settings[settings.source == settings.source.iloc[0]]
+    names = {sparse_look(rule).name: rule for rule in own.rule.unique() if rule}
+
+    def draw(name: str, x: str, y: str, keep: int) -> go.Figure | None:
+        shown = own if name == "all" else own[own.rule.isin([names[name], ""])]
+        kept = y if y in KEPT else "em"
+        enough = [r for r in cheapest(shown, kept, keep / 100, answers) if r["sparse"]]
+        listed = "; ".join(f"{r['sparse']} ({r['density']:.0%})" for r in enough[:4]) or "no setting that is listed"
+        return chart.lines(
+            shown[shown.rule != ""],
+            x=x,
+            y=y,
+            by="rule",
+            look=sparse_look,
+            x_axis=ACROSS[x],
+            y_axis=UP[y],
+            percent=y not in LOSSES,
+            title=f"{UP[y]} against {ACROSS[x]}",
+            notice=f"{keep}% of the {UP[kept]} of dense attention is kept, sparsest first, by: {listed}.",
+            caption="95% intervals.",
+            lines=3,
+        )
+
+    across = {title: column for column, title in ACROSS.items() if column in own}
+    up = {title: column for column, title in UP.items() if column in own}
+    return explorer([menu(["all", *names]), menu(across), menu(up), slider("keep (%)", 90, 50, 100)], draw)
