@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.refusals import refused
-from workbench.experiments import bench, bench_reports
+from workbench.experiments import bench_reports
 from workbench.results import read
 
 
@@ -34,21 +34,6 @@ def test_a_workload_that_is_measured_again_of_the_same_gpu_replaces_its_rows(fou
     bench_reports.write(tmp_path, {**made_up.report("question"), "workloads": [{**work, "name": "renamed"}]})
     timed = read(tmp_path).timings("bench")
     assert "renamed" in set(timed.workload) and work["name"] not in set(timed.workload)
-
-
-def test_kernels_come_before_models_and_launches_that_were_tried_are_left_out(found):
-    reports = bench_reports.reports(found)
-    table = bench_reports.table(reports)
-    assert list(dict.fromkeys(table.report))[-1] == "question"
-    assert "ours, 8 splits" not in set(table.who) and "ours, 8 splits" in set(
-        bench_reports.table(reports, tried=True).who
-    )
-    assert bench_reports.ceilings(reports, made_up.CARD) == (made_up.COPY * 1e12, made_up.PRODUCT * 1e12)
-    assert set(bench_reports.missing(reports)) == {*bench.names(), *bench_reports.MODELS} - set(made_up.WORKS)
-
-
-def test_the_shipped_reports_hold_times():
-    assert bench_reports.of_first_gpu(bench_reports.reports()).rows.ms.notna().any()
 
 
 def test_a_kernel_is_measured_here_only_where_it_can_be(found):

@@ -27,10 +27,12 @@ def test_a_readme_without_the_marks_is_refused():
 def test_ours_is_set_beside_the_fastest_baseline(ours, ratio):
     times = {"ours": ours, "ours, another": 1.0, "transformers": 9.0, "transformers, cudnn": 5.0}
     work = next(line for line in headline.LINES if line.report == "decode")
-    rows = pd.DataFrame([{"report": "decode", "work": work.work, "who": who, "ms": ms} for who, ms in times.items()])
+    rows = pd.DataFrame(
+        [{"report": "decode", "workload": work.work, "candidate": who, "ms": ms} for who, ms in times.items()]
+    )
     (line,) = headline.speed(rows).splitlines()[2:]
     assert f"| {ours:.3g} ms | transformers, cudnn: 5 ms | **{ratio}** |" in line
-    assert len(headline.speed(rows[rows.who == "ours"]).splitlines()) == 2, "without a baseline there is no ratio"
+    assert len(headline.speed(rows[rows.candidate == "ours"]).splitlines()) == 2, "without a baseline there is no ratio"
 
 
 def test_every_method_of_the_table_was_measured_on_the_questions_that_ship():

@@ -10,7 +10,6 @@ import pandas as pd
 
 from workbench import results as tables
 from workbench.core.utils.files import write_text
-from workbench.experiments import bench_reports
 from workbench.results.reader import FOLDER
 
 README = FOLDER.parents[1] / "README.md"
@@ -87,8 +86,8 @@ def speed(rows: pd.DataFrame) -> str:
     """Tabulate LINES: medians in milliseconds, and how many times as fast ours is as the fastest such baseline."""
     cells = []
     for line in LINES:
-        timed = rows[(rows.report == line.report) & (rows.work == line.work) & rows.ms.notna()]
-        ours, others = timed[timed.who == OURS], timed[timed.who.str.startswith(line.against)]
+        timed = rows[(rows.report == line.report) & (rows.workload == line.work)]
+        ours, others = timed[timed.candidate == OURS], timed[timed.candidate.str.startswith(line.against)]
         if ours.empty or others.empty:
             continue
         mine, best = float(ours.ms.iloc[0]), others.loc[others.ms.idxmin()]
@@ -97,7 +96,7 @@ def speed(rows: pd.DataFrame) -> str:
             [
                 line.says,
                 milliseconds(mine),
-                f"{best.who}: {milliseconds(best.ms)}",
+                f"{best.candidate}: {milliseconds(best.ms)}",
                 f"**{best.ms / mine:.3g}×**" + (f" ({line.note})" if line.note else ""),
                 report,
             ]
@@ -151,13 +150,14 @@ def touched() -> str:
 
 def measured() -> str:
     """Return both tables, each with how it was measured, and how soon the prompt one can touch answers."""
-    reports, real = bench_reports.of_first_gpu(bench_reports.reports()), trials()
+    timed, real = tables.expanded(tables.read().timings("bench"), "report"), trials()
+    gpu = timed.device.iloc[0]
     return (
-        f"**Time**, on one {reports.gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, all of one "
+        f"**Time**, on one {gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, all of one "
         "process. Where whole requests are answered, this work replays captured CUDA graphs and transformers runs "
         "eagerly. `workbench bench question` measures the first report, and so on. "
         "Notebook 11 draws every workload, [notes.md](data/benchmarks/notes.md) says what was tried.\n\n"
-        f"{speed(reports.rows)}\n\n"
+        f"{speed(timed[timed.device == gpu])}\n\n"
         f"**Quality.** {about(real)}. The plans [data/benchmarks/plans](data/benchmarks/plans) measure it, notebook 12 "
         f"shows it.\n\n{quality(real)}\n\n"
         f"**The interactive prompt editor**, on two threads of a CPU: the answer to a change of ratio, selector, order "

@@ -1,10 +1,7 @@
 """Reports of `workbench bench`, to result tables and back: a row a workload and candidate."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,13 +10,10 @@ import pandas as pd
 
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
-from workbench.experiments.bench.timing import Roof
 from workbench.metrics.answers import Records
 from workbench.results import Results, Writer, expanded, read
 
 MODELS = bench.MODELS  # reports on whole models
-TRIED = re.compile(r"\d+x\d+, \d+ warps|\d+ splits")  # launches that were tried beside the one a kernel picks itself
-FEEDS, BOTH = "the attention it feeds", "choice and attention, "  # in a report on choosing
 OURS = "ours"
 CEILINGS = ("copy_tbps", "product_tflops")  # that a GPU reaches
 FACTS = ("processors", "memory_gib", "cuda", "driver")  # of a GPU
@@ -29,25 +23,11 @@ FIGURES = ("ms", "p5", "p95", "runs", "least", "most", "tflops", "tbps", "share"
 Report = Mapping[str, Any]
 
 
-def reports(found: Results | None = None) -> dict[str, Report]:
-    """Return the reports on kernels and whole models in result tables (None: those that ship) by name."""
-    return {name: report for name, report in all_reports(found).items() if name not in bench.CHUNKS}
-
-
-@cache
-def _shipped() -> dict[str, Report]:
-    return _all(read())
-
-
-def all_reports(found: Results | None = None) -> dict[str, Report]:
-    """Return all reports of `workbench bench` in result tables by name.
+def reports(found: Results) -> dict[str, Report]:
+    """Return the reports of `workbench bench` in result tables by name.
 
     A report holds what `bench.run` describes; of several GPUs the one that stands first in the tables.
     """
-    return _shipped() if found is None else _all(found)
-
-
-def _all(found: Results) -> dict[str, Report]:
     timed, counts = expanded(found.timings("bench"), "report", "own"), expanded(found.counts("bench"), "report")
     first = [*bench.names(), *MODELS, *bench.CHUNKS]
     names = sorted(timed.report.unique(), key=lambda name: (first.index(name) if name in first else len(first), name))
@@ -86,7 +66,7 @@ def _candidate(row: Mapping[str, Any], work: pd.DataFrame, floor: float) -> dict
 
 def before(folder: str | Path, name: str, gpu: str) -> list[dict[str, Any]]:
     """Return the workloads of a kernel or model in a folder of results, if they are of the same GPU; else none."""
-    report = _all(read(folder)).get(name, {"card": ""})
+    report = reports(read(folder)).get(name, {"card": ""})
     return [dict(work) for work in report["workloads"]] if report["card"] == gpu else []
 
 
@@ -128,40 +108,6 @@ def _run_of(work: Mapping[str, Any], head: Report) -> dict[str, Any]:
     return {name: value or "" for name, value in run.items()}
 
 
-def missing(reports: Mapping[str, Report]) -> list[str]:
-    """List kernels and whole-model benchmarks without a report."""
-    return [name for name in (*bench.names(), *MODELS) if name not in reports]
-
-
-def table(reports: Mapping[str, Report], tried: bool = False) -> pd.DataFrame:
-    """Return a row a workload and candidate, workloads of a report by the length of their context.
-
-    Columns: report, card, work, shape, flops, bytes, intensity (operations a byte), floor_ms, who, and FIGURES.
-    `tried`: also launches that were tried beside the one that a kernel picks itself.
-    """
-    rows = []
-    for name, report in reports.items():
-        for work in sorted(report["workloads"], key=lambda work: work.get("shape", {}).get("context", 0)):
-            facts = [name, report["card"], work["name"], work.get("shape", {}), work["flops"], work["bytes"]]
-            facts += [work["flops"] / work["bytes"], work["floor_ms"]]
-            for candidate in work["contestants"]:
-                if tried or not TRIED.search(candidate["who"]):
-                    rows.append([*facts, candidate["who"], *map(candidate.get, FIGURES)])
-    columns = ["report", "card", "work", "shape", "flops", "bytes", "intensity", "floor_ms", "who", *FIGURES]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def gpus(reports: Mapping[str, Report]) -> list[str]:
-    """List the GPUs that were measured, each once."""
-    return list(dict.fromkeys(report["card"] for report in reports.values()))
-
-
-def ceilings(reports: Mapping[str, Report], gpu: str) -> tuple[float, float]:
-    """Return medians of the reports of a GPU: bytes a second of a copy, operations a second of a product."""
-    of_gpu = pd.DataFrame([report for report in reports.values() if report["card"] == gpu])
-    return float(of_gpu.copy_tbps.median()) * 1e12, float(of_gpu.product_tflops.median()) * 1e12
-
-
 def with_measured(found: Results, names: Sequence[str], against: Sequence[str]) -> Results:
     """Measure kernels and whole-model benchmarks now, on this GPU, and return results with their rows.
 
@@ -176,29 +122,3 @@ def with_measured(found: Results, names: Sequence[str], against: Sequence[str]) 
             rows = timings(name, work, head)
             found = found.with_rows("timings", rows, experiment="bench", device=head["card"])
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class GpuReports:
-    """The reports of the GPU that was measured first; without any report, `gpu` is "" and `rows` are empty."""
-
-    reports: Mapping[str, Report]  # of all GPUs, by name
-    gpu: str
-    rows: pd.DataFrame  # `table` of this GPU
-    missing: list[str]  # kernels and whole-model benchmarks without a report
-
-    @property
-    def short(self) -> str:
-        """The name of the GPU without its maker."""
-        return self.gpu.removeprefix("NVIDIA ")
-
-    def roof(self) -> Roof:
-        """Return what the GPU reaches: `ceilings`."""
-        return Roof(*ceilings(self.reports, self.gpu))
-
-
-def of_first_gpu(reports: Mapping[str, Report]) -> GpuReports:
-    """Gather the reports of the GPU that was measured first."""
-    gpu = next(iter(gpus(reports)), "")
-    rows = table(reports)
-    return GpuReports(reports, gpu, rows[rows.card == gpu], missing(reports))

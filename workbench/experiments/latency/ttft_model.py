@@ -9,16 +9,17 @@ sees (attention). The three numbers are fitted to the committed reports `questio
 All KV that is found lies on the GPU; loading it from elsewhere is not in these times.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
 from workbench.core.errors import BadInput
-from workbench.experiments import bench_reports
+from workbench.results import expanded, read
 
 OURS = {  # report → candidate without a choice of rows, the first that was measured
     "question": ("ours",),
@@ -82,31 +83,32 @@ class TtftModel:
         return max((abs(float(self.passed(p.rows, p.pairs)) / p.ms - 1) for p in self.points), default=0.0)
 
 
-def fitted(reports: Mapping[str, Mapping[str, Any]] | None = None) -> TtftModel:
+def fitted(timed: pd.DataFrame | None = None) -> TtftModel:
     """Fit the three numbers, none below 0, to the relative differences from the measured times.
 
-    `reports`: of `workbench bench` by name; None: those that ship. Raises BadInput where fewer than three times are
-    there.
+    `timed`: timings of `workbench bench`; None: those that ship. Raises BadInput for fewer than three times.
     """
-    read = bench_reports.reports() if reports is None else reports
-    points = [point for name in OURS if name in read for point in _points(name, read[name])]
+    found = expanded(read().timings("bench") if timed is None else timed, "report")
+    of = {name: found[found.report == name] for name in OURS}
+    points = [point for name, rows in of.items() for point in _points(name, rows)]
     if len(points) < 3:
-        raise BadInput(f"{len(points)} times in {', '.join(read) or 'no reports'}: three numbers need at least 3")
+        named = ", ".join(name for name, rows in of.items() if len(rows)) or "no reports"
+        raise BadInput(f"{len(points)} times in {named}: three numbers need at least 3")
     rows = np.array([[1.0, point.rows, point.pairs] for point in points])
     solved, _ = nnls(rows / np.array([[point.ms] for point in points]), np.ones(len(points)))
     start, row, pair = (float(number) for number in solved)
-    return TtftModel(start, row, pair, next(read[name] for name in OURS if name in read)["card"], tuple(points))
+    return TtftModel(start, row, pair, str(found.device.iloc[0]), tuple(points))
 
 
-def _points(name: str, report: Mapping[str, Any]) -> Iterator[Timed]:
-    for work in report["workloads"]:
-        shape = work["shape"]
+def _points(name: str, timed: pd.DataFrame) -> Iterator[Timed]:
+    for work, rows in timed.groupby("workload", sort=False):
+        shape = json.loads(rows.setting.iloc[0])
         if "rows" in shape and shape["rows"] == shape["question"]:
             continue  # nothing is computed again: the work of `question`, which has a report of its own
-        timed = {one["who"]: one["ms"] for one in work["contestants"] if one.get("ms")}
-        ms = next((timed[who] for who in OURS[name] if who in timed), None)
+        by = dict(zip(rows.candidate, rows.ms, strict=True))
+        ms = next((by[who] for who in OURS[name] if who in by), None)
         if ms is not None:
-            yield Timed(f"{name}: {work['name']}", *_size(shape), ms)
+            yield Timed(f"{name}: {work}", *_size(shape), float(ms))
 
 
 def _size(shape: Mapping[str, int]) -> tuple[float, float]:
