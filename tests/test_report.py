@@ -20,6 +20,7 @@ from workbench.app.commands.report import _listed as notebooks_of
 from workbench.app.commands.report import command as report_command
 from workbench.app.console.options import parse
 from workbench.app.reports import html, report
+from workbench.results import Writer
 
 IMPORTED = """import sys
 
@@ -103,6 +104,15 @@ def test_bad_parameters_are_refused_before_anything_is_written(tmp_path, paramet
     path = tiny.write(tmp_path, "01_good", tiny.FIGURE, tiny.SAVE)
     refused(message, report.run, [path], tmp_path / "report", parameters, jobs=1)
     assert not (tmp_path / "report").exists()
+
+
+def test_model_and_data_of_results_are_for_notebooks_that_take_them(tmp_path):
+    with Writer(tmp_path / "mine", "trial@a", model="lab-full", data="lab") as out:
+        out.counts([{"measure": "em", "value": 1.0}])
+    takes = {"05_beyond_rag": {"model"}, "12_real_model": {"model", "data"}}
+    for name, more in takes.items():
+        path = Path(__file__).parents[1] / "notebooks" / f"{name}.ipynb"
+        assert set(report.parameters_of([str(tmp_path / "mine")], [path])) == {"results", *more}
 
 
 def test_missing_notebooks_are_refused(tmp_path):

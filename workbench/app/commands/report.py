@@ -47,8 +47,8 @@ def command(
         chosen = _listed(notebooks)
         given = parse(parameter or [])
         if results:
-            given = parameters_of(results) | given
             chosen = chosen if notebooks else takes_results(chosen)
+            given = parameters_of(results, chosen) | given
         is_wanted = real if real is not None else not notebooks and not results and "model" not in given
         lab, ours = real_pages.split(chosen) if is_wanted else (chosen, [])
         result = run(lab, out, given, jobs, real=ours, docs=not notebooks and not results)

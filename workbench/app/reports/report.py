@@ -159,8 +159,9 @@ def takes_results(notebooks: Sequence[Path]) -> list[Path]:
     return chosen
 
 
-def parameters_of(places: Sequence[str]) -> dict[str, Any]:
-    """Return the parameters of notebooks for results of these places: {results}, and {model, data} where they are one.
+def parameters_of(places: Sequence[str], notebooks: Sequence[Path]) -> dict[str, Any]:
+    """Return the parameters of notebooks for results of these places: {results}, and {model, data} where they are one
+    and some notebook takes them.
 
     Folders are given by name and whole path, because a notebook runs in a folder of its own. Raises BadInput for a
     place without results.
@@ -169,7 +170,7 @@ def parameters_of(places: Sequence[str]) -> dict[str, Any]:
     given: dict[str, Any] = {PARAMETER: [_whole(place) for place in places]}
     own = found.counts("trial")
     own = own[own.source != SHIPPED]
-    for name in ("model", "data"):
+    for name in {"model", "data"} & {name for path in notebooks for name in declared(path)}:
         known = [value for value in own[name].unique() if value]
         if len(known) == 1 and (name == "data" or _is_there(known[0])):
             given[name] = str(Path(known[0]).resolve()) if Path(known[0]).exists() else known[0]
