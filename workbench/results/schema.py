@@ -131,10 +131,8 @@ EXPERIMENTS = {
     "soak": "python -m tests.stress.soak --out {out}",
     "choices": "python data/benchmarks/sparse_choice.py --out {out}",  # of sparse methods alone: seconds, bytes
     "backends": "python data/benchmarks/attention_backends.py --out {out}",  # of attention, by shape
-    "two-gpus": "python data/benchmarks/two_gpus.py --out {out}",
     "touch": "python data/benchmarks/touch.py --out {out}",  # the prompt editor: until a change is shown
     "sanitizer": "python data/benchmarks/memory_checks.py --out {out}",  # errors that compute-sanitizer found
-    "tuning-memory": "python data/benchmarks/tune_memory.py --out {out}",  # peak memory of a training step, by mask
     "trial": "workbench sweep --model {model} --data {data} --out {out}",
     "deviation": "python data/benchmarks/deviation.py --model {model} --data NAME={data} --out {out}",
     "training": "workbench tune --model {model} --data {data} --out {out}",
@@ -146,7 +144,6 @@ EXPERIMENTS = {
     "int8": "python data/benchmarks/store_int8.py --model {model} --out {out}",  # blocks in 8 bits; kind: difference
     "faults": "python -m tests.stress.run_store_faults --out {out}",  # blocks lost or wrong after faults
     "poisoned": "python data/benchmarks/poisoned.py --out {out}",  # cached behind an attacker's text; method: attack
-    "preprocessing": "python data/benchmarks/prepare_cost.py --out {out}",
     "session": "python data/benchmarks/beyond_rag.py --model {model} --out {out}",
 }
 
