@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from tests.refusals import refused
-from workbench import Runner, block_attention, data, explore, fetch, generate, models, revise
+from workbench import Runner, Sample, assemble, block_attention, data, explore, fetch, generate, models, revise
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.core.tiling.tiles import Tiles
+from workbench.data.sample import Passage
 from workbench.engine.decoding import check_length, decode
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, prefill_many
@@ -20,11 +21,12 @@ from workbench.store import FolderStore, MemoryStore, TieredStore
 from workbench.store.files.transfer import pack
 
 NAN, INFINITY = float("nan"), float("inf")
+META = torch.zeros(2, dtype=torch.long, device="meta")
 PROMPT = Prompt((Block((1, 2, 3)), Block((4, 5))))
 
 
 @pytest.mark.parametrize(
-    "tokens", [5, None, "abc", b"ab", [1.5], ["a"], [None], [[1]], object(), [10**30], [NAN], [-1]]
+    "tokens", [5, None, "abc", b"ab", [1.5], ["a"], [None], [[1]], object(), [10**30], [NAN], [-1], META]
 )
 def test_tokens_of_a_block_are_whole_numbers(tokens):
     refused(r"tokens is|token id", Block, tokens)
@@ -217,6 +219,35 @@ def test_a_store_lies_in_a_folder(folder):
     refused(r"folder is .*: it must be", FolderStore, folder)
 
 
+@pytest.mark.parametrize("name", ["clone", "grow", "reserve"])
+def test_a_kv_grows_by_no_less_than_nothing(loaded, name):
+    refused("is -5: it must be a whole number, 0 or more", getattr(loaded.spec.empty(5), name), -5)
+
+
+def test_pages_are_taken_for_no_less_than_nothing(loaded):
+    pool = Pool(loaded.model, 8, 16)
+    refused("tokens is -5", pool.take, -5)
+    refused("reserve is -5", pool.gather, pool.encode(loaded.model, [Block((1, 2))]), -5)
+
+
+def test_a_kv_of_another_dtype_than_the_model_is_refused(loaded):
+    half = [loaded.spec.empty(3) for _ in PROMPT.context]
+    for kv in half:
+        kv.keys, kv.values = [x.half() for x in kv.keys], [x.half() for x in kv.values]
+    refused("this KV is torch.float16", assemble, loaded.model, PROMPT, half)
+    refused("this KV is torch.float16", Pool(loaded.model, 8, 16).put, half[0])
+
+
+@pytest.mark.parametrize("field", ["answers", "ctxs", "supporting_titles"])
+@pytest.mark.parametrize("value", [torch.zeros(2), "ab", [None], None])
+def test_a_sample_is_made_of_texts_and_passages(field, value):
+    refused(f"{field} is", Sample, **{field: value})
+
+
+def test_lists_make_a_sample():
+    assert hash(Sample("1", "Who?", ["Ada"], [Passage("A", "Ada.")])).bit_length()
+
+
 def test_prompts_are_made_of_samples(loaded):
     refused("1 is no sample", loaded.layout.prompts, [1], loaded.tokenizer)
 
@@ -281,6 +312,7 @@ def test_draws_with_numbers_next_to_nothing_are_refused_or_greedy(loaded):
         return list(decode(loaded.model, [loaded.spec.empty(5, 4)], [torch.arange(400.0)], 1, **options))
 
     refused("temperature 1e-300", drawn, temperature=1e-300)
+    assert len(drawn(temperature=10**30)[0]) == 1
     assert drawn(temperature=-0.0) == drawn(temperature=1e-6) == drawn(temperature=1.0, top_p=1e-300) == [[399]]
 
 

@@ -7,12 +7,20 @@ Each case runs in a process forked from one that has imported the workbench, in 
                  that raises anything but BadInput
     hang         a case that takes longer than `LONGEST` seconds
     outside      a command that leaves files elsewhere than where its options say
-    wrong        an answer, computed behind hostile calls in the same process, that is not that of a fresh one
+    late         a command that refuses what it was given after its model has computed
+    accepted     a command or call that takes what has to be refused
+    silent       a command that ends well and says nothing
+    escapes      control characters of a file or name on the terminal
+    processes    a command that starts more than `MOST` of them
+    wrong        an answer that is not that of a fresh process: behind hostile calls, read step by step while others
+                 close and encode, in threads, or from a store behind a change of the model
 """
 
 import argparse
 import contextlib
+import inspect
 import io
+import json
 import os
 import random
 import signal
@@ -21,12 +29,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, get_type_hints
 
 import torch
 import typer
@@ -37,53 +47,23 @@ from workbench import data, models
 from workbench.app import cli
 from workbench.app.cli import OUTPUTS
 from workbench.core.errors import BadInput
+from workbench.core.utils import annotations
 
 LONGEST = 60.0  # seconds of a case
 CALLS = 12  # hostile calls before an answer
-SLOW = {
-    "lab train",
-    "bench",
-    "claims",
-    "report",
-    "models get",
-    "sparse distill",
-    "tune",
-}  # begun only with an option too much
+MOST = 64  # processes of a command
+SLOW = ("lab train", "bench", "claims", "report", "models get", "sparse distill", "tune")  # begun only to be refused
 TEXTS = ["", " ", "a", "-1", "0", "1", "2", "1.5", "nan", "inf", "1e400", "9" * 400, "é", "\u202e", "x" * 5000, "a,b"]
 TEXTS += ["[1]", "{}", "None", "full(", "()", "a=b", "lab", "lab-full", "independent", "query_guided", "bfla", "block"]
-PATHS = [
-    "",
-    ".",
-    "/",
-    "file.json",
-    "folder",
-    "missing",
-    "missing/below",
-    "file.json/below",
-    "/dev/full",
-    "loop",
-    "\udcff",
-]
-VALUES: list[Any] = [
-    None,
-    "",
-    "x",
-    b"x",
-    1,
-    0,
-    -1,
-    1.5,
-    True,
-    10**30,
-    float("nan"),
-    [],
-    [None],
-    ["a"],
-    {},
-    (),
-    object(),
-]
-VALUES += [torch.zeros(2, 2), torch.zeros(2, dtype=torch.long), torch.zeros(2, device="meta"), torch.tensor(1.0)]
+NOWHERE = ["", "/", "/dev/full", "loop", "file.json/below", "loop/below"]  # where nothing can be written
+FILES = ["deep.json", "digits.json", "hostile.json", "huge.json", "prepared", "damaged", "\udcff.json", "\udcff"]
+PATHS = [*NOWHERE, *FILES, ".", "file.json", "folder", "missing", "missing/below"]
+REFUSED = {"workers": ("100000", "-1"), "jobs": ("100000", "-1"), "seed": ("-1",), "store": ("",), "prepared": ("",)}
+REFUSED |= dict.fromkeys((*OUTPUTS, "to", "figure"), NOWHERE)  # by option
+COLUMNS = ["80", "80", "0", "1", "-1", "x", ""]
+VALUES: list[Any] = [None, "", "x", b"x", 1, 0, -1, 1.5, True, 10**30, float("nan"), [], [None], ["a"], {}, ()]
+VALUES += [object(), [1.5], torch.zeros(2, 2), torch.zeros(2, dtype=torch.long), torch.zeros(2, device="meta")]
+VALUES += [torch.tensor(1.0), torch.tensor([1.5])]
 
 
 @dataclass(frozen=True)
@@ -98,38 +78,52 @@ class Fault:
         return f"{self.kind}: {self.case}\n    " + self.seen.strip().replace("\n", "\n    ")[-1500:]
 
 
-def command_lines(draw: random.Random, model: Path) -> list[str]:
-    """Return the arguments of one command, valid in part, by the types of its options."""
+def command_lines(draw: random.Random, model: Path) -> tuple[list[str], bool]:
+    """Return the arguments of one command, by the types of its options, and whether it has to be refused.
+
+    Most lines are as they should be but for one value, so that no other is refused before it.
+    """
     words = [draw.choice(list(cli.COMMANDS))]
     command: Any = typer.main.get_command(import_module(cli.COMMANDS[words[0]][0], "workbench.app.commands").app)
     while inner := getattr(command, "commands", None):
         words.append(draw.choice(list(inner)))
         command = inner[words[-1]]
-    options = [each for each in command.params if each.opts[0].startswith("--") and each.name != "help"]
-    line = list(words)
-    for argument in command.params:
-        if argument.param_type_name == "argument" and draw.random() < 0.9:
-            line.append(value_of(draw, argument, model))
-    chosen = draw.sample(options, min(len(options), draw.randint(0, 4)))
-    if small := [each for each in options if each.name in ("model", "samples", "max_new_tokens", "timed")]:
-        chosen += [each for each in small if each not in chosen]
-    for option in chosen:
-        line.append(draw.choice(option.opts))
-        if not getattr(option, "is_flag", False):
-            line.append(value_of(draw, option, model))
-    if " ".join(words) in SLOW or words[0] in SLOW:
+    given = [each for each in command.params if each.name != "help"]
+    hostile = draw.sample(given, min(len(given), draw.choice((0, 1, 1, 1, 1, 2, 4))))
+    hostile += [each for each in given if each.name in REFUSED and draw.random() < 0.2]
+    line, refused = list(words), False
+    for param in dict.fromkeys((*given, *hostile)):
+        flag = getattr(param, "is_flag", False)
+        if param not in hostile and not (param.required or (param.name in GOOD and draw.random() < 0.8)):
+            continue
+        value = hostile_value(draw, param) if param in hostile else good_value(draw, param, model)
+        line += [draw.choice(param.opts)] if param.opts[0].startswith("-") else []
+        line += [] if flag else [value]
+        refused |= not flag and value in REFUSED.get(param.name, ()) and param.metavar != "LIST"
+    slow = " ".join(words) in SLOW or words[0] in SLOW
+    if slow and not refused:
         line.append("--no-such-option")
-    return line
+    return line, refused or slow
 
 
-def value_of(draw: random.Random, param: Any, model: Path) -> str:
-    """Return a value of an option, as it should be more often than not."""
-    good = {"model": str(model), "data": "lab", "samples": "1", "max_new_tokens": "2", "timed": "1", "passages": "2"}
-    if param.name in good and draw.random() < 0.8:
-        return good[param.name]
+GOOD = {"data": ("lab", "file.json"), "samples": ("1",), "max_new_tokens": ("2",), "timed": ("1",), "passages": ("2",)}
+GOOD |= {"model": (), "name": ("lab", "file.json"), "steps": ("1",), "batch": ("1",), "device": ("cpu",)}
+GOOD |= {"out": ("made",), "to": ("made",), "html": ("made.html",), "markdown": ("made.md",), "file": ("file.json",)}
+GOOD |= {"folder": ("made",), "budgets": ("0.5",), "methods": ("full",), "rounds": ("1",), "requests": ("2",)}
+
+
+def good_value(draw: random.Random, param: Any, model: Path) -> str:
+    """Return a value that a parameter may have, as far as its name says."""
+    return draw.choice(GOOD.get(param.name) or (str(model),))
+
+
+def hostile_value(draw: random.Random, param: Any) -> str:
+    """Return a value that a parameter may have or not, by its name and type."""
     described = getattr(param, "type_descriptor", None) or getattr(param, "type", None)  # by the version of typer
     kind, choices = repr(described).lower(), list(getattr(described, "choices", ()) or ())
-    if "path" in kind or param.name in (*OUTPUTS, "store", "prepared", "data"):
+    if param.name in REFUSED and draw.random() < 0.7:
+        return draw.choice(REFUSED[param.name])
+    if "path" in kind or param.name in (*OUTPUTS, "store", "prepared", "data", "name", "corpus", "model"):
         return draw.choice(PATHS)
     if choices and draw.random() < 0.7:
         return str(draw.choice(choices))
@@ -138,9 +132,11 @@ def value_of(draw: random.Random, param: Any, model: Path) -> str:
     return draw.choice(TEXTS)
 
 
-def run_command(line: list[str]) -> str:
+def run_command(line: list[str], refused: bool, columns: str) -> str:
     """Run a command in this process and folder; returns what is wrong, "" for nothing."""
-    out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+    raw, err, computed = io.BytesIO(), io.StringIO(), watched()
+    out = io.TextIOWrapper(raw, "utf-8", write_through=True)
+    os.environ["COLUMNS"] = columns
     code: Any = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         sys.argv = ["workbench", *line]
@@ -151,27 +147,69 @@ def run_command(line: list[str]) -> str:
         except BaseException:
             err.write(traceback.format_exc())
             code = 1
-    text = err.getvalue()
+    text, whole = err.getvalue(), raw.getvalue().decode("utf-8", "replace") + err.getvalue()
     if code not in (0, 2) or "Traceback" in text:
         return f"traceback\nexit {code}\n{text}"
     if code == 2 and "error: " in text and text[text.index("error: ") :].count("\n") > 1:
         return f"traceback\nmore than one line\n{text}"
-    outputs = {f"--{name}" for name in OUTPUTS}
-    named = {place.split("/")[0] for word, place in pairwise(line) if word in outputs}
-    left = {path.name for path in Path().iterdir()} - set(GIVEN) - named
-    if left and named:
-        return f"outside\n{sorted(left)}"
-    return ""
+    if code == 2 and computed:
+        return f"late\n{text}"
+    if code == 0 and refused:
+        return f"accepted\n{whole}"
+    if code == 0 and not whole.strip():
+        return f"silent\nCOLUMNS={columns}"
+    if odd := {character for character in whole if not (character.isprintable() or character in "\n\t\xad\ufeff")}:
+        return f"escapes\n{sorted(odd)} in {whole!r}"
+    named = {place.split("/")[0] for word, place in pairwise(line) if word[:2] == "--" and word[2:] in PLACES}
+    left = {path.name for path in Path().iterdir() if not path.name.startswith("made")} - GIVEN - named
+    return f"outside\n{sorted(left)}" if left else ""
 
 
-GIVEN = ("file.json", "folder", "loop")
+PLACES = (*OUTPUTS, "to", "figure", "store")
 
 
-def given_files() -> None:
-    """Write what stands in the folder of every case."""
-    Path("file.json").write_text('[{"question": "a", "answers": ["b"], "ctxs": [{"title": "t", "text": "u"}]}]')
-    Path("folder").mkdir()
+def watched() -> list[int]:
+    """Return a list that is not empty once a layer has computed; too many processes end this one."""
+    computed, started = list[int](), list[int]()
+    linear, start = torch.nn.functional.linear, BaseProcess.start
+
+    def counted(*given: Any, **named: Any) -> torch.Tensor:
+        computed[:] = [1]
+        return linear(*given, **named)
+
+    def limited(process: BaseProcess) -> None:
+        started.append(1)
+        if len(started) > MOST:
+            os.killpg(0, signal.SIGXCPU)
+        start(process)
+
+    torch.nn.functional.linear, BaseProcess.start = counted, limited
+    return computed
+
+
+PASSAGE = {"question": "a", "answers": ["b"], "ctxs": [{"title": "t", "text": "u"}]}
+ESCAPES = "\x1b[2J\x1b]0;title\x07\u202eabc\u2066\x9b1m\r"
+
+
+def given_files(huge: Path) -> None:
+    """Write what is in the folder of every case."""
+    Path("file.json").write_text(json.dumps([PASSAGE]))
+    Path("deep.json").write_text("[" * 100_000)
+    Path("digits.json").write_text('[{"question": "a", "answers": ["b"], "ctxs": [], "id": ' + "9" * 5000 + "}]")
+    hostile = {"question": ESCAPES, "answers": [ESCAPES], "ctxs": [{"title": ESCAPES, "text": ESCAPES}]}
+    Path("hostile.json").write_text(json.dumps([hostile]))
+    Path("\udcff.json").write_text(json.dumps([PASSAGE]))
+    os.symlink(huge, "huge.json")
     os.symlink("loop", "loop")
+    for name in ("folder", "prepared", "damaged"):
+        Path(name).mkdir()
+    Path("prepared", "prepared.json").write_text("{}")
+    Path("damaged", "manifest.json").write_text('{"model": "' + ESCAPES.encode("unicode_escape").decode() + '"}')
+    os.symlink("damaged", "damaged/damaged")
+    GIVEN.update(path.name for path in Path().iterdir())
+
+
+GIVEN = set[str]()
 
 
 class Calls:
@@ -197,6 +235,86 @@ class Calls:
         for block in cached:
             self.pool.give(block)
         return tokens
+
+    def odd_values(self, name: str, argument: str) -> list[Any]:
+        """Return values of an argument that have to be refused, though their types may fit."""
+        model, size = self.loaded.model, self.loaded.model.config.vocab_size
+        (kv,) = workbench.encode_many(model, self.blocks[:1])
+        half = workbench.KV([x.half() for x in kv.keys], [x.half() for x in kv.values], 0)
+        logits = [torch.full((1, size), x) for x in (torch.nan, torch.inf)]
+        return {
+            "logits": [*logits, torch.zeros(1, size).long(), torch.zeros(1, size + 1), torch.tensor([1.5])],
+            "tokens": [-5, [1.5], [torch.tensor([1.5])], [torch.tensor([size])]],
+            "recompute": [[1.5], torch.tensor([1.5]), [10**6]],
+            "reserve": [1.5, -5],
+            "start": [-1, 1.5],
+            "keys": [[], [x.half() for x in kv.keys]],
+            "kv": [half],
+            "kvs": [[half]],
+            "cached": [[half] * len(self.blocks)],
+            "count": [0, -1, 1.5],
+        }.get("" if name == "store.put" else argument, [])  # a store keeps blocks of any model
+
+    def disturbed(self, draw: random.Random, expected: list[int | None]) -> str:
+        """Read an answer step by step, while somebody else closes, gives back and encodes."""
+        cached = self.pool.encode(self.loaded.model, self.blocks)
+        request = self.pool.open(cached, len(self.question) + 8)
+        steps = self.runner.decode([request], self.runner.prefill([request], [self.question]), 4)
+        read, what = [next(steps)[0]], draw.choice(("close", "give back", "nothing"))
+        if what == "close":
+            self.pool.close(request)
+        if what == "give back":
+            self.pool.give(cached[0])
+        self.pool.encode(self.loaded.model, [workbench.Block((5,) * len(block)) for block in self.blocks])
+        try:
+            read += [step[0] for step in steps]
+        except BadInput as problem:
+            return f"wrong\n{problem}" if what == "nothing" else ""
+        if what != "nothing":
+            return f"wrong\nno step was refused behind {what}"
+        return "" if read == expected else f"wrong\n{read} instead of {expected} while others encoded"
+
+    def in_threads(self, expected: list[int | None]) -> str:
+        """Answer in several threads that share the runner."""
+        self.pool = workbench.Pool(self.loaded.model, 256, 16)
+        self.runner, found = workbench.Runner(self.loaded.model, self.pool), list[Any]()
+
+        def answer() -> None:
+            try:
+                found.append(self.answer())
+            except Exception as problem:
+                found.append(problem)
+
+        threads = [Thread(target=answer) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return "" if found == [expected] * len(threads) else f"wrong\n{found} instead of {expected} in threads"
+
+    def stale(self, draw: random.Random) -> str:
+        """Fetch blocks behind a change of the model, or of what was fetched: as from an empty store, or refused."""
+        model, store = self.loaded.model, workbench.MemoryStore()
+        decoder, (first, *_) = model.model, workbench.fetch(model, self.blocks, store)
+        changes: dict[str, Callable[[], Any]] = {
+            "a buffer": lambda: decoder.rotary_emb.inv_freq.mul_(2),
+            "an epsilon": lambda: setattr(decoder.layers[0].input_layernorm, "variance_epsilon", 0.5),
+            "a hook": lambda: decoder.layers[0].mlp.register_forward_hook(lambda module, given, out: out * 2),
+            "a weight": lambda: decoder.embed_tokens.weight.mul_(2),
+            "keys": lambda: first.keys[0].zero_(),
+            "values": lambda: first.values[0].zero_(),
+        }
+        what = draw.choice(list(changes))
+        with contextlib.suppress(BadInput, RuntimeError), torch.no_grad():
+            changes[what]()
+        try:
+            found, fresh = (workbench.fetch(model, self.blocks, each) for each in (store, workbench.MemoryStore()))
+        except BadInput:
+            return ""
+        pairs = [
+            (a, b) for x, y in zip(found, fresh, strict=True) for a, b in zip(x.tensors(), y.tensors(), strict=True)
+        ]
+        return "" if all(torch.equal(a, b) for a, b in pairs) else f"wrong\nstale blocks behind a change of {what}"
 
     def calls(self) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         """Return calls by name, with good arguments."""
@@ -229,7 +347,7 @@ class Calls:
             "Runner": (workbench.Runner, {"model": model, "pool": self.pool, "graphs": None, "layers": None}),
             "Runner.prefill": (self.runner.prefill, {"prompts": [request], "tokens": [self.question]}),
             "Runner.decode": (
-                lambda **given: list(self.runner.decode(**given)),
+                self.runner.decode,
                 {"prompts": [request], "logits": logits, "count": 2, "ahead": 1},
             ),
             "assemble": (
@@ -256,17 +374,23 @@ class Calls:
 
 
 def run_calls(draw: random.Random, folder: Path) -> str:
-    """Make hostile calls, and then ask a question; returns what is wrong."""
+    """Make hostile calls, and then ask questions; returns what is wrong."""
     made, trail = Calls(folder), list[str]()
     expected = made.answer()
     for _ in range(CALLS):
         calls = made.calls()
         name = draw.choice(list(calls))
         function, given = calls[name]
-        argument, value = draw.choice(list(given)), draw.choice(VALUES)
+        argument = draw.choice(list(given))
+        odd = made.odd_values(name, argument) if draw.random() < 0.5 else []
+        value = draw.choice(odd or VALUES)
         trail.append(f"{name}({argument}={type(value).__name__} {repr(value)[:40]})")
         try:
-            function(**given | {argument: value})
+            result = function(**given | {argument: value})
+            if isinstance(result, Iterator):
+                list(result)
+            if odd or not fits(function, argument, value):
+                return f"accepted\n{trail[-1]}"
         except BadInput:
             pass
         except Exception:
@@ -278,8 +402,28 @@ def run_calls(draw: random.Random, folder: Path) -> str:
     return ""
 
 
-def forked(run: Callable[[], str]) -> str:
-    """Return what `run` finds in a process of its own, in an empty folder; "hang" where it does not end."""
+def run_use(draw: random.Random, folder: Path) -> str:
+    """Use the pages, a runner or a store as nobody should; returns what is wrong."""
+    made = Calls(folder)
+    expected = made.answer()
+    uses = (partial(made.disturbed, draw, expected), partial(made.in_threads, expected), partial(made.stale, draw))
+    return draw.choice(uses)()
+
+
+def fits(function: Any, argument: str, value: Any) -> bool:
+    """Whether a value is what the annotation of an argument says; a list or a row of numbers may be made a tuple."""
+    whole = inspect.unwrap(function)
+    try:
+        hints = get_type_hints(whole.__init__ if isinstance(whole, type) and not is_dataclass(whole) else whole)
+    except NameError:  # of names that only a type checker imports
+        return True
+    row = isinstance(value, torch.Tensor) and value.ndim == 1 and not value.is_meta
+    made = tuple(value.tolist() if row else value) if row or isinstance(value, list) else value
+    return argument not in hints or any(annotations.fits(each, hints[argument]) for each in (value, made))
+
+
+def forked(run: Callable[[], str], huge: Path) -> str:
+    """Return what `run` finds in a process of its own, in a folder of its own; "hang" where it does not end."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as told:
         child = os.fork()
         if not child:
@@ -287,7 +431,7 @@ def forked(run: Callable[[], str]) -> str:
             try:
                 os.chdir(folder)
                 os.setsid()
-                given_files()
+                given_files(huge)
                 told.write(run())
                 told.flush()
                 code = 0
@@ -298,7 +442,9 @@ def forked(run: Callable[[], str]) -> str:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
                 told.seek(0)
-                return told.read() if not status else f"traceback\nthe process ended with status {status}"
+                many = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+                ended = "processes\n" if many else f"traceback\nthe process ended with status {status}"
+                return ended if status else told.read()
             time.sleep(0.01)
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -307,14 +453,21 @@ def forked(run: Callable[[], str]) -> str:
 
 def faults(seconds: float, seed: int, folder: Path) -> Iterator[Fault | None]:
     """Yield what every case found, None for nothing, until so many seconds are over; cases depend on the seed alone."""
-    model, ends, number = tiny.checkpoint(folder / "model"), time.monotonic() + seconds, 0
+    model, huge, number = tiny.checkpoint(folder / "model"), folder / "huge.json", 0
+    text = [{"title": "t", "text": "word " * 8_000_000}]
+    huge.write_text(json.dumps([PASSAGE | {"ctxs": text}]))
+    ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         draw = random.Random(f"{seed} {number}")
         number += 1
-        line = command_lines(draw, model) if number % 3 else []
-        found = forked(partial(run_command, line) if line else partial(run_calls, draw, model))
-        kind, _, seen = found.partition("\n")
-        case = f"{seed} {number - 1}: " + (f"workbench {' '.join(map(repr, line))}" if line else "calls")
+        runs: tuple[Any, ...] = (run_calls, run_use)
+        run, case = partial(runs[number % 4 // 2], draw, model), runs[number % 4 // 2].__name__
+        if number % 2:
+            (line, refused), columns = command_lines(draw, model), draw.choice(COLUMNS)
+            run = partial(run_command, line, refused, columns)
+            case = f"COLUMNS={columns} workbench {' '.join(map(repr, line))}"
+        kind, _, seen = forked(run, huge).partition("\n")
+        case = f"{seed} {number - 1}: {case}"
         yield Fault(kind, case, seen) if kind else None
 
 

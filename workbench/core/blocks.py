@@ -63,7 +63,7 @@ def _whole(tokens: Any) -> tuple[int, ...]:
         if isinstance(tokens, str | bytes):
             raise TypeError
         return tuple(map(index, tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens))
-    except TypeError:
+    except (TypeError, NotImplementedError):  # the latter for a tensor without data
         raise BadInput(f"tokens is {shown(tokens)}: a list of token ids is needed, whole numbers") from None
 
 

@@ -11,6 +11,7 @@ import torch
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv_side_cache import Derived
 from workbench.core.utils import annotations, html_views
+from workbench.core.utils.annotations import Count
 
 Tensors = list[torch.Tensor]
 Stacked = tuple[torch.Tensor, torch.Tensor] | None
@@ -80,9 +81,7 @@ class KV:
             if not isinstance(layers, list | tuple) or not all(isinstance(x, torch.Tensor) for x in layers):
                 raise BadInput(f"{name} is {shown(layers)}: a list of tensors is needed, one a layer")
         check_agreement(self.keys, self.values)
-        annotations.check("start", self.start, int)
-        if self.start < 0:
-            raise BadInput(f"start is {self.start}: the position of its first token is 0 or more")
+        annotations.check("start", self.start, Count)
 
     @classmethod
     def zeros(
@@ -167,12 +166,12 @@ class KV:
         )
 
     @annotations.checked
-    def clone(self, reserve: int = 0) -> "KV":
+    def clone(self, reserve: Count = 0) -> "KV":
         """Return a writable copy, with capacity for `reserve` more tokens."""
         return self._copy(len(self) + reserve)
 
     @annotations.checked
-    def grow(self, count: int) -> None:
+    def grow(self, count: Count) -> None:
         """Append `count` unwritten tokens in place; existing tokens are copied only where the capacity is used up."""
         self._check_writable()
         length = len(self) + count
@@ -183,7 +182,7 @@ class KV:
         self.values = [x[:, :length] for x in self._backing[1]]
 
     @annotations.checked
-    def reserve(self, count: int) -> None:
+    def reserve(self, count: Count) -> None:
         """Set capacity for `count` more tokens aside: at most one copy."""
         self._check_writable()
         if self._capacity() < len(self) + count:

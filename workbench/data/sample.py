@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workbench.core.errors import BadInput, shown
+from workbench.core.utils.annotations import check_fields
 
 MOST_HOPS = 1000
 CONTINUED = "Continued"  # the title of a passage that goes on where the one before it stopped
@@ -52,6 +53,12 @@ class Sample:
     supporting_titles: tuple[str, ...] = ()
     hops: int = 1
     kind: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("answers", "ctxs", "supporting_titles"):
+            if isinstance(given := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(given))
+        check_fields(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values; `from_json` reads it back."""

@@ -12,6 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV, layered, side_by_side
 from workbench.core.rope import cos_sin, rotate_by
 from workbench.core.utils import annotations
+from workbench.core.utils.annotations import Count
 from workbench.engine.attention_backends.choice import on_gpu, rerotate
 from workbench.models.spec import ModelSpec, attach, spec_for
 
@@ -25,7 +26,11 @@ def empty(model: PreTrainedModel, length: int, reserve: int = 0) -> KV:
 
 @annotations.checked
 def assemble(
-    model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions = "re-encoded", reserve: int = 0
+    model: PreTrainedModel,
+    prompt: Prompt,
+    cached: Sequence[KV],
+    positions: Positions = "re-encoded",
+    reserve: Count = 0,
 ) -> KV:
     """Join the KV of a prompt's context blocks; its question is unwritten. Capacity for `reserve` more tokens.
 
@@ -51,7 +56,11 @@ def assemble(
 
 @annotations.checked
 def assembly_of(
-    model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions = "re-encoded", reserve: int = 0
+    model: PreTrainedModel,
+    prompt: Prompt,
+    cached: Sequence[KV],
+    positions: Positions = "re-encoded",
+    reserve: Count = 0,
 ) -> tuple[KV, Callable[[int], None]]:
     """Return the KV that `assemble` would return, unwritten, and the function that puts one layer of blocks in place.
 
@@ -169,7 +178,7 @@ def _check_cached(spec: ModelSpec, prompt: Prompt, cached: Sequence[KV]) -> None
     alike = set(spec.shapes)
     for i, (block, kv) in enumerate(zip(prompt.context, cached, strict=True)):
         whole, count = kv.stacked() if isinstance(kv, KV) else None, len(block)
-        if whole is None or not _of_model(spec, alike, *(part.shape for part in whole)):
+        if whole is None or whole[0].dtype != spec.dtype or not _of_model(spec, alike, *(x.shape for x in whole)):
             spec.check_shapes(kv)
         if len(kv) != count:
             raise BadInput(f"cached KV {i} holds {len(kv)} tokens, its block has {count}")

@@ -141,7 +141,9 @@ class TokenChoice:
         """One token id of logits [V]; draws are made on the CPU in fp32, the same on every device."""
         if self.temperature == 0:
             return int(logits.argmax())
-        probability, order = (logits.float().cpu() / self.temperature).softmax(-1).sort(descending=True, stable=True)
+        probability, order = (
+            (logits.float().cpu() / float(self.temperature)).softmax(-1).sort(descending=True, stable=True)
+        )
         before = probability.cumsum(-1) - probability
         nucleus = probability.masked_fill((before >= self.top_p) & (before > 0), 0)  # the first token always stays
         return int(order[torch.multinomial(nucleus, 1, generator=random)])

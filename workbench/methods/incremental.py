@@ -15,6 +15,7 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.core.utils import annotations
+from workbench.core.utils.annotations import Count
 from workbench.engine.assembly import assemble
 from workbench.engine.forward import PrefillRequest
 from workbench.models.spec import spec_for
@@ -64,7 +65,7 @@ class Revision:
 
 @annotations.checked
 def revise(
-    model: PreTrainedModel, prompt: Prompt, store: Store, before: Prompt | None = None, reserve: int = 0
+    model: PreTrainedModel, prompt: Prompt, store: Store, before: Prompt | None = None, reserve: Count = 0
 ) -> Revision:
     """Put `prompt` together from `store`, encoding (all at once) only those of its blocks that `store` does not hold.
 

@@ -91,6 +91,8 @@ class ModelSpec:
                 f"this KV is of another model: {len(shapes)} layers of (heads, width) {sorted(set(shapes))}, "
                 f"the model has {self.layers} of {sorted(set(self.shapes))}"
             )
+        if odd := {x.dtype for x in kv.tensors()} - {self.dtype}:
+            raise BadInput(f"this KV is {odd.pop()}, the model computes in {self.dtype}")
 
     def check_cache(self, kv: KV) -> None:
         """Refuse a KV that a prompt of this model cannot be computed on."""

@@ -19,6 +19,8 @@ from workbench.core.errors import BadInput, shown
 
 WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
 EACH = 8  # most processes for every core
+COUNT = "0 or more"
+Count = Annotated[int, COUNT]
 P = ParamSpec("P")
 R = TypeVar("R")
 LARGEST = (1 << 31) - 1  # whole number, also below zero: positions and counts of kernels have 32 bits
@@ -67,7 +69,7 @@ def fits(value: Any, annotation: Any) -> bool:
     """Return whether `value` is what `annotation` says; whole numbers are numbers, True and False are not."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return fits(value, parts[0])
+        return fits(value, parts[0]) and (COUNT not in parts or value >= 0)
     if origin in (Union, types.UnionType):
         return any(fits(value, part) for part in parts)
     if origin is Literal:
@@ -92,7 +94,7 @@ def words(annotation: Any) -> str:
     """Return what an annotation allows, for a sentence."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return words(parts[0])
+        return words(parts[0]) + f", {COUNT}" * (COUNT in parts)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(words, parts)))
     if origin is Literal:
@@ -134,4 +136,4 @@ def _is_public(name: str) -> bool:
 
 @cache
 def _hints(of: Any) -> dict[str, Any]:
-    return get_type_hints(of)
+    return get_type_hints(of, include_extras=True)

@@ -176,7 +176,7 @@ def check_place(name: str, path: str | os.PathLike[str]) -> None:
 
 def _reason_against(path: Path) -> str:
     try:
-        if path.resolve() == Path(path.anchor or "/"):
+        if Path(os.path.realpath(path)) == Path(path.anchor or "/"):  # `resolve` fails on a loop of links
             return "it is the root of the file system: name a folder in it"
         if not stat.S_IFMT(os.stat(path).st_mode) & (stat.S_IFREG | stat.S_IFDIR):
             return "it is neither a file nor a folder"

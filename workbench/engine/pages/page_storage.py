@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, side_by_side
-from workbench.core.utils.annotations import check
+from workbench.core.utils.annotations import Count, check, checked
 from workbench.engine.assembly import Positions, check_positions, shifts_of
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
 from workbench.engine.attention_backends.choice import named, rerotate
@@ -97,7 +97,8 @@ class PageStorage:
                 whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
                 mine.index_copy_(1, slots, whole.to(mine.device, mine.dtype))
 
-    def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:
+    @checked
+    def gather(self, context: Sequence[Cached], reserve: Count, positions: Positions = "re-encoded") -> KV:
         """Copy a prompt's context into one contiguous KV, its keys rerotated to where its blocks stand.
 
         For thousands of recomputed rows one copy costs less than rerotation in every tile. `reserve` tokens behind the

@@ -19,6 +19,7 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.core.utils import annotations
+from workbench.core.utils.annotations import Count
 from workbench.engine.assembly import Positions, check_positions
 from workbench.engine.pages.page_allocator import NoPages, PageOwners, Taken, whole_numbers
 from workbench.engine.pages.page_storage import PageStorage
@@ -45,7 +46,7 @@ class Pool(PageStorage):
         return self.owners.free
 
     @annotations.checked
-    def take(self, tokens: int, wait: float = 0.0) -> Taken:
+    def take(self, tokens: Count, wait: float = 0.0) -> Taken:
         """Take pages for so many tokens, and wait so many seconds for them. Raises NoPages where they do not come."""
         return self.owners.take(-(-tokens // self.size), f"{tokens} tokens: it", wait)
 
