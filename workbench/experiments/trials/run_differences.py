@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import BadInput
-from workbench.experiments.trials.compare import RIGHT, SCORES
 from workbench.experiments.trials.runs import Run, changed, distinct
 from workbench.metrics.paired import difference, mcnemar
 
+SCORES = ("em", "f1", "contains", "nll", "kl", "kl_first", "agree", "agree_first")
+RIGHT = ("em", "contains", "agree_first")  # of these scores, 0 or 1 a question, McNemar's test
 COSTS = {
     "ttft_p50": "time to first token (s)",
     "rows_computed": "tokens computed",

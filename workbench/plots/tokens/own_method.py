@@ -1,14 +1,14 @@
 """A selector of one's own beside those that are there: how far predictions move under each."""
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 
+from workbench import results
 from workbench.core.errors import not_allowed
 from workbench.data import Sample
-from workbench.experiments.trials import compare
 from workbench.methods.answered import Generation
 from workbench.metrics.answers import exact_match
 from workbench.plots.marks.table import table
@@ -21,16 +21,19 @@ def beside_others(rows: Records, baseline: str, *, about: str) -> go.Figure:
 
     Differences are paired by question. Raises BadInput where the baseline is not among the rows.
     """
-    methods = compare.by("method", rows)
-    if baseline not in methods:
-        raise not_allowed("baseline", baseline, methods)
+    answers = pd.DataFrame(rows).rename(columns={"id": "question"})
+    if baseline not in set(answers.method):
+        raise not_allowed("baseline", baseline, list(answers.method.unique()))
+    scored = results.means(answers, ["kl", "agree", "rows"], ["method"]).pivot(index="method", columns="measure")
+    gaps = results.paired(answers, lambda each: each.method == baseline, "kl").set_index("method")
     cells = []
-    for row in sorted(compare.table(methods), key=itemgetter("kl")):
-        gap = compare.paired(methods[row["method"]], methods[baseline], "kl")
-        kl = f"{row['kl']:.3f} [{row['kl_low']:.3f}, {row['kl_high']:.3f}]"
-        apart = f"{gap['difference']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}]"
-        named = "–" if row["method"] == baseline else apart
-        cells.append([row["method"], kl, named, f"{row['agree']:.0%}", f"{row['rows']:.0f}"])
+    for name in scored.sort_values(("value", "kl")).index:
+        value, low, high = (scored.loc[name, end] for end in ("value", "low", "high"))
+        gap = gaps.loc[name]
+        kl = f"{value.kl:.3f} [{low.kl:.3f}, {high.kl:.3f}]"
+        apart = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+        named = "–" if name == baseline else apart
+        cells.append([name, kl, named, f"{value.agree:.0%}", f"{value['rows']:.0f}"])
     return table(
         ["method", "KL from full attention, nats", f"beside {baseline}", "tokens that agree", "rows computed"],
         cells,
