@@ -148,7 +148,15 @@ def exchange_weights(pool, runner, cached, prompt):
     MODEL.get_input_embeddings().weight = torch.nn.Parameter(weight.detach().clone())
 
 
-@pytest.mark.parametrize("change", [give_back_a_block, close, exchange_weights])
+def answer_otherwise(pool, runner, cached, prompt):
+    list(runner.decode([prompt], torch.tensor([1], device=DEVICE), 4))
+
+
+def compute_more(pool, runner, cached, prompt):
+    runner.prefill([prompt], [torch.tensor([1, 2])])
+
+
+@pytest.mark.parametrize("change", [give_back_a_block, close, exchange_weights, answer_otherwise, compute_more])
 @pytest.mark.parametrize(("read", "ahead"), [(0, 1), (1, 1), (4, 1), (2, 3)])
 def test_the_next_step_is_refused_once_what_it_reads_is_not_its_own(pool, change, read, ahead):
     runner, cached, prompt, logits = begun(pool)

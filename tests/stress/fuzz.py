@@ -161,7 +161,8 @@ def run_command(line: list[str], refused: bool, columns: str) -> str:
     if odd := {character for character in whole if not (character.isprintable() or character in "\n\t\xad\ufeff")}:
         return f"escapes\n{sorted(odd)} in {whole!r}"
     named = {place.split("/")[0] for word, place in pairwise(line) if word[:2] == "--" and word[2:] in PLACES}
-    left = {path.name for path in Path().iterdir() if not path.name.startswith("made")} - GIVEN - named
+    named = {"made", "runs", *(name.partition(".")[0] for name in named)}  # "runs": where nothing is named
+    left = {path.name for path in Path().iterdir() if path.name.partition(".")[0] not in named} - GIVEN
     return f"outside\n{sorted(left)}" if left else ""
 
 
@@ -460,8 +461,8 @@ def faults(seconds: float, seed: int, folder: Path) -> Iterator[Fault | None]:
     while time.monotonic() < ends:
         draw = random.Random(f"{seed} {number}")
         number += 1
-        runs: tuple[Any, ...] = (run_calls, run_use)
-        run, case = partial(runs[number % 4 // 2], draw, model), runs[number % 4 // 2].__name__
+        made = run_use if number % 4 else run_calls
+        run, case = partial(made, draw, model), made.__name__
         if number % 2:
             (line, refused), columns = command_lines(draw, model), draw.choice(COLUMNS)
             run = partial(run_command, line, refused, columns)

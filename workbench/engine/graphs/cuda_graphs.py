@@ -58,8 +58,8 @@ class Runner:
     coarse   pad requests to powers of two: fewer captures where their lengths are many
 
     Several threads may share a runner: steps take turns, and answers in progress have inputs of their own. Every step
-    holds a lease of the pages of its prompts. BadInput, before the step, where a prompt was closed, a block was given
-    back or weights were exchanged since.
+    holds a lease of the pages of its prompts. BadInput, before the step, where a prompt was closed or continued in
+    another answer, a block was given back or weights were exchanged since.
     """
 
     model: PreTrainedModel
@@ -215,13 +215,15 @@ class Runner:
             fetch = Fetch(batch, count, len(prompts))
             batch.reader = ref(fetch)
             fetch.start(first)
-        return self._stream(ready, batch, prompts, fetch, eos, max(1, ahead), waiting)
+            written = [prompt.written for prompt in prompts]
+        return self._stream(ready, batch, prompts, written, fetch, eos, max(1, ahead), waiting)
 
     def _stream(
         self,
         ready: Captured,
         batch: DecodeBatch,
         prompts: Sequence[PagedPrompt],
+        written: list[int],
         fetch: Fetch,
         eos: frozenset[int],
         ahead: int,
@@ -234,15 +236,17 @@ class Runner:
                 with torch.no_grad(), self._turn, self._leased(prompts):
                     if self._weights.exchanged:
                         raise BadInput("the model's weights were exchanged: begin these answers again, with prefill")
+                    if [prompt.written - step for prompt in prompts] != written:
+                        raise BadInput("a prompt was computed otherwise since: read one answer to its end first")
                     ready.run()
                     fetch.start(batch.tokens[step, : len(prompts)])
-                for prompt in prompts:
-                    prompt.written += 1
+                    for prompt in prompts:
+                        prompt.written += 1
                 begun = step + 1
             tokens = fetch.wait(number, waiting)
             if REFUSED in tokens:
-                for prompt in prompts:
-                    prompt.written -= begun
+                for prompt, before in zip(prompts, written, strict=True):
+                    prompt.written = before
                 raise BadInput(f"request {tokens.index(REFUSED)} has no first token: its largest logit is not finite")
             ended = [done or token in eos for done, token in zip(ended, tokens, strict=True)]
             if all(ended):
