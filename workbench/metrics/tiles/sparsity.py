@@ -69,7 +69,7 @@ def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, c
         check_chunk(request.plan, step)
         full = all_rows(model, prompt.tokens, return_queries=tuple(range(len(request.kv.keys))))
         (dense,) = prefill_many(model, [full])
-        of_prompt = {layer: count for layer, (count,) in by_layer(model, dense, full.kv, [method], chunk).items()}
+        of_prompt = by_layer(model, dense, full.kv, method, chunk)
         counts |= {layer: counts[layer] + count if layer in counts else count for layer, count in of_prompt.items()}
         seconds.append(sum(count.seconds for count in of_prompt.values()))
         ours = prefill_chunked(model, request, step, len(prompt.question))
@@ -80,11 +80,11 @@ def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, c
 
 
 def by_layer(
-    model: PreTrainedModel, dense: PrefillOutput, kv: KV, methods: Sequence[Sparse], chunk: int | None = None
-) -> dict[int, list[Counts]]:
-    """Count what each method keeps, by layer of full attention, on the queries and `kv` of a dense prefill."""
+    model: PreTrainedModel, dense: PrefillOutput, kv: KV, method: Sparse, chunk: int | None = None
+) -> dict[int, Counts]:
+    """Count what a method keeps, by layer of full attention, on the queries and `kv` of a dense prefill."""
     layers = whole_layers(model, len(kv))
-    return {layer: of_layer(scaled(model, layer, dense), kv, layer, methods, chunk) for layer in layers}
+    return {layer: of_layer(scaled(model, layer, dense), kv, layer, method, chunk) for layer in layers}
 
 
 def compared(ours: PrefillOutput, dense: PrefillOutput, rows: int) -> tuple[float, float, bool]:
