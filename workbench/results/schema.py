@@ -129,7 +129,6 @@ EXPERIMENTS = {
     "stages": "python data/benchmarks/stages.py --out {out}",  # where the time of a prefill goes, in seconds
     "scale": "python data/benchmarks/scale.py --out {out}",  # one axis varied: context, question, blocks or batch
     "soak": "python -m tests.stress.soak --out {out}",
-    "choices": "python data/benchmarks/sparse_choice.py --out {out}",  # of sparse methods alone: seconds, bytes
     "backends": "python data/benchmarks/attention_backends.py --out {out}",  # of attention, by shape
     "touch": "python data/benchmarks/touch.py --out {out}",  # the prompt editor: until a change is shown
     "sanitizer": "python data/benchmarks/memory_checks.py --out {out}",  # errors that compute-sanitizer found

@@ -22,9 +22,8 @@ from workbench.training.checkpoint import curve_table, exact_match, save_beside_
 from workbench.training.lab.config import INT8, STORAGES, PretrainConfig
 from workbench.training.lab.train import PretrainProgress
 
-ROUNDED = "Held-out scores are those of the weights in 8 bits; scores by training seed are of weights in bf16"
 ORDINARY = "`workbench models ordinary` writes it as a checkpoint that plain transformers loads."
-TRAINING, SCORES, CHOICE = "training.json", "scores.json", "choice.json"
+TRAINING, SCORES = "training.json", "scores.json"
 
 
 def save(
@@ -57,10 +56,7 @@ def _thin(curve: list[dict[str, Any]], points: int = 200) -> list[dict[str, Any]
 
 
 def write_card(folder: Path, name: str | None = None) -> None:
-    """Write the model card from `training.json`, `scores.json` and `choice.json`.
-
-    The last two where they are there: no number is typed by hand.
-    """
+    """Write the model card from `training.json` and, where it is there, `scores.json`: no number is typed by hand."""
     training, model = (json.loads((folder / file).read_text(encoding="utf-8")) for file in (TRAINING, "config.json"))
     recipe = training["recipe"]
     about = (
@@ -82,15 +78,8 @@ def write_card(folder: Path, name: str | None = None) -> None:
         "the loss on all other text",
         f"Prompt: the layout in `workbench.json`. {_loading(folder)}",
     ]
-    scores, choice = (
-        json.loads((folder / file).read_text(encoding="utf-8")) if (folder / file).is_file() else {}
-        for file in (SCORES, CHOICE)
-    )
-    facts += [_chosen(choice, recipe["seed"])] if choice else []
-    facts += [ROUNDED] if choice and (folder / COMPACT).is_file() else []
-    sections = _held_out(choice["held_out"]) if choice else []
-    sections += _score_table(scores, "Scores on the questions that chose it" if choice else "Scores") if scores else []
-    sections += _by_seed(choice) if choice else []
+    scored = folder / SCORES
+    sections = _score_table(json.loads(scored.read_text(encoding="utf-8"))) if scored.is_file() else []
     sections += curve_table(
         "Share of answers wholly right (teacher-forced, fresh data) while training.",
         training["curve"],
@@ -110,34 +99,6 @@ def of_kinds(scores: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(name, by_kind) for name, by_kind in scores.items() if isinstance(by_kind, dict) and "all" in by_kind]
 
 
-def _em(score: dict[str, Any]) -> dict[str, Any]:
-    return {field: score[field] for field in ("n", "em", "em_low", "em_high")}
-
-
-def _chosen(choice: dict[str, Any], seed: int) -> str:
-    return (
-        f"Best of {len(choice['by_seed'])} training seeds (seed {seed}) by the mean of what the table of all seeds "
-        f"shows, on {choice['samples']:,} questions of seed {choice['seed']:,}; the questions of seed "
-        f"{choice['held_out']['seed']:,} had no part in the choice"
-    )
-
-
-def _held_out(held_out: dict[str, Any]) -> list[str]:
-    about = (
-        "Exact match on worlds that neither trained nor chose the model: "
-        f"{held_out['samples']:,} questions a row, seed {held_out['seed']}, 95% interval in brackets; "
-        f"{held_out['device']}."
-    )
-    return _rows("Scores on held-out questions", about, held_out["scores"])
-
-
-def _by_seed(choice: dict[str, Any]) -> list[str]:
-    names = list(next(iter(choice["by_seed"].values())))
-    rows = ([seed, *(exact_match(scores[name]) for name in names)] for seed, scores in choice["by_seed"].items())
-    about = f"All kinds of question, {choice['samples']:,} a cell, seed {choice['seed']}."
-    return table("All training seeds", about, ["training seed", *names], rows)
-
-
 def _rows(heading: str, about: str, by_name: dict[str, dict[str, Any]]) -> list[str]:
     kinds = list(dict.fromkeys(kind for by_kind in by_name.values() for kind in by_kind))
     rows = (
@@ -152,14 +113,14 @@ def _of(scores: dict[str, Any]) -> str:
     return "" if corpus == "lab" else f"of {corpus} "
 
 
-def _score_table(scores: dict[str, Any], heading: str) -> list[str]:
+def _score_table(scores: dict[str, Any]) -> list[str]:
     about = (
         f"Exact match on worlds {_of(scores)}never trained on: {scores['samples']:,} questions a row, seed "
         f"{scores['seed']}, 95% interval in brackets; {scores['device']}."
     )
     recomputed = scores["recompute_all"]
     return [
-        *_rows(heading, about, dict(of_kinds(scores))),
+        *_rows("Scores", about, dict(of_kinds(scores))),
         "Recomputing every token of a cached context gives logits bit-identical to full attention in "
         f"{recomputed['bit_identical']} of {recomputed['samples']} prompts (largest difference "
         f"{recomputed['max_difference']:.2g}).",
@@ -167,7 +128,7 @@ def _score_table(scores: dict[str, Any], heading: str) -> list[str]:
     ]
 
 
-BESIDE = (TRAINING, SCORES, CHOICE, "workbench.json")
+BESIDE = (TRAINING, SCORES, "workbench.json")
 
 
 def ship(model: Path, out: Path, storage: str = "bfloat16") -> None:
