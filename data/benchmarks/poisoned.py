@@ -14,21 +14,19 @@ with neighbours    the attacker's text lies in the corpus, and preparation puts 
 Each is held against the same request without the attacker.
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from attack_prompts import Victim, corpus, victims_of
+from script import options, writer
 from torch import Tensor
 
 from workbench import data, models
 from workbench.core.kv import KV
-from workbench.experiments.trials.record import device_name, versions
 from workbench.experiments.trials.trial import Progress
 from workbench.methods import select
 from workbench.methods.generation import answer
@@ -40,8 +38,6 @@ from workbench.methods.sampling import SamplingParams
 from workbench.metrics.answers import Records, bootstrap, exact_match, wilson
 from workbench.metrics.fidelity import gold_answers, predict
 from workbench.models.loading import Loaded
-from workbench.results import Writer, this_run
-from workbench.results.reader import FOLDER
 from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint, key_of
 from workbench.store.misses import Miss, identity_of
 
@@ -220,27 +216,17 @@ def _odds(loaded: Loaded, victims: Sequence[Victim], logits: Sequence[Tensor]) -
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--victims", type=int, default=64)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    given = parser.parse_args()
-    loaded = models.load(MODEL, given.device)
-    victims = victims_of(loaded, data.load("lab", SAMPLES, SEED, PASSAGES), given.victims)
+    args = options(__doc__, victims=64, device="cpu")
+    loaded = models.load(MODEL, args.device)
+    victims = victims_of(loaded, data.load("lab", SAMPLES, SEED, PASSAGES), args.victims)
     first = victims[0]
     example = {"question": first.sample.question, "answer": first.sample.answers[0]}
     example |= {"target": first.target, "text": first.poison.text}
-    origin: dict[str, Any] = {
-        "model": MODEL,
-        "data": "lab",
-        "seed": SEED,
-        "passages": PASSAGES,
-        "select": "query_guided",
-    }
-    origin |= {"device": device_name(loaded.model.device), "versions": versions(), "setting": {"example": example}}
+    about: dict[str, Any] = {"data": "lab", "seed": SEED, "passages": PASSAGES, "select": "query_guided"}
+    about |= {"model": MODEL, "setting": {"example": example}}
     reasons = Counter(miss.reason for miss in misses(loaded, victims))
     missed = {"method": CHAINS, "measure": "misses", "n": len(victims)}
-    with Writer(given.out, f"poisoned@{MODEL}", **origin, **this_run()) as out:
+    with writer(args, f"poisoned@{MODEL}", loaded.model.device, **about) as out:
         out.counts({**missed, "kind": why, "value": float(count)} for why, count in reasons.items())
         out.counts(measured(loaded, victims, RATIOS, NEIGHBOURS, lambda at, of: print(f"{at} of {of}", flush=True)))
 
