@@ -283,7 +283,7 @@ def test_decoding_runs_on_kernels_and_answers_as_torch_does(monkeypatch):
 @pytest.mark.parametrize(("rows", "width", "channels"), [(1, 1304, 512), (50, 256, 1024), (64, 200, 328)])
 @pytest.mark.parametrize("gated", [False, True])
 def test_every_way_gives_torchs_numbers(monkeypatch, overlap, rows, width, channels, gated):
-    monkeypatch.setattr(gemm_dispatch.kernel("_triton"), "OVERLAP", overlap)
+    monkeypatch.setattr(gemm_dispatch.kernel("_shared.triton_import"), "OVERLAP", overlap)
     draw = torch.Generator("cuda").manual_seed(rows)
     x, weight = (
         torch.randn(n, channels, generator=draw, device="cuda", dtype=torch.bfloat16) / channels**0.25
@@ -293,7 +293,7 @@ def test_every_way_gives_torchs_numbers(monkeypatch, overlap, rows, width, chann
     if gated:
         gate, up = wanted.chunk(2, -1)
         wanted = torch.nn.functional.silu(gate) * up
-    hopper = gemm_dispatch.kernel("_linear_hopper").fits(x, weight)
+    hopper = gemm_dispatch.kernel("_shared.linear_hopper").fits(x, weight)
     for way in gemm_dispatch.ways(width, channels, not gated, rows, hopper, gated):
         found = gemm_dispatch._launched(x, weight, way).float().sum(0)
         torch.testing.assert_close(found, wanted, atol=0.03, rtol=0.03, msg=lambda text, way=way: f"{way}: {text}")

@@ -260,11 +260,13 @@ def test_both_ways_give_the_same_numbers():
     pytest.importorskip("triton", reason="Triton is not available on this platform")
     way = gemm_dispatch.kernel("few_rows_linear").LinearConfig(tile=32, channels=16, warps=4, stages=2, splits=3)
     own = Products(chosen={"8x64x96 float32 parts": way})
-    parts = own(X, WEIGHTS[0], parts=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, weight, bias = (one.to(device) for one in (X, WEIGHTS[0], torch.zeros(96)))
+    parts = own(x, weight, parts=True)
     assert parts.shape == (3, 8, 96)
-    torch.testing.assert_close(parts.sum(0), Products()(X, WEIGHTS[0], parts=True), atol=1e-4, rtol=1e-4)
-    assert own(X, WEIGHTS[0]).shape == (8, 96), "no parts where none are taken"
-    assert own(X, WEIGHTS[0], torch.zeros(96), parts=True).shape == (8, 96), "nor with a bias"
+    torch.testing.assert_close(parts.sum(0), Products()(x, weight, parts=True), atol=1e-4, rtol=1e-4)
+    assert own(x, weight).shape == (8, 96), "no parts where none are taken"
+    assert own(x, weight, bias, parts=True).shape == (8, 96), "nor with a bias"
 
 
 def test_nothing_is_measured_without_a_gpu():

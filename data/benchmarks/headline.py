@@ -11,6 +11,7 @@ import pandas as pd
 from workbench import results as tables
 from workbench.core.utils.files import write_text
 from workbench.results.reader import FOLDER
+from workbench.results.summary import over_seeds
 
 README = FOLDER.parents[1] / "README.md"
 BEGIN, END = "<!-- measured: python data/benchmarks/headline.py -->\n", "<!-- end of what was measured -->"
@@ -70,6 +71,13 @@ METHODS = {  # name in the table: preparation and selector of a method; recomput
     "FusionRAG, 10 neighbours": ("with_neighbours(n=10, search=exact)", "query_guided"),
     "ours, answer-guided, 10 neighbours": ("with_neighbours(n=10, search=exact)", "answer_guided"),
 }
+READER, HELD_OUT = "smollm2-reader", "nq-held"
+ANSWERED = {
+    **{name: method for name, method in METHODS.items() if method[1] != "answer_guided"},
+    "its choice alone": ("after_system", "query_guided"),
+    "its 10 neighbours alone": ("with_neighbours(n=10, search=exact)", "none"),
+    "full attention": ("independent", "none"),
+}
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -102,6 +110,40 @@ def speed(rows: pd.DataFrame) -> str:
             ]
         )
     return markdown(["work", "this work", "fastest baseline", "speedup", "report"], cells)
+
+
+def answered() -> str:
+    """Tabulate what a reader answers, over its training runs: scores, and what is lost to full attention."""
+    found = tables.read()
+    told = found.answers("trial")
+    told = told[(told.model == READER) & (told.data == HELD_OUT) & (told.positions == "re-encoded")]
+    keys = ["training_seed", "question"]
+    full = told[told["mode"] == "full"].set_index(keys).em
+    told = told.assign(lost=told.em - told.set_index(keys).index.map(full))
+    by = ["mode", "prepare", "select"]
+    scored = {measure: over_seeds(told, measure, by).set_index(by) for measure in ("em", "contains", "f1", "lost")}
+    spent = found.counts("trial").query("model == @READER and measure == 'rows_charged'").groupby(by).value.mean()
+    cells = []
+    for name, (prepare, select) in ANSWERED.items():
+        key = ("full" if name == "full attention" else "block", prepare, select)
+        if key not in scored["em"].index:
+            continue
+        ends = [scored[measure].loc[key] for measure in scored]
+        marks = ["{:.1%} ({:.1%} to {:.1%})", "{:.1%}", "{:.1%}", "{:+.1%} ({:+.1%} to {:+.1%})"]
+        texts = [mark.format(one.value, one.low, one.high) for mark, one in zip(marks, ends, strict=True)]
+        texts[-1] = "0" if key[0] == "full" else texts[-1]
+        share = "" if select == "none" else f", {RATIO:.0%} recomputed"
+        cells.append([name + share, *texts, f"{spent[key]:,.0f}"])
+    head = ["method", "exact match (95%)", "contains an answer", "F1", "exact match, to full attention (95%)"]
+    one = scored["em"].iloc[0]
+    return (
+        f"**Quality of answers.** `{READER}`, SmolLM2-135M-Instruct fine-tuned under full attention to answer from ten "
+        f"passages; {one.n:.0f} held-out questions of Natural Questions, means over {one.seeds:.0f} training runs with "
+        "Student's interval over runs, no narrower than that over the questions of one. "
+        "`data/benchmarks/smollm2_reader.sh` trains, "
+        "[plans/reader-fusion.toml](data/benchmarks/plans/reader-fusion.toml) measures.\n\n"
+        f"{markdown([*head, 'tokens computed'], cells)}\n\n"
+    )
 
 
 def trials() -> pd.DataFrame:
@@ -158,8 +200,8 @@ def measured() -> str:
         "eagerly. `workbench bench question` measures the first report, and so on. "
         "Notebook 11 draws every workload, [notes.md](data/benchmarks/notes.md) says what was tried.\n\n"
         f"{speed(timed[timed.device == gpu])}\n\n"
-        f"**Quality.** {about(real)}. The plans [data/benchmarks/plans](data/benchmarks/plans) measure it, notebook 12 "
-        f"shows it.\n\n{quality(real)}\n\n"
+        f"{answered()}**Nearness to full attention.** {about(real)}. The plans "
+        f"[data/benchmarks/plans](data/benchmarks/plans) measure it, notebook 12 shows it.\n\n{quality(real)}\n\n"
         f"**The interactive prompt editor**, on two threads of a CPU: the answer to a change of ratio, selector, order "
         f"or word begins after {touched()} (medians; [touch.py](data/benchmarks/touch.py)).\n"
     )

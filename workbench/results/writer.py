@@ -136,7 +136,8 @@ def this_run() -> dict[str, Any]:
     """Return {command, time} of the running process, for `Writer`: its command line without folders."""
     program, *rest = sys.argv or [""]
     name = Path(program).name
-    words = [name if name.startswith("workbench") else f"python {name}", *rest]
+    own = name.startswith("workbench") or Path(program).parent.name == "workbench"  # also as python -m workbench
+    words = ["workbench" if own else f"python {name}", *rest]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"command": " ".join(Path(word).name if word.startswith("/") else word for word in words), "time": now}
 

@@ -8,6 +8,7 @@ pattern such as "bfla(*", one of several, and "!lab*" for all but those.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -128,9 +129,14 @@ def fitting(rows: pd.DataFrame, wanted: Selector) -> np.ndarray:
     for name, want in wanted.items():
         if not _ordered(want):
             column = rows[name]
-            values = [value for value in column.unique() if value == value and _fits(value, want)]
+            values = [value for value in column.unique() if value == value and _fits(_named(name, value), want)]
             fits &= (column.isin(values) | (column.isna() if want is None else False)).to_numpy(bool)
     return fits
+
+
+def _named(column: str, value: Any) -> Any:
+    """Return the value by which a row is picked: a file of questions goes by its name, wherever it lies."""
+    return Path(value).name if column == "data" and isinstance(value, str) else value
 
 
 def _ordered(want: Any) -> bool:
