@@ -168,6 +168,12 @@ def test_a_trial_writes_its_questions_beside_its_record(folder, tmp_path):
     assert len(run.answers) == 4 and run.scores["n"] == 4
 
 
+def test_one_model_alone_answers_nothing(folder, monkeypatch):
+    monkeypatch.setattr(Trial, "run_each", None)
+    done = CliRunner().invoke(app, ["compare", str(folder), "--samples", "1"])
+    assert done.exit_code == 2 and "1 run: at least two" in done.stderr, done.output
+
+
 def test_bad_words_end_in_one_sentence(records, tmp_path):
     for words, problem in (
         (["nowhere", "x"], "neither a record, a folder of results nor a model"),

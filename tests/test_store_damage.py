@@ -127,26 +127,43 @@ def test_where_nothing_can_be_written_a_damaged_block_is_still_no_error(tmp_path
     assert "is not replaced" in caplog.text and "Read-only file system" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "7", "{", "", "\0\0", "null"])
+def damage(path, text):
+    """Write a text in the place of a file; None: remove it."""
+    path.unlink() if text is None else path.write_text(text)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "7", "{", "", "\0\0", "null", "{}", None])
 def test_a_damaged_manifest_is_one_sentence_and_written_anew_by_who_knows_the_model(tmp_path, text):
     kind = {"model": "model", "dtype": "torch.float32"}
     store = FolderStore(tmp_path / "a", kind, new=True)
     store.put(key_for(1), kv_of(1))
     before = (tmp_path / "a" / "manifest.json").read_text()
-    (tmp_path / "a" / "manifest.json").write_text(text)
-    refused(r"manifest\.json is corrupt: .*; what names the model writes it anew", FolderStore, tmp_path / "a")
-    assert not scrub.verify(tmp_path / "a").whole
-    assert same(FolderStore(tmp_path / "a", kind).get(key_for(1)), kv_of(1))
+    damage(tmp_path / "a" / "manifest.json", text)
+    if text is not None:
+        refused(r"manifest\.json is corrupt: .*; what names the model writes it anew", FolderStore, tmp_path / "a")
+        assert not scrub.verify(tmp_path / "a").whole
+    assert same(FolderStore(tmp_path / "a", kind, new=text is None).get(key_for(1)), kv_of(1))
     assert (tmp_path / "a" / "manifest.json").read_text() == before and scrub.verify(tmp_path / "a").whole
 
 
+@pytest.mark.parametrize("text", ["{", "{}", None])
 @pytest.mark.parametrize("other", [{"model": "other"}, {"dtype": "torch.bfloat16"}])
-def test_a_damaged_manifest_is_never_written_anew_against_what_the_blocks_say(tmp_path, other):
+def test_a_damaged_manifest_is_never_written_anew_against_what_the_blocks_say(tmp_path, other, text):
     kind = {"model": "model", "dtype": "torch.float32"}
     FolderStore(tmp_path / "a", kind, new=True).put(key_for(1), kv_of(1))
-    (tmp_path / "a" / "manifest.json").write_text("{")
+    damage(tmp_path / "a" / "manifest.json", text)
     refused("blocks are of another", FolderStore, tmp_path / "a", kind | other, new=True)
-    assert same(FolderStore(tmp_path / "a", kind).get(key_for(1)), kv_of(1)), "its owner goes on"
+    assert same(FolderStore(tmp_path / "a", kind, new=True).get(key_for(1)), kv_of(1)), "its owner goes on"
+
+
+@pytest.mark.parametrize("beside", ["notes.txt", "model.safetensors"])
+def test_a_manifest_of_something_else_is_left_alone(tmp_path, beside):
+    (tmp_path / beside).write_bytes(b"mine")
+    for text in (None, '{"name": "an app"}'):
+        if text:
+            damage(tmp_path / "manifest.json", text)
+        refused("holds something else", FolderStore, tmp_path, {"model": "m"}, new=True)
+    assert (tmp_path / "manifest.json").read_text() == text and (tmp_path / beside).read_bytes() == b"mine"
 
 
 def test_of_two_first_writers_neither_is_refused(tmp_path, monkeypatch):

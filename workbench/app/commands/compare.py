@@ -70,6 +70,8 @@ def compare(
     asked = {"data": source, "samples": samples, "seed": seed, "passages": passages, "device": device}
     planned = {text: Trial(model=text, **options(method, asked)) for text in named}
     read = {text: reading.read(text) for text in run if text not in planned}
+    if (count := len(planned) + sum(map(len, read.values()))) < 2:
+        raise BadInput(f"{count} run: at least two are needed to compare")
     for name, trial in planned.items():
         with progress(f"answering with {name}") as advance:
             record, rows = trial.run_each(advance)

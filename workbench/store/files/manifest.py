@@ -25,6 +25,10 @@ class Damaged(ValueError):
     """A manifest that is no JSON object, or whose checksum is wrong."""
 
 
+class Gone(Damaged):
+    """A manifest that is not there, or that says nothing: blocks have to tell that the folder is one of theirs."""
+
+
 def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: bool) -> dict[str, Any]:
     """Return the kind of a folder, which must be `kind`; with `new`, make the folder where it is not there.
 
@@ -52,9 +56,13 @@ def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: boo
 
 def _check_blocks(folder: Path, kind: Mapping[str, Any], problem: Damaged) -> None:
     """Refuse to name a folder anew whose blocks are of another model or dtype: each file says what it holds."""
+    told = 0
     for path in islice(sorted(folder.glob(f"*{SUFFIX}")), LOOKED_AT):
         with suppress(Unusable, OSError), quietly(path) as opened_file:
-            check_identities(folder, contents(opened_file), kind, problem)
+            check_identities(folder, held := contents(opened_file), kind, problem)
+            told += len(held.identities)
+    if isinstance(problem, Gone) and not told:
+        raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
 
 
 def check_identities(place: Path | str, held: Contents, kind: Mapping[str, Any], problem: Damaged) -> None:
@@ -106,6 +114,8 @@ def parsed(data: bytes) -> dict[str, Any]:
         raise Damaged("it is no JSON object")
     if there.pop(CHECKSUM, None) not in (None, checksum(there)):
         raise Damaged("its checksum is wrong")
+    if "format" not in there:
+        raise Gone("it names no format")
     return there
 
 
@@ -120,7 +130,7 @@ def _begin(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
     if folder.exists() and (not folder.is_dir() or not all(map(_is_leftover, folder.iterdir()))):
         if (folder / MANIFEST).is_file():
             return  # another process has begun the folder meanwhile
-        raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
+        _check_blocks(folder, kind, Gone("it is gone"))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if durable:
