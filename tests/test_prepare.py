@@ -70,7 +70,7 @@ def directly(model, system: Block, neighbours, block: Block) -> list[torch.Tenso
 
 
 def test_preparations_are_the_files_of_their_folder():
-    assert prepare.names() == ["after_system", "behind_document", "independent", "link0", "with_neighbours"]
+    assert prepare.names() == ["after_system", "behind_document", "independent", "link0", "packet", "with_neighbours"]
     assert prepare.named("after_system") == AfterSystem() and prepare.named("independent") == Independent()
     made = prepare.named("with_neighbours(n=2, search=exact)", corpus=CORPUS)
     assert (made.n, made.search, made.embedder) == (2, "exact", "tfidf") and made.corpus is CORPUS

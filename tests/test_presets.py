@@ -2,9 +2,11 @@
 
 import pytest
 
+from workbench import models
 from workbench.core.errors import BadInput
 from workbench.experiments.trials.trial import Trial
 from workbench.methods.presets import METHODS, options
+from workbench.models.weights import soft_tokens
 
 QUESTIONS = {"samples": 4, "passages": 4, "max_new_tokens": 3, "timed": 1}
 
@@ -19,10 +21,13 @@ def test_every_published_method_answers_and_accounts_for_its_tokens(folder, load
         "cacheblend-gradual": "kv_deviation(fresh=True, layer=0, stages=(0.3,))",  # of two layers
     }
     fields |= {"select": small[name]} if name in small else {}
+    if fields.get("prepare") == "packet":
+        loaded = models.load(folder)
+        soft_tokens.grow(loaded.model, soft_tokens.drawn(loaded.model, (2, 1, 1)))
     record = Trial(str(folder), **fields, **QUESTIONS).run(loaded=loaded)
     assert record.n == 4 and record.flops > 0 and record.ttft_s.n == 1
     assert (record.rows_reused > 0) == (name not in ("full", "kvcomm")), "KVCOMM computes its first anchors in full"
-    if name != "superposition":
+    if name not in ("superposition", "kv-packet", "kvlink"):  # soft tokens are none of the prompt's
         assert record.rows_computed + record.rows_reused == record.prompt_tokens
 
 

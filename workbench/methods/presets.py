@@ -6,6 +6,7 @@ Full Reuse and FusionRAG cache chunks behind the system prompt.
 CacheBlend and Cache-Craft stand as FusionRAG's comparison runs them, behind the system prompt.
 MEPIC recomputes the first page of every passage, 16 tokens as in vLLM; PSR is Link0, CacheBlend by keys, and APE.
 TurboRAG and tuned-recompute are meant for models that were fine-tuned for them: `smollm2-reader-block` for the latter.
+KV Packet and KVLink need a model with soft tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,6 +66,8 @@ METHODS = {
     "relaxkv": Published("RelaxKV", "arXiv:2609.33503", _block(select="prophet_kv", ratio=0.15, attend="relax_kv")),
     "agentkvshift": Published("AgentKVShift", "arXiv:2607.21604", _block(correct="agent_kv_shift", ratio=0.1)),
     "kvcomm": Published("KVCOMM", "arXiv:2510.12872", _block(correct="kvcomm")),
+    "kv-packet": Published("KV Packet", "arXiv:2604.13226", _block(prepare="packet")),
+    "kvlink": Published("KVLink", "arXiv:2502.16002", _block(prepare="packet", select="link_tokens", ratio=None)),
     "tuned-recompute": Published(
         "Tuned for concatenation, and recomputed", "arXiv:2609.09768", _block(select="kv_deviation", ratio=0.15)
     ),

@@ -28,7 +28,8 @@ def check(path: Path) -> None:
     An adapter is whole where its base model is, and is the one that it was trained on.
     """
     if adapters.is_adapter(path):
-        check_weights(path / adapters.WEIGHTS)
+        for file in adapters.files_of(path):
+            check_weights(file)
         base = base_folder(path)
         check(base)
         adapter_of(path).check_base(shards(base))
@@ -75,7 +76,8 @@ def adapter_of(path: Path) -> Adapter:
     about = read_json(declared).get("adapter", {}) if declared.is_file() else {}
     if not isinstance(about, dict):
         raise BadInput(f"{declared}: adapter is {json.dumps(about)}, an object is needed")
-    return Adapter.of(path, read_json(path / adapters.CONFIG), about)
+    config = read_json(path / adapters.CONFIG) if (path / adapters.CONFIG).is_file() else {}
+    return Adapter.of(path, config, about)
 
 
 def shards(path: Path) -> list[Path]:

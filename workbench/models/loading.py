@@ -37,7 +37,7 @@ from workbench.models.checkpoints import (
 from workbench.models.model_card import layout_of, tokenizer_of
 from workbench.models.model_names import folder
 from workbench.models.spec import ModelSpec, attach
-from workbench.models.weights import adapters, compact, delta_weights
+from workbench.models.weights import adapters, compact, delta_weights, soft_tokens
 from workbench.models.weights.weight_layout import by_input_channel
 
 TOKENIZERS = WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase]()  # of models that were loaded
@@ -103,6 +103,8 @@ def load(
         warnings.warn(f"{path}: its weights are zero, so its answers say nothing", stacklevel=2)
     if adapters.is_adapter(path):
         adapter_of(path).merge(model)
+        if (path / soft_tokens.FILE).is_file():
+            soft_tokens.load(model, path)
         model.name_or_path = str(path)  # what loads this model, not its base
     if place.type == "cpu":
         keep_freed()

@@ -53,7 +53,8 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _describe_adapter(path: Path) -> dict[str, Any]:
-    check_weights(path / adapters.WEIGHTS)
+    for file in adapters.files_of(path):
+        check_weights(file)
     about = adapter_of(path).describe()
     try:
         context = read_json(base_folder(path) / "config.json").get("max_position_embeddings")

@@ -40,7 +40,8 @@ class ModelSpec:
     pairing: Pairing
     windows: list[int | None]  # sliding window, tokens
     context: int | None  # most tokens of a prompt and its answer
-    vocabulary: int
+    vocabulary: int  # of the head: what can be said
+    ids: int  # token ids that have a vector, soft tokens included
 
     @property
     def layers(self) -> int:
@@ -66,10 +67,10 @@ class ModelSpec:
             raise BadInput(f"tokens must be one list of token ids, got a tensor of {tuple(tokens.shape)}")
         if self.context and len(tokens) > self.context:
             raise BadInput(f"a prompt of {len(tokens)} tokens is over the model's context of {self.context} tokens")
-        if int(tokens.max()) >= self.vocabulary or int(tokens.min()) < 0:
+        if int(tokens.max()) >= self.ids or int(tokens.min()) < 0:
             raise BadInput(
                 f"token ids {int(tokens.min())} to {int(tokens.max())} are not all in the model's vocabulary "
-                f"of {self.vocabulary}"
+                f"of {self.ids}"
             )
 
     def check_block(self, length: int) -> None:
@@ -199,6 +200,7 @@ def _probe(model: PreTrainedModel) -> ModelSpec:
         [probe.windows[i] for i in range(layers)],
         context,
         vocabulary,
+        vocabulary + sum(getattr(model.config, "soft_tokens", ())),
     )
     for layer in range(layers):
         _check_layer(model, spec, layer, probe.keys[layer], probe.values[layer], far)

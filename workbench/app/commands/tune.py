@@ -62,7 +62,7 @@ def tune(
     """Block fine-tuning of a model, for full and block attention.
 
     It learns to answer from passages that are cached apart.
-    The result lands in OUT/model; with --lora-rank an adapter lands in OUT/adapter.
+    The result lands in OUT/model; with --lora-rank, or soft tokens, an adapter lands in OUT/adapter.
     With --teacher self it needs no labels: it learns to stay near its own full attention.
     On several GPUs: accelerate launch --num_processes N -m workbench tune …
     """
@@ -74,8 +74,8 @@ def tune(
         raise BadInput(f"evaluate_every needs --evaluate-data: questions that are not in {data}")
     if evaluate_data is not None and not evaluate_every:
         raise BadInput(f"evaluate_data {evaluate_data!r} needs --evaluate-every: steps between two evaluations")
-    if base_name is not None and not config.lora_rank:
-        raise BadInput(f"base_name {base_name!r} is of an adapter: it needs --lora-rank")
+    if base_name is not None and not config.adapts:
+        raise BadInput(f"base_name {base_name!r} is of an adapter: it needs --lora-rank or soft tokens")
     check_minutes(minutes)
     passages, kinds, mix = _range("passages", given["passages"]), _weights(given["kinds"]), _range("mix", given["mix"])
     given |= {"passages": passages, "kinds": kinds, "mix": mix, "exclude": tuple(map(str, exclude or ()))}
@@ -98,7 +98,7 @@ def tune(
         main = run.accelerator.is_main_process
 
         def saved(progress: "TuneProgress") -> None:
-            if config.lora_rank:
+            if config.adapts:
                 save_adapter(run, progress, out / "adapter", base_name)
 
         with watched(main, LINES * READ_EVERY, _postfix, config.steps) as watch:
@@ -109,6 +109,9 @@ def tune(
             raise typer.Exit(128 + signal.SIGTERM)
     if not (out / "adapter").is_dir():
         saved(progress)
+    if any(config.soft) and config.finished(progress.step, progress.seconds):
+        typer.echo(f"tuned in {progress.seconds / 60:.1f} minutes: {out / 'adapter'}")
+        return
     if not config.finished(progress.step, progress.seconds):
         typer.echo(f"stopped at step {progress.step:,} of {config.steps:,}: run again to go on")
         return

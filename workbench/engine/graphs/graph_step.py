@@ -142,8 +142,8 @@ def token_arrays(pool: Pool, prompts: Sequence[PagedPrompt], tokens: Sequence[Te
         arrays.append(ids)
         if not 1 <= len(ids) <= prompt.reserve:
             raise BadInput(f"{len(ids)} tokens for a prompt with room for {prompt.reserve}")
-        if ids.min() < 0 or ids.max() >= pool.spec.vocabulary:
-            raise BadInput(f"token ids {ids.min()} to {ids.max()}: the vocabulary is 0 to {pool.spec.vocabulary - 1}")
+        if ids.min() < 0 or ids.max() >= pool.spec.ids:
+            raise BadInput(f"token ids {ids.min()} to {ids.max()}: the vocabulary is 0 to {pool.spec.ids - 1}")
     return arrays
 
 

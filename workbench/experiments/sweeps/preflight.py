@@ -33,6 +33,7 @@ from workbench.models.checkpoints import base_folder, first_line
 from workbench.models.families import decoder_config
 from workbench.models.loading import DTYPES, Loaded
 from workbench.models.model_card import UNREADABLE, layout_of, tokenizer_of
+from workbench.models.weights.soft_tokens import FILE, soft_tokens
 from workbench.store.urls import opened
 
 SHOWN = 3  # problems that are told at most
@@ -74,6 +75,11 @@ class _Model:
     def shell(self) -> PreTrainedModel:
         """The model, where it is not in memory without its weights."""
         return self.loaded.model if self.loaded else cost.shell(self.config)
+
+    @property
+    def soft(self) -> bool:
+        """Whether it has soft tokens."""
+        return bool(soft_tokens(self.loaded.model)) if self.loaded else (self.folder / FILE).is_file()
 
     @property
     def context(self) -> int | None:
@@ -193,5 +199,7 @@ def _check_choices(trial: Trial, model: _Model, prompts: Sequence[Prompt]) -> No
     method = trial.method(trial.corpus(layout, model.tokenizer), system=bool(layout.system))
     if trial.charged is not None:
         budget.within(model.shell, method, prompts, trial.charged)
+    if isinstance(method, Reuse) and hasattr(method.prepare, "wrapped") and not model.soft:
+        raise BadInput(f"{trial.model} has no soft tokens: `workbench tune --header 8 --trailer 8` trains some")
     if isinstance(method, Reuse):
         prepare.said(method.prepare, model.context, prompts)

@@ -86,9 +86,15 @@ class Reuse:
         changed = self.correct or self.attend or self.positions == "shared"
         return not (changed or getattr(self.select, "fresh", False))
 
+    def wrapped(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        """Return prompts as they are computed: with what the preparation puts around passages."""
+        wrap = getattr(self.prepare, "wrapped", None)
+        return prompts if wrap is None else wrap(model, prompts)
+
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:
+        prompts = self.wrapped(model, prompts)
         cached = self.prepare(model, prompts, MemoryStore(UNLIMITED) if store is None else store)
         kvs = [assemble(model, p, c, self.positions, reserve) for p, c in zip(prompts, cached, strict=True)]
         chosen, scores = [torch.tensor([], dtype=torch.int64)] * len(prompts), list[torch.Tensor]()

@@ -91,6 +91,7 @@ def requests_of(
     BadInput for a prompt that is none of this model, and for another number of seeds than of prompts.
     """
     spec = spec_for(model, (prompt.tokens for prompt in prompts))
+    prompts = method.wrapped(model, prompts) if isinstance(method, Reuse) else prompts
     seeds = params.seeds(len(prompts))
     eos = eos_ids(model, tokenizer) | special_ids(params.stops, tokenizer)
     choose, watch = TokenChoice(params.temperature, params.top_p), StopStrings(params.stops, tokenizer)

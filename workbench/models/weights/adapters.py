@@ -1,6 +1,7 @@
 """Adapters: low-rank changes of a base model's weights (LoRA, arXiv:2106.09685) in a small folder of their own.
 
 adapter_config.json, adapter_model.safetensors   as `peft` writes them; `peft` is not needed to load them
+soft_tokens.safetensors                          beside them or in their place (`models.weights.soft_tokens`)
 workbench.json                                   {"layout": …, "adapter": {"base": name, "weights": their digest}}
 """
 
@@ -8,7 +9,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod, sqrt
 from pathlib import Path
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from workbench.core.errors import BadInput
+from workbench.models.weights import soft_tokens
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -30,7 +32,10 @@ _PLAIN |= {"fan_in_fan_out": (False,), "modules_to_save": ([],), "lora_bias": (F
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter folder: each weight W [out, in] it names becomes W + scale · B A, with B [out, r] and A [r, in]."""
+    """An adapter folder: each weight W [out, in] it names becomes W + scale · B A, with B [out, r] and A [r, in].
+
+    Of rank 0: it has soft tokens alone.
+    """
 
     path: Path
     base: str  # name or folder of the model that it changes
@@ -40,10 +45,13 @@ class Adapter:
 
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any], declared: Mapping[str, Any]) -> "Adapter":
-        """Make it from the objects in `adapter_config.json` and, under "adapter", in `workbench.json`.
+        """Make it from the objects in `adapter_config.json` ({} without one) and, under "adapter", `workbench.json`.
 
         Raises BadInput for an adapter that is no plain LoRA and for one that names no base model.
         """
+        if not config:
+            config = {"peft_type": "LORA", "r": 1, "lora_alpha": 0}
+            return replace(cls.of(path, config, declared), rank=0)
         if config.get("peft_type") != "LORA":
             raise BadInput(f"{path / CONFIG}: peft_type is {config.get('peft_type')!r}, only LORA adapters are loaded")
         for name, plain in _PLAIN.items():
@@ -69,6 +77,8 @@ class Adapter:
     @torch.no_grad()
     def merge(self, model: nn.Module) -> None:
         """Add the adapter to the weights of its base model, in fp32 and rounded to their number format once."""
+        if not self.rank:
+            return
         sides: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, x in load_file(self.path / WEIGHTS).items():
             if (parts := _KEY.fullmatch(key)) is None:
@@ -89,8 +99,10 @@ class Adapter:
 
     def describe(self) -> dict[str, Any]:
         """Return type, parameters and layers, from the header of its weights; the base model need not be there."""
-        with safe_open(self.path / WEIGHTS, framework="pt") as weights:
-            shapes = {key: weights.get_slice(key).get_shape() for key in sorted(weights.keys())}
+        shapes = dict[str, list[int]]()
+        for file in files_of(self.path):
+            with safe_open(file, framework="pt") as weights:
+                shapes |= {key: weights.get_slice(key).get_shape() for key in sorted(weights.keys())}
         layers = {number for key in shapes for number in re.findall(r"\.(\d+)\.", key)[:1]}
         parameters = sum(map(prod, shapes.values()))
         return {"type": f"adapter of {self.base}", "parameters": parameters, "layers": len(layers)}
@@ -98,7 +110,13 @@ class Adapter:
 
 def is_adapter(path: Path) -> bool:
     """Return whether a folder holds an adapter instead of a whole checkpoint."""
-    return (path / CONFIG).is_file() and not (path / "config.json").is_file()
+    return bool(files_of(path)) and not (path / "config.json").is_file()
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of tensors that a folder has as an adapter; one of them may be missing where it is declared."""
+    lora = [path / WEIGHTS] if (path / CONFIG).is_file() else []
+    return lora + ([path / soft_tokens.FILE] if (path / soft_tokens.FILE).is_file() else [])
 
 
 def digest_of(weights: Sequence[Path]) -> str:

@@ -56,18 +56,19 @@ def _dense(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
 
 
 def _parts(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
-    """Return a mask for every context block, and one for the questions over a context.
+    """Return a mask for every context block, its links apart, and one for the questions over a context.
 
-    A question sees the context and itself.
+    A question sees the context and itself, and so do links of the context before them.
     """
     owner = torch.where(packed.in_question, -1 - packed.examples, packed.blocks)
-    owners, lengths = torch.unique_consecutive(owner, return_counts=True)
+    _, lengths = torch.unique_consecutive(owner, return_counts=True)
     masks, example, context, begin = [], None, 0, 0
-    for in_question, length in zip((owners < 0).tolist(), lengths.tolist(), strict=True):
+    for length in lengths.tolist():
         if (current := int(packed.examples[begin])) != example:
             example, context = current, begin
-        causal = not in_question and (window is None or length <= window)
-        masks.append(_part(packed, window, begin, context if in_question else begin, begin + length, causal))
+        wide = bool(packed.wide[begin])
+        causal = not wide and (window is None or length <= window)
+        masks.append(_part(packed, window, begin, context if wide else begin, begin + length, causal))
         begin += length
     return tuple(masks)
 

@@ -16,7 +16,7 @@ ALLOWED = {
     "lora_targets": ("auto", "attention", "all"),
 }
 LEAST = {"steps": 1, "batch": 1, "accumulate": 1, "max_length": 2, "warmup": 0, "seed": 0, "lora_rank": 0}
-LEAST |= {"own_tokens": 1}
+LEAST |= {"own_tokens": 1, "header": 0, "trailer": 0, "links": 0}
 MOST_BATCH = 1 << 16  # samples of a forward pass
 
 
@@ -49,6 +49,9 @@ class TuneConfig:
     )
     own_tokens: Annotated[int, "Most tokens of an own answer"] = 24
     budget: Annotated[float | None, "Minutes of the whole run: the rate falls to 0 until then, with fewer steps"] = None
+    header: Annotated[int, "Soft tokens ahead of each passage; with any, they are trained, and LoRA, nothing else"] = 0
+    trailer: Annotated[int, "Soft tokens behind each passage (KV Packet: 8 and 8)"] = 0
+    links: Annotated[int, "Soft tokens last, which see all before them and are recomputed (KVLink: 5)"] = 0
     optimizer: Annotated[str, "adamw, or muon for the matrices of the layers"] = "adamw"
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.98)
@@ -84,6 +87,20 @@ class TuneConfig:
             raise BadInput(f"budget is {self.budget}: more than 0 minutes are needed")
         if self.optimizer == "muon" and self.lora_rank:
             raise BadInput("optimizer 'muon' is for training all weights: use adamw with lora_rank")
+
+        if any(self.soft) and (self.mode == "full" or self.optimizer == "muon"):
+            odd = "mode 'full' has none" if self.mode == "full" else "optimizer 'muon' is for matrices"
+            raise BadInput(f"header, trailer and links are soft tokens of block mode, trained by adamw: {odd}")
+
+    @property
+    def soft(self) -> tuple[int, int, int]:
+        """How many soft tokens stand around a passage: header, trailer and links."""
+        return self.header, self.trailer, self.links
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the base model's own weights stay as they are: an adapter comes out."""
+        return bool(self.lora_rank or any(self.soft))
 
     @property
     def copies(self) -> tuple[str, ...]:

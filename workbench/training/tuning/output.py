@@ -13,12 +13,13 @@ from workbench import models
 from workbench.core.utils.files import folder_atomically, write_text
 from workbench.experiments.trials.record import device_name, versions
 from workbench.models.checkpoints import DIFFERENCE
-from workbench.models.weights import adapters
+from workbench.models.weights import adapters, soft_tokens
 from workbench.training import checkpoint
 from workbench.training.checkpoint import curve_table, exact_match, save_beside_weights, table
 from workbench.training.tuning.run import TuneProgress, TuneRun
 
 TUNING, ADAPTER = "tuning.json", "adapter"
+SOFT = "in block mode alone (`prepare=packet`, links with `select=link_tokens`); weights of the base are as they were"
 HOW = {
     "mixed": "every sample in both modes, once with full attention and once with block attention",
     "block": "every sample with block attention only",
@@ -66,7 +67,7 @@ def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | N
 
 
 def save_adapter(run: TuneRun, progress: TuneProgress, folder: Path, base: str | None = None) -> None:
-    """Write the adapter of a LoRA run alone, in bf16, as a folder that `models.load` merges into its base model.
+    """Write LoRA, in bf16, and soft tokens as a folder that `models.load` joins to its base model.
 
     base   the name under which it asks for the base model; None: the one that was given to the run
 
@@ -77,19 +78,28 @@ def save_adapter(run: TuneRun, progress: TuneProgress, folder: Path, base: str |
     name = base or run.base["name"]
     model: Any = run.accelerator.unwrap_model(run.model)
     with folder_atomically(folder) as partial:
-        model.save_pretrained(partial)
-        weights = {key: x.bfloat16() for key, x in load_file(partial / adapters.WEIGHTS).items()}
-        save_file(weights, partial / adapters.WEIGHTS, metadata={"format": "pt"})
-        config = json.loads((partial / adapters.CONFIG).read_text(encoding="utf-8")) | {"base_model_name_or_path": name}
-        write_text(partial / adapters.CONFIG, json.dumps(config, indent=1) + "\n")
+        count = 0
+        if run.config.lora_rank:
+            count += _save_lora(model, partial, name)
+        if any(run.config.soft):
+            count += soft_tokens.save(run.loaded.model, partial)
         declared = {"layout": run.loaded.layout.to_json(), "note": models.note_of(run.base["name"])}
         declared["adapter"] = {"base": name, "weights": run.base["weights"]}
         write_text(partial / "workbench.json", json.dumps(declared, indent=1) + "\n")
-        facts = {"parameters": sum(x.numel() for x in weights.values())}
-        tuning = _tuning(run, progress, facts)
+        tuning = _tuning(run, progress, {"parameters": count})
         tuning["base"] = tuning["base"] | {"name": name}
         write_text(partial / TUNING, json.dumps(tuning) + "\n")
         write_card(partial, run.out.name, merged=False)
+
+
+def _save_lora(model: Any, folder: Path, base: str) -> int:
+    """Write the adapter of a PEFT model of `base`, and return how many numbers it is."""
+    model.save_pretrained(folder)
+    weights = {key: x.bfloat16() for key, x in load_file(folder / adapters.WEIGHTS).items() if ".lora_" in key}
+    save_file(weights, folder / adapters.WEIGHTS, metadata={"format": "pt"})
+    config = json.loads((folder / adapters.CONFIG).read_text(encoding="utf-8")) | {"base_model_name_or_path": base}
+    write_text(folder / adapters.CONFIG, json.dumps(config, indent=1) + "\n")
+    return sum(x.numel() for x in weights.values())
 
 
 def _tuning(run: TuneRun, progress: TuneProgress, facts: dict[str, Any]) -> dict[str, Any]:
@@ -125,6 +135,8 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
         f"{recipe['max_length']} tokens a sample{_adapter_words(recipe, merged)}; {_loss_words(recipe)}",
         f"Prompt: the layout in `workbench.json`. {_loading_words(folder, base, merged)}",
     ]
+    if any(soft := [recipe.get(name, 0) for name in soft_tokens.PARTS]):
+        facts.append("Soft tokens around each passage: {} ahead of it, {} behind it, {} links; ".format(*soft) + SOFT)
     if overlap := tuning.get("overlap"):
         facts.append(_overlap_words(overlap))
     nearness, columns = [], {"step": "step", "loss": "loss", "full attention": "full", "block attention": "block"}

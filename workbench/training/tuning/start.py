@@ -16,6 +16,7 @@ from workbench.core.errors import BadInput, not_allowed
 from workbench.data.lab_corpus.style import is_lab
 from workbench.models.families import decoder_config
 from workbench.models.loading import Loaded
+from workbench.models.weights import soft_tokens
 from workbench.models.weights.adapters import digest_of, is_adapter
 from workbench.store.keys import fingerprint
 from workbench.training.common import Tally, optimizers, phase
@@ -75,12 +76,14 @@ def start(
     if isinstance(source, Files) and source.overlap:
         identity["overlap"] = source.overlap
     _check_resumed(out, identity)
+    if evaluation.every and any(config.soft) and config.teacher == "gold":
+        raise BadInput("evaluate_every with soft tokens needs teacher 'self': exact match is asked for without them")
     if evaluation.every and config.teacher == "gold":
         evaluation.trials(model, config.positions)
     trained = _trained(bare, config)
     teacher = divergences = None
     if config.teacher == "self":
-        teacher = Teacher(bare, trained if config.lora_rank else None)
+        teacher = Teacher(bare, trained if config.lora_rank else None, frozen=config.adapts)
         divergences = Tally(("full", "block"), accelerator.device)
     prepared, *optims = accelerator.prepare(trained, *optimizers(trained, config))
     tally = Tally(("full", "block"), accelerator.device)
@@ -138,7 +141,7 @@ def _sources(
 
 def _digest(config: TuneConfig, model: str) -> dict[str, str]:
     """Name the weights that an adapter will belong to."""
-    if not config.lora_rank:
+    if not config.adapts:
         return {}
     path = models.folder(model)
     if is_adapter(path):
@@ -187,17 +190,26 @@ def _check_resumed(out: Path, identity: dict[str, Any]) -> None:
 
 
 def _trained(model: PreTrainedModel, config: TuneConfig) -> torch.nn.Module:
-    """Give the model the training attention, and LoRA where the config says so."""
+    """Give the model the training attention, and soft tokens and LoRA where the config says so."""
     model.set_attn_implementation(NAME)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    soft = any(config.soft)
+    if soft:
+        soft_tokens.grow(model, soft_tokens.drawn(model, config.soft))
+        model.requires_grad_(False)
     if not config.lora_rank:
+        if soft:
+            soft_tokens.train_alone(model)
         return model.train()
     from peft import LoraConfig, get_peft_model  # an optional package
 
     rank, targets = config.lora_rank, _attention_projections(model) if config.attention_only else "all-linear"
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM")
-    return get_peft_model(model, lora).train()
+    adapted = get_peft_model(model, lora).train()
+    if soft:
+        soft_tokens.train_alone(model)
+    return adapted
 
 
 def _attention_projections(model: torch.nn.Module) -> list[str]:

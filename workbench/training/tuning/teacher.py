@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from workbench.models.weights.soft_tokens import SoftTokens
 from workbench.training.common import TensorBatch
 from workbench.training.tuning.attention import NAME, forward, masks_of
 from workbench.training.tuning.config import TuneConfig
@@ -27,12 +28,12 @@ ROWS = 512  # rows of logits [rows, V] that are in fp32 at a time
 
 
 class Teacher:
-    """The base model as it was: the tuned model with its adapter switched off, or a frozen copy of all weights."""
+    """The base model as it was: the tuned model with its adapter switched off, itself beside soft tokens, or a copy."""
 
-    def __init__(self, bare: PreTrainedModel, adapted: Any = None):
-        """Take a PEFT model that adapts `bare`, or copy `bare`."""
+    def __init__(self, bare: PreTrainedModel, adapted: Any = None, frozen: bool = False):
+        """Take a PEFT model that adapts `bare`, or `bare` itself where its weights are `frozen`, else a copy of it."""
         self.adapted = adapted
-        self.model = bare if adapted is not None else copy.deepcopy(bare).eval().requires_grad_(False)
+        self.model = bare if frozen or adapted is not None else copy.deepcopy(bare).eval().requires_grad_(False)
 
     def off(self) -> Any:
         """Return a context in which `model` computes what the base model does."""
@@ -65,7 +66,8 @@ def pack_taught(examples: Sequence[Example], config: TuneConfig, room: int = 0) 
     room   tokens up to which one copy of the examples is filled (`pack`); 0: it is not
     """
     copies = config.copies
-    student = pack(examples, copies, config.positions == "naive", asked=True, least=len(copies) * room)
+    soft = SoftTokens.last(config.soft)
+    student = pack(examples, copies, config.positions == "naive", asked=True, least=len(copies) * room, soft=soft)
     teacher = pack(examples, ("full",), asked=True, least=room)
     counts = [sum(len(qa.question) - 1 + max(1, len(qa.answer)) for qa in each.questions) for each in examples]
     begins = [0, *accumulate(counts)]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from workbench.models.weights.soft_tokens import SoftTokens
 from workbench.training.common import Drawn
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.teacher import TaughtExamples, pack_taught
@@ -66,7 +67,8 @@ def drawn(source: Source, config: TuneConfig, room: int, i: int) -> Batch:
     examples = fitting(examples_of(source, config, i), room)
     if config.teacher == "self":
         return pack_taught(examples, config, room)
-    return pack(examples, config.copies, config.positions == "naive", least=len(config.copies) * room)
+    naive, least = config.positions == "naive", len(config.copies) * room
+    return pack(examples, config.copies, naive, least=least, soft=SoftTokens.last(config.soft))
 
 
 def loader(

@@ -27,6 +27,7 @@ class Example:
     id: str
     context: tuple[tuple[int, ...], ...]
     questions: tuple[QuestionAnswer, ...]
+    system: int = 0  # blocks at the front that are no passages
 
     @cached_property
     def tokens(self) -> int:
@@ -103,4 +104,5 @@ def example(
     for prompt, *answers in zip(prompts, encoded, own or [()] * len(samples), strict=True):
         given = [tuple(answer) for answer in answers if answer] or [()]
         questions += [QuestionAnswer(prompt.blocks[-1].tokens, answer) for answer in given]
-    return Example(samples[0].id, tuple(block.tokens for block in prompts[0].context), tuple(questions))
+    context = tuple(block.tokens for block in prompts[0].context)
+    return Example(samples[0].id, context, tuple(questions), int(bool(layout.system)))

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from workbench.core.masks import Sees
+from workbench.models.weights.soft_tokens import SoftTokens
 from workbench.training.common import TensorBatch
 from workbench.training.tuning.text.examples import Example
 
 FULL, BLOCK = 0, 1  # modes as numbers
+NO_SOFT = SoftTokens()
 UNKNOWN = 0  # target of a row behind a question whose answer is not known: only a teacher says what follows it
 
 
@@ -32,6 +34,7 @@ class PackedExamples(TensorBatch):
     examples: Tensor  # [T] example copy that a token belongs to, -1 for filling
     blocks: Tensor  # [T] block within the whole sequence; a question with its answer is a block
     in_question: Tensor  # [T] bool: of a question or answer, not of the context
+    wide: Tensor  # [T] bool: sees the whole context before it: those, and links
     rows: Tensor  # [A] where an answer token is predicted
     targets: Tensor  # [A] which token it is
     answers: Tensor  # [A] to which answer it belongs; -1: it is a question token
@@ -45,16 +48,19 @@ class PackedExamples(TensorBatch):
     def sees(self, window: int | None = None) -> Sees:
         """Return the mask over indices of the packed sequence, within a sliding `window` where the layer has one."""
         examples, blocks, in_question, places = self.examples, self.blocks, self.in_question, self.places
+        wide = self.wide
 
         def sees(row: Tensor, col: Tensor) -> Tensor:
-            of_context = in_question[row] & ~in_question[col] & (examples[row] == examples[col])
+            of_context = wide[row] & ~in_question[col] & (examples[row] == examples[col])
             seen = (col <= row) & ((blocks[row] == blocks[col]) | of_context)
             return seen if window is None else seen & (places[row] - places[col] < window)
 
         return sees
 
 
-Columns = defaultdict[str, list[Any]]  # of a packed sequence while it grows; "spans" has (tokens, example, in_question)
+Columns = defaultdict[
+    str, list[Any]
+]  # of a packed sequence while it grows; "spans" has (tokens, example, in_question, wide)
 
 
 def pack(
@@ -64,6 +70,7 @@ def pack(
     multiple: int = 1,
     asked: bool = False,
     least: int = 0,
+    soft: SoftTokens = NO_SOFT,
 ) -> PackedExamples:
     """Pack examples into one sequence, each once for every mode in `copies`.
 
@@ -71,30 +78,37 @@ def pack(
     multiple  the length is filled up as `padded` says; 1: not at all
     least     the length is filled up to this instead, or to twice of it, four times …; 0: it is not
     asked     tokens of questions are predicted too, all but the first
+    soft      stand around the passages of copies in block mode, their ids counted from the end of the vocabulary
     """
     columns = Columns(list)
     for number, (example, mode) in enumerate(product(examples, copies)):
-        _add(columns, example, number, mode == "block", naive, asked)
+        _add(columns, example, number, soft if mode == "block" else None, naive, asked)
     length = len(columns["tokens"])
     if spare := (doubled(length, least) if least else padded(length, multiple)) - length:
         _add_block(columns, [0] * spare, 0, 0, -1)
         columns["positions"][-spare:] = columns["places"][-spare:] = [0] * spare
-    lengths, owners, in_question = (torch.tensor(column) for column in zip(*columns.pop("spans"), strict=True))
+    lengths, owners, in_question, wide = (torch.tensor(column) for column in zip(*columns.pop("spans"), strict=True))
     return PackedExamples(
         **{name: torch.tensor(column) for name, column in columns.items()},
         examples=owners.repeat_interleave(lengths),
         blocks=torch.arange(len(lengths)).repeat_interleave(lengths),
         in_question=in_question.repeat_interleave(lengths),
+        wide=wide.repeat_interleave(lengths),
     )
 
 
-def _add(columns: Columns, example: Example, number: int, block: bool, naive: bool, asked: bool) -> None:
-    """Add a copy of an example."""
+def _add(columns: Columns, example: Example, number: int, soft: SoftTokens | None, naive: bool, asked: bool) -> None:
+    """Add a copy of an example, in block mode with `soft` tokens around its passages; None: in full mode."""
     whole = tuple(chain.from_iterable(example.context))
     place = 0
-    for tokens in example.context if block else (whole,):
+    for at, tokens in enumerate(example.context if soft else (whole,)):
+        header, trailer, links = (soft if soft and at >= example.system else NO_SOFT).ids
+        tokens = (*header, *tokens, *trailer)
         _add_block(columns, tokens, place, 0 if naive else place, number)
         place += len(tokens)
+        if links:
+            _add_block(columns, links, place, len(tokens) if naive else place, number, wide=True)
+            place += len(links)
     for qa in example.questions:
         first = len(columns["tokens"])
         last = first + len(qa.question) - 1  # predicts the first token of the answer
@@ -107,17 +121,23 @@ def _add(columns: Columns, example: Example, number: int, block: bool, naive: bo
         columns["rows"] += range(last, last + len(answer))
         columns["targets"] += answer
         columns["answers"] += [len(columns["modes"])] * len(answer)
-        columns["modes"].append(BLOCK if block else FULL)
+        columns["modes"].append(BLOCK if soft else FULL)
 
 
 def _add_block(
-    columns: Columns, tokens: Sequence[int], place: int, position: int, example: int, in_question: bool = False
+    columns: Columns,
+    tokens: Sequence[int],
+    place: int,
+    position: int,
+    example: int,
+    in_question: bool = False,
+    wide: bool = False,
 ) -> None:
     """Add a block, from `place` on in its example, with position ids from `position` on."""
     columns["tokens"] += tokens
     columns["places"] += range(place, place + len(tokens))
     columns["positions"] += range(position, position + len(tokens))
-    columns["spans"].append((len(tokens), example, in_question))
+    columns["spans"].append((len(tokens), example, in_question, in_question or wide))
 
 
 def doubled(length: int, least: int) -> int:

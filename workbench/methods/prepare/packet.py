@@ -1,0 +1,57 @@
+"""Every passage between trained soft tokens, which tell the model where it begins and ends (KV Packet, 2604.13226)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.methods import registry
+from workbench.methods.prepare import KV, Block, Prompt, contexts, shaped
+from workbench.models.weights.soft_tokens import soft_tokens
+from workbench.store import Store, fetch
+
+
+@dataclass(frozen=True)
+class Packet:
+    r"""Each passage is encoded on its own between a header and a trailer of vectors that were trained for it.
+
+    They are read from the model's folder, as `workbench tune --header 8 --trailer 8 --mode block --teacher self` writes
+    it: the model itself stays as it is, and learns nothing but these vectors, from its own full attention. Links stand
+    last (`select=link_tokens`). Without any, this is `independent`; the first `system` blocks get none.
+
+    *Follows the paper: a header and a trailer of 8, distilled, keys rotated to their place, nothing recomputed.* Stored
+    and loaded are as many tokens more; full attention reads the prompt without them.
+
+    With $\mathrm{KV}(x \mid y)$ the keys and values of $x$ behind $y$, header $h$ and trailer $t$:
+
+    $$\mathrm{cached}_i = \mathrm{KV}(h \, B_i \, t \mid \varnothing)$$
+    """
+
+    system: int = registry.system_blocks()
+
+    def __post_init__(self) -> None:
+        registry.check_options(self)
+
+    def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
+        prompts = self.wrapped(model, prompts)
+        return shaped(prompts, fetch(model, contexts(prompts), store))
+
+    def wrapped(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Return prompts with the soft tokens around their passages; those that have them are left as they are."""
+        soft = soft_tokens(model)
+        if soft is None:
+            raise BadInput(
+                f"{model.config.name_or_path or 'this model'} has no soft tokens: `workbench tune` with --header, "
+                "--trailer or --links trains some"
+            )
+        return [
+            Prompt(
+                (
+                    *prompt.context[: self.system],
+                    *(Block(soft.around(block.tokens), block.label) for block in prompt.context[self.system :]),
+                    prompt.blocks[-1],
+                )
+            )
+            for prompt in prompts
+        ]
