@@ -20,7 +20,7 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.packet import Packet
 from workbench.methods.presets import METHODS
 from workbench.methods.sampling import SamplingParams
-from workbench.methods.select.link_tokens import LinkTokens
+from workbench.methods.select.first_k import FirstK
 from workbench.models.weights import soft_tokens
 from workbench.store import UNLIMITED, MemoryStore
 from workbench.training.tuning.attention import forward, masks_of
@@ -31,7 +31,7 @@ from workbench.training.tuning.text.examples import Data
 from workbench.training.tuning.text.held_out import fidelity
 
 PACKET = replace(CONFIG, steps=30, batch=8, lr=1e-2, mode="block", header=3, trailer=2)
-LINKS = replace(PACKET, header=0, trailer=0, links=2)
+LINKS = replace(PACKET, header=0, trailer=0, links=5)
 PROMPT = prompt_of(4, 9, 7, 12, 5)
 
 
@@ -67,7 +67,7 @@ def test_soft_tokens_stand_around_passages_alone_and_once():
 
 def test_links_alone_are_recomputed_and_read_what_is_before_them():
     model = grown(0, 0, 2)
-    method = Reuse(prepare=Packet(), select=LinkTokens(), ratio=None)
+    method = Reuse(prepare=Packet(), select=FirstK(k=2, last=True), ratio=None)
     (ready,) = method.begin(model, [PROMPT])
     (wrapped,) = Packet().wrapped(model, [PROMPT])
     rows, tokens = ready.request.plan.rows, ready.request.tokens
@@ -142,7 +142,6 @@ def test_links_are_trained_beside_an_adapter(texts, tmp_path):
     ("call", "why"),
     [
         (lambda base: logits_of(model_of("llama"), Reuse(prepare=Packet())), "has no soft tokens: `workbench tune`"),
-        (lambda base: logits_of(grown(1, 0, 0), Reuse(prepare=Packet(), select=LinkTokens())), "has no links"),
         (lambda base: replace(PACKET, teacher="gold", mode="full"), "trained by adamw: mode 'full' has none"),
         (lambda base: replace(PACKET, optimizer="muon"), "optimizer 'muon' is for matrices"),
         (lambda base: replace(PACKET, links=-1), "links is -1: at least 0"),

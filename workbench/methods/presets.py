@@ -67,7 +67,9 @@ METHODS = {
     "agentkvshift": Published("AgentKVShift", "arXiv:2607.21604", _block(correct="agent_kv_shift", ratio=0.1)),
     "kvcomm": Published("KVCOMM", "arXiv:2510.12872", _block(correct="kvcomm")),
     "kv-packet": Published("KV Packet", "arXiv:2604.13226", _block(prepare="packet")),
-    "kvlink": Published("KVLink", "arXiv:2502.16002", _block(prepare="packet", select="link_tokens", ratio=None)),
+    "kvlink": Published(
+        "KVLink", "arXiv:2502.16002", _block(prepare="packet", select="first_k(k=5, last=True)", ratio=None)
+    ),
     "tuned-recompute": Published(
         "Tuned for concatenation, and recomputed", "arXiv:2609.09768", _block(select="kv_deviation", ratio=0.15)
     ),

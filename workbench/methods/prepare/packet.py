@@ -18,7 +18,8 @@ class Packet:
 
     They are read from the model's folder, as `workbench tune --header 8 --trailer 8 --mode block --teacher self` writes
     it: the model itself stays as it is, and learns nothing but these vectors, from its own full attention. Links stand
-    last (`select=link_tokens`). Without any, this is `independent`; the first `system` blocks get none.
+    last, and `select="first_k(k=5, last=True)"` recomputes five (KVLink). The first `system` blocks get none; without
+    soft tokens this is `independent`.
 
     *Follows the paper: a header and a trailer of 8, distilled, keys rotated to their place, nothing recomputed.* Stored
     and loaded are as many tokens more; full attention reads the prompt without them.

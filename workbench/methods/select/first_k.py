@@ -1,4 +1,4 @@
-"""The first tokens of every block (EPIC's LegoLink, arXiv:2410.15332)."""
+"""The first tokens of every block (EPIC's LegoLink, arXiv:2410.15332), or the last (KVLink, arXiv:2502.16002)."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,23 @@ from workbench.methods.select import Prompt, Select, whole
 class FirstK(Select):
     r"""The nearer to its block's start, the sooner: blocks of any length lose their attention sink first.
 
-    k   never more than this many tokens of a block, and just those without a ratio (LegoLink-k); None: as many as the
-        ratio says, evenly over the blocks
+    k     never more than this many tokens of a block, and just those without a ratio (LegoLink-k); None: as many as the
+          ratio says, evenly over the blocks
+    last  tokens at the block's end instead: with trained links there (`prepare=packet`), KVLink
+
+    KVLink's released code has five links, which see all before them; it fine-tunes all weights with them, here
+    `workbench tune --links 5 --mode block` trains the links alone, or with `--lora-rank` an adapter beside them.
 
     $$s_t = -(t - \mathrm{start}(B(t)))$$
     """
 
     k: int | None = whole(None, "how many tokens at a block's start, 1 or more", least=1)
+    last: bool = False
 
     def score(self, prompt: Prompt) -> Tensor:
         end = prompt.starts[-1]
-        offset = torch.arange(end) - torch.tensor(prompt.starts)[prompt.block_of[:end]]
+        block = prompt.block_of[:end]
+        offset = torch.arange(end) - torch.tensor(prompt.starts)[block]
+        if self.last:
+            offset = torch.tensor([len(one) for one in prompt.context])[block] - 1 - offset
         return -offset.float() if self.k is None else (-offset.float()).masked_fill(offset >= self.k, -torch.inf)

@@ -19,7 +19,7 @@ from workbench.training.checkpoint import curve_table, exact_match, save_beside_
 from workbench.training.tuning.run import TuneProgress, TuneRun
 
 TUNING, ADAPTER = "tuning.json", "adapter"
-SOFT = "in block mode alone (`prepare=packet`, links with `select=link_tokens`); weights of the base are as they were"
+SOFT = "`prepare=packet` puts them there, in block mode; links are recomputed by `select=first_k(k=N, last=True)`"
 HOW = {
     "mixed": "every sample in both modes, once with full attention and once with block attention",
     "block": "every sample with block attention only",
