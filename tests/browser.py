@@ -92,6 +92,10 @@ class Reader:
         self.page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => true)")
         self.page.wait_for_function(IDLE, timeout=timeout_s * 1000, polling=200)  # not at every frame
 
+    def restart(self) -> None:
+        """Restart the kernel of the notebook."""
+        self.page.evaluate(f"() => {NOTEBOOK}.sessionContext.session.kernel.restart().then(() => true)")
+
     def wait_for_figures(self, at_least: int = 1, timeout_s: float = 30) -> int:
         """Wait until figures are drawn; returns how many there are."""
         drawn = self.page.locator(".js-plotly-plot:has(.main-svg)")

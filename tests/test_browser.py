@@ -15,8 +15,10 @@ EXPLORED = [path for path in NOTEBOOKS if "_explorer(" in path.read_text()]
 
 LIVE = """import ipywidgets
 
+from workbench.app.explore.live import LiveFigure
+
 if notebook.is_live():
-    drawn = go.FigureWidget(go.Scatter(y=[0, 0]))
+    drawn = LiveFigure(go.Figure(go.Scatter(y=[0, 0])))
     power = ipywidgets.IntSlider(value=1, min=1, max=9)
 
     def redraw(change):
@@ -259,7 +261,9 @@ def test_views_follow_each_other_and_a_cell_that_runs_again_shows_the_newest(lab
         for _ in range(2):  # a cell that runs again shows the newest
             reader.run_all()
         answered(page, 0)
-        assert page.locator(".wb-prompt").count() == 2
+        page.wait_for_function(f"() => {ALL}.length === 2")
         page.locator(".wb-bar input[type=range]").first.press("End")
         page.wait_for_function(f"() => {ALL}.every(view => view.dataset.revision === '1' && view.dataset.stale === '')")
+        reader.restart()
+        page.wait_for_function(f"() => {ALL}.every(view => view.querySelector('.wb-status.wb-problem'))")
         assert reader.left_the_machine == []

@@ -15,6 +15,7 @@ explore.deviation(loaded, sample)"""
 FILTER = """() => [...document.querySelectorAll('.js-plotly-plot')].map(plot => getComputedStyle(plot).filter)"""
 MARKS = """() => [...document.querySelectorAll('.js-plotly-plot')]
   .map(plot => (plot.layout.shapes || []).filter(shape => shape.name === 'selected token').length)"""
+GONE = "() => getComputedStyle(document.querySelector('.wb-explorer'), '::before').content"
 # Where the box of token 40 lies on the screen: the text is drawn as bars, each from its base on.
 TOKEN = """() => { const plot = document.querySelectorAll('.js-plotly-plot')[0];
   const {xaxis: x, yaxis: y} = plot._fullLayout;
@@ -38,4 +39,7 @@ def test_a_click_on_a_token_marks_it_in_every_explorer_and_figures_turn_dark(lab
         reader.theme(dark=True)
         reader.page.wait_for_function(f"() => ({FILTER})().every(filter => filter.includes('invert'))", timeout=10_000)
         reader.theme(dark=False)
+        assert reader.page.evaluate(GONE) == "none"
+        reader.restart()
+        reader.page.wait_for_function(f"() => ({GONE})() !== 'none'", timeout=10_000)
         assert reader.left_the_machine == []

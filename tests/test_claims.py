@@ -374,7 +374,8 @@ def test_the_command_judges_results_of_ones_own(tmp_path):
     assert (one["verdict"], one["value"], one["n"]) == (CONFIRMED, 0.7, 200)
     assert {row["paper"] for row in found} == {"fusionrag"}
     said = CliRunner().invoke(app, words).stdout
-    assert "FusionRAG, Figure 3" in said and results.EXPERIMENTS["trial"].split(" --")[0] in said
+    assert "FusionRAG, Figure 3" in said and max(map(len, said.splitlines())) <= 80
+    assert results.EXPERIMENTS["trial"].split(" --")[0] in CliRunner().invoke(app, [*words, "--details"]).stdout
 
 
 @pytest.mark.parametrize(("words", "said"), [(["--paper", "v1"], "'v1'"), (["--results", "nowhere"], "nowhere")])

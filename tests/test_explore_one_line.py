@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import pytest
 
 from workbench import Block, MemoryStore, Prompt, data, explore, fetch
+from workbench.app.explore import live
 from workbench.app.explore.given import loaded_of, reading_of
 from workbench.app.explore.linked import selection_of
 from workbench.app.explore.live import file_name, free
@@ -37,6 +38,14 @@ def figures(box) -> list[go.FigureWidget]:
 
 def marked(figure) -> list:
     return [shape for shape in figure.layout.shapes if shape.name == MARK]
+
+
+def test_the_first_message_of_a_figure_holds_it(monkeypatch):
+    opened_with = []
+    monkeypatch.setattr("comm.create_comm", lambda **message: opened_with.append(message))
+    live.LiveFigure(go.Figure(go.Bar(y=[1, 3, 2])))
+    states = [message["data"]["state"] for message in opened_with if "_widget_data" in message["data"]["state"]]
+    assert [state["_widget_data"][0]["y"] for state in states] == [[1, 3, 2]]
 
 
 def test_explorers_of_one_prompt_mark_the_same_token(loaded, sample):

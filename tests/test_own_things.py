@@ -5,14 +5,17 @@ import os
 import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tests.refusals import refused
 from workbench import Trial, data
+from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data import Passage, Sample
 from workbench.data.sources import folders
@@ -56,6 +59,20 @@ def test_objects_are_data(what):
     (read,) = data.load(GIVEN[what])
     assert (read.id, read.question, read.answers) == ("given-1", RECORD["question"], ("lamps",))
     assert read.ctxs == (Passage("", "Lamps."),)
+
+
+LAMPS = {"text": "Lamps.", "metadata": {"file_name": "shelves.md"}}
+DOCUMENTS = {
+    "LangChain": SimpleNamespace(page_content="Lamps.", metadata={"source": "shelves.md"}),
+    "LlamaIndex": SimpleNamespace(**LAMPS),
+    "LlamaIndex with scores": SimpleNamespace(node=SimpleNamespace(**LAMPS), score=0.7),
+}
+
+
+@pytest.mark.parametrize("of", DOCUMENTS)
+def test_documents_of_retrievers_are_passages(of):
+    (read,) = data.load([{"question": "?", "answers": ["lamps"], "ctxs": [DOCUMENTS[of]]}])
+    assert read.ctxs == (Passage("shelves.md", "Lamps."),)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +188,12 @@ def file(tmp_path, unknown_again):
     path = tmp_path / "mine.py"
     path.write_text(LAST)
     return path
+
+
+@pytest.mark.parametrize("command", ["trial", "sweep", "leaderboard", "prepare --out o", "serve-bench"])
+def test_every_command_that_runs_methods_reads_them_from_a_file(command):
+    done = CliRunner().invoke(app, [*command.split(), "--method-file", "nowhere.py"])
+    assert done.exit_code == 2 and done.output.endswith("nowhere.py is not there\n")
 
 
 def test_policies_of_a_file_have_names_and_options(file):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from workbench.app.console.text import plain
 from workbench.core.errors import not_allowed
@@ -20,6 +21,7 @@ app = typer.Typer(add_completion=False)
 def judge_claims(
     results: Annotated[list[str] | None, typer.Option(help=PLACES, show_default="shipped")] = None,
     paper: Annotated[str | None, typer.Option(help="One paper: block1, block2, fusionrag, bfla or compact")] = None,
+    details: Annotated[bool, typer.Option(help="The evidence of every verdict: numbers, intervals, n")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, a record a claim and place")] = False,
 ) -> None:
     """Judge what the papers claim on any results: what holds, what fails, what to measure."""
@@ -34,22 +36,36 @@ def judge_claims(
     if as_json:
         print(json.dumps(claims.rows(judged), ensure_ascii=False))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
     for source in found.sources:
-        _show(console, source, listed, [one for one in judged if one.source == source])
+        _show(console, source, listed, [one for one in judged if one.source == source], details)
+    if not details:
+        console.print("\n[dim]What each verdict rests on, and what to measure: --details (of one paper: --paper)[/]")
 
 
-def _show(console: Console, source: str, listed: "list[claims.PaperItem]", judged: "list[claims.Judged]") -> None:
+def _show(
+    console: Console, source: str, listed: "list[claims.PaperItem]", judged: "list[claims.Judged]", details: bool
+) -> None:
     from workbench.experiments.judging import claims
 
     verdicts = {item.item: claims.verdict(one for one in judged if one.claim.item == item.item) for item in listed}
     console.print(f"{plain(source)}: {claims.counted(verdicts)}\n")
     for item in listed:
-        console.print(f"{verdicts[item.item]:13}{claims.papers()[item.paper]}, {item.name}: {plain(item.sentence)}")
-        for one in judged:
+        title = f"{claims.papers()[item.paper]}, {item.name}: {plain(item.sentence)}"
+        console.print(_line(verdicts[item.item], title))
+        for one in judged if details else ():
             if one.claim.item == item.item:
                 more = f"; {one.needs}" if one.number and one.needs else ""
                 beside = "" if one.decides or not one.number else " (shown only)"
-                console.print(f"  {one.verdict:13}{plain(one.text)}{plain(more)}{beside}")
-        if item.missing:
-            console.print(f"  {'':13}{plain(item.missing)}")
+                console.print(_line(f"  {one.verdict}", f"{plain(one.text)}{plain(more)}{beside}"))
+        if details and item.missing:
+            console.print(_line("", plain(item.missing)))
+
+
+def _line(verdict: str, text: str) -> Table:
+    """Return a verdict and a text beside it, of as many lines as the terminal needs."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=14)
+    table.add_column(overflow="fold")
+    table.add_row(verdict, text)
+    return table

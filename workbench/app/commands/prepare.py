@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from workbench.app.commands.trial import MethodFile
 from workbench.app.console.options import AsJson, of_fields, taking
 from workbench.app.console.text import plain, progress, show
 from workbench.methods import registry
@@ -25,10 +26,12 @@ def prepare(
     embedder: Annotated[
         str | None, typer.Option(help="Says what is similar: tfidf, minilm or a sentence-transformers model")
     ] = None,
+    method_file: MethodFile = None,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
     """Cache the passages of a data set beforehand, with one preparation."""
+    del method_file  # its policies are known since it was read
     name, options = registry.parse(given["prepare"])
     options |= {key: value for key, value in (("n", n), ("embedder", embedder)) if value is not None}
     if options:

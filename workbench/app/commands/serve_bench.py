@@ -9,6 +9,7 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
+from workbench.app.commands.trial import MethodFile
 from workbench.app.console.options import OUTPUT, of_fields, taking
 from workbench.app.console.text import plain, progress, show
 from workbench.core.utils.files import check_folder
@@ -25,6 +26,7 @@ OPTIONS = ("start", "engine", "rate", "batch", "loaders", "max_new_tokens", "see
 @taking(of_fields(ServeFields, defaults={}))
 def serve_bench(
     *,
+    method_file: MethodFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout", rich_help_panel=OUTPUT)] = False,
     out: Annotated[
         Path | None, typer.Option(help="Add timings and counts to the results in this folder", rich_help_panel=OUTPUT)
@@ -32,6 +34,7 @@ def serve_bench(
     **given: Any,
 ) -> None:
     """Serve many questions through the scheduler: TTFT, throughput and idle share."""
+    del method_file  # its policies are known since it was read
     asked = ServeFields(**given)
 
     from workbench import data, models  # torch and transformers: not for `--help`

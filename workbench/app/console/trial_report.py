@@ -20,6 +20,13 @@ from workbench.plots.reports.findings import times as times_of
 RECEIPTS = 5  # that are shown
 
 
+FIDELITY = {
+    "nll": "gold answer's loss, nats a token",
+    "nll_extra": "more than full attention's",
+    "kl": "KL, nats a token",
+    "agree": "same top token",
+    "agree_first": "same first token",
+}
 SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an alias"}
 
 
@@ -120,7 +127,7 @@ def _receipts(result: Record) -> Table:
 
 
 def _scores(result: Record) -> Table:
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     for name in ("", "exact match", "F1", "contains", "n"):
         table.add_column(name, justify="right" if name else "left")
     for row in result.rows() if len(result.by_kind) > 1 else result.rows()[:1]:
@@ -132,20 +139,14 @@ def _scores(result: Record) -> Table:
 def _fidelity(result: Record) -> Table:
     """Tell how near full attention the predictions are, over all questions and those that full attention answers."""
     table = Table(box=None, pad_edge=False)
-    for name in (
-        "beside full attention (nats a token)",
-        "gold nll",
-        "more than full",
-        "KL",
-        "agreement",
-        "first token",
-    ):
-        table.add_column(name, justify="left" if name.startswith("beside") else "right")
+    table.add_column("beside full attention")
     answered = result.answered or {"compared": 0}
-    for name, scores in (("all questions", asdict(result)), ("those it answers exactly", answered)):
-        if scores["compared"]:
-            means = [with_interval(scores, score) for score in ("nll", "nll_extra", "kl", "agree", "agree_first")]
-            table.add_row(f"{name}, n = {scores['compared']}", *means)
+    parts = (("all questions", asdict(result)), ("those it answers", answered))
+    known = [(name, scores) for name, scores in parts if scores["compared"]]
+    for name, scores in known:
+        table.add_column(f"{name}, n = {scores['compared']}", justify="right", no_wrap=True)
+    for score, words in FIDELITY.items():
+        table.add_row(words, *(with_interval(scores, score) for _, scores in known))
     return table
 
 

@@ -1,5 +1,6 @@
 """Controls over figures on the screen; a figure takes the place of another without flicker."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
 from html import escape
@@ -16,7 +17,40 @@ from workbench.core.errors import BadInput
 from workbench.plots.attention.token_axes import axes_of, marks, token_of
 from workbench.plots.marks.theme import STYLE
 
-STYLE_TAG = f"<style>{STYLE}</style>"  # figures follow the theme of the page
+GONE = "No kernel is behind these controls any more. Run the notebook again from its first cell to this one."
+STYLE_TAG = f"""<style>{STYLE}
+.wb-explorer.jupyter-widgets-disconnected::before {{ content: {json.dumps(GONE)}; color: #c55a11; }}
+</style>"""  # figures follow the theme of the page
+PLOTLY = json.dumps(
+    str(go.FigureWidget._esm)
+)  # a string in a script is read in no time, five megabytes of code are not
+
+
+WITHOUT = "An explorer: it is shown by a notebook that runs. Run the cells from the first to this one."
+
+
+class Explorer(widgets.VBox):
+    """Controls over figures; where widgets are not shown, a line that says how to see them."""
+
+    def __repr__(self) -> str:
+        return WITHOUT
+
+
+class LiveFigure(go.FigureWidget):
+    """A FigureWidget that is drawn however long the browser takes to load plotly's script."""
+
+    _esm = f"const PLOTLY = {PLOTLY};\n{Path(__file__).with_name('figure.js').read_text(encoding='utf-8')}"
+
+    def __init__(self, figure: go.Figure):
+        self._complete = False
+        super().__init__(figure)
+        self._complete = True
+        self.open()
+
+    def open(self) -> None:
+        """Tell the browser of the figure, once it is there: what is sent later may be lost."""
+        if self._complete:
+            super().open()
 
 
 class Live:
@@ -28,7 +62,7 @@ class Live:
     """
 
     def __init__(self, figure: go.Figure, selection: Selection | None = None):
-        self.widget = go.FigureWidget(_bare(figure))
+        self.widget = LiveFigure(_bare(figure))
         self.selection = selection
         self._follow()
         if selection is not None:
@@ -87,7 +121,7 @@ def explorer(
     note: str = "",
     selection: Selection | None = None,
     name_of: Callable[[int], str] | None = None,
-) -> widgets.VBox:
+) -> Explorer:
     """Put controls over figures. `draw(*values)` gives the figures, always as many.
 
     Where a control's value makes them impossible (BadInput), the reason is shown beside the controls and the figures
@@ -124,7 +158,8 @@ def explorer(
         selection.observe(say, "token")
         say()
     rows = [widgets.HBox(list(controls), layout=widgets.Layout(flex_flow="row wrap")), message]
-    return widgets.VBox([*rows, widgets.HBox([*save_row(lambda: shown), chosen]), *(live.widget for live in lives)])
+    rows += [widgets.HBox([*save_row(lambda: shown), chosen])]
+    return Explorer([*rows, *(live.widget for live in lives)], _dom_classes=("wb-explorer",))
 
 
 def slider(label: str, value: int, low: int, high: int) -> widgets.IntSlider:

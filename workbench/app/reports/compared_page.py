@@ -16,6 +16,7 @@ from workbench.metrics import latency
 from workbench.plots.marks.theme import PAGE_STYLE
 from workbench.plots.reports.run_differences import difference_rows, differences, said
 
+COST = ("run", "cost", "value", "of the base", "range", "requests")
 LONGEST = 60  # letters of an answer
 DIFFERENCES = ("run", "score", "value", "base", "difference", "95% interval", "questions")
 
@@ -46,9 +47,9 @@ def tables(found: RunComparison) -> Iterable[Table]:
     """Yield the tables of a comparison: title, head and rows of texts."""
     names = [run.name for run in found.runs]
     yield f"Differences to {found.base.name}", DIFFERENCES, [*difference_rows(found)]
-    costs = [(row["run"], *(_cost(row, name) for name in COSTS)) for row in found.costs()]
-    if any(text != "–" for row in costs for text in row[1:]):
-        yield "Costs of a request", ("run", *COSTS.values()), [*costs]
+    costs = [(row["run"], *_cost(row, name)) for row in found.costs() for name in COSTS if row[name] is not None]
+    if costs:
+        yield "Costs of a request", COST, [*costs]
     if differing := found.answers():
         others = [run.name for run in found.runs if run is not found.base]
         head = ("question", "expected", found.base.name, *others)
@@ -89,15 +90,14 @@ def _json(figure: Any) -> Any:
     return json.loads(figure.to_json())
 
 
-def _cost(row: dict[str, Any], name: str) -> str:
-    if row[name] is None:
-        return "–"
+def _cost(row: dict[str, Any], name: str) -> Sequence[str]:
+    """Write a cost of a run: its name, value, how many times the base's, and of times their spread and number."""
     ratio = row[f"{name}_ratio"]
-    text = f"{row[name]:,.4g}" + (f" ({ratio:.2f}×)" if ratio is not None else "")
+    cells = COSTS[name], f"{row[name]:,.4g}", "–" if ratio is None else f"{ratio:.2f}×"
     if name != "ttft_p50" or row["ttft_n"] is None:
-        return text
+        return *cells, "", ""
     ends = latency.spread(row | {"n": row["ttft_n"]})
-    return text + (f", {ends[0]:.3g} to {ends[1]:.3g}" if ends else "") + f", n = {row['ttft_n']:.0f}"
+    return *cells, f"{ends[0]:.3g} to {ends[1]:.3g}" if ends else "", f"{row['ttft_n']:.0f}"
 
 
 def _brief(text: str) -> str:
@@ -128,8 +128,13 @@ def report(found: RunComparison) -> Group:
             parts += [f"[dim]{plain(title)}: none[/]", ""]
             continue
         table = rich_table.Table(box=None, pad_edge=False, title=plain(title), title_justify="left", title_style="dim")
+        of_runs = head[0] == "run"
+        if of_runs and len({row[0] for row in rows}) == 1:  # the headline names it
+            head, rows = head[1:], [row[1:] for row in rows]
         for number, name in enumerate(head):
-            table.add_column(plain(name), justify="left" if number < 2 else "right", overflow="fold")
+            left = number < 2 and name != "value"
+            fixed = of_runs and not left
+            table.add_column(plain(name), justify="left" if left else "right", overflow="fold", no_wrap=fixed)
         for row in rows:
             table.add_row(*map(plain, row))
         parts += [table, ""]

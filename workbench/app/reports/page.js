@@ -96,7 +96,7 @@ const workbench = (() => {
     cancelAnimationFrame(asked);
     asked = requestAnimationFrame(() => plots.forEach(place => {
       const change = fitted(place, place);
-      if (change.width !== place._fullLayout.width) Plotly.relayout(place, change);
+      if (change.width !== place._fullLayout.width) Plotly.relayout(place, change).then(() => Plotly.redraw(place));  // or the legend stays where it was
     }));
   }
   document.addEventListener("DOMContentLoaded", () => {

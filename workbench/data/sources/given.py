@@ -15,7 +15,8 @@ from workbench.data.sources import files
 def samples(given: Any, answered: bool = True) -> list[Sample]:
     """Return samples of a list of `Sample`s or records, a pandas.DataFrame or a `datasets.Dataset`: a row a question.
 
-    Records are those that files hold (`files`). Raises BadInput that names the row and the field.
+    Records are those that files hold (`files`); their passages may be documents of LangChain or nodes of LlamaIndex,
+    titled by `title`, `source` or `file_name` of their metadata. Raises BadInput that names the row and the field.
     """
     if callable(to_dict := getattr(given, "to_dict", None)) and hasattr(given, "columns"):
         given = to_dict("records")
@@ -52,4 +53,20 @@ def _record(row: Any) -> Any:
     """Return a row without the fields that it leaves empty; what is no mapping, as it is."""
     if not isinstance(row, Mapping):
         return row
-    return {name: value for name, value in files.as_json(row).items() if value is not None}
+    with_records = {name: _documents(value) if name in files.PASSAGES else value for name, value in row.items()}
+    return {name: value for name, value in files.as_json(with_records).items() if value is not None}
+
+
+def _documents(passages: Any) -> Any:
+    """Return passages in which documents of LangChain and nodes of LlamaIndex, known by their fields, are records."""
+    if not isinstance(passages, Iterable) or isinstance(passages, str | Mapping):
+        return passages
+    return [_document(getattr(one, "node", one)) for one in passages]  # a node with its score holds the node
+
+
+def _document(one: Any) -> Any:
+    text, about = getattr(one, "page_content", getattr(one, "text", None)), getattr(one, "metadata", None)
+    if not isinstance(text, str) or not isinstance(about, Mapping):
+        return one
+    titles = (about.get(name) for name in ("title", "source", "file_name"))
+    return {"title": str(next(filter(None, titles), "")), "text": text}

@@ -112,7 +112,7 @@ class PromptView {
     on("heat", () => { this.readHeat(); this.drawControls(); this.paint(); this.drawResults(); this.drawMaps(); this.look(); });
     for (const name of ["busy", "problem"]) on(name, () => this.drawStatus());
     on("looked", () => { this.heat?.see(this.model.get("looked")); this.recolour(false); });
-    const live = () => setTimeout(() => this.drawStatus()); // the notebook marks the view first
+    const live = () => { this.lost = true; this.drawStatus(); };
     this.model.on("comm_live_update", live);
     this.clean.push(() => this.model.off("comm_live_update", live), () => clearTimeout(this.waiting));
     on("token", () => { this.pinned = this.model.get("token") ?? null; this.showMark(); });
@@ -152,10 +152,10 @@ class PromptView {
   }
 
   send() {
-    clearTimeout(this.waiting);
-    this.waiting = setTimeout(() => { this.silent = true; this.drawStatus(); }, SILENT_MS);
     this.model.set("wanted", clone(this.want));
     this.model.save_changes();
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => { this.silent = true; this.drawStatus(); }, SILENT_MS);
     this.remember();
   }
 
@@ -167,7 +167,7 @@ class PromptView {
 
   // Why no answer will come, where the notebook knows
   get gone() {
-    if (!this.root.closest(".jupyter-widgets-disconnected")) return "";
+    if (!this.lost && !this.root.closest(".jupyter-widgets-disconnected")) return "";
     const cell = this.root.closest(".jp-Cell")?.querySelector(".jp-InputPrompt")?.textContent.trim();
     return `No kernel is behind this view any more: it shows the last answers. Run the notebook again from its first cell to this one${cell ? ` (${cell.replace(/:$/, "")})` : ""}.`;
   }

@@ -20,6 +20,7 @@ from workbench.app.explore.editor.grid import PromptPage, answered_page, asked
 from workbench.app.explore.editor.html import HERE, PARTS, script, summary
 from workbench.app.explore.given import Given, Model
 from workbench.app.explore.linked import Selection, selection_of
+from workbench.app.explore.live import WITHOUT
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 
@@ -58,6 +59,9 @@ class PromptWidget(anywidget.AnyWidget):
         self.observe(self._mark_elsewhere, ["token", "hovered"])
         self.observe(self._look, "asked")
         self._ask(None)
+
+    def __repr__(self) -> str:
+        return WITHOUT
 
     def change(self, **fields: Any) -> "PromptWidget":
         """Change what is wanted, by the fields of a saved state; returns itself.

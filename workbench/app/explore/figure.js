@@ -1,0 +1,33 @@
+// A plotly figure in a notebook. anywidget gives a script two seconds and then drops every message: plotly's script takes
+// longer on a busy machine. So it is loaded once for all figures of a page, and messages wait for it.
+
+const MESSAGES = ["addTraces", "deleteTraces", "moveTraces", "restyle", "relayout", "update", "animate", "removeLayoutProps", "removeTraceProps"];
+
+const loaded = globalThis.workbenchPlotly ??= import(URL.createObjectURL(new Blob([PLOTLY], { type: "text/javascript" })));
+
+export default () => {
+  let figure;
+  return {
+    initialize({ model }) {
+      const early = [];
+      const waiting = MESSAGES.map((name) => [`change:_py2js_${name}`, `_py2js_${name}`]).map(([event, name]) => {
+        const keep = () => model.get(name) && early.push([name, model.get(name)]);
+        model.on(event, keep);
+        return () => model.off(event, keep);
+      });
+      figure = loaded.then((plotly) => {
+        const made = plotly.default();
+        made.initialize({ model });
+        waiting.forEach((stop) => stop());
+        for (const [name, value] of early) {
+          model.set(name, value);
+          model.set(name, null);
+        }
+        return made;
+      });
+    },
+    async render(view) {
+      return (await figure).render(view);
+    },
+  };
+};
