@@ -24,9 +24,9 @@ VALUES = ("x", "y", "z", "text", "header.values", "cells.values", "error_x", "er
 def dump(report: Path) -> dict[str, Any]:
     """Return {"figures": {notebook: [figure]}, "verdicts": {item: verdict}} of a report's executed notebooks."""
     figures = {path.parent.name: list(_figures(path)) for path in sorted(report.glob("*/*.ipynb"))}
-    items = report / "13_papers" / "items.parquet"
-    judged = pd.read_parquet(items).to_dict("records") if items.is_file() else []
-    verdicts = {str(row.get("key", row.get("id", row.get("name")))): row.get("verdict") for row in judged}
+    tables = (report / "13_papers" / f"{name}.parquet" for name in ("claims", "items"))  # today's name, and before
+    judged = next((pd.read_parquet(path).to_dict("records") for path in tables if path.is_file()), [])
+    verdicts = {str(row.get("id", row.get("key"))): row.get("verdict") for row in judged}
     return {"figures": figures, "verdicts": verdicts}
 
 
