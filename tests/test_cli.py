@@ -158,7 +158,7 @@ def watched(lines: list[str]) -> list[list[str]]:
 
 def test_help_of_a_command_imports_nothing_heavy():
     parts = {"store": "encode verify repair stats gc export import explain", "sparse": "names distill profile"}
-    parts |= {"lab": "corpus train evaluate ship", "models": "get convert ordinary difference"}
+    parts |= {"lab": "train ship", "models": "get convert ordinary difference"}
     lines = ["--help", *(f"{name} --help" for name in cli.COMMANDS)]
     lines += [f"{name} {part} --help" for name, text in parts.items() for part in text.split()]
     for line, (code, heavy, said) in zip(lines, watched(lines), strict=True):
@@ -174,7 +174,7 @@ LIGHT_FAULTS += [
     "sparse distill --out o --lr 0",
     "sparse profile --out o --block x",
 ]
-LIGHT_FAULTS += ["lab train --out o --set corpus=x", "lab train --out o --minutes -1", "lab corpus --out o --samples 0"]
+LIGHT_FAULTS += ["lab train --out o --set corpus=x", "lab train --out o --minutes -1", "data lab --out o --samples 0"]
 LIGHT_FAULTS += ["bench x", "bench all --check --only a", "report --jobs x", "prepare --workers x"]
 LIGHT_FAULTS += ["serve-bench --samples 0", "serve-bench --rate 0", "serve-bench --batch 0", "serve-bench --start x"]
 LIGHT_FAULTS += ["nothing", "store gc s3://x --budget 1", "data lab --samples 0", "models get x"]

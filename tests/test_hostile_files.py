@@ -142,7 +142,7 @@ def test_a_sentence_stays_on_its_line_whatever_a_file_is_called():
 @pytest.mark.parametrize("name", ["lab", "needles", "manuals"])
 def test_more_questions_than_can_be_drawn_are_refused(name, tmp_path):
     assert "at most 1,000,000 are drawn" in refused("data", name, "--samples", 10**9)
-    assert "at most 1,000,000 are drawn" in refused("lab", "corpus", "--samples", 10**9, "--out", tmp_path / "a.jsonl")
+    assert "at most 1,000,000 are drawn" in refused("data", "lab", "--samples", 10**9, "--out", tmp_path / "a.jsonl")
 
 
 def test_a_sweep_says_before_its_first_trial_that_answers_are_too_long(loaded):

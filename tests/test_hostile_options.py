@@ -267,7 +267,7 @@ def test_the_name_of_a_file_that_is_refused_is_printable():
 
 REFUSED = [
     ["data", "lab", "--seed", "-1"],
-    ["lab", "corpus", "--seed", "-1", "--out", "x"],
+    ["data", "lab", "--seed", "-1", "--out", "x"],
     ["trial", "--model", "lab-full", "--store", ""],
     ["trial", "--model", "lab-full", "--prepared", ""],
     ["report", "--jobs", "100000", "--out", "x"],

@@ -16,7 +16,7 @@ from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data.lab_corpus.world import Style
 from workbench.training.common import watched
-from workbench.training.lab import checkpoint, evaluate
+from workbench.training.lab import checkpoint
 from workbench.training.lab.checkpoint import ship
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
@@ -149,15 +149,6 @@ def test_what_cannot_be_shipped_is_refused_and_nothing_written(written, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_is_scored_on_a_lab_corpus_by_name(written, monkeypatch):
-    monkeypatch.setattr(evaluate, "LENGTHS", (2,))
-    scores = evaluate.evaluate(str(written), samples=2, corpus="lab(hints=0)")
-    assert scores["data"] == "lab(hints=0)" and scores["full, 2 passages"]["all"]["n"] == 2
-    assert scores["recompute_all"]["bit_identical"] == scores["recompute_all"]["samples"]
-    with pytest.raises(BadInput, match="unknown lab corpus 'needles'"):
-        evaluate.evaluate(str(written), samples=2, corpus="needles")
-
-
 def test_training_worlds_are_never_those_of_scored_seeds(tokenizer):
     scored = {passage.text for seed in (0, 1) for sample in data.load("lab", 16, seed) for passage in sample.ctxs}
     stage = replace(STAGES[-2], batch=8)
@@ -190,9 +181,6 @@ def test_a_recipe_is_trained_from_the_command_line(tokenizer, tmp_path, monkeypa
         ["train", "--out", "OUT", "--set", "optimizer=sgd"],
         ["train", "--out", "OUT", "--set", "corpus=lab"],
         ["train", "--out", "OUT", "--workers", "-1"],
-        ["corpus", "--out", "OUT", "--passages", "50"],
-        ["corpus", "--out", "OUT", "--samples", "0"],
-        ["evaluate", "--model", "nowhere", "--out", "OUT"],
     ],
 )
 def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(arguments, tmp_path, monkeypatch):
@@ -218,14 +206,6 @@ def test_a_folder_of_another_recipe_is_refused_before_any_work(tmp_path, monkeyp
     for out, message in (("run", "holds a run of another recipe"), ("file", "is a file: a folder is needed")):
         result = CliRunner().invoke(app, ["lab", "train", "--out", str(tmp_path / out)])
         assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
-
-
-def test_the_corpus_command_writes_records_that_are_read_back(tmp_path):
-    out = tmp_path / "lab.jsonl"
-    result = CliRunner().invoke(app, ["lab", "corpus", "--out", str(out), "--samples", "5", "--passages", "3"])
-    assert result.exit_code == 0 and len(out.read_text().splitlines()) == 5
-    shown = CliRunner().invoke(app, ["data", str(out), "--samples", "5", "--json"])
-    assert [json.loads(line)["id"] for line in shown.output.splitlines()] == [f"lab-0-{i}" for i in range(5)]
 
 
 @pytest.mark.parametrize("main", [True, False])

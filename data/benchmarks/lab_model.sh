@@ -2,7 +2,7 @@
 # Trains the lab model from several seeds side by side, spread over the GPUs that are there, and scores each on held-out
 # worlds; run it again to go on where it stopped. SEEDS names them, MINUTES limits the training of one call, SAMPLES is
 # the number of questions of a measurement.
-#     bash data/benchmarks/lab_model.sh        leaves runs/lab-SEED/model and data/benchmarks/lab-seed-SEED.json
+#     bash data/benchmarks/lab_model.sh        leaves runs/lab-SEED/model and runs/lab-SEED/scores
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
@@ -17,8 +17,10 @@ learn() {
         python3 -m workbench lab train --seed "$1" --out "runs/lab-$1" --minutes "${MINUTES:-inf}" --workers 6
 }
 score() {
-    python3 -m workbench lab evaluate --model "runs/lab-$1/model" --samples "${SAMPLES:-1000}" --device cuda --card \
-        --out "data/benchmarks/lab-seed-$1.json"
+    ask() { python3 -m workbench sweep --model "runs/lab-$1/model" --data lab --samples "${SAMPLES:-1000}" --seed 20000 \
+        --batch 64 --device cuda --out "runs/lab-$1/scores" "${@:2}"; }
+    ask "$1" --mode full --passages 1,5,10,20,40
+    ask "$1" --mode block --positions re-encoded,naive --passages 10
 }
 each learn
 for seed in "${seeds[@]}"; do

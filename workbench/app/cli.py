@@ -42,7 +42,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "report": (".report", "Run the notebooks and write a website of figures, metrics and tables."),
     "models": (".models", "List the models that are shipped or fetched; fetch or convert one."),
     "data": (".data", "Look at a data set and the prompts that a model reads, or write samples of it to a file."),
-    "lab": ("workbench.training.lab.commands", "The lab corpus and the lab model: draw, train, evaluate."),
+    "lab": ("workbench.training.lab.commands", "The lab model: train one, copy it as it ships."),
 }
 OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
 INPUTS = ("store", "prepared")  # options that name a folder to read

@@ -18,12 +18,12 @@ from workbench.data.layouts import LAB
 from workbench.models.checkpoints import COMPACT
 from workbench.models.weights import compact
 from workbench.training import checkpoint
-from workbench.training.checkpoint import curve_table, exact_match, save_beside_weights, table
+from workbench.training.checkpoint import curve_table, save_beside_weights
 from workbench.training.lab.config import INT8, STORAGES, PretrainConfig
 from workbench.training.lab.train import PretrainProgress
 
 ORDINARY = "`workbench models ordinary` writes it as a checkpoint that plain transformers loads."
-TRAINING, SCORES = "training.json", "scores.json"
+TRAINING = "training.json"
 
 
 def save(
@@ -56,7 +56,7 @@ def _thin(curve: list[dict[str, Any]], points: int = 200) -> list[dict[str, Any]
 
 
 def write_card(folder: Path, name: str | None = None) -> None:
-    """Write the model card from `training.json` and, where it is there, `scores.json`: no number is typed by hand."""
+    """Write the model card from `training.json`: no number is typed by hand."""
     training, model = (json.loads((folder / file).read_text(encoding="utf-8")) for file in (TRAINING, "config.json"))
     recipe = training["recipe"]
     about = (
@@ -78,9 +78,7 @@ def write_card(folder: Path, name: str | None = None) -> None:
         "the loss on all other text",
         f"Prompt: the layout in `workbench.json`. {_loading(folder)}",
     ]
-    scored = folder / SCORES
-    sections = _score_table(json.loads(scored.read_text(encoding="utf-8"))) if scored.is_file() else []
-    sections += curve_table(
+    sections = curve_table(
         "Share of answers wholly right (teacher-forced, fresh data) while training.",
         training["curve"],
         {"step": "step", "stage": "stage", "loss": "loss", "answers right": "answers_right"},
@@ -94,41 +92,7 @@ def _loading(folder: Path) -> str:
     return "Loads with plain `AutoModelForCausalLM.from_pretrained`."
 
 
-def of_kinds(scores: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the attentions of `scores` with their scores by kind of question."""
-    return [(name, by_kind) for name, by_kind in scores.items() if isinstance(by_kind, dict) and "all" in by_kind]
-
-
-def _rows(heading: str, about: str, by_name: dict[str, dict[str, Any]]) -> list[str]:
-    kinds = list(dict.fromkeys(kind for by_kind in by_name.values() for kind in by_kind))
-    rows = (
-        [name, *(exact_match(by_kind[kind]) if kind in by_kind else "" for kind in kinds)]
-        for name, by_kind in by_name.items()
-    )
-    return table(heading, about, ["attention, context", *kinds], rows)
-
-
-def _of(scores: dict[str, Any]) -> str:
-    corpus = scores.get("data", "lab")
-    return "" if corpus == "lab" else f"of {corpus} "
-
-
-def _score_table(scores: dict[str, Any]) -> list[str]:
-    about = (
-        f"Exact match on worlds {_of(scores)}never trained on: {scores['samples']:,} questions a row, seed "
-        f"{scores['seed']}, 95% interval in brackets; {scores['device']}."
-    )
-    recomputed = scores["recompute_all"]
-    return [
-        *_rows("Scores", about, dict(of_kinds(scores))),
-        "Recomputing every token of a cached context gives logits bit-identical to full attention in "
-        f"{recomputed['bit_identical']} of {recomputed['samples']} prompts (largest difference "
-        f"{recomputed['max_difference']:.2g}).",
-        "",
-    ]
-
-
-BESIDE = (TRAINING, SCORES, "workbench.json")
+BESIDE = (TRAINING, "workbench.json")
 
 
 def ship(model: Path, out: Path, storage: str = "bfloat16") -> None:

@@ -1,6 +1,5 @@
-"""`workbench lab`: make, measure and look at the lab model and its corpus."""
+"""`workbench lab`: train a lab model, and copy it as it ships."""
 
-import json
 import logging
 import time
 from dataclasses import fields
@@ -9,30 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
-from workbench.training.lab.config import HELD_OUT, STORAGES, PretrainConfig
+from workbench.training.lab.config import STORAGES, PretrainConfig
 from workbench.training.run_folder import check_minutes
 
 LINE_EVERY = 500  # steps
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="The lab corpus and the lab model: draw, train, evaluate."
-)
-
-
-@app.command("corpus")
-def corpus(
-    out: Annotated[Path, typer.Option(help="JSON-lines file to write")],
-    samples: Annotated[int, typer.Option(help="Questions")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the worlds")] = 0,
-    passages: Annotated[int, typer.Option(help="Passages a question, 1 to 40")] = 10,
-) -> None:
-    """Write questions of the lab corpus to a file."""
-    drawn = [json.dumps(sample.to_json()) for sample in data.load("lab", samples, seed, passages)]
-    write_text(out, "\n".join(drawn) + "\n")
-    typer.echo(f"{len(drawn)} questions in {out}")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="The lab model: train one, copy it as it ships.")
 
 
 @app.command("train")
@@ -103,37 +86,6 @@ def _config(seed: int, settings: list[str]) -> PretrainConfig:
         except ValueError:
             raise BadInput(f"recipe setting {name} is {value!r}; a number is needed") from None
     return PretrainConfig(seed=seed, **values)
-
-
-@app.command("evaluate")
-def evaluate_model(
-    model: Annotated[str, typer.Option(help="Checkpoint folder or name")] = "lab-full",
-    data: Annotated[str, typer.Option(help="`lab`, or with switches: lab(hints=0)")] = "lab",
-    samples: Annotated[int, typer.Option(help="Questions a measurement")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the held-out worlds")] = HELD_OUT,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Write the scores to this JSON file")] = None,
-    card: Annotated[bool, typer.Option("--card", help="Put the scores into the model's folder and its card")] = False,
-) -> None:
-    """Score a lab model on held-out worlds: contexts of 1 to 40 passages, independent blocks, naive positions."""
-    folder = models.folder(model)
-
-    from workbench.training.lab import checkpoint
-    from workbench.training.lab.evaluate import evaluate
-
-    if card and not (folder / checkpoint.TRAINING).is_file():
-        about = "a card is written for models of `workbench lab train` only"
-        raise BadInput(f"{folder} has no {checkpoint.TRAINING}: {about}")
-    scores = evaluate(model, samples, seed, device, typer.echo, data)
-    of = "" if data == "lab" else f" --data '{data}'"
-    asked = f"--samples {samples} --seed {seed} --device {device}"
-    scores["command"] = f"workbench lab evaluate --model {model}{of} {asked}"
-    text = json.dumps(scores, indent=1) + "\n"
-    if out is not None:
-        write_text(out, text)
-    if card:
-        write_text(folder / checkpoint.SCORES, text)
-        checkpoint.write_card(folder)
 
 
 @app.command("ship")

@@ -14,7 +14,6 @@ OPTIMIZERS = ("muon", "adamw")
 MOST_PARAMETERS = 10**9
 INT8 = "int8"
 STORAGES = ("bfloat16", "float16", INT8)  # of weights that are shipped: 2, 2 and 1 bytes a number
-HELD_OUT = 20_000  # seed of the held-out worlds; training draws its worlds from names no seed can spell
 
 
 @dataclass(frozen=True)
