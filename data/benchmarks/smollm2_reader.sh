@@ -3,15 +3,17 @@
 #     python data/benchmarks/split_questions.py --file nq-open-oracle.jsonl.gz --out runs/files
 #     FILES=runs/files OUT=runs/readers bash data/benchmarks/smollm2_reader.sh
 # The reader is trained in full mode; reader-block on the same text in full and block mode in turn, as Block-Attention
-# does, and scored in both on the way. Each seed of each gives $OUT/KIND-SEED/adapter; plans/reader-*.toml measure them.
+# does. Each seed of each gives $OUT/KIND-SEED/adapter; plans/reader-*.toml measure them.
 # Shipped is seed 0 of each, whatever it scores. Training samples that share a question or a passage with HELD are left out.
-# SEEDS    seeds of training; KINDS: reader reader-block; SIDE runs share the GPUs side by side
+# SEEDS    seeds of training; KINDS: reader reader-block; SIDE runs share the GPUs side by side (ten on two H100s: 7 minutes)
+# EVERY    steps between two scorings of reader-block in both modes on HELD; 0: never (five runs that share a GPU are
+#          stopped by them for minutes)
 # STEPS    of each training, each over 8 contexts of up to 8 questions; RANK of LoRA; LR its highest learning rate
 set -euo pipefail
 : "${FILES:?folder of question files}" "${OUT:?folder of adapters}"
 cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=2 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 OUT HELD=${HELD:-$FILES/nq-held.jsonl}
-export MODEL=${MODEL:-smollm2} RANK=${RANK:-8} LR=${LR:-1e-3} STEPS=${STEPS:-400} EVERY=${EVERY:-200}
+export MODEL=${MODEL:-smollm2} RANK=${RANK:-8} LR=${LR:-1e-3} STEPS=${STEPS:-400} EVERY=${EVERY:-0}
 export PYTHON=${PYTHON:-.venv/bin/python}
 command -v "$PYTHON" >/dev/null || PYTHON=python3
 export GPUS=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
@@ -19,7 +21,7 @@ mkdir -p "$OUT"
 cat "$FILES"/{nq-rest,manuals-train,lab-train}.jsonl >"$OUT/train.jsonl"
 one() { # NUMBER KIND SEED
     local run=$OUT/$2-$3 evaluate=()
-    [ "$2" = reader ] || evaluate=(--evaluate-data "$HELD" --evaluate-every "$EVERY" --evaluate-samples "${SAMPLES:-200}" --evaluate-passages 10)
+    [ "$2" = reader ] || [ "$EVERY" = 0 ] || evaluate=(--evaluate-data "$HELD" --evaluate-every "$EVERY" --evaluate-samples "${SAMPLES:-200}" --evaluate-passages 10)
     [ "$GPUS" = 0 ] || export CUDA_VISIBLE_DEVICES=$(($1 % GPUS))
     [ -d "$run/adapter" ] || "$PYTHON" -m workbench tune --model "$MODEL" --base-name smollm2 --out "$run" \
         --data "$OUT/train.jsonl" --exclude "$HELD" --overlap drop --mode "$([ "$2" = reader ] && echo full || echo mixed)" \
