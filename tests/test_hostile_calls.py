@@ -250,6 +250,7 @@ def test_lists_make_a_sample():
 
 def test_prompts_are_made_of_samples(loaded):
     refused("1 is no sample", loaded.layout.prompts, [1], loaded.tokenizer)
+    refused("samples is", loaded.layout.prompts, torch.tensor(1.0), loaded.tokenizer)
 
 
 @pytest.mark.parametrize(("name", "value"), [("jobs", "2"), ("jobs", 1.5), ("jobs", 0)])

@@ -175,6 +175,8 @@ def test_one_model_alone_answers_nothing(folder, monkeypatch):
 
 
 def test_bad_words_end_in_one_sentence(records, tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "digits.json").write_text("[" + "9" * 5000 + "]")
     for words, problem in (
         (["nowhere", "x"], "neither a record, a folder of results nor a model"),
         ([str(records / "full")], "at least two"),
@@ -183,6 +185,8 @@ def test_bad_words_end_in_one_sentence(records, tmp_path):
             "a file in a folder that exists",
         ),
         ([str(tmp_path)] * 2, "holds no results"),
+        ([str(tmp_path / "deep.json")] * 2, "holds no records"),
+        ([str(tmp_path / "digits.json")] * 2, "holds no records"),
     ):
         done = CliRunner().invoke(app, ["compare", *words])
         assert done.exit_code == 2 and problem in done.stderr, done.output

@@ -126,6 +126,8 @@ def test_a_record_with_receipts_is_traced(tmp_path, capsys):
         ('{"trial": {}}', "without receipts"),
         ('{"trial": {}, "receipts": [{}]}', "receipt 0 lacks"),
         ('{"eve', "no JSON file"),
+        ("[" * 100_000, "no JSON file"),
+        ("[" + "9" * 5000 + "]", "no JSON file"),
     ],
 )
 def test_other_files_are_refused_in_one_sentence(content, words, tmp_path):

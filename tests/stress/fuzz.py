@@ -6,7 +6,7 @@ Each case runs in a process forked from one that has imported the workbench, in 
     traceback    a command that ends with another code than 0 and 2, or an error of more than one line; a call
                  that raises anything but BadInput
     hang         a case that takes longer than `LONGEST` seconds
-    outside      a command that leaves files elsewhere than where its options say
+    outside      a command that leaves files elsewhere than where its options say, or any behind a refusal
     late         a command that refuses what it was given after its model has computed
     accepted     a command or call that takes what has to be refused
     silent       a command that ends well and says nothing
@@ -52,6 +52,7 @@ from workbench.core.utils import annotations
 LONGEST = 60.0  # seconds of a case
 CALLS = 12  # hostile calls before an answer
 MOST = 64  # processes of a command
+MEASURED = 30  # products of layers of the tiny model as it is loaded: one pass tells its rotation
 SLOW = ("lab train", "bench", "claims", "report", "models get", "sparse distill", "tune")  # begun only to be refused
 TEXTS = ["", " ", "a", "-1", "0", "1", "2", "1.5", "nan", "inf", "1e400", "9" * 400, "é", "\u202e", "x" * 5000, "a,b"]
 TEXTS += ["[1]", "{}", "None", "full(", "()", "a=b", "lab", "lab-full", "independent", "query_guided", "bfla", "block"]
@@ -152,7 +153,7 @@ def run_command(line: list[str], refused: bool, columns: str) -> str:
         return f"traceback\nexit {code}\n{text}"
     if code == 2 and "error: " in text and text[text.index("error: ") :].count("\n") > 1:
         return f"traceback\nmore than one line\n{text}"
-    if code == 2 and computed:
+    if code == 2 and len(computed) > MEASURED:
         return f"late\n{text}"
     if code == 0 and refused:
         return f"accepted\n{whole}"
@@ -161,7 +162,9 @@ def run_command(line: list[str], refused: bool, columns: str) -> str:
     if odd := {character for character in whole if not (character.isprintable() or character in "\n\t\xad\ufeff")}:
         return f"escapes\n{sorted(odd)} in {whole!r}"
     named = {place.split("/")[0] for word, place in pairwise(line) if word[:2] == "--" and word[2:] in PLACES}
-    named = {"made", "runs", *(name.partition(".")[0] for name in named)}  # "runs": where nothing is named
+    if "." in named:
+        return ""
+    named = {"made", "runs", *(name.partition(".")[0] for name in named)} if not code else set()  # runs: by default
     left = {path.name for path in Path().iterdir() if path.name.partition(".")[0] not in named} - GIVEN
     return f"outside\n{sorted(left)}" if left else ""
 
@@ -170,12 +173,12 @@ PLACES = (*OUTPUTS, "to", "figure", "store")
 
 
 def watched() -> list[int]:
-    """Return a list that is not empty once a layer has computed; too many processes end this one."""
+    """Return a list of the products that layers compute from now on; too many processes end this one."""
     computed, started = list[int](), list[int]()
     linear, start = torch.nn.functional.linear, BaseProcess.start
 
     def counted(*given: Any, **named: Any) -> torch.Tensor:
-        computed[:] = [1]
+        computed.append(1)
         return linear(*given, **named)
 
     def limited(process: BaseProcess) -> None:
@@ -245,7 +248,7 @@ class Calls:
         logits = [torch.full((1, size), x) for x in (torch.nan, torch.inf)]
         return {
             "logits": [*logits, torch.zeros(1, size).long(), torch.zeros(1, size + 1), torch.tensor([1.5])],
-            "tokens": [-5, [1.5], [torch.tensor([1.5])], [torch.tensor([size])]],
+            "tokens": [-5, [1.5], [torch.tensor([1.5])], [-1] if name == "Block" else [torch.tensor([size])]],
             "recompute": [[1.5], torch.tensor([1.5]), [10**6]],
             "reserve": [1.5, -5],
             "start": [-1, 1.5],

@@ -87,6 +87,8 @@ def fits(value: Any, annotation: Any) -> bool:
         return all(hasattr(value, name) for name in _members(kind))
     if isinstance(value, str | bytes) and kind not in (str, bytes, object):
         return False  # a text is no list of its letters
+    if kind is collections.abc.Iterable and getattr(value, "shape", None) == ():
+        return False  # one number, though its type can hold many
     return isinstance(value, kind) and _elements_fit(value, kind, parts)
 
 

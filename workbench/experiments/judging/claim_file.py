@@ -102,7 +102,7 @@ def load(path: Path = FILE) -> tuple[Mapping[str, str], tuple[PaperItem, ...]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         papers, methods, rows = (content[name] for name in ("papers", "methods", "items"))
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise BadInput(f"{brief(path)} is no file of claims: {brief(problem)}") from None
     items = tuple(_item(row, methods, path) for row in rows)
     for item in items:

@@ -5,12 +5,12 @@ for every request, from its arrival to its last token. Format: "Trace Event Form
 complete events (`ph` X) for spans, instant events (i) for moments, async events (b, e) where spans of a track overlap.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import BadInput
+from workbench.core.utils import json_text
 from workbench.methods.request_report import STAGES, Receipt
 from workbench.store.events import SPANS, Event, Span
 
@@ -28,7 +28,7 @@ def read(path: Path) -> list[Event]:
     if not file.is_file():
         raise BadInput(f"{file} is not there: give a record of `workbench trial --receipt`")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json_text.loads(file.read_text(encoding="utf-8"))
     except ValueError as problem:
         raise BadInput(f"{file} is no JSON file: {problem}") from None
     content = content.get("record", content) if isinstance(content, Mapping) else content

@@ -105,7 +105,7 @@ def _of_file(path: Path) -> list[Run]:
         entries = (
             [json.loads(text)] if text.lstrip()[:2] in ("{\n", "[") else [json.loads(x) for x in text.splitlines()]
         )
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise BadInput(f"{path} holds no records: {type(problem).__name__}, {problem}") from None
     if len(entries) == 1 and isinstance(entries[0], list):
         (entries,) = entries
@@ -132,7 +132,7 @@ def _of_entry(entry: Any, path: Path) -> list[Run]:
 def _of_notebook(folder: Path) -> Run:
     try:
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise BadInput(f"{folder / 'metrics.json'} is no whole JSON file: {problem}") from None
     metrics = metrics.get("here", {})  # of other sources nothing was measured by this notebook
     texts = {key: value for key, value in metrics.items() if isinstance(value, str)}

@@ -111,7 +111,7 @@ class Xattention(Sparse):
             saved = json.loads(path.read_text(encoding="utf-8"))
             thresholds = tuple(tuple(float(value) for value in layer) for layer in saved["thresholds"])
             model_key, block, stride = saved["model"], saved["block"], saved["stride"]
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             raise BadInput(f"{path} holds no thresholds: `workbench sparse profile` writes them") from None
         if model_key != seer_gate.identity(model):
             raise BadInput(f"the thresholds in {path} are of another model: profile this one")
