@@ -7,8 +7,33 @@ const workbench = (() => {
     const wide = Math.max(NARROWEST, Math.floor(place.clientWidth));
     const { margin: { l = 80, r = 80 } = {}, legend } = figure.layout;
     const change = { width: wide };
+    for (const { key, holder, text, size } of cut(place.titles, wide - l - r)) {
+      change[`${key}.text`] = holder.text = text;
+      change[`${key}.font.size`] = (holder.font ??= {}).size = size;
+    }
     if (legend && legend.x < 0) change["legend.x"] = (LEFT - l) / (wide - l - r);  // in line with the title
     return change;
+  }
+  // Titles of panels and of their axes: what plotly calls them, their text and size, the share of the width that they have
+  function titles({ annotations = [], ...layout }) {
+    const found = [], taken = new Set();
+    for (const [key, axis] of Object.entries(layout).filter(([key, axis]) => /^xaxis/.test(key) && axis.domain)) {
+      const [low, high] = axis.domain, share = high - low;
+      if (share > 0.5) continue;
+      const at = annotations.findIndex((note, i) => !taken.has(i) && !note.name && note.x === low && note.xanchor === "left"
+        && note.yanchor === "bottom" && note.yref === "paper");
+      taken.add(at);
+      if (at >= 0) found.push({ key: `annotations[${at}]`, holder: annotations[at], share });
+      if (axis.title?.text) found.push({ key: `${key}.title`, holder: axis.title, share });
+    }
+    return found.map(one => ({ ...one, text: one.holder.text, size: one.holder.font?.size ?? 12 }));
+  }
+  function cut(all, wide) {  // smaller where they have less width than they need, then shorter
+    return all.map(({ text, size, share, ...one }) => {
+      const own = share * wide * 1.1 / 0.55, least = Math.min(size, 9);  // into the gap between panels; px a letter and size
+      const fits = Math.max(least, Math.min(size, own / text.length)), most = Math.max(2, Math.floor(own / least));
+      return { ...one, size: fits, text: text.includes("<") || text.length <= most ? text : `${text.slice(0, most - 1)}…` };
+    });
   }
   function draw(name, figure) {
     const place = document.getElementById(name), again = document.querySelector(`[data-of="${name}"]`);
@@ -16,6 +41,7 @@ const workbench = (() => {
     for (const one of [again, place]) if (one) plot(one, structuredClone(figure));
   }
   function plot(place, figure) {
+    place.titles = titles(figure.layout);
     const change = fitted(figure, place);
     figure.layout.width = change.width;
     if ("legend.x" in change) figure.layout.legend.x = change["legend.x"];
