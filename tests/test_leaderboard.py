@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from tests.random_models import model_of, prompt_of
 from workbench import data, results
 from workbench.app import cli
+from workbench.app.console.text import in_full, labels
 from workbench.app.leaderboard import page
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
@@ -335,3 +336,19 @@ def test_passages_get_the_neighbours_that_there_are_and_fit(documents, length, m
     assert len(told) == 1 and [case.trial.mode for case in plan.cases] == ["full", "block"]
     with pytest.warns(UserWarning, match=message):
         assert re.search(message, plan.cases[1].trial.run().note)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["full", "FusionRAG"], ["full", "FusionRAG"]),
+        (["block, with_neighbours(n=10, search=exact), answer_guided at 15%"], ["10 near, answer 15%"]),
+        (["block, after_system, query_guided(layers=all) at 15%"], ["system, query…l) 15%"]),
+        ([f"{'a' * 20}{middle}{'b' * 20}" for middle in "xyz"], ["a…b", "a…b (2)", "a…b (3)"]),
+    ],
+)
+def test_labels_are_short_and_each_is_another(names, expected):
+    found = list(labels(names).values())
+    assert len(set(found)) == len(names) and max(map(len, found)) <= 20
+    assert [re.sub("(a|b)+", r"\1", label) if "x" in names[0][20:] else label for label in found] == expected
+    assert len(in_full(labels(names))) == (2 + len(names) if found != names else 0)

@@ -1,7 +1,8 @@
 """Texts that several commands print."""
 
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, pairwise, repeat
 from threading import Event, Thread
@@ -22,6 +23,42 @@ SOON = (1.0, 8.0)  # seconds from the start to the first lines
 def plain(text: str) -> str:
     """One line of text, safe to print in a terminal and among rich's markup."""
     return printable(" ".join(text.split())).replace("[", r"\[")
+
+
+LABEL = 20  # letters of a method in a table of 80 columns
+SHORTER = (
+    (r"^block, ", ""),
+    (r"with_neighbours\((?:n=)?(\d+)[^)]*\)", r"\1 near"),
+    (r"\bafter_system\b", "system"),
+    (r"\b(\w+)_guided\b", r"\1"),
+    (r" at (\d+%)", r" \1"),
+)
+
+
+def labels(names: Iterable[str], width: int = LABEL) -> dict[str, str]:
+    """Return a label of at most `width` letters for every name, no two of them alike.
+
+    Long ones are said in fewer words ("10 near, query 15%"), then cut in the middle, and numbered where they are alike.
+    """
+    made: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        label = name
+        for pattern, shorter in SHORTER if len(name) > width else ():
+            label = re.sub(pattern, shorter, label)
+        tried = [_cut(label, width), *(f"{_cut(label, width - 4)} ({n})" for n in range(2, 2 + len(made)))]
+        made[name] = next(each for each in tried if each not in made.values())
+    return made
+
+
+def in_full(labels: Mapping[str, str]) -> list[str]:
+    """Return lines that say what the shortened of `labels` stand for; none where none was shortened."""
+    whole = [f"[dim]{plain(label)}: {plain(name)}[/]" for name, label in labels.items() if name != label]
+    return ["", "[dim]in full[/]", *whole] if whole else []
+
+
+def _cut(text: str, width: int) -> str:
+    end = width // 3
+    return text if len(text) <= width else f"{text[: width - end - 1]}…{text[-end:]}"
 
 
 def with_interval(row: Mapping[str, Any], score: str) -> str:
