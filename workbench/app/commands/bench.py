@@ -30,6 +30,9 @@ def bench_command(
         bool, typer.Option("--variants", help="Also try other launch shapes; of whole models other ways, no baselines")
     ] = False,
     only: Annotated[str, typer.Option(help="Workloads whose name holds this text")] = "",
+    runs: Annotated[
+        int, typer.Option(min=0, help="Timed runs of whole models, at least; 0: as each workload says")
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Folder of results; workloads that it holds of this GPU stay")] = OUT,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout")] = False,
 ) -> None:
@@ -54,7 +57,7 @@ def bench_command(
     if check:
         right = [_check(name, as_json) for name in chosen]
         raise typer.Exit(0 if all(right) else 1)
-    _time(chosen, against, variants, only, out, as_json)
+    _time(chosen, against, variants, only, runs, out, as_json)
 
 
 def _check(name: str, as_json: bool) -> bool:
@@ -81,7 +84,7 @@ def _check(name: str, as_json: bool) -> bool:
     return not wrong
 
 
-def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path, as_json: bool) -> None:
+def _time(chosen: list[str], against: str, variants: bool, only: str, runs: int, out: Path, as_json: bool) -> None:
     from workbench.experiments import bench_reports
     from workbench.experiments.bench import baselines  # loads Triton, which reads TRITON_INTERPRET then
     from workbench.experiments.bench.models import operations
@@ -95,13 +98,15 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path,
         report: dict[str, Any] = {}
         seen: set[str] = set()
         parts = (
-            operations.run(name, names, only, variants) if name in bench.MODELS else run(name, names, variants, only)
+            operations.run(name, names, only, variants, runs)
+            if name in bench.MODELS
+            else run(name, names, variants, only)
         )
         for part in parts:  # the facts of the GPU, then one workload after the other
             if as_json:
                 print(json.dumps(part), flush=True)
             if "contestants" not in part:
-                report = part | this_run() | {"command": command_of(name, against, variants, only)}
+                report = part | this_run() | {"command": command_of(name, against, variants, only, runs)}
                 report["workloads"] = bench_reports.before(out, name, part["card"])
                 continue
             add(report, part)
@@ -113,9 +118,13 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path,
             bench_reports.write(out, report | {"workloads": [w for w in report["workloads"] if w["name"] in seen]})
 
 
-def command_of(name: str, against: str, variants: bool, only: str) -> str:
+def command_of(name: str, against: str, variants: bool, only: str, runs: int = 0) -> str:
     """Return the command that repeats this measurement, without the folders of this machine."""
-    options = [*["--variants"] * variants, *(["--only", only] if only else [])]
+    options = [
+        *["--variants"] * variants,
+        *(["--only", only] if only else []),
+        *(["--runs", f"{runs}"] if runs else []),
+    ]
     return shlex.join(["workbench", "bench", name, "--against", against, *options])
 
 

@@ -19,7 +19,7 @@ Events = tuple[torch.cuda.Event, torch.cuda.Event]  # before and after a run
 
 WAIT = 8_000_000  # clock cycles, about 4 ms: longer than a busy host needs to launch a choice and its attention
 SECONDS = 0.4  # of measuring, for each candidate
-RUNS = (10, 200)  # fewest and most
+RUNS = (20, 200)  # fewest and most
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, A
             ready = fitted(scene, method, min(FIT, lengths[-1]))
             shares = densities(scene, ready, lengths[-1], lengths)  # it warms up, too
             ready_s = perf_counter() - begin
-            runs = [timed(scene, ready, lengths[-1], lengths) for _ in range(RUNS)]
+            runs = [timed(scene, ready, lengths[-1], lengths) for _ in range(max(RUNS, scene.runs))]
             for length in lengths:
                 times[length][method.name] = timing.of([run[length] for run in runs])
                 facts[length][method.name] = {

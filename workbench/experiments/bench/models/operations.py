@@ -160,16 +160,19 @@ def encode(scene: Scene) -> Iterator[Comparison]:
 OPERATIONS = {"question": question, "recompute": recompute, "prefill": whole_prompt, "decode": decode, "encode": encode}
 
 
-def run(name: str, against: list[str], only: str = "", tuning: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the report as it grows, in the form of `bench.run.run`. BadInput where there is no GPU."""
+def run(name: str, against: list[str], only: str = "", tuning: bool = False, runs: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the report as it grows, in the form of `bench.run.run`; `runs` of each candidate, at least.
+
+    BadInput where there is no GPU.
+    """
     if not GPU:
         raise BadInput("whole models are timed on a GPU, and there is none here")
     ceiling = roof()
     yield gpu_facts() | {"kernel": name, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
-    scene = Scene(build(), against, tuning=tuning)
+    scene = Scene(build(), against, tuning=tuning, runs=runs)
     if name == "chunked":
         yield from chunked.entries(scene, ceiling, only)
         return
     for work, candidates in OPERATIONS[name](scene):
         if only in work.name:
-            yield measured(work, candidates, ceiling)
+            yield measured(work, candidates, ceiling, runs)

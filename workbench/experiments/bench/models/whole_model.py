@@ -69,12 +69,14 @@ class Scene:
     """The arguments of every operation: the model, tokens of a `unit` (1024; tests take fewer), baselines asked for.
 
     tuning   what is tried beside the default is timed, in place of the baselines
+    runs     timed runs of every candidate, at least
     """
 
     model: PreTrainedModel
     against: list[str]
     unit: int = 1024
     tuning: bool = False
+    runs: int = 0
 
     def ids(self, count: int) -> torch.Tensor:
         """Draw token ids [count] on the CPU."""
@@ -106,7 +108,7 @@ def clock(work: Callable[[], Any]) -> float:
     return measure([work], torch.device(DEVICE), warm_up=0).p50 * 1e3
 
 
-def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof) -> dict[str, Any]:
+def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof, runs: int = 0) -> dict[str, Any]:
     """Return the entry of a workload, its candidates run one by one; tracebacks of those that fail go to stderr."""
     times: dict[str, timing.Time | str] = {}
     for candidate in candidates:
@@ -117,7 +119,7 @@ def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof) -
             sample = candidate.begin(candidate)
             first = None if candidate.warmed else sample()
             candidate.facts["ready_s"] = time.perf_counter() - begin  # preparation and the first run
-            times[candidate.name] = timing.of([sample() for _ in range(candidate.runs)])
+            times[candidate.name] = timing.of([sample() for _ in range(max(candidate.runs, runs))])
             candidate.facts["first_ms"] = first
         except Exception as problem:  # out of memory, or a backend that refuses the shape
             traceback.print_exc()
