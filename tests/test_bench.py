@@ -230,7 +230,7 @@ def faked(monkeypatch, card, *works):
 
 def test_a_report_of_one_workload_leaves_the_others_of_its_gpu(monkeypatch, tmp_path):
     def measured(against="flash", only=""):
-        command._time(["page_list_attention"], against, False, only, tmp_path, True)
+        command._time(["page_list_attention"], against, False, only, 0, tmp_path, True)
         return bench_reports.reports(results.read(tmp_path))["page_list_attention"]
 
     faked(monkeypatch, "H200", ("a", "flash"), ("b", "flash"))
