@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from store_serving import CPU, runs
+from store_serving import CPU, drawn, reordered, runs
 from typer.testing import CliRunner
 
 from tests import tiny
@@ -347,11 +347,20 @@ def test_serving_is_measured_by_state_and_mode_beside_its_baselines(paged, folde
     counted = [row for rows in runs(models.load(folder), TINY, paged) for row in rows]
     found = Results({}).with_rows("counts", counted, experiment="serving").counts("serving")
     table = expanded(scores(found), "scheduler")
-    assert len(table) == 14 and (table.ttft_ms > 0).all() and set(table.blocks) == {6}
+    assert len(table) == 15 and (table.ttft_ms > 0).all() and set(table.blocks) == {6}
     reuse = table[table.method == "reuse"]
     assert set(reuse.kind) == {"hot", "warm", "cold"} and (reuse.reused == 1).all()
     rows = table.set_index(["method", "ratio"]).rows_computed
     assert rows["full prefill", 0.0].item() == 28 > rows["prefix caching", 0.0].item() >= 4
+    assert 4 <= rows["reordered prefix caching", 0.0].item() <= rows["prefix caching", 0.0].item()
+
+
+def test_a_reordering_prefix_cache_finds_more_of_the_same_blocks():
+    asked = drawn(CPU, 97)
+    before, after = ([prompt.context for prompt in prompts] for prompts in (asked, reordered(asked)))
+    beginnings = [[context[:n] for context in order for n in range(1, len(context) + 1)] for order in (before, after)]
+    assert len(set(beginnings[1])) < len(set(beginnings[0]))
+    assert [set(context) for context in before] == [set(context) for context in after]
 
 
 def test_prompts_over_the_context_are_refused(folder):

@@ -5,11 +5,13 @@
 
 Each question has `per_question` blocks of a corpus, drawn by Zipf's law, in the order of the draw, and a question of
 its own. Cached blocks are on disk ("cold"), in host memory ("warm") or in pages ("hot"), loaded by every mode of the
-scheduler, as in `workbench serve-bench`. Baselines: full prefill of every token, and a prefix cache, which reuses
-what stands behind the same blocks only. They are asked fewer questions, two at a time: answers a second compare, times
-of so many requests that wait for each other do not.
+scheduler, as in `workbench serve-bench`. Baselines: full prefill of every token, a prefix cache, which reuses
+what stands behind the same blocks only, and one that puts the blocks of a question in the order of which it finds most
+(CacheWeaver, ContextPilot: a greedy walk over the prefix tree). They are asked fewer questions, two at a time: answers
+a second compare, times of so many requests that wait for each other do not.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +23,7 @@ from workbench import models
 from workbench.core.blocks import Block, Prompt
 from workbench.data.layouts import LAB
 from workbench.experiments.serving.serve_bench import counts, measure
+from workbench.experiments.simulation.simulated_caches import ReorderedPrefixCache
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.query_guided import QueryGuided
@@ -32,7 +35,8 @@ CPU: dict[str, Any] = {"blocks": 40, "block": 64, "per_question": 8, "question":
 CPU |= {"questions": 24, "baseline": 8, "chosen": 8, "batch": 8, "ratio": 0.15, "zipf": 1.0, "seed": 0}
 GPU = CPU | {"blocks": 2000, "block": 128, "per_question": 256, "question": 50, "answer": 8, "loaders": 4}
 GPU |= {"questions": 200, "baseline": 40, "chosen": 12}
-BASELINES = {"full prefill": ContiguousEngine, "prefix caching": PrefixEngine}
+REORDERED = "reordered prefix caching"
+BASELINES = {"full prefill": ContiguousEngine, "prefix caching": PrefixEngine, REORDERED: PrefixEngine}
 
 
 def drawn(load: dict[str, Any], vocabulary: int) -> list[Prompt]:
@@ -46,6 +50,17 @@ def drawn(load: dict[str, Any], vocabulary: int) -> list[Prompt]:
         asked = Block(tuple(draw.integers(3, vocabulary, load["question"])))
         prompts.append(Prompt((*(corpus[i] for i in which), asked)))
     return prompts
+
+
+def reordered(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return prompts with their context blocks in the order that a reordering prefix cache gives them, one by one."""
+    numbers: dict[Block, int] = {}
+    cache, made = ReorderedPrefixCache(), list[Prompt]()
+    for prompt in prompts:
+        by_number = {numbers.setdefault(block, len(numbers)): block for block in prompt.context}
+        found = cache.serve(list(by_number))
+        made.append(Prompt((*(by_number[number] for number, _ in found), prompt.blocks[-1])))
+    return made
 
 
 def runs(loaded: Loaded, load: dict[str, Any], paged: bool) -> Any:
@@ -66,7 +81,7 @@ def runs(loaded: Loaded, load: dict[str, Any], paged: bool) -> Any:
             served = measure(loaded, few, [mode], method, start=start, engine=engine, **shared)
             yield [{"method": "reuse", "ratio": ratio, **row} for row in counts(served, start, setting)]
     for name, kind in BASELINES.items():
-        few = prompts[: load["baseline"]]
+        few = (reordered(prompts) if name == REORDERED else prompts)[: load["baseline"]]
         two = shared | {"batch": min(2, load["batch"])}  # memory of whole prompts
         served = measure(loaded, few, ["request"], Full(), start="empty", engine="contiguous", contiguous=kind, **two)
         yield [{"method": name, "ratio": 0.0, **row, "kind": ""} for row in counts(served, "", setting)]
