@@ -280,6 +280,7 @@ class Calls:
 
     def in_threads(self, expected: list[int | None]) -> str:
         """Answer in several threads that share the runner."""
+        torch.set_num_threads(1)  # torch makes its own pool anew behind a fork: here, not in several threads at once
         self.pool = workbench.Pool(self.loaded.model, 256, 16)
         self.runner, found = workbench.Runner(self.loaded.model, self.pool), list[Any]()
 
