@@ -4,6 +4,7 @@ import pandas as pd
 
 from workbench.results import beside, scores
 
+MOST = 6  # models with their data in one figure
 QUESTIONS = ["source", "model", "data", "seed", "passages"]  # trials of these were asked the same questions
 NOTHING = ("", "none")
 
@@ -36,9 +37,9 @@ def charged(rows: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_page(table: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
-    """Return the trials of a page's model and data where there are any, else all: other models have other pages."""
+    """Return the trials of a page's model and data where there are any, else of the MOST that have most trials."""
     own = table[(table.model == model) & (table.data == data)]
-    return own if len(own) else table
+    return own if len(own) else table[table["where"].isin(table["where"].value_counts().index[:MOST])]
 
 
 def selector_curves(table: pd.DataFrame, prepare: str, least: int = 2) -> pd.DataFrame:
