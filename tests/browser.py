@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
-from playwright.sync_api import Browser, Error, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 from workbench.app.reports.thumbnail import chromium
 
@@ -44,6 +44,8 @@ IDLE = f"""() => {{ const panel = {NOTEBOOK};
   const busy = panel.content.widgets.some(cell => cell.model.type === 'code'
     && (cell.model.executionState === 'running' || cell.promptNode?.textContent.includes('*')));
   return panel.context.sessionContext.session?.kernel?.status === 'idle' && !busy; }}"""
+LOADED = """() => Promise.resolve(globalThis.workbenchPlotly)
+  .then(() => new Promise(done => requestIdleCallback(() => done(true))))"""  # plotly's script, and what waits for it
 OPEN = f"""async path => {{
   await window.jupyterapp.commands.execute('docmanager:open', {{path}});
   const context = {NOTEBOOK}.context;
@@ -72,20 +74,12 @@ class Reader:
         self.page = page
         self.forget()
         page.route("**/*", self._guard)
-        page.on("pageerror", self._note)
+        page.on("pageerror", lambda error: self.problems.append(f"{error}: {error.stack}"[:1500]))
 
     def forget(self) -> None:
         """Begin anew with what the page asked for and what went wrong in it."""
         self.left_the_machine: list[str] = []
         self.problems: list[str] = []
-
-    def _note(self, error: Error) -> None:
-        """Keep what went wrong, but not that a busy machine took more than anywidget's two seconds to start a figure.
-
-        The figure is drawn all the same (`figure.js`), which tests count.
-        """
-        if "Failed to initialize model" not in str(error):
-            self.problems.append(f"{error}: {error.stack}"[:1500])
 
     def _guard(self, route: Route) -> None:
         url = route.request.url
@@ -99,6 +93,15 @@ class Reader:
         """Run every cell and wait until the kernel is idle."""
         self.page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => true)")
         self.page.wait_for_function(IDLE, timeout=timeout_s * 1000, polling=200)  # not at every frame
+
+    def run_each(self, timeout_s: float = 120) -> None:
+        """Run the cells in turn, each when the page is idle again: anywidget gives a script two seconds to start."""
+        for _ in range(self.page.evaluate(f"() => {NOTEBOOK}.content.widgets.length")):
+            self.page.evaluate(
+                "() => window.jupyterapp.commands.execute('notebook:run-cell-and-select-next').then(() => true)"
+            )
+            self.page.wait_for_function(IDLE, timeout=timeout_s * 1000, polling=200)
+            self.page.evaluate(LOADED)
 
     def restart(self) -> None:
         """Restart the kernel of the notebook."""

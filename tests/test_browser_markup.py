@@ -91,7 +91,7 @@ def strange(folder, tmp_path_factory):
 
 def test_markup_of_strangers_stays_text_in_jupyterlab(lab, strange):
     with lab.open(strange) as reader:
-        reader.run_all()
+        reader.run_each()
         assert reader.errors() == []
         assert reader.wait_for_figures(at_least=7) >= 7
         reader.page.wait_for_function(

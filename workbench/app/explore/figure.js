@@ -1,9 +1,12 @@
 // A plotly figure in a notebook. anywidget gives a script two seconds and then drops every message: plotly's script takes
-// longer on a busy machine. So it is loaded once for all figures of a page, and messages wait for it.
+// longer on a busy machine. So one widget holds it, it is loaded once for all figures of a page, and messages wait for it.
 
 const MESSAGES = ["addTraces", "deleteTraces", "moveTraces", "restyle", "relayout", "update", "animate", "removeLayoutProps", "removeTraceProps"];
 
-const loaded = globalThis.workbenchPlotly ??= import(URL.createObjectURL(new Blob([PLOTLY], { type: "text/javascript" })));
+async function plotlyOf(model) {
+  const held = await model.widget_manager.get_model(model.get("_plotly").replace("IPY_MODEL_", ""));
+  return import(URL.createObjectURL(new Blob([held.get("text")], { type: "text/javascript" })));
+}
 
 export default () => {
   let figure;
@@ -15,7 +18,8 @@ export default () => {
         model.on(event, keep);
         return () => model.off(event, keep);
       });
-      figure = loaded.then((plotly) => {
+      globalThis.workbenchPlotly ??= plotlyOf(model);
+      figure = globalThis.workbenchPlotly.then((plotly) => {
         const made = plotly.default();
         made.initialize({ model });
         waiting.forEach((stop) => stop());

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
+from traitlets import Instance, Unicode
 
 from workbench.app.explore.linked import Selection
 from workbench.app.reports.figure_files import KINDS, write_figure
@@ -21,11 +23,6 @@ GONE = "No kernel is behind these controls any more. Run the notebook again from
 STYLE_TAG = f"""<style>{STYLE}
 .wb-explorer.jupyter-widgets-disconnected::before {{ content: {json.dumps(GONE)}; color: #c55a11; }}
 </style>"""  # figures follow the theme of the page
-PLOTLY = json.dumps(
-    str(go.FigureWidget._esm)
-)  # a string in a script is read in no time, five megabytes of code are not
-
-
 WITHOUT = "An explorer: it is shown by a notebook that runs. Run the cells from the first to this one."
 
 
@@ -36,13 +33,26 @@ class Explorer(widgets.VBox):
         return WITHOUT
 
 
+class Script(widgets.Widget):
+    """Plotly's script of five megabytes: sent to a page once, and saved once in a notebook, for all its figures."""
+
+    text = Unicode(str(go.FigureWidget._esm)).tag(sync=True)
+
+
+@lru_cache(1)
+def _script() -> Script:
+    return Script()
+
+
 class LiveFigure(go.FigureWidget):
     """A FigureWidget that is drawn however long the browser takes to load plotly's script."""
 
-    _esm = f"const PLOTLY = {PLOTLY};\n{Path(__file__).with_name('figure.js').read_text(encoding='utf-8')}"
+    _esm = Path(__file__).with_name("figure.js").read_text(encoding="utf-8")
+    _plotly = Instance(Script).tag(sync=True, **widgets.widget_serialization)
 
     def __init__(self, figure: go.Figure):
         self._complete = False
+        self._plotly = _script()
         super().__init__(figure)
         self._complete = True
         self.open()
