@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import ipywidgets as widgets
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -42,10 +43,19 @@ def marked(figure) -> list:
 
 def test_the_first_message_of_a_figure_holds_it(monkeypatch):
     opened_with = []
+    script = live.Script.held()
     monkeypatch.setattr("comm.create_comm", lambda **message: opened_with.append(message))
     live.LiveFigure(go.Figure(go.Bar(y=[1, 3, 2])))
     states = [message["data"]["state"] for message in opened_with if "_widget_data" in message["data"]["state"]]
     assert [state["_widget_data"][0]["y"] for state in states] == [[1, 3, 2]]
+    assert states[0]["_plotly"] == f"IPY_MODEL_{script.model_id}" and len(states[0]["_esm"]) < 10_000
+
+
+def test_figures_share_plotlys_script_until_widgets_are_closed():
+    first, second = (live.LiveFigure(go.Figure()) for _ in range(2))
+    assert first._plotly is second._plotly
+    widgets.Widget.close_all()
+    assert live.LiveFigure(go.Figure())._plotly is not first._plotly
 
 
 def test_explorers_of_one_prompt_mark_the_same_token(loaded, sample):

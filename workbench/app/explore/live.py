@@ -3,10 +3,9 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
-from functools import lru_cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ipywidgets as widgets
 import numpy as np
@@ -38,10 +37,14 @@ class Script(widgets.Widget):
 
     text = Unicode(str(go.FigureWidget._esm)).tag(sync=True)
 
+    _held: ClassVar["Script | None"] = None
 
-@lru_cache(1)
-def _script() -> Script:
-    return Script()
+    @classmethod
+    def held(cls) -> "Script":
+        """Return the one of this kernel, a new one where widgets were closed."""
+        if cls._held is None or cls._held.comm is None:
+            cls._held = cls()
+        return cls._held
 
 
 class LiveFigure(go.FigureWidget):
@@ -52,7 +55,7 @@ class LiveFigure(go.FigureWidget):
 
     def __init__(self, figure: go.Figure):
         self._complete = False
-        self._plotly = _script()
+        self._plotly = Script.held()
         super().__init__(figure)
         self._complete = True
         self.open()
