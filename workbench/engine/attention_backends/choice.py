@@ -210,7 +210,7 @@ def on_gpu(device: torch.device) -> bool:
     return device.type == "cuda" and _triton()
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=128)  # requests of a batch, each of its own length, in every layer
 def identity(length: int, device: torch.device) -> Paged:
     """Return a contiguous KV of `length` tokens as pages: page i is the i-th, and every slot stands at its place."""
     count = -(-length // PAGE)
