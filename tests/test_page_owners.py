@@ -1,5 +1,7 @@
 """Pages have owners: what is not held cannot be read, written or given back; a pool at random against one in memory."""
 
+from contextlib import contextmanager
+from random import Random
 from threading import Thread
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.random_models import Letters, block_of, model_of, prompt_of
 from tests.refusals import refused
@@ -19,11 +23,15 @@ from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages import page_storage, paged_pool
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.stream_order import StreamOrder
 from workbench.methods.generation import generate
+from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.paged.answers import PagedAnswers
 from workbench.methods.paged.request import requests_of
 from workbench.methods.sampling import SamplingParams
+from workbench.methods.select.kv_deviation import KvDeviation
+from workbench.methods.select.query_guided import QueryGuided
 from workbench.store import MemoryStore
 
 MODEL = model_of(num_hidden_layers=1)
@@ -283,3 +291,96 @@ def test_a_model_that_cannot_be_captured_says_why_and_runs_as_it_is(monkeypatch,
     torch.testing.assert_close(got, expected)
     assert not other.graphs and "not permitted" in other.why_uncaptured
     assert encoding.PACK > 0
+
+
+class FakeStream:
+    """A CUDA stream that does its work whenever `step` is called; an event is a list, [True] once it has come."""
+
+    def __init__(self):
+        self.queue = []
+
+    def wait_event(self, event):
+        self.queue.append(lambda: bool(event))
+
+    def record_event(self):
+        event = []
+        self.queue.append(lambda: event.append(True) or True)
+        return event
+
+    def step(self):
+        """Do the next piece of work, unless it waits."""
+        if self.queue and self.queue[0]():
+            self.queue.pop(0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_work_on_pages_runs_in_the_order_in_which_they_change_hands_whatever_stream_it_is_queued_on(seed):
+    random, streams = Random(seed), [FakeStream() for _ in range(3)]
+    now, pages, seen, expected = [None], [0] * 6, [], []
+    order = StreamOrder(lambda: now[0])
+    free, active, last = set(range(6)), {}, [0] * 6
+    for number in range(1, 120):
+        stream = random.choice(streams)
+        if stream in active:  # its thread has pages: it reads and writes them, or ends
+            context, page = active[stream]
+            expected.append((number, last[page]))
+            stream.queue.append(lambda n=number, p=page: seen.append((n, pages[p])) or True)
+            last[page] = number
+            stream.queue.append(lambda n=number, p=page: pages.__setitem__(p, n) or True)
+            if random.random() < 0.5:
+                context.__exit__(None, None, None)
+                free.add(active.pop(stream)[1])
+        elif free:
+            now[0] = stream
+            active[stream] = order(), free.pop()
+            active[stream][0].__enter__()
+        for _ in range(random.randrange(3)):
+            random.choice(streams).step()
+    while any(stream.queue for stream in streams):
+        random.choice(streams).step()
+    assert sorted(seen) == expected
+
+
+class Watched(TorchDispatchMode):
+    """Counts operations that read or write pages of any pool; `loose` are those outside of `Pool.in_order`."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.pages, self.depth, self.inside, self.loose = set(), 0, 0, []
+        made = page_storage.PageStorage.__init__
+
+        def init(pool, *given, **named):
+            made(pool, *given, **named)
+            self.pages |= {x.untyped_storage().data_ptr() for x in (*pool.keys, *pool.values)}
+
+        @contextmanager
+        def in_order(_order):
+            self.depth += 1
+            yield
+            self.depth -= 1
+
+        monkeypatch.setattr(page_storage.PageStorage, "__init__", init)
+        monkeypatch.setattr(StreamOrder, "__call__", in_order)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if not func.is_view and any(x.untyped_storage().data_ptr() in self.pages for x in tensors):
+            self.inside += bool(self.depth)
+            self.loose += [] if self.depth else [func]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Reuse(),
+        Reuse(select=QueryGuided(), ratio=0.3),
+        Reuse(select=KvDeviation(), ratio=0.3),
+        Full(),
+    ],
+)
+def test_pages_are_read_and_written_in_order_only(method, monkeypatch):
+    model, prompts = model_of(), [prompt_of(20, 8, seed=i) for i in range(2)]
+    with Watched(monkeypatch) as watched:
+        generate(model, Letters(), prompts, method, engine="paged", max_new_tokens=3)
+    assert watched.inside and not watched.loose

@@ -13,6 +13,8 @@ from workbench.core.errors import BadInput
 from workbench.core.utils import runner
 from workbench.core.utils.runner import Outcome, Workers
 from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.graphs.graph_step import Captured
+from workbench.engine.pages import page_storage
 from workbench.engine.pages.paged_pool import Pool
 
 
@@ -285,3 +287,78 @@ def test_a_prompt_computed_elsewhere_answers_at_once(pool):
         list(runner.decode([prompt], logits, 6))
     prompt.complete = True
     assert [step[0] for step in runner.decode([prompt], logits, 6)] == expected
+
+
+# --- Threads on CUDA streams of their own: what is late on one of them is waited for on the device (`Pool.in_order`)
+CYCLES = 1 << 28  # some 150 ms of a GPU
+
+
+def on(stream, work):
+    """What `work` returns in a thread that queues on this stream."""
+
+    def queue():
+        with torch.cuda.stream(stream):
+            return work()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(queue).result()
+
+
+def late(work):
+    """`work` behind a sleep of the device."""
+
+    def called(*given):
+        torch.cuda._sleep(CYCLES)
+        return work(*given)
+
+    return called
+
+
+def answered(pool):
+    """What `begun` returns, its answer read: all its steps are captured; two streams, and an answer to expect."""
+    runner, cached, prompt, logits = begun(pool)
+    answer = [step[0] for step in runner.decode([prompt], logits, 8)]
+    torch.cuda.synchronize()
+    return runner, cached, logits, answer, torch.cuda.Stream(), torch.cuda.Stream()
+
+
+@CAPTURED
+def test_blocks_that_another_stream_writes_are_waited_for_by_the_device_and_not_by_the_host(pool, monkeypatch):
+    runner, _, _, expected, mine, theirs = answered(pool)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.zero_()
+    torch.cuda.synchronize()
+    with monkeypatch.context() as patch:
+        patch.setattr(page_storage, "index_copy", late(page_storage.index_copy))
+        cached = on(theirs, lambda: pool.encode(MODEL, BLOCKS))
+    prompt = pool.open(cached, len(QUESTION) + 12)
+    logits = on(mine, lambda: runner.prefill([prompt], [QUESTION]))
+    assert not (pool.kernels and theirs.query()), "the host has waited"
+    steps = on(torch.cuda.Stream(), lambda: list(runner.decode([prompt], logits, 8)))
+    assert [step[0] for step in steps] == expected
+
+
+@CAPTURED
+def test_pages_given_back_are_not_written_before_another_stream_has_read_them(pool):
+    runner, cached, expected, _, mine, theirs = answered(pool)
+    prompt = pool.open(cached, len(QUESTION) + 12)
+    logits = on(mine, late(lambda: runner.prefill([prompt], [QUESTION])))
+    pool.close(prompt)
+    for block in cached:
+        pool.give(block)
+    again = on(theirs, lambda: pool.encode(MODEL, [block_of(len(block), seed=90 + len(block)) for block in BLOCKS]))
+    assert {page for block in again for page in block.pages.tolist()} & set(cached[0].pages.tolist())
+    mine.synchronize()
+    torch.testing.assert_close(logits, expected)
+
+
+@CAPTURED
+def test_steps_of_one_runner_take_turns_on_the_device(pool, monkeypatch):
+    runner, cached, expected, _, mine, theirs = answered(pool)
+    one, two = (pool.open(cached, len(QUESTION) + 12) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Captured, "run", late(Captured.run))  # its inputs are sent before
+        logits = on(mine, lambda: runner.prefill([one], [QUESTION]))
+    on(theirs, lambda: runner.prefill([two], [QUESTION.flip(0)]))
+    mine.synchronize()
+    torch.testing.assert_close(logits, expected)

@@ -57,9 +57,10 @@ class Runner:
              each shape
     coarse   pad requests to powers of two: fewer captures where their lengths are many
 
-    Several threads may share a runner: steps take turns, and answers in progress have inputs of their own. Every step
-    holds a lease of the pages of its prompts. BadInput, before the step, where a prompt was closed or continued in
-    another answer, a block was given back or weights were exchanged since.
+    Several threads may share a runner, each on a CUDA stream of its own: steps take turns, and the device waits for
+    what other streams still do with pages (`Pool.in_order`), the host does not; answers in progress have inputs of
+    their own. Every step holds a lease of the pages of its prompts. BadInput, before the step, where a prompt was
+    closed or continued in another answer, a block was given back or weights were exchanged since.
     """
 
     model: PreTrainedModel
@@ -140,11 +141,9 @@ class Runner:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Compute what `prefill` does, and the queries [B, Hq, R, D] of `layers`, R the most tokens of a request.
 
-        Rows behind a request's own tokens are padding. The next call writes over the queries.
+        Rows behind a request's own tokens are padding.
         """
-        logits, batch = self._prefill(prompts, tokens, layers, wait)
-        most = max(map(len, tokens))
-        return logits, {layer: x[: len(prompts), :, :most] for layer, x in batch.queries.items()}
+        return self._prefill(prompts, tokens, layers, wait)
 
     def _prefill(
         self,
@@ -152,7 +151,7 @@ class Runner:
         tokens: Sequence[Tensor],
         layers: tuple[int, ...] = (),
         wait: Callable[[int], None] | None = None,
-    ) -> tuple[Tensor, StaticBatch]:
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         with self._turn:
             return self._prefill_now(prompts, tokens, layers, wait)
 
@@ -162,22 +161,23 @@ class Runner:
         tokens: Sequence[Tensor],
         layers: tuple[int, ...],
         wait: Callable[[int], None] | None,
-    ) -> tuple[Tensor, StaticBatch]:
-        host = token_arrays(self.pool, prompts, tokens)
-        bucket = self._bucket(prompts, max(map(len, tokens)), queries=layers)
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        host, most = token_arrays(self.pool, prompts, tokens), max(map(len, tokens))
+        bucket = self._bucket(prompts, most, queries=layers)
         ready = self._ready(bucket, wait is not None)
         batch = ready.batch
         batch.wait = wait
-        batch.clear(common(prompts, max(map(len, tokens))))
+        batch.clear(common(prompts, most))
         for i, (prompt, ids) in enumerate(zip(prompts, host, strict=True)):
             batch.put(i, prompt, len(ids))
             batch.on_host["ids"][i, : len(ids)] = ids
         with self._leased(prompts):
             batch.send()
             logits = ready.run()[: len(prompts)].clone()
+            queries = {layer: x[: len(prompts), :, :most].clone() for layer, x in batch.queries.items()}
         for prompt, rows in zip(prompts, host, strict=True):  # where it fails, nothing counts as written
             prompt.written += len(rows)
-        return logits, batch
+        return logits, queries
 
     @annotations.checked
     @torch.no_grad()
@@ -202,8 +202,10 @@ class Runner:
         check_prompts(self.pool, prompts)
         if count < 1 or any(prompt.reserve < count - 1 for prompt in prompts):
             raise BadInput(f"{count} tokens for prompts with room for {[prompt.reserve for prompt in prompts]}")
-        first = first_tokens(self.pool, prompts, logits)
-        with self._turn:
+        with self._turn, self.pool.in_order():
+            first = first_tokens(self.pool, prompts, logits)
+            if logits.is_cuda:  # of another stream, maybe: they are read here when they are gone there
+                logits.record_stream(torch.cuda.current_stream(logits.device))
             ready = self._free(self._bucket(prompts, 1, max(1, count)))
             batch = ready.batch
             assert isinstance(batch, DecodeBatch)
@@ -261,7 +263,8 @@ class Runner:
                 leases.enter_context(prompt.lease)
             for prompt in prompts:
                 self.pool.check(prompt)
-            yield
+            with self.pool.in_order():
+                yield
             for prompt in prompts:
                 self.pool.check(prompt)
 

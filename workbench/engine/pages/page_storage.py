@@ -18,6 +18,7 @@ from workbench.engine.attention_backends.attention_problem import AttentionProbl
 from workbench.engine.attention_backends.choice import named, rerotate
 from workbench.engine.encoding import index_copy, packed_pass, packs
 from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
+from workbench.engine.pages.stream_order import StreamOrder, current_stream
 from workbench.models.spec import attach
 
 STEP = 128  # tokens that a step of the kernels for Hopper takes, where they are rerotated alike
@@ -29,6 +30,9 @@ class PageStorage:
 
     kernels  Triton's kernels carry out the attention; None: on a GPU, over pages of `LEAST` tokens or more. Without
              them it is their torch reference.
+
+    Threads may read and write pages on CUDA streams of their own: `in_order()` is a context behind all earlier ones on
+    any stream, which every method here queues its work in. Who reads or writes `keys` and `values` himself enters it.
     """
 
     def __init__(self, model: PreTrainedModel, pages: int, size: int = 64, kernels: bool | None = None):
@@ -52,6 +56,7 @@ class PageStorage:
         self.pages, self.size, self.pairing = pages, size, spec.pairing
         hopper = gpu and torch.cuda.get_device_capability(spec.device)[0] == 9
         self.run = max(1, STEP // size) if self.kernels and hopper else 1  # pages that are best rerotated alike
+        self.in_order = StreamOrder(current_stream(spec.device))
         self.inv_freq = [table.to(spec.device, torch.float32).contiguous() for table in spec.inv_freq]
         try:
             self.keys, self.values = (
@@ -86,13 +91,16 @@ class PageStorage:
 
             texts = [torch.tensor(blocks[i].tokens) for i in group]
             passes.append(packed_pass(model, texts, self.spec.layers, write, self.kernels))
-        for run in passes:
-            run()
+        with self.in_order():
+            for run in passes:
+                run()
 
     def copy_in(self, kvs: Sequence[KV], cached: Sequence[Cached]) -> None:
         """Copy runs of tokens into the pages of `cached`, one copy a layer for all of them."""
-        if kvs:
-            slots = torch.cat([self.slots(one) for one in cached]).to(self.device)
+        if not kvs:
+            return
+        slots = torch.cat([self.slots(one) for one in cached]).to(self.device)
+        with self.in_order():
             for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
                 whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
                 mine.index_copy_(1, slots, whole.to(mine.device, mine.dtype))
@@ -113,11 +121,11 @@ class PageStorage:
         distance = shifts.repeat_interleave(lengths).to(self.device)
         length = len(slots)
         kv = self.spec.empty(length + reserve)
-        for layer, table in enumerate(self.inv_freq):
-            rerotate(
-                self.keys[layer][:, slots], distance, table, self.pairing, kv.keys[layer][:, :length], self.kernels
-            )
-            kv.values[layer][:, :length] = self.values[layer][:, slots]
+        with self.in_order():
+            for layer, table in enumerate(self.inv_freq):
+                keys, out = self.keys[layer][:, slots], kv.keys[layer][:, :length]
+                rerotate(keys, distance, table, self.pairing, out, self.kernels)
+                kv.values[layer][:, :length] = self.values[layer][:, slots]
         return kv
 
     def read(
@@ -139,13 +147,15 @@ class PageStorage:
         else:
             kv = self.spec.empty(length, reserve)
         slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
-        for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
-            theirs.index_copy_(1, places, mine[:, slots])
+        with self.in_order():
+            for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
+                theirs.index_copy_(1, places, mine[:, slots])
         return kv
 
     def write(self, prompt: PagedPrompt, kv: KV, rows: int) -> None:
         """Copy the first `rows` own rows of a prompt into its pages from a contiguous KV of it; they are computed."""
         slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
-        for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
-            mine.index_copy_(1, slots, theirs[:, places])
+        with self.in_order():
+            for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
+                mine.index_copy_(1, slots, theirs[:, places])
         prompt.written = rows

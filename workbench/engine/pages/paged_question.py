@@ -78,11 +78,12 @@ def from_question(
         pool.close(prompt)
     places = Places.of(pool, context)
     total = torch.zeros(places.beyond.shape, device=pool.device)
-    for layer in chosen:
-        own = getattr(runner.model.get_decoder().layers[layer].self_attn, "scaling", None)
-        asked = queries[layer][0, :, -(last or len(question)) :]
-        keys = places.keys(pool, layer)
-        total += weights(asked, keys, places.beyond, own, over, system if over == "documents" else 0)
+    with pool.in_order():
+        for layer in chosen:
+            own = getattr(runner.model.get_decoder().layers[layer].self_attn, "scaling", None)
+            asked = queries[layer][0, :, -(last or len(question)) :]
+            keys = places.keys(pool, layer)
+            total += weights(asked, keys, places.beyond, own, over, system if over == "documents" else 0)
     return total[~places.beyond]
 
 

@@ -30,7 +30,8 @@ class NoRoom(Exception):
 class PageTier(Books):
     """Blocks in the pages of `pool`; what has to make room goes to `behind`, unless it is there already.
 
-    On a GPU, blocks come from page-locked memory in one copy each, and are put into their pages there.
+    On a GPU, blocks come from page-locked memory in one copy each, and are put into their pages there. One thread
+    computes over them, on one stream: loaders wait for its events, so nobody else gives pages of this pool back.
     """
 
     def __init__(self, pool: Pool, behind: TieredStore, name: str = "gpu"):
