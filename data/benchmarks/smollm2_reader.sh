@@ -3,9 +3,10 @@
 #     python data/benchmarks/split_questions.py --file nq-open-oracle.jsonl.gz --out runs/files
 #     FILES=runs/files OUT=runs/readers bash data/benchmarks/smollm2_reader.sh
 # The reader is trained in full mode; reader-block on the same text in full and block mode in turn, as Block-Attention
-# does. Each seed of each gives $OUT/KIND-SEED/adapter; plans/reader-*.toml measure them.
+# does; reader-naive as reader-block, but blocks keep the positions they were cached at, each from 0. Each seed of each
+# gives $OUT/KIND-SEED/adapter; plans/reader-*.toml measure them.
 # Shipped is seed 0 of each, whatever it scores. Training samples that share a question or a passage with HELD are left out.
-# SEEDS    seeds of training; KINDS: reader reader-block; SIDE runs share the GPUs side by side (ten on two H100s: 7 minutes)
+# SEEDS    seeds of training; KINDS: reader reader-block reader-naive; SIDE runs share the GPUs side by side (ten on two H100s: 7 minutes)
 # EVERY    steps between two scorings of reader-block in both modes on HELD; 0: never (five runs that share a GPU are
 #          stopped by them for minutes)
 # STEPS    of each training, each over 8 contexts of up to 8 questions; RANK of LoRA; LR its highest learning rate
@@ -20,13 +21,14 @@ export GPUS=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
 mkdir -p "$OUT"
 cat "$FILES"/{nq-rest,manuals-train,lab-train}.jsonl >"$OUT/train.jsonl"
 one() { # NUMBER KIND SEED
-    local run=$OUT/$2-$3 evaluate=()
+    local run=$OUT/$2-$3 evaluate=() positions=re-encoded
+    [ "$2" != reader-naive ] || positions=naive
     [ "$2" = reader ] || [ "$EVERY" = 0 ] || evaluate=(--evaluate-data "$HELD" --evaluate-every "$EVERY" --evaluate-samples "${SAMPLES:-200}" --evaluate-passages 10)
     [ "$GPUS" = 0 ] || export CUDA_VISIBLE_DEVICES=$(($1 % GPUS))
     [ -d "$run/adapter" ] || "$PYTHON" -m workbench tune --model "$MODEL" --base-name smollm2 --out "$run" \
         --data "$OUT/train.jsonl" --exclude "$HELD" --overlap drop --mode "$([ "$2" = reader ] && echo full || echo mixed)" \
         --mix "${MIX:-2-12}" --questions "${QUESTIONS:-8}" --lora-rank "$RANK" --lora-targets all --lr "$LR" --warmup 20 \
-        --steps "$STEPS" --batch "${BATCH:-8}" --max-length 4096 --seed "$3" --workers 2 --save-every 100000 \
+        --positions "$positions" --steps "$STEPS" --batch "${BATCH:-8}" --max-length 4096 --seed "$3" --workers 2 --save-every 100000 \
         --device "$([ "$GPUS" = 0 ] && echo cpu || echo cuda)" --attention "${ATTENTION:-auto}" ${evaluate[@]+"${evaluate[@]}"}
 }
 export -f one
