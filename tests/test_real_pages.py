@@ -10,6 +10,7 @@ from test_report import invoke
 
 from workbench.app.notebooks import run as notebook_run
 from workbench.app.reports import real_pages, report
+from workbench.data import assets
 from workbench.models import pretrained
 from workbench.models.gguf.header import VERSION
 
@@ -21,7 +22,7 @@ LOAD = "from workbench.models import pretrained\n\nassert pretrained.folder(mode
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """A user's cache with nothing in it, and no browser."""
-    monkeypatch.setenv(pretrained.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(assets.CACHE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 

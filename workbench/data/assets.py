@@ -1,15 +1,28 @@
-"""Where the shipped models and corpora lie: names to paths, from a checkout or from an installed wheel, in any folder.
+"""Where models and corpora are stored: names to paths, from a checkout or from an installed wheel, in any folder.
 
 data/models/<name>/             a checkpoint in Hugging Face format, or an adapter as `peft` writes it
 data/<corpus>/sample.jsonl      a fixed sample of a corpus
+cache()/models/<name>/          a checkpoint that was fetched
 """
 
+import os
 from pathlib import Path
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
+from workbench.core.utils.files import is_file
 
 _package, _checkout = Path(__file__).resolve().parents[1:3]
+CACHE = "WORKBENCH_CACHE"  # environment variable: folder for what is fetched
 ROOT = _checkout / "data" if (_checkout / "pyproject.toml").is_file() else _package / "shipped"
+
+
+def cache() -> Path:
+    """Return the folder for what is fetched."""
+    if chosen := os.environ.get(CACHE):
+        return Path(chosen).expanduser()
+    from platformdirs import user_cache_path  # not on every machine that runs a converted model
+
+    return user_cache_path("workbench")
 
 
 def models() -> list[str]:
@@ -35,3 +48,15 @@ def corpus_path(name: str) -> Path:
     if name not in corpora():
         raise BadInput(f"unknown corpus {name!r}: shipped are {', '.join(corpora()) or 'none'}")
     return ROOT / name / "sample.jsonl"
+
+
+def tokenizer_file(model: str) -> Path:
+    """Return `tokenizer.json` of a checkpoint folder, of a shipped model or of a fetched one. Raises BadInput."""
+    folders = (Path(model), ROOT / "models" / model, cache() / "models" / model)
+    for file in (folder / "tokenizer.json" for folder in folders):
+        if is_file(file):
+            return file
+    raise BadInput(
+        f"model {shown(model)} has no tokenizer.json here: a checkpoint folder, a shipped model "
+        f"({', '.join(models())}) or a fetched one is needed; an adapter's is its base model's"
+    )

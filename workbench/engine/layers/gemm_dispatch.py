@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from workbench.core.utils import files
+from workbench.data.assets import cache
 from workbench.engine.attention_backends.choice import kernel
-from workbench.models.pretrained import cache
 
 TORCH = "torch"
 LARGE = 16 << 20  # bytes of a matrix below which torch's product is taken unmeasured

@@ -176,7 +176,7 @@ def request_savings(records: Sequence[dict[str, Any]], source: str) -> go.Figure
         height=46 * len(rows),
         mode="group",
         left=230,
-        x={"title_text": "share of the pairs of full (causal) attention", "tickformat": ".0%", "range": [0, 1.06]},
+        x={"title_text": "share of the pairs of full (causal) attention", "tickformat": ".0%", "range": [0, 1.1]},
         y={"autorange": "reversed", "showgrid": False},
         title="What the masks leave to do",
         caption=f"Text: {source}. Counted exactly from the masks: pairs (row, column) with column ≤ row.",

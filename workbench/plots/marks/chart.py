@@ -10,6 +10,7 @@ The caption says n, seed, device and source of what is drawn, computed from the 
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from textwrap import wrap
 from typing import Any
 
 import pandas as pd
@@ -19,10 +20,12 @@ from workbench.plots.marks.bars import Bars, bar_chart
 from workbench.plots.marks.dots import Column, dots
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import Look
+from workbench.plots.marks.table import drawn_width
 from workbench.plots.marks.table import table as text_table
-from workbench.plots.marks.theme import BLOCKS, FAINT, log_ticks
+from workbench.plots.marks.theme import BLOCKS, FAINT, NARROW_PAGE, WIDTH, log_ticks
 
 DASHES = ("solid", "dash", "dot", "dashdot")  # of sources, in their order
+LONG = 40  # letters of a row's name that stay on one line
 SYMBOLS = ("", "-open", "-dot", "-open-dot")  # behind a symbol, of sources
 Style = Callable[[str], Look]
 Axis = str | Mapping[str, Any]  # a title, or plotly's settings
@@ -64,12 +67,13 @@ def lines(
     shared: dict[str, Any] = {"x": x, "x_axis": x_axis, "y_axis": y_axis, "x_log": x_log, "y_log": y_log}
     shared |= {"percent": percent, "level": level}
     rows = rows.dropna(subset=[y] if any("x" in about for about in given.values()) else [x, y])
-    drawn = []
-    for name, part in _panels(rows, panel, {key: key for key in given}):
+    drawn, found = [], _panels(rows, panel, {key: key for key in given})
+    wide = (WIDTH - 96) * NARROW_PAGE * 0.7 / max(1, len(found))  # px of a panel on a narrow page
+    for name, part in found:
         own = {"title": str(name), **shared, **given.get(name, {})}
         part = part.dropna(subset=[own["x"]])
         if len(part):
-            drawn.append(_panel(part, rows, y, by, look, hover, **own))
+            drawn.append(_panel(part, rows, y, by, look, hover, wide, **own))
     if not drawn:
         return None
     return _sourced(line_chart(drawn, **_texts(rows, title, caption, more), **more), rows)
@@ -82,6 +86,7 @@ def _panel(
     by: str,
     look: Style | None,
     hover: str,
+    wide: float,
     *,
     title: str,
     x: str,
@@ -94,8 +99,8 @@ def _panel(
 ) -> Panel:
     """Return the panel of some of the rows."""
     series = [_series(own, label, style, x, y, hover, percent) for label, style, own in _groups(part, rows, by, look)]
-    horizontal = {**_axis(x_axis or x), **({"type": "log", **log_ticks(part[x])} if x_log else {})}
-    vertical = {**_axis(y_axis or y), **({"tickformat": ".0%"} if percent else {})}
+    horizontal = {**_axis(x_axis or x), **({"type": "log", **log_ticks(part[x], wide)} if x_log else {})}
+    vertical = {**_axis(y_axis or y), **({"tickformat": ".1~%"} if percent else {})}
     vertical |= {"type": "log", **log_ticks(part[y])} if y_log else {}
     return Panel(title, series, horizontal, vertical, level)
 
@@ -164,12 +169,14 @@ def bars(
     if rows.empty:
         return None
     by = by or "source"
+    rows = rows.assign(**{y: rows[y].astype(str).map(_two_lines)})
     names = list(dict.fromkeys(rows[y]))
+    longest = max(drawn_width(line, 11) for name in names for line in name.split("<br>"))
     drawn = [
         Bars(label, style.colour, list(own[y]), list(own[x]), f"<b>%{{y}}</b><br>{label}: %{{x:{form}}}<extra></extra>")
         for label, style, own in _groups(rows, rows, by, look)
     ]
-    settings = {"height": 34 * len(names) + 16, "left": 40 + 7 * max(map(len, map(str, names)))} | more
+    settings = {"height": 34 * len(names) + 16, "left": 30 + round(longest)} | more
     vertical = {"categoryorder": "array", "categoryarray": names[::-1], "ticks": "", "showgrid": False}
     texts = _texts(rows, title, caption, settings)
     return _sourced(
@@ -231,7 +238,10 @@ def _few(values: pd.Series) -> str:
     if known and all(isinstance(value, int | float) for value in known):
         low, high = min(known), max(known)
         return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
-    return " and ".join(map(str, known)) if len(known) <= 4 else f"{len(known)} kinds"
+    if len(known) > 4:
+        return f"{len(known)} kinds"
+    *before, last = map(str, known or [""])
+    return " and ".join([", ".join(before)] * bool(before) + [last])
 
 
 def _panels(rows: pd.DataFrame, panel: str, panels: Mapping[str, str] | None) -> list[tuple[str, pd.DataFrame]]:
@@ -284,6 +294,14 @@ def _ends(name: str) -> tuple[str, str]:
 
 def _axis(axis: Axis) -> dict[str, Any]:
     return {"title_text": axis} if isinstance(axis, str) else dict(axis)
+
+
+def _two_lines(name: str) -> str:
+    """Break the name of a row that would take much of the figure, behind its first part or in its middle."""
+    if len(name) <= LONG:
+        return name
+    first, mark, rest = name.partition(" · ")
+    return f"{first}<br>{rest}" if mark else "<br>".join(wrap(name, -(-len(name) // 2) + 6))
 
 
 def _texts(rows: pd.DataFrame, title: str, caption: str, more: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from workbench.plots.marks.theme import (
     FAINT,
     INK,
     LETTER,
+    NARROW_PAGE,
     SMALLEST,
     WIDTH,
     Texts,
@@ -23,6 +24,8 @@ from workbench.plots.marks.theme import (
     log_ticks,
     panel_titles,
 )
+
+CLOSE = 120  # px of a panel under which the labels of its axis would touch those of the next
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,10 @@ def dots(
     """
     names = list(dict.fromkeys(r["name"] for column in columns for r in column.rows))
     titles = [column.title for column in columns]
-    fig = make_subplots(1, len(columns), shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=titles)
+    gap = 0.03 if len(columns) < 5 else 0.045
+    fig = make_subplots(1, len(columns), shared_yaxes=True, horizontal_spacing=gap, subplot_titles=titles)
     left = 30 + round(6.1 * max(map(len, names)))
-    wide = round((WIDTH - left - 24) * (1 - 0.03 * (len(columns) - 1)) / len(columns))  # px, of a panel
+    wide = round((WIDTH - left - 24) * (1 - gap * (len(columns) - 1)) / len(columns))  # px, of a panel
     titled, size = _axis_titles([column.axis for column in columns], wide)
     shifts = _shifts(columns, looks) if spread else {}
     for col, column in enumerate(columns, 1):
@@ -123,9 +127,12 @@ def _shifts(columns: Sequence[Column], looks: Mapping[str, Look]) -> dict[tuple[
 def _axis(fig: go.Figure, col: int, column: Column, wide: int, title: dict[str, Any]) -> None:
     """Set the horizontal axis of a panel of `wide` px, and its level."""
     shown: dict[str, Any] = {"nticks": max(2, min(6, wide // 45)), "tickangle": 0}
-    shown |= {"tickformat": ".0%"} if column.percent else {}
-    shown |= {"range": [-0.04, 1.04]} if column.whole else {}
-    shown |= {"type": "log", **log_ticks(r["mean"] for r in column.rows)} if column.log else {}
+    shown |= {"tickformat": ".1~%"} if column.percent else {}
+    if column.whole:
+        edge = max(0.04, 6 / (NARROW_PAGE * wide))  # so that a mark at the end is whole
+        ends = {} if wide > CLOSE else {"tickvals": [0, 1], "ticktext": ["0", "100%"], "tickfont": {"size": 10}}
+        shown |= {"range": [-edge, 1 + edge], **ends}
+    shown |= {"type": "log", **log_ticks((r["mean"] for r in column.rows), NARROW_PAGE * wide)} if column.log else {}
     fig.update_xaxes(title=title, gridcolor=FAINT, **shown, row=1, col=col)
     if column.level is not None and not column.log:
         fig.add_vline(column.level, line={"color": INK, "width": 1, "dash": "dot"}, row=1, col=col)
@@ -146,6 +153,6 @@ def _axis_titles(titles: Sequence[str], wide: int) -> tuple[Collection[int], int
     panel.
     """
     longest = max(1, *map(len, titles)) * LETTER
-    if len(set(titles)) == 1 and 12 * longest > wide:
+    if len(set(titles)) == 1 and 12 * longest > NARROW_PAGE * wide:
         return [(len(titles) + 1) // 2], 12
     return range(1, len(titles) + 1), max(SMALLEST, min(12, floor(wide / longest)))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from math import ceil, floor, log10
+from math import ceil, floor, inf, log10
 from textwrap import wrap
 from typing import Any, NotRequired, TypedDict
 
@@ -12,6 +12,7 @@ HERE = "here"  # source of numbers that are measured while a notebook runs, and 
 WIDTH = 900  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
 FRAME, TITLE_HEIGHT = ("title", "notice", "caption"), 50  # names of the notes that frame a figure; px
+NARROW_PAGE, TICK = 0.8, 40  # least width of a figure on a page, of WIDTH; px of a tick's label with its gap
 LETTER, SMALLEST = 0.6, 10  # width of a letter by its height, on average; px of the smallest title of a panel
 FONT = "Inter, 'Open Sans', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
@@ -206,13 +207,18 @@ def _lines(text: str, width: int) -> list[str]:
     return [line for part in text.split("<br>") for line in wrap(part, width, break_on_hyphens=False)]
 
 
-def log_ticks(values: Iterable[float]) -> dict[str, Any]:
-    """Return the ticks of a logarithmic axis: powers of ten where they span over three, else 1-2-5 steps."""
+def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, Any]:
+    """Return the ticks of a logarithmic axis: powers of ten where they span over three, else 1-2-5 steps.
+
+    A horizontal axis of `wide` px has fewer where their labels would touch.
+    """
     positive = [value for value in values if value > 0] or [1.0]
     low, high = floor(log10(min(positive))), ceil(log10(max(positive)))
     if high - low > 3 or high > 5:
         return {"dtick": 1, "exponentformat": "power"}
-    steps = [digit * 10.0**power for power in range(low, high + 1) for digit in (1, 2, 5)]
+    decade = inf if wide is None else wide / max(0.1, log10(max(positive) / min(positive)))
+    digits = (1, 2, 5) if decade * 0.3 > TICK else (1, 3) if decade * 0.47 > TICK else (1,)
+    steps = [digit * 10.0**power for power in range(low, high + 1) for digit in digits]
     return {"tickvals": steps, "ticktext": [f"{step:,.3g}" if step < 1000 else f"{step:,.0f}" for step in steps]}
 
 

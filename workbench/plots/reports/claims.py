@@ -34,7 +34,7 @@ Cell = tuple[str, str]  # notebook without its ending, id of the cell
 STYLE = """
 <style>
 .claims { font: 14px/1.45 system-ui, sans-serif; }
-.claims fieldset { border: 0; margin: 0 0 6px; padding: 0; } .claims label { margin-right: 14px; }
+.claims fieldset { border: 0; margin: 0 0 6px; padding: 0; } .claims label { margin-right: 14px; white-space: nowrap; }
 .claims details, .claims .head { border-bottom: 1px solid #8884; }
 .claims summary, .claims .head { display: grid; gap: 0 16px; padding: 5px 4px; align-items: start;
   grid-template-columns: 150px minmax(200px, 1fr) minmax(200px, 1fr) 120px; }
@@ -47,8 +47,9 @@ STYLE = """
 {%- for verdict, look in looks.items() %} .claims .{{ verdict }} .verdict { color: {{ look.colour }}; }{% endfor %}
 .claims .verdict { font-weight: 600; filter: brightness(var(--claims-light, 1)); }
 @media (prefers-color-scheme: dark) { :root:not([data-jp-theme-light]) .claims { --claims-light: 1.5; } }
-@media (max-width: 900px) { .claims summary, .claims .head { grid-template-columns: 90px 1fr 110px; }
-  .claims .number { grid-column: 2 / 4; grid-row: 2; } .claims .head .number { display: none; } }
+@media (max-width: 900px) { .claims summary, .claims .head { grid-template: auto 1fr / 90px 1fr 110px; }
+  .claims summary > :first-child { grid-row: 1 / 3; } .claims .number { grid-column: 2 / 4; grid-row: 2; }
+  .claims .head .number { display: none; } }
 {%- for group, names in filters.items() %}{% for name in names %}
 .claims:has(.pick-{{ group }}-{{ name }}:checked) details:not(.{{ name }}) { display: none; }
 {%- endfor %}{% endfor %}
@@ -59,7 +60,7 @@ TABLE = """
 {%- for group, names in filters.items() %}
 <fieldset><label><input type="radio" name="claims-by-{{ group }}" class="pick-{{ group }}-all"
  {%- if chosen[group] == "all" %} checked{% endif %}> all</label>
-{%- for name, shown in names.items() %}<label><input type="radio" name="claims-by-{{ group }}"
+{%- for name, shown in names.items() %} <label><input type="radio" name="claims-by-{{ group }}"
  class="pick-{{ group }}-{{ name }}"{% if chosen[group] == name %} checked{% endif %}> {{ shown }}</label>
 {%- endfor %}</fieldset>
 {%- endfor %}
