@@ -95,12 +95,16 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000, lev
     scores = np.asarray(values, dtype=float)
     if scores.size == 0:
         return math.nan, math.nan
-    rng, n = np.random.default_rng(seed), scores.size
-    at_once = max(1, DRAWS // n)
-    counts = [min(at_once, resamples - begun) for begun in range(0, resamples, at_once)]
-    means = np.concatenate([scores[rng.integers(0, n, (count, n))].mean(1) for count in counts])
+    means = np.concatenate([scores[drawn].mean(1) for drawn in _draws(scores.size, resamples, seed)])
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def _draws(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Draw n of n questions with replacement, many resamples at once: [resamples of this part, n]."""
+    rng, at_once = np.random.default_rng(seed), max(1, DRAWS // n)
+    for begun in range(0, resamples, at_once):
+        yield rng.integers(0, n, (min(at_once, resamples - begun), n))
 
 
 @lru_cache(maxsize=8)
@@ -139,8 +143,7 @@ def normalised(
     score, low_end, high_end = table.mean(1) if n else np.zeros(3)
     if high_end == low_end:
         return math.nan, math.nan, math.nan
-    rng = np.random.default_rng(seed)
-    means = np.array([table[:, rng.integers(0, n, n)].mean(1) for _ in range(resamples)]).T
+    means = np.concatenate([table[:, drawn].mean(2) for drawn in _draws(n, resamples, seed)], axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         resampled = (means[0] - means[1]) / (means[2] - means[1])
     low, high = np.nanquantile(resampled, [(1 - level) / 2, (1 + level) / 2], method="nearest")

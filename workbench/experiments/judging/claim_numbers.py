@@ -12,7 +12,6 @@ from workbench.metrics.answers import normalised
 from workbench.metrics.latency import ratio
 from workbench.metrics.paired import bits_explained, difference
 from workbench.metrics.seeds import mean_over_seeds, over_runs
-from workbench.results.schema import METHOD
 
 SHARED = {  # columns in which both sides of a comparison agree, by table
     "answers": ("source", "model", "data", "passages", "seed"),
@@ -65,7 +64,7 @@ def _of_group(group: pd.DataFrame, asked: ClaimScope) -> Iterator[Number]:
     if left.empty or any(each.empty for each in others):
         return
     if asked.table == "answers":
-        for _, own in left.groupby(list(METHOD), sort=False, dropna=False, observed=True):
+        for _, own in left.groupby("trial", sort=False):
             if number := _of_answers(own, others, asked):
                 yield number
     elif asked.over == "seeds":
@@ -76,7 +75,9 @@ def _of_group(group: pd.DataFrame, asked: ClaimScope) -> Iterator[Number]:
     else:
         alike = [name for name in PAIRED if name in left and asked.table == "timings" and name not in asked.across]
         for _, row in left.iterrows():
-            own = [other[(other[alike] == row[alike]).all(axis=1)] for other in others]
+            own = others
+            for name in alike:
+                own = [other[other[name] == row[name]] for other in own]
             if any(other.empty for other in own):
                 continue
             ends = ROWS[asked.how](row, own, asked)
@@ -109,13 +110,13 @@ def _closest(rows: pd.DataFrame, left: pd.DataFrame) -> pd.DataFrame:
     """
     asked = set(left.question)
     rows = rows.assign(same=rows.command.isin(set(left.command))).sort_values("same", kind="stable")
-    methods = [own for _, own in rows.groupby(list(METHOD), sort=False, dropna=False, observed=True)]
+    methods = [own for _, own in rows.groupby("trial", sort=False)]
     return max(methods, key=lambda own: (len(asked & set(own.question)), len(asked & set(own[own.same].question))))
 
 
 def _by_seed(rows: pd.DataFrame, measure: str) -> dict[int, pd.Series]:
     """Return {training seed: score by question}; -1 stands for a model without one."""
-    runs = rows.assign(run=rows.training_seed.fillna(-1).astype(int))
+    runs = rows[["question", measure]].assign(run=rows.training_seed.fillna(-1).astype(int))
     runs = runs.drop_duplicates(["run", "question"], keep="last")
     return {int(run): own.set_index("question")[measure] for run, own in runs.groupby("run")}
 

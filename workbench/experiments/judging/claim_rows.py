@@ -18,7 +18,7 @@ from workbench.results import Results, expanded
 from workbench.results.schema import METHOD, columns
 
 UNUSED = ["versions", "weights", "answer", "expected", "samples"]
-OF_ANSWER = "source model data passages seed training_seed device command time question em".split()
+OF_ANSWER = "source model data passages seed training_seed device command time question trial em".split()
 ORDER = ("smallest", "largest")
 Selector = Mapping[str, Any]
 
@@ -92,7 +92,10 @@ class Tables:
         if (table, experiment) not in self._kept:
             rows = _with_settings(self.found.table(table, experiment).drop(columns=UNUSED, errors="ignore"))
             texts = [name for name, kind in columns(table).items() if kind is str and name in rows]
-            self._kept[table, experiment] = rows.astype(dict.fromkeys(("source", "setting", *texts), "category"))
+            rows = rows.astype(dict.fromkeys(("source", "setting", *texts), "category"))
+            trial = rows.groupby(list(METHOD), sort=False, dropna=False, observed=True).ngroup()
+            numbered = {"question": rows.question.cat.codes} if table == "answers" else {}
+            self._kept[table, experiment] = rows.assign(trial=trial, **numbered)
         return self._kept[table, experiment]
 
 
@@ -118,7 +121,7 @@ def chosen(rows: pd.DataFrame, wanted: Selector) -> pd.DataFrame:
         if _ordered(want) and len(rows):
             values = pd.to_numeric(rows[name])
             if "em" in rows:  # answers: of a method, not of its questions
-                values = values.groupby([rows[key] for key in METHOD], dropna=False, observed=True).transform("mean")
+                values = values.groupby(rows.trial).transform("mean")
             rows = rows[values == (values.max() if want == "largest" else values.min())]
     return rows
 
@@ -128,9 +131,8 @@ def fitting(rows: pd.DataFrame, wanted: Selector) -> np.ndarray:
     fits = np.ones(len(rows), bool)
     for name, want in wanted.items():
         if not _ordered(want):
-            column = rows[name]
-            values = [value for value in column.unique() if value == value and _fits(_named(name, value), want)]
-            fits &= (column.isin(values) | (column.isna() if want is None else False)).to_numpy(bool)
+            codes, values = pd.factorize(rows[name])  # -1 where there is none
+            fits &= np.array([*(_fits(_named(name, value), want) for value in values), want is None], bool)[codes]
     return fits
 
 
