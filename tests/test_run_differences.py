@@ -168,10 +168,19 @@ def test_a_trial_writes_its_questions_beside_its_record(folder, tmp_path):
     assert len(run.answers) == 4 and run.scores["n"] == 4
 
 
-def test_one_model_alone_answers_nothing(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "1 run: at least two"),
+        (["{record}", "--base", "x"], "no run is named 'x': there are tiny, full, tiny, block"),
+        (["{record}", "--score", "x"], "not every run has a score 'x'"),
+    ],
+)
+def test_models_answer_nothing_where_the_comparison_is_refused(words, problem, folder, records, monkeypatch):
     monkeypatch.setattr(Trial, "run_each", None)
-    done = CliRunner().invoke(app, ["compare", str(folder), "--samples", "1"])
-    assert done.exit_code == 2 and "1 run: at least two" in done.stderr, done.output
+    words = [word.format(record=records / "block") for word in words]
+    done = CliRunner().invoke(app, ["compare", str(folder), *words, "--samples", "1"])
+    assert done.exit_code == 2 and problem in done.stderr, done.output
 
 
 def test_bad_words_end_in_one_sentence(records, tmp_path):

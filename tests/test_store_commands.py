@@ -107,7 +107,7 @@ def test_verify_says_which_block_is_damaged_and_repair_encodes_it_again(kept, fo
     code, text = run("store", "verify", kept)
     assert code == 1 and text.count("damaged: the checksum of") == 1 and text.startswith(path.name)
     code, text = run("store", "repair", kept)
-    assert code == 0 and "passages encoded again: 1" in text and "stay: 7" in text and text.endswith(": whole\n")
+    assert code == 0 and "passages encoded again: 1" in text and "stay: 7" in text and ": whole\n" in text
     assert list(quarantine.reasons(kept)) == [path.name]
     again = {key: FolderStore(kept).get(key) for key in FolderStore(kept)}
     assert again.keys() == blocks.keys() and all(len(again[key]) == len(blocks[key]) for key in again)
@@ -116,6 +116,26 @@ def test_verify_says_which_block_is_damaged_and_repair_encodes_it_again(kept, fo
         assert run("store", "repair", kept)[0] == 0
     assert FolderStore(kept).blocks_of(path.stem) and len(FolderStore(kept)) == len(blocks)
     assert trial(folder, files, "--store", kept)["hit_rate"] == 1
+
+
+def test_verify_says_which_file_is_gone_and_repair_encodes_it_again(kept, folder, files, tmp_path):
+    blocks = sorted(FolderStore(kept))
+    path = max(kept.glob("passages-*.safetensors"))
+    path.unlink()
+    code, text = run("store", "verify", kept)
+    assert code == 1 and text.startswith(f"{path.name}: gone") and ": damaged\n" in text
+    assert run("store", "export", kept, tmp_path / "kept.tar")[0] == 2
+    assert run("store", "repair", kept, "--no-encode")[0] == 1
+    found = said("store", "repair", kept)
+    assert found["whole"] and found["made"] == 8 and sorted(FolderStore(kept)) == blocks
+    path.unlink()
+    code, text = run("store", "encode", files / "text.md", "--model", folder, "--to", kept)  # would take its name
+    assert code == 2 and f"lacks {path.name}" in text
+    assert said("store", "encode", files / "questions.json", "--model", folder, "--to", kept)["made"] == 8
+    said("store", "encode", files / "text.md", "--model", folder, "--to", kept)
+    path.unlink()
+    assert run("store", "verify", kept)[0] == 1 and run("store", "repair", kept)[0] == 0
+    assert said("store", "gc", kept, "--budget", 1)["files"] and said("store", "verify", kept)["whole"]
 
 
 @pytest.mark.parametrize("place", [0.2, 0.5, 0.8])
@@ -215,7 +235,7 @@ def test_a_damaged_archive_or_store_is_refused_and_nothing_is_left(kept, tmp_pat
     assert not (tmp_path / "back").exists() and not list(tmp_path.glob(".*"))
     damage(kept)
     code, text = run("store", "export", kept, tmp_path / "b.tar.zst")
-    assert code == 2 and "holds damaged blocks" in text and not (tmp_path / "b.tar.zst").exists()
+    assert code == 2 and "is damaged" in text and not (tmp_path / "b.tar.zst").exists()
 
 
 def test_an_archive_cannot_write_outside_its_folder(kept, tmp_path):
@@ -324,6 +344,10 @@ def test_damaged_blocks_at_a_url_are_encoded_again_and_no_others(folder, files, 
         found = said("store", "repair", to)
         assert found["whole"] and found["repaired"] == [f"{key}.safetensors"] and found["made"] <= 1
         assert sorted(RemoteStore(to).listed()) == blocks
+    fs.rm_file(f"{root}/{blocks[0]}.safetensors")
+    code, text = run("store", "verify", to)
+    assert code == 1 and f"{blocks[0]}.safetensors" in text and ": gone" in text
+    assert said("store", "repair", to)["whole"] and sorted(RemoteStore(to).listed()) == blocks
     assert said("store", "encode", files / "questions.json", "--model", folder, "--to", to)["made"] == 0
 
 

@@ -127,6 +127,7 @@ class FolderStore(quarantine.Repairing):
         else:
             with writing(path):
                 path.unlink(missing_ok=True)
+                manifest.forget_files(self.folder, {path.name})
             self._contents.pop(path, None)
         self._forget(key, why)
 

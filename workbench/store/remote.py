@@ -105,11 +105,16 @@ class RemoteStore(quarantine.Repairing):
 
     def forget_written(self, keys: Container[str]) -> None:
         """Delete the notes of `write` that name one of some blocks, so that they are written again."""
+        for path, named in self.notes():
+            if any(key in keys for key in named):
+                self._calls.needed("delete a note", partial(self.fs.rm_file, path))
+
+    def notes(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield the notes of `write`, by their paths: the keys that each names."""
         pattern = f"{self.root}/*{WRITTEN}"
         for path in self._calls.needed("list its notes", lambda: list(self.fs.glob(pattern))):
             text = self._calls.needed("give a note", partial(content, self.fs, path))
-            if any(key in keys for key in text.decode(errors="replace").split()):
-                self._calls.needed("delete a note", partial(self.fs.rm_file, path))
+            yield path, text.decode(errors="replace").split()
 
     def has_file(self, name: str) -> bool:
         """Return whether `write(name, …)` has ended."""

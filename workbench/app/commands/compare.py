@@ -63,19 +63,21 @@ def compare(
     from workbench.app.reports.compared_page import report
     from workbench.app.reports.figure_files import write_figure
     from workbench.experiments.trials import runs as reading
-    from workbench.experiments.trials.run_differences import compared
+    from workbench.experiments.trials.record import label_of
+    from workbench.experiments.trials.run_differences import check_asked, compared, planned
     from workbench.experiments.trials.trial import Trial
     from workbench.plots.reports.run_differences import differences
 
     asked = {"data": source, "samples": samples, "seed": seed, "passages": passages, "device": device}
-    planned = {text: Trial(model=text, **options(method, asked)) for text in named}
-    read = {text: reading.read(text) for text in run if text not in planned}
-    if (count := len(planned) + sum(map(len, read.values()))) < 2:
-        raise BadInput(f"{count} run: at least two are needed to compare")
-    for name, trial in planned.items():
+    trials = {text: Trial(model=text, **options(method, asked)) for text in named}
+    words = {name: f"{Path(name).name}, {label_of(trial.settings())}" for name, trial in trials.items()}
+    read = {text: reading.read(text) for text in run if text not in trials}
+    read |= {name: [planned(words[name], trial.settings())] for name, trial in trials.items()}
+    check_asked(_named([each for text in run for each in read[text]]), base, score or ())
+    for name, trial in trials.items():
         with progress(f"answering with {name}") as advance:
             record, rows = trial.run_each(advance)
-        read[name] = [reading.of_record(record, rows, name, f"{Path(name).name}, {record.label}")]
+        read[name] = [reading.of_record(record, rows, name, words[name])]
     found = compared(_named([each for text in run for each in read[text]]), base, score or ())
     if markdown is not None:
         write_text(markdown, compared_page.markdown(found))

@@ -2,6 +2,7 @@
 
 import json
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
@@ -87,16 +88,7 @@ class Record(Quality):
     @property
     def label(self) -> str:
         """The method in words: "full", "block", "block, after_system, query_guided at 15%", …"""
-        trial = self.trial
-        words = [trial["mode"]]
-        words += [f"{trial['positions']} positions"] if trial["positions"] != "re-encoded" else []
-        words += [trial["prepare"]] if trial["prepare"] != "independent" else []
-        if trial["select"] != "none":
-            words.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
-        words += [trial[name] for name in ("correct", "attend") if trial.get(name, "none") != "none"]
-        words += [trial["sparse"]] if trial.get("sparse", "none") != "none" else []
-        words += [f"chunks of {trial['chunk']}"] if trial.get("chunk") else []
-        return ", ".join(words)
+        return label_of(self.trial)
 
     def _repr_html_(self) -> str:
         """Show scores with their intervals, costs, parameters and versions in a notebook."""
@@ -165,3 +157,16 @@ def device_name(device: torch.device) -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def label_of(trial: Mapping[str, Any]) -> str:
+    """Return the method of a trial in words, from its fields."""
+    words = [trial["mode"]]
+    words += [f"{trial['positions']} positions"] if trial["positions"] != "re-encoded" else []
+    words += [trial["prepare"]] if trial["prepare"] != "independent" else []
+    if trial["select"] != "none":
+        words.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
+    words += [trial[name] for name in ("correct", "attend") if trial.get(name, "none") != "none"]
+    words += [trial["sparse"]] if trial.get("sparse", "none") != "none" else []
+    words += [f"chunks of {trial['chunk']}"] if trial.get("chunk") else []
+    return ", ".join(words)

@@ -1,11 +1,12 @@
 """Runs side by side: paired differences of scores, ratios of costs, and what changed in parameters and versions."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import BadInput
+from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.runs import Run, changed, distinct
 from workbench.metrics.paired import difference, mcnemar
 
@@ -105,14 +106,7 @@ def compared(runs: Sequence[Run], base: str | None = None, scores: Sequence[str]
 
     Raises BadInput for fewer than two runs, an unknown base, and a score that a run lacks.
     """
-    if len(runs) < 2:
-        raise BadInput(f"{len(runs)} run: at least two are needed to compare")
-    named = distinct(runs)
-    level = _base(named, base)
-    common = [name for name in level.scores if all(name in run.scores for run in named)]
-    if missing := [name for name in scores if name not in common]:
-        known = [name for name in SCORES if name in common] or common
-        raise BadInput(f"not every run has a score {missing[0]!r}: they share {', '.join(known) or 'none'}")
+    named, level, common = check_asked(runs, base, scores)
     wanted = list(scores) or [name for name in SCORES if name in common]
     if not wanted and all(run.record is None for run in named):
         wanted = [name for name in common if not name.endswith(("_low", "_high"))]
@@ -122,6 +116,25 @@ def compared(runs: Sequence[Run], base: str | None = None, scores: Sequence[str]
     found = tuple(difference_of(run, level, score, seed) for run in others for score in wanted)
     parameters, versions = changed([run.parameters for run in named]), changed([run.versions for run in named])
     return RunComparison(tuple(named), level, found, parameters, versions)
+
+
+def check_asked(runs: Sequence[Run], base: str | None, scores: Sequence[str]) -> tuple[list[Run], Run, list[str]]:
+    """Return the runs by their names, the base, and the scores that all have; BadInput as `compared`."""
+    if len(runs) < 2:
+        raise BadInput(f"{len(runs)} run: at least two are needed to compare")
+    named = distinct(runs)
+    level = _base(named, base)
+    common = [name for name in level.scores if all(name in run.scores for run in named)]
+    if missing := [name for name in scores if name not in common]:
+        known = [name for name in SCORES if name in common] or common
+        raise BadInput(f"not every run has a score {missing[0]!r}: they share {', '.join(known) or 'none'}")
+    return named, level, common
+
+
+def planned(name: str, parameters: Mapping[str, Any]) -> Run:
+    """Return a trial that has not run yet as a run, for `check_asked`: all scores are 0."""
+    numbers = (*SCORES, *COSTS, *(field.name for field in fields(Record)))
+    return Run(name, "", parameters, dict.fromkeys(numbers, 0.0))
 
 
 def difference_of(run: Run, base: Run, score: str, seed: int = 0) -> RunDifference:

@@ -2,7 +2,7 @@
 
 <out>/manifest.json, *.safetensors    a `FolderStore`
       prepared.json                   what it took
-      _SUCCESS                        written last
+      _SUCCESS                        written last: the files of blocks, one a line
       unprepared/                     KV that neighbours are stitched from; removed at the end
 """
 
@@ -33,13 +33,14 @@ from workbench.models.checkpoints import first_line
 from workbench.models.loading import Loaded
 from workbench.models.spec import attach
 from workbench.store import fingerprint
-from workbench.store.files.manifest import CHECKSUM, TOKENIZER, checksum
+from workbench.store.files.block_file import SUFFIX
+from workbench.store.files.manifest import CHECKSUM, SUCCESS, TOKENIZER, checksum, files_of
 from workbench.store.keys import vocabulary
 from workbench.store.remote_calls import file_system
 from workbench.store.urls import Where, forget, is_begun, note, opened, read_note, within
 
 Progress = Callable[[int, int], None]  # (passages done, of how many)
-SUCCESS, ASKED = "_SUCCESS", "prepared.json"
+ASKED = "prepared.json"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Preparation(PreparationFields):
         if is_begun(self.out):
             opened(self.out, kind_of(model, policy, tokenizer))  # refuses a store of another kind
         stages = self._stages(policy, corpus)
+        kept = self._kept()
         made, total, done, seconds = 0, sum(len(stage.passages) for stage in stages), 0, 0.0
         with self._makers(model, system, stages) as make:  # refuses a cluster that does not answer
             opened(self.out, kind_of(model, policy, tokenizer), new=True)
@@ -108,7 +110,17 @@ class Preparation(PreparationFields):
                     if progress:
                         progress(done, total)
                 seconds += end - begin
-        return self._finish(policy, corpus, made, seconds)
+        return self._finish(policy, corpus, made, seconds, kept)
+
+    def _kept(self) -> set[str]:
+        """Return the files that earlier runs have filled. BadInput where some are gone that this one would not make."""
+        if is_url(self.out):  # there the notes of every shard name its blocks
+            return set()
+        kept = files_of(Path(self.out))
+        lost = sorted(name for name in kept if not (Path(self.out) / name).is_file())
+        if lost and self.data not in {each["data"] for each in asked_before(self.out)}:
+            raise BadInput(f"{self.out} lacks {lost[0]}, which it had: `workbench store repair {self.out}` first")
+        return kept
 
     def _stages(self, policy: Prepare, corpus: Corpus) -> list[PrepareStage]:
         """Return what is left to do: no stage where all shards are written. A shard with a damaged header is not."""
@@ -139,7 +151,8 @@ class Preparation(PreparationFields):
         with shards.elsewhere(self.workers, self.cluster, given) as make:
             yield make
 
-    def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float) -> Prepared:
+    def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float, kept: set[str]) -> Prepared:
+        """Note what was made, beside the files that an earlier run has `kept`."""
         forget(self.out, UNPREPARED)
         tokens, size = sum(map(len, corpus.blocks)), opened(self.out).bytes
         speed = made / seconds if made else 0.0
@@ -152,7 +165,9 @@ class Preparation(PreparationFields):
             before = []
         found = {"asked": asked, "before": before, "found": asdict(prepared)}
         note(self.out, ASKED, json.dumps({**found, CHECKSUM: checksum(found)}, indent=1))
-        note(self.out, SUCCESS, "")
+        if not is_url(self.out):
+            kept |= {path.name for path in Path(self.out).glob(f"*{SUFFIX}")}
+        note(self.out, SUCCESS, "".join(f"{name}\n" for name in sorted(kept)))
         return prepared
 
 

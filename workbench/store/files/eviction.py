@@ -5,7 +5,7 @@ from pathlib import Path
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import remove_leftovers, sync, writing
-from workbench.store.files import quarantine
+from workbench.store.files import manifest, quarantine
 from workbench.store.files.block_file import SUFFIX
 from workbench.store.folder import FolderStore
 
@@ -44,18 +44,19 @@ def collect_garbage(folder: Path, budget: int) -> Collected:
             path.unlink(missing_ok=True)
         size = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
         gone: list[str] = []
-        deleted = 0
+        deleted = set[str]()
         for path in sorted(keys_of, key=_last_read):
             if size <= budget:
                 break
             size -= path.stat().st_size
             path.unlink()
             gone += keys_of[path]
-            deleted += 1
+            deleted.add(path.name)
         if gone:
+            manifest.forget_files(folder, deleted)
             quarantine.note_evicted(folder, gone, f"to make room: the budget is {budget / 1e6:,.1f} MB")
         sync(folder)
-    return Collected(str(folder), budget, before, size, deleted, len(gone))
+    return Collected(str(folder), budget, before, size, len(deleted), len(gone))
 
 
 def _by_file(store: FolderStore) -> dict[Path, list[str]]:

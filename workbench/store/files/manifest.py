@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from workbench.store.keys import FORMAT_VERSION
 log = logging.getLogger(__name__)
 LOOKED_AT = 64  # files whose headers are asked of which model their blocks are
 MANIFEST, CHECKSUM, MADE, TOKENIZER = "manifest.json", "checksum", "made", "tokenizer"
+SUCCESS = "_SUCCESS"  # of a folder that was filled to its end: its files of blocks, one a line
 
 
 class Damaged(ValueError):
@@ -117,6 +118,20 @@ def parsed(data: bytes) -> dict[str, Any]:
     if "format" not in there:
         raise Gone("it names no format")
     return there
+
+
+def files_of(folder: Path) -> set[str]:
+    """Return the files of blocks that a folder had when it was filled to its end; none where that is not known."""
+    try:
+        return set((folder / SUCCESS).read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return set()
+
+
+def forget_files(folder: Path, names: Set[str]) -> None:
+    """Note that files were deleted on purpose: they are not missed any more."""
+    if names & (known := files_of(folder)):
+        write_text(folder / SUCCESS, "".join(f"{name}\n" for name in sorted(known - names)))
 
 
 def text(kind: Mapping[str, Any]) -> str:

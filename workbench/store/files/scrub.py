@@ -24,7 +24,7 @@ class Finding:
 
     file: str
     block: str | None  # its key; None: the whole file
-    kind: str  # damaged; foreign: it holds no cached blocks; later: of a later version
+    kind: str  # damaged; gone; foreign: it holds no cached blocks; later: of a later version
     detail: str
 
     def __str__(self) -> str:
@@ -50,16 +50,17 @@ class Scrub:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is damaged."""
-        return not any(finding.kind == "damaged" for finding in self.findings)
+        """Whether nothing is damaged or gone."""
+        return not any(finding.kind in ("damaged", "gone") for finding in self.findings)
 
 
 def verify(folder: Path, repair: bool = False, progress: Progress | None = None) -> Scrub:
     """Read every file of a folder and verify every checksum; with `repair`, set the files aside that are damaged.
 
     Blocks of them that are whole stay, in a file of the same name. The others are encoded again by whoever asks for
-    them, or by `workbench store encode`. Files of later versions, and such as hold no cached blocks, are named and left
-    alone. Raises BadInput for a folder of something else.
+    them, or by `workbench store encode`. Files that are gone, though nobody has evicted them, are named, and those of
+    later versions, and such as hold no cached blocks, which are left alone. Raises BadInput for a folder of
+    something else.
     """
     findings, counts, size = _of_manifest(folder), Counter[str](), 0
     paths = sorted(folder.glob(f"*{SUFFIX}"))
@@ -72,6 +73,8 @@ def verify(folder: Path, repair: bool = False, progress: Progress | None = None)
             size += known.state[2]
         if progress:
             progress(done, len(paths))
+    lost = sorted(manifest.files_of(folder) - {path.name for path in paths})
+    findings += [Finding(name, None, "gone", "it was there when the folder was filled") for name in lost]
     damaged = {finding.file for finding in findings if finding.kind == "damaged"} - {manifest.MANIFEST}
     kept = _set_aside(folder, [finding for finding in findings if finding.file in damaged]) if repair else 0
     removed = tuple(sorted(damaged)) if repair else ()
@@ -124,8 +127,10 @@ def verify_remote(url: str, repair: bool = False, progress: Progress | None = No
     damaged = tuple(finding.file for finding in findings if finding.kind == "damaged") if repair else ()
     for name in damaged:
         store.remove(name.removesuffix(SUFFIX), "it was damaged")
-    if damaged:
-        store.forget_written({name.removesuffix(SUFFIX) for name in damaged})
+    lost = {key for _, keys in store.notes() for key in keys} - set(listed)
+    findings += [Finding(f"{key}{SUFFIX}", key, "gone", "it was there when the store was filled") for key in lost]
+    if repair and (lost or damaged):
+        store.forget_written(lost | {name.removesuffix(SUFFIX) for name in damaged})
     return Scrub(url, len(listed), len(listed), sum(listed.values()), unchecked, tuple(findings), damaged)
 
 

@@ -17,7 +17,7 @@ from workbench.store.files.file_header import NAME
 from workbench.store.folder import FolderStore
 
 ENDINGS = (".tar", ".tar.zst")
-BESIDE = ("prepared.json", "_SUCCESS")  # what `workbench prepare` writes beside the blocks
+BESIDE = ("prepared.json", manifest.SUCCESS)  # what `workbench prepare` writes beside the blocks
 Progress = Callable[[int, int], None]  # (files, of how many)
 
 
@@ -42,7 +42,7 @@ def pack(folder: Path, archive: Path, progress: Progress | None = None) -> Trans
         raise BadInput(f"{archive} lies in the folder that is exported: name a file elsewhere")
     found = scrub.verify(folder)
     if not found.whole:
-        raise BadInput(f"{folder} holds damaged blocks: `workbench store repair` first; {found.findings[0]}")
+        raise BadInput(f"{folder} is damaged: `workbench store repair` first; {found.findings[0]}")
     paths = [folder / manifest.MANIFEST, *(folder / name for name in BESIDE if (folder / name).is_file())]
     paths += sorted(folder.glob(f"*{SUFFIX}"))
 
@@ -61,7 +61,7 @@ def pack(folder: Path, archive: Path, progress: Progress | None = None) -> Trans
 def unpack(archive: Path, folder: Path) -> Transferred:
     """Make a new folder of the blocks in an archive; it appears when every checksum was verified.
 
-    Raises BadInput for a file that is no such archive, is damaged or holds damaged blocks, and for a folder that is
+    Raises BadInput for a file that is no such archive, is damaged or lacks blocks, and for a folder that is
     there.
     """
     _check_name(archive)
@@ -76,7 +76,7 @@ def unpack(archive: Path, folder: Path) -> Transferred:
             _take_out(archive, partial)
             found = scrub.verify(partial)
             if not found.whole:
-                raise BadInput(f"{archive} holds damaged blocks: {found.findings[0]}")
+                raise BadInput(f"{archive} is damaged: {found.findings[0]}")
             FolderStore(partial)
     return Transferred(str(archive), str(folder), found.files, found.blocks, found.bytes)
 
