@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from docutils import nodes
 from latex2mathml.converter import convert
 
-from workbench.app.docs import text as docs_text
+from workbench.app.docs import methods as docs_text
 
 project = "Cached-block workbench"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]

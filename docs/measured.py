@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from workbench.app.docs.text import table
+from workbench.app.docs.methods import table
 from workbench.experiments.trials.record import device_name
 
 PAGE = Path(__file__).with_name("safe.md")

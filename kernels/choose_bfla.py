@@ -5,7 +5,7 @@
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Heads of a
 GQA group choose together. A block scores the largest product of any two vectors of `flat` tokens of it and another's
-(`workbench.core.tiling.block_scores.bfla`), and the rule says what is kept
+(`workbench.core.tiling.tile_selection.bfla`), and the rule says what is kept
 (`workbench.core.tiling.tile_selection.TileRule`).
 
 Only one fp32 score for each pair of blocks is written: products of flattened groups are a matrix product whose tiles
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.tiling import block_scores
+from workbench.core.tiling import tile_selection
 from workbench.core.tiling.tile_selection import TileRule, kept
 from workbench.kernels._select import vectors as _choose_vectors
 from workbench.kernels._select.keep import carry_out, fits
@@ -39,7 +39,7 @@ def configure(dtype: torch.dtype) -> Config:
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int) -> Tensor:
     """Scores in fp32."""
     length, group = keys.shape[2], q.shape[1] // keys.shape[1]
-    scores = (block_scores.bfla(*one, rule.block, flat) for one in zip(q, keys, strict=True))
+    scores = (tile_selection.bfla(*one, rule.block, flat) for one in zip(q, keys, strict=True))
     return torch.stack([kept(*one, length, rule, group, True) for one in zip(scores, rows, strict=True)])
 
 
@@ -86,7 +86,7 @@ def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int, *, 
 
 
 def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, flat: int) -> Tensor:
-    """[B, Hq, Lq, Lkv] fp32: `block_scores.bfla`, unwritten where no row sees the block."""
+    """[B, Hq, Lq, Lkv] fp32: `tile_selection.bfla`, unwritten where no row sees the block."""
     batch, heads, count, width = q.shape
     length, groups, channels = keys.shape[2], block // flat, _choose_vectors.step(q)
     row_blocks, key_blocks = -(-count // block), -(-length // block)

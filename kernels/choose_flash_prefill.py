@@ -4,9 +4,8 @@
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. The score
-is the log of a sum over the rows of a block (`workbench.core.tiling.block_scores.flash_prefill`); the rule says what is
-kept (`workbench.core.tiling.tile_selection.TileRule`). One fp32 score for each pair of blocks is written, no logit of a
-row.
+is the log of a sum over the rows of a block (`core.tiling.tile_selection.flash_prefill`); the rule says what is kept
+(`core.tiling.tile_selection.TileRule`). One fp32 score for each pair of blocks is written, no logit of a row.
 
 Mean keys are fp32. The matrix unit takes them as the sum of two numbers in the dtype of the queries: what rounding
 leaves of the first is the second, so that logits are fp32's to 16 bits and more. Reading all keys for their means is
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.tiling import block_scores
+from workbench.core.tiling import tile_selection
 from workbench.core.tiling.tile_selection import TileRule, kept
 from workbench.kernels._select.keep import carry_out, fits
 from workbench.kernels._shared.attention import LOG2E, Config, rows_first
@@ -53,7 +52,7 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule) -> Tensor:
     """Scores in fp32."""
     choices = []
     for queries, own_keys, at in zip(q, keys, rows, strict=True):
-        scores = block_scores.flash_prefill(queries, own_keys, at, rule.block)
+        scores = tile_selection.flash_prefill(queries, own_keys, at, rule.block)
         choices.append(kept(scores, at, keys.shape[2], rule, logits=True))
     return torch.stack(choices)
 
@@ -134,7 +133,7 @@ def launch(
 
 
 def _logits(config: Config, q: Tensor, shape: torch.Size, rows: Tensor, means: Means) -> Tensor:
-    """[B, Hq, I, J] fp32: `block_scores.flash_prefill`; unwritten where no row sees a block in whole."""
+    """[B, Hq, I, J] fp32: `tile_selection.flash_prefill`; unwritten where no row sees a block in whole."""
     batch, heads, count, width = q.shape
     block, split, (places, wide) = means.block, q.dtype != torch.float32, means.high.shape[2:]
     blocks = -(-shape[2] // block)

@@ -4,7 +4,7 @@
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Blocks are
-weighed as `core.tiling.block_scores.xattention` says, and the rule says what is kept
+weighed as `core.tiling.tile_selection.xattention` says, and the rule says what is kept
 (`core.tiling.tile_selection.TileRule`).
 
 With `bits` of 8 queries and keys are rounded to float8 (e4m3) before they are weighed, which a Hopper GPU multiplies
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import workbench.kernels._select.hopper as on_hopper
-from workbench.core.tiling import block_scores
+from workbench.core.tiling import tile_selection
 from workbench.core.tiling.tile_selection import TileRule, kept
 from workbench.kernels._select import vectors as _choose_vectors
 from workbench.kernels._select.keep import carry_out, fits
@@ -50,16 +50,16 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int
     """Weights in fp32."""
     choices = []
     if bits == 8:
-        q, keys = block_scores.in_float8(q), block_scores.in_float8(keys)
+        q, keys = tile_selection.in_float8(q), tile_selection.in_float8(keys)
     for queries, own_keys, at in zip(q, keys, rows, strict=True):
-        weights = block_scores.xattention(queries, own_keys, at, rule.block, stride)
+        weights = tile_selection.xattention(queries, own_keys, at, rule.block, stride)
         choices.append(kept(weights, at, keys.shape[2], rule))
     return torch.stack(choices)
 
 
 @jit
 def _eighths(x, out, count, heads, x_batch, x_head, x_token, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """`block_scores.in_float8`, in 8 bits and without gaps."""
+    """`tile_selection.in_float8`, in 8 bits and without gaps."""
     head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
     token, col = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DP)
     inside = (token < count)[:, None] & (col < D)[None, :]
@@ -184,7 +184,7 @@ def launch(
 def _weights(
     config: Config | None, q: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int, bits: int = 16
 ) -> Tensor:
-    """[B, Hq, I, J] fp32: `block_scores.xattention`, unwritten where no row sees the block."""
+    """[B, Hq, I, J] fp32: `tile_selection.xattention`, unwritten where no row sees the block."""
     batch, heads, count, width = q.shape
     per, scale = block // stride, width**-0.5 / stride * LOG2E
     squares, blocks = -(-count // stride), -(-keys.shape[2] // block)
@@ -196,7 +196,7 @@ def _weights(
     side = max(1, min(LINE // per, 2 * ROW // (per * chunk))) if once else 1
     hopper = config is None and on_hopper.fits(q, keys, block, stride, bits == 8)
     if bits == 8:
-        q, keys = (in_8_bits(x) if hopper else block_scores.in_float8(x) for x in (q, keys))
+        q, keys = (in_8_bits(x) if hopper else tile_selection.in_float8(x) for x in (q, keys))
     for first in range(0, heads, together):
         some = range(first, min(heads, first + together))
         if hopper:

@@ -9,9 +9,8 @@ import torch
 
 from workbench import data
 from workbench.training.tuning.config import TuneConfig
-from workbench.training.tuning.run import draw_own_answers
 from workbench.training.tuning.scores import Evaluation
-from workbench.training.tuning.start import start
+from workbench.training.tuning.start import draw_own_answers, start
 from workbench.training.tuning.text.examples import Data
 from workbench.training.tuning.train import train
 

@@ -22,8 +22,7 @@ from workbench.experiments import bench, bench_reports
 from workbench.experiments.bench import baselines, timing
 from workbench.experiments.bench.kernels import page_workloads, workloads
 from workbench.experiments.bench.kernels.check import check, fresh, stretched
-from workbench.experiments.bench.kernels.variants import variants
-from workbench.experiments.bench.kernels.workloads import KernelWorkload
+from workbench.experiments.bench.kernels.workloads import KernelWorkload, variants
 from workbench.experiments.bench.run import add, driver, entry
 
 GPU = torch.cuda.is_available()

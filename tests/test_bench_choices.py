@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 from workbench.core.tiling.tile_selection import TileRule
 from workbench.experiments.bench import named
 from workbench.experiments.bench.kernels import choices, workloads
-from workbench.experiments.bench.kernels.variants import variants
+from workbench.experiments.bench.kernels.workloads import variants
 from workbench.experiments.bench.run import WORKLOADS
 from workbench.kernels._pages.lists import PageLists, tile_lists
 

@@ -39,6 +39,8 @@ explore.tokens(loaded, sample)
 explore.sparse(loaded, sample, methods=("window",))
 ---
 from workbench.data import prompt_view
+
+
 from workbench.plots.attention.prompt_strip import prompt_strip
 
 view = prompt_view.of_sample(sample, {file!r}, loaded.tokenizer, loaded.layout)

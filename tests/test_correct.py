@@ -17,11 +17,11 @@ from workbench.experiments.trials import budget
 from workbench.methods import attend, correct, finish, select
 from workbench.methods.correct.kvcomm import Kvcomm
 from workbench.methods.generation import answer
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.link0 import Link0
-from workbench.methods.sampling import SamplingParams
 from workbench.metrics.cost import charged_share
 from workbench.models.spec import attach
 from workbench.store import MemoryStore

@@ -14,7 +14,7 @@ from workbench.core.plan import Plan
 from workbench.core.rope import cos_sin, rotate, rotate_by
 from workbench.engine import assembly, forward
 from workbench.engine.assembly import assemble
-from workbench.engine.attention_backends import cpu_attention
+from workbench.engine.attention_backends import attention
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import all_rows, prefill, prefill_many
 from workbench.experiments.latency.ttft import stock_of
@@ -22,7 +22,7 @@ from workbench.experiments.trials.trial_measures import first_tokens
 from workbench.methods.generation import first_token
 from workbench.methods.modes.reuse import Reuse
 from workbench.models.spec import attach
-from workbench.models.weights.weight_layout import by_input_channel
+from workbench.models.weights.compact import by_input_channel
 from workbench.store import MemoryStore, fetching, keys
 
 PROMPT = prompt_of(17, 8, 17, 11)
@@ -37,22 +37,22 @@ def test_attention_of_few_rows_is_torchs_with_a_causal_mask(heads, kv_heads, row
     mask = torch.ones(rows, 600, dtype=torch.bool).tril(600 - rows)
     k, v = (x.repeat_interleave(heads // kv_heads, 0)[None] for x in (keys, values))
     wanted = scaled_dot_product_attention(q[None], k, v, mask, scale=scale)[0]
-    assert cpu_attention.suits(q, keys)
-    torch.testing.assert_close(cpu_attention.over_few_rows(q, keys, values, scale), wanted, atol=1e-5, rtol=1e-5)
+    assert attention.suits(q, keys)
+    torch.testing.assert_close(attention.over_few_rows(q, keys, values, scale), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_defaults_of_dtype_and_device_leave_few_rows_and_norms_alone():
-    cpu_attention._later.cache_clear()
+    attention._later.cache_clear()
     forward._number.cache_clear()
     q, keys, norm = torch.randn(2, 5, 16), torch.randn(1, 600, 16), nn.RMSNorm(16, eps=1e-5)
     norm.variance_epsilon = norm.eps
-    wanted = cpu_attention.over_few_rows(q, keys, keys), forward._normed(norm, q)
-    cpu_attention._later.cache_clear()
+    wanted = attention.over_few_rows(q, keys, keys), forward._normed(norm, q)
+    attention._later.cache_clear()
     forward._number.cache_clear()
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     try:
-        found = cpu_attention.over_few_rows(q, keys, keys), forward._normed(norm, q)
+        found = attention.over_few_rows(q, keys, keys), forward._normed(norm, q)
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -80,9 +80,9 @@ def test_angles_that_are_joined_before_rerotate_to_the_same_bits(rotary):
 
 def test_few_rows_are_left_to_torch_where_they_are_many_single_or_no_fp32():
     q, keys = torch.randn(4, 8, 16), torch.randn(2, 600, 16)
-    assert cpu_attention.suits(q, keys)
-    assert not cpu_attention.suits(q[:, :1], keys) and not cpu_attention.suits(q.bfloat16(), keys.bfloat16())
-    assert not cpu_attention.suits(q, keys[:, :100]) and not cpu_attention.suits(torch.randn(4, 200, 16), keys)
+    assert attention.suits(q, keys)
+    assert not attention.suits(q[:, :1], keys) and not attention.suits(q.bfloat16(), keys.bfloat16())
+    assert not attention.suits(q, keys[:, :100]) and not attention.suits(torch.randn(4, 200, 16), keys)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama3", "yarn", "mistral", "qwen2", "qwen3"])

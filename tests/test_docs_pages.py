@@ -7,8 +7,8 @@ import pytest
 from latex2mathml.converter import convert
 
 from workbench.app.docs import methods as docs_methods
+from workbench.app.docs import methods as docs_text
 from workbench.app.docs import site as docs_site
-from workbench.app.docs import text as docs_text
 from workbench.methods import registry
 from workbench.methods.presets import METHODS
 

@@ -9,8 +9,7 @@ from tests.random_models import FAMILIES, Letters, block_of, model_of, prompt_of
 from workbench.core.blocks import Prompt
 from workbench.core.masks import block_attention, causal, window
 from workbench.core.plan import Plan
-from workbench.core.tiling.tile_grid import Grid
-from workbench.core.tiling.tiles import Tiles
+from workbench.core.tiling.tiles import Grid, Tiles
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.attention_backends import choice as backends
 from workbench.engine.attention_backends.attention import PlannedRequest
@@ -22,10 +21,10 @@ from workbench.engine.pages.paged_pool import Pool
 from workbench.methods import select as selectors
 from workbench.methods.engines import pages_of
 from workbench.methods.generation import answer, generate
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
-from workbench.methods.sampling import SamplingParams
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.random import RandomTiles
 

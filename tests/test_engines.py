@@ -20,13 +20,13 @@ from workbench.methods import engines
 from workbench.methods import select as selectors
 from workbench.methods.engines import choose_engine, pages_of
 from workbench.methods.generation import answer, generate, stream
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.paged.answers import PagedAnswers
 from workbench.methods.paged.request import requests_of
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.methods.sampling import SamplingParams
 from workbench.methods.sparse.bfla import Bfla
 from workbench.store import MemoryStore
 

@@ -13,8 +13,8 @@ from workbench.core.errors import BadInput
 from workbench.data.prompt_view import of_sample
 from workbench.experiments.serving.sessions import SessionPrompt
 from workbench.plots.marks import method_names
-from workbench.plots.reports import tradeoff
-from workbench.plots.tokens.block_history import turnover
+from workbench.plots.reports import trial_costs
+from workbench.plots.tokens.plans import turnover
 
 RECORD = {"step": 0, "label": "", "tokens": 9, "after_prefix": 5, "computed": 1}
 RECORD |= {"ttft_full": 1.0, "ttft_anew": 1.0, "ttft": 0.5}
@@ -94,14 +94,14 @@ def test_an_edited_prompt_is_answered_again(loaded, samples):
 
 
 def test_curves_of_trials_are_drawn_against_any_cost_for_any_kind():
-    box = live_tradeoff.tradeoff_explorer(tradeoff.trials(tables.read().counts("trial")))
+    box = live_tradeoff.tradeoff_explorer(trial_costs.trials(tables.read().counts("trial")))
     place, prepare, _, axis, measure = controls(box)
     place.value, prepare.value = "lab-full on lab", "after_system"
     measure.value, axis.value = "f1", "flops"
     drawn = box.children[-1].layout
     assert (drawn.xaxis.title.text, drawn.yaxis.title.text) == (live_tradeoff.AXES["flops"], "F1")
     with pytest.raises(BadInput, match="no selector"):
-        live_tradeoff.tradeoff_explorer(tradeoff.trials(tables.read().counts("nothing")))
+        live_tradeoff.tradeoff_explorer(trial_costs.trials(tables.read().counts("nothing")))
 
 
 def test_any_two_measures_of_sparse_methods_are_set_against_each_other():

@@ -21,8 +21,7 @@ from workbench.engine.forward import PrefillRequest, all_rows, prefill, prefill_
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.graphs.graph_step import WeightWatch
 from workbench.engine.layers import fused_layers, gemm_dispatch
-from workbench.engine.layers.compile import fused
-from workbench.engine.layers.fused_layers import FusedLayers, layers_of, reason_against, side_by_side
+from workbench.engine.layers.fused_layers import FusedLayers, fused, layers_of, reason_against, side_by_side
 from workbench.engine.layers.gemm_dispatch import TORCH, Products
 from workbench.engine.pages.paged_pool import Pool
 

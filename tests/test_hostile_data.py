@@ -11,7 +11,7 @@ from workbench.core.errors import BadInput
 from workbench.core.utils import json_text
 from workbench.data import layouts
 from workbench.data.layouts import LAB, Layout
-from workbench.data.sources import files, passage_files
+from workbench.data.sources import files, folders
 
 OURS = {"question": "q", "answers": ["a"], "ctxs": [{"title": "t", "text": "x"}]}
 HOTPOT = {"question": "q", "answer": "a", "context": [["t", ["s"]]], "supporting_facts": [["t", 0]]}
@@ -74,7 +74,7 @@ def test_a_gzip_file_damaged_anywhere_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".json", "x" * 5000 + ".txt", "a\0b.json", "a\ud800.json"])
 def test_a_name_that_no_file_can_have_is_refused(name):
-    for call in (data.load, data.corpus, layouts.named, lambda text: passage_files.read(f"{text}.txt")):
+    for call in (data.load, data.corpus, layouts.named, lambda text: folders.read(f"{text}.txt")):
         with pytest.raises(BadInput) as refused:
             call(name)
         assert len(str(refused.value)) < 1000

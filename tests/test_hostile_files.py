@@ -15,7 +15,7 @@ from workbench.app.cli import app
 from workbench.app.notebooks.run import declared
 from workbench.core.errors import BadInput, brief
 from workbench.core.utils.files import check_place
-from workbench.experiments.sweeps.preflight import check as preflight
+from workbench.experiments.sweeps.sweep_grid import check as preflight
 from workbench.experiments.trials import rows
 from workbench.experiments.trials.trial import Trial
 from workbench.store import FolderStore

@@ -9,7 +9,7 @@ import pytest
 
 from workbench.app.reports import html, report
 from workbench.app.reports import index as report_index
-from workbench.app.reports.sanitize_figure import inert
+from workbench.app.reports.html import inert
 from workbench.core.errors import BadInput
 from workbench.plots.marks.table import table
 

@@ -24,7 +24,7 @@ from workbench.app.console.options import parse
 from workbench.app.notebooks import notebook
 from workbench.app.notebooks.run import check
 from workbench.app.reports import report
-from workbench.core import mask_rules
+from workbench.core import masks
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, printable
 from workbench.core.plan import Site
@@ -223,11 +223,11 @@ SENTENCES += ["window(2147483647 * 2147483647 * 2147483647)", "\ud800", "row.__c
 
 @pytest.mark.parametrize("sentence", SENTENCES, ids=[repr(sentence[:20]) for sentence in SENTENCES])
 def test_a_mask_rule_of_huge_numbers_or_none_is_one_sentence(sentence):
-    refused("mask rule", mask_rules.check, sentence)
+    refused("mask rule", masks.check, sentence)
 
 
 def test_a_rule_whose_products_outgrow_a_tensor_is_refused_where_they_do():
-    rule = mask_rules.parse("row * 2147483647 * 1000000 > col", Prompt((Block((0,) * 3000), Block((0,)))))
+    rule = masks.parse("row * 2147483647 * 1000000 > col", Prompt((Block((0,) * 3000), Block((0,)))))
     rows = torch.arange(3000)
     refused("its numbers grow beyond", rule, rows[:, None], rows[None])
 

@@ -16,7 +16,7 @@ from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.methods import select
 from workbench.metrics.kv.kv_deviation import causes, concentration, deviation, full_attention_kv, repair, squared
-from workbench.metrics.kv.token_stages import published, token_stages
+from workbench.metrics.kv.selection import published, token_stages
 from workbench.metrics.published_numbers import FUSION_FIGURE_6
 from workbench.plots.tokens import plans
 

@@ -19,8 +19,17 @@ from workbench.training.common import watched
 from workbench.training.lab import checkpoint
 from workbench.training.lab.checkpoint import ship
 from workbench.training.lab.config import PretrainConfig
-from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
-from workbench.training.lab.train import Order, PretrainProgress, train, train_tokenizer
+from workbench.training.lab.train import (
+    ANSWER,
+    NOTHING,
+    STAGES,
+    Order,
+    PretrainProgress,
+    Stage,
+    draw,
+    train,
+    train_tokenizer,
+)
 
 SMALL = PretrainConfig(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
 EASY = tuple(
@@ -159,7 +168,7 @@ def test_training_worlds_are_never_those_of_scored_seeds(tokenizer):
 
 def test_a_recipe_is_trained_from_the_command_line(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.training.lab.train.train_tokenizer", lambda: tokenizer)
-    monkeypatch.setattr("workbench.training.lab.curriculum.STAGES", EASY)
+    monkeypatch.setattr("workbench.training.lab.train.STAGES", EASY)
     settings = {"hidden": 32, "intermediate": 48, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "last": 20}
     given = " ".join(f"--set {name}={value}" for name, value in settings.items())
     command = f"lab train --seed 3 --workers 0 --out {tmp_path / 'run'} {given}"

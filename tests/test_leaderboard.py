@@ -16,7 +16,7 @@ from workbench.app.leaderboard import page
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
 from workbench.engine.attention_backends.attention import PlannedRequest
-from workbench.experiments.leaderboard import measuring
+from workbench.experiments.leaderboard import ranking
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
@@ -25,7 +25,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.metrics.cost import charged_share, rows_charged
-from workbench.metrics.ranks import holm, ranks
+from workbench.metrics.paired import holm, ranks
 from workbench.store import MemoryStore
 
 SIZES = (4, 9, 7, 12, 5)  # system, three passages, question
@@ -332,7 +332,7 @@ def test_passages_get_the_neighbours_that_there_are_and_fit(documents, length, m
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
     asked = Trial(str(folder), data=str(tmp_path / "mine.jsonl"), samples=20, timed=1, max_new_tokens=2)
     with pytest.warns(UserWarning, match=message) as told:
-        plan = measuring.planned(asked, ["fusionrag"], [0.5])
+        plan = ranking.planned(asked, ["fusionrag"], [0.5])
     assert len(told) == 1 and [case.trial.mode for case in plan.cases] == ["full", "block"]
     with pytest.warns(UserWarning, match=message):
         assert re.search(message, plan.cases[1].trial.run().note)

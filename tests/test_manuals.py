@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 from workbench import data
 from workbench.app import cli
 from workbench.core.errors import BadInput
-from workbench.data.contexts import stands_in
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs import samples as manuals
-from workbench.data.installed_docs.docstrings import items, plain
-from workbench.data.installed_docs.questions import KINDS, questions
+from workbench.data.installed_docs.questions import KINDS, items, plain, questions
+from workbench.data.retrieval_corpus import stands_in
 from workbench.experiments.trials.trial import Trial
 
 NUMPY = cleandoc(

@@ -8,7 +8,7 @@ import torch
 
 from workbench.engine import encoding
 from workbench.engine.attention_backends import blocks_backends
-from workbench.engine.attention_backends import measured as measured_backends
+from workbench.engine.attention_backends import choice as measured_backends
 from workbench.engine.attention_backends.choice import kernel
 
 TIMES = {"tile_attention": 1.0, "cudnn": 0.9, "flash": 2.0}

@@ -12,13 +12,12 @@ from transformers import LlamaConfig
 from workbench.core.blocks import Block, Prompt
 from workbench.core.masks import block_attention, causal, visible
 from workbench.core.plan import Plan
-from workbench.core.tiling.tile_grid import Grid
+from workbench.core.tiling.tiles import Grid
 from workbench.data.layouts import RELEASED
 from workbench.data.sample import Passage, Sample
 from workbench.data.sources.game import frames
 from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.experiments.simulation.simulated_machine import GB, Machine
-from workbench.experiments.simulation.store_replay import replay, requests_of
+from workbench.experiments.simulation.store_replay import GB, Machine, replay, requests_of
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.sparse.bfla import Bfla

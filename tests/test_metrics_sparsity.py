@@ -10,13 +10,12 @@ from tests.refusals import refused
 from workbench import data
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.core.tiling import tile_grid
+from workbench.core.tiling import tiles as tiling
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import sparse
-from workbench.metrics.tiles.sparsity import measure
-from workbench.metrics.tiles.sparsity_counts import of_layer
+from workbench.metrics.tiles.sparsity import measure, of_layer
 from workbench.metrics.tiles.thresholds import compare
 from workbench.models.spec import attach
 
@@ -40,7 +39,7 @@ def states():
 @pytest.mark.parametrize("chunk", [None, 25])
 @pytest.mark.parametrize("spec", CHOICES)
 def test_every_number_by_hand(spec, chunk, monkeypatch):
-    monkeypatch.setattr(tile_grid, "ELEMENTS", 5000)
+    monkeypatch.setattr(tiling, "ELEMENTS", 5000)
     method, (queries, kv) = sparse.named(spec), states()
     compact = sparse.named(f"compact(over={spec}, heads=0)") if "compact" not in spec else method
     keys, values = kv.keys[0], kv.values[0]

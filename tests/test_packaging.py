@@ -29,6 +29,8 @@ import workbench, workbench.kernels, transformers
 import kernels
 from workbench import data, models
 from workbench.data import assets
+
+
 from workbench.kernels import rotate_keys
 home = Path(sys.argv[1]).resolve()
 assert home in Path(workbench.__file__).resolve().parents, workbench.__file__

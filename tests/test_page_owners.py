@@ -25,11 +25,11 @@ from workbench.engine.pages.page_allocator import NoPages
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.stream_order import StreamOrder
 from workbench.methods.generation import generate
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.paged.answers import PagedAnswers
 from workbench.methods.paged.request import requests_of
-from workbench.methods.sampling import SamplingParams
 from workbench.methods.select.kv_deviation import KvDeviation
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.store import MemoryStore

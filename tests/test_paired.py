@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from workbench.core.errors import BadInput
 from workbench.metrics.answers import bootstrap
-from workbench.metrics.paired import bits_explained, difference, mcnemar
-from workbench.metrics.seeds import over_runs
+from workbench.metrics.paired import bits_explained, difference, mcnemar, over_runs
 from workbench.results import over_seeds
 
 LOSSES = st.lists(st.tuples(*[st.floats(0, 10)] * 3), min_size=2, max_size=12)

@@ -14,7 +14,7 @@ from workbench import data
 from workbench.app.explore.panels import critical
 from workbench.app.explore.panels import long as long_prompts
 from workbench.app.explore.panels import tiles as explored
-from workbench.core import mask_rules
+from workbench.core import masks as mask_rules
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, causal, sink, visible, window
@@ -25,9 +25,8 @@ from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.sparse._small import SETTINGS, small
 from workbench.metrics.attention_mass import busiest, masked, overlap, reused
 from workbench.metrics.kv import position_encoding
-from workbench.metrics.kv.position_drift import drift
-from workbench.metrics.kv.position_encoding import SCHEMES, key_rotation, shift_errors
-from workbench.metrics.tiles import tile_recall, tile_union
+from workbench.metrics.kv.position_encoding import SCHEMES, drift, key_rotation, shift_errors
+from workbench.metrics.tiles import tile_recall, tile_states
 from workbench.metrics.tiles.tile_states import dense_states, synthetic_states
 from workbench.plots.attention.attention_mass import attention, block_mass
 from workbench.plots.attention.masks import MaskPanel, masks, request_savings
@@ -42,7 +41,6 @@ from workbench.plots.marks.styles import SELECTORS, SPARSE_METHODS
 from workbench.plots.marks.theme import TEMPLATE, WIDTH
 from workbench.plots.reports.session_replay import quality
 from workbench.plots.tiles import heads, tile_overview, union
-from workbench.plots.tiles.bfla_rules import bfla_rules, first_rule
 from workbench.plots.tiles.reduce import blocks, firsts, shares, visible_pairs
 from workbench.plots.tiles.tile_recall import (
     LEVELS,
@@ -56,6 +54,7 @@ from workbench.plots.tiles.tile_recall import (
     of_head,
     span_of,
 )
+from workbench.plots.tiles.union import bfla_rules, first_rule
 from workbench.plots.tokens.chosen_tokens import Choice, _layout, agreement, coloured
 from workbench.plots.tokens.ratio_outcomes import RatioOutcome, ratios
 from workbench.store import MemoryStore
@@ -457,7 +456,7 @@ def test_rescues_show_the_first_rule():
 
 def test_the_union_is_drawn_step_by_step():
     method = sparse.named("random(block=8, share=0.2, sink=1, local=0)")
-    found = [tile_union.union(STATES, i, method, slice(96, 128)) for i in STATES.layers]
+    found = [tile_states.union(STATES, i, method, slice(96, 128)) for i in STATES.layers]
     first, second, third, fourth = union.steps(found[1], 1)
     assert first.shape == (2 * 4, 16) and second.shape == (2, 16) and third.shape == fourth.shape == (1, 16)
     assert np.array_equal(second >= 2, found[1].heads[2:].numpy())
@@ -474,7 +473,7 @@ def test_the_union_is_drawn_step_by_step():
 
 @pytest.mark.parametrize("spec", ["random(block=8)", "dense(block=8)"])
 def test_a_single_head_can_be_an_execution_group(spec):
-    found = tile_union.union(STATES, 0, sparse.named(spec), slice(0, 160), heads=1)
+    found = tile_states.union(STATES, 0, sparse.named(spec), slice(0, 160), heads=1)
     assert found.group == 1 and len(found.groups) == 4
 
 

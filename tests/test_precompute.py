@@ -22,7 +22,7 @@ from workbench.core.utils import runner
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import prepare
-from workbench.methods.preprocessing import shards
+from workbench.methods.preprocessing import precompute
 from workbench.methods.preprocessing.precompute import Preparation, kind_of
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.files import block_file
@@ -143,7 +143,7 @@ def test_a_shard_that_another_process_has_written_meanwhile_stays(folder, loaded
     corpus = Corpus.of(data.corpus("lab", 8, 0, 3), layout, tokenizer)
     before, name = held(found.folder), next((tmp_path / "a").glob("passages-*")).stem
     policy = prepare.named("independent")
-    shards.ShardMaker(model, policy, tmp_path / "a", ()).make((name, corpus.blocks[:2]))
+    precompute.ShardMaker(model, policy, tmp_path / "a", ()).make((name, corpus.blocks[:2]))
     same(held(found.folder), before)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.experiments.sweeps import preflight
+from workbench.experiments.sweeps import sweep_grid
 from workbench.experiments.sweeps.sweep import cases, sweep
 from workbench.experiments.trials.trial import Trial
 
@@ -47,24 +47,24 @@ def test_each_problem_is_named_before_a_run(base, lists, words, monkeypatch, tmp
 def test_several_problems_are_told_together_with_their_trials(base):
     listed = trials(base, dtype=[None, "int3"], passages=[3, 400], seed=[0, 1])
     with pytest.raises(BadInput) as problem:
-        preflight.check(listed)
+        sweep_grid.check(listed)
     words = str(problem.value)
     assert words.startswith("6 of 8 trials cannot run: ") and words.count(";") >= 1 and "\n" not in words
     assert "unknown dtype 'int3'" in words and "(4 of 8 trials)" in words
 
 
 def test_what_can_run_passes_and_devices_of_other_machines_are_only_read(base):
-    preflight.check(trials(base, mode=["full", "block"], sparse=["none", "bfla"], layout=[None, "lab"]))
-    preflight.check(trials(base, mode=["block"], prepare=["with_neighbours(n=2)", "behind_document"]))
-    preflight.check(trials(base, mode=["full"], prepare=["with_neighbours(n=40)"]))
-    preflight.check(trials(base, device=["cuda:7"]), here=False)
+    sweep_grid.check(trials(base, mode=["full", "block"], sparse=["none", "bfla"], layout=[None, "lab"]))
+    sweep_grid.check(trials(base, mode=["block"], prepare=["with_neighbours(n=2)", "behind_document"]))
+    sweep_grid.check(trials(base, mode=["full"], prepare=["with_neighbours(n=40)"]))
+    sweep_grid.check(trials(base, device=["cuda:7"]), here=False)
     with pytest.raises(BadInput, match="unknown device 'tpu'"):
-        preflight.check(trials(base, device=["tpu"]), here=False)
+        sweep_grid.check(trials(base, device=["tpu"]), here=False)
 
 
 def test_what_is_finished_is_not_checked_again(base, tmp_path, monkeypatch):
     table = sweep(base, tmp_path, seed=[0])
-    monkeypatch.setattr(preflight, "check", lambda trials, *_, **__: seen.extend(trials))
+    monkeypatch.setattr(sweep_grid, "check", lambda trials, *_, **__: seen.extend(trials))
     seen = []
     assert sweep(base, tmp_path, seed=[0, 1]).trial.nunique() == 2 and len(table)
     assert [trial.seed for trial in seen] == [1]

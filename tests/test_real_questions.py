@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tests.refusals import refused
 from workbench import data, models
 from workbench.app import cli
-from workbench.app.notebooks import real_model
+from workbench.app.notebooks import own
 from workbench.data import assets
 from workbench.experiments.sweeps.sweep import sweep
 from workbench.experiments.trials.record import Record
@@ -91,7 +91,7 @@ NOTEBOOKS = [path for path in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb")) if 'mode
 def test_the_fine_tuned_version_is_one_that_ships(monkeypatch):
     monkeypatch.setattr(assets, "models", lambda: ["lab-block", "lab-full", "real-block"])
     names = ["lab-full", "lab-block", "real", "other"]
-    assert [real_model.tuned_version(name) for name in names] == ["lab-block", "lab-block", "real-block", "other"]
+    assert [own.tuned_version(name) for name in names] == ["lab-block", "lab-block", "real-block", "other"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

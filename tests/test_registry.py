@@ -14,8 +14,7 @@ from tests.test_prepare import CORPUS
 from workbench.app.notebooks import own
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.core.kv import KV
-from workbench.core.kv_side_cache import Derived
+from workbench.core.kv import KV, Derived
 from workbench.core.plan import Plan
 from workbench.data import embedders
 from workbench.engine.assembly import empty

@@ -79,7 +79,7 @@ def test_a_table_whose_cells_wrap_is_neither_cut_nor_followed_by_empty_space(lab
     ]
     more = "".join(MORE.format(figure.to_json()) for figure in figures[1:])
     page = tmp_path / "tables.html"
-    page.write_text(page_of(figures[0], then=more))
+    page.write_text(page_of(figures[0]).replace("</script></body>", f"{more}</script></body>"))
     with lab.page(page) as reader:
         reader.page.wait_for_function(f"() => ({SPARE})().filter(isFinite).length === {len(figures)}")
         assert [fault for fault in reader.page.evaluate(FAULTS) if fault[2] != "cells shortened"] == []

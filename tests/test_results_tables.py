@@ -18,7 +18,7 @@ from workbench.app.notebooks import notebook
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.plots.marks import chart
-from workbench.plots.reports import tradeoff
+from workbench.plots.reports import trial_costs
 from workbench.results import Missing, Results, Writer, read, schema
 from workbench.results.reader import FOLDER
 from workbench.results.writer import prepare
@@ -231,12 +231,12 @@ def swept(**more):
 
 
 def test_a_curve_a_selector_begins_at_plain_reuse_and_ends_at_full_attention():
-    curves = tradeoff.selector_curves(tradeoff.trials(swept()), "after_system")
+    curves = trial_costs.selector_curves(trial_costs.trials(swept()), "after_system")
     ratios = curves.sort_values("ratio").groupby("select").ratio.apply(list).to_dict()
     assert ratios == {"query_guided": [0.0, 0.1, 0.3, 1.0], "random": [0.0, 0.1, 0.3, 1.0]}
-    assert tradeoff.selector_curves(tradeoff.trials(swept()), "independent").empty
-    assert len(tradeoff.at_ratio(tradeoff.trials(swept()), 0.1)) == 4
-    assert set(tradeoff.named(tradeoff.trials(swept())).name) == {
+    assert trial_costs.selector_curves(trial_costs.trials(swept()), "independent").empty
+    assert len(trial_costs.at_ratio(trial_costs.trials(swept()), 0.1)) == 4
+    assert set(trial_costs.named(trial_costs.trials(swept())).name) == {
         "full attention",
         "nothing recomputed",
         "query_guided",

@@ -14,7 +14,7 @@ from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan, Site
 from workbench.core.rope import rotate
-from workbench.core.tiling.tile_grid import Grid
+from workbench.core.tiling.tiles import Grid
 from workbench.engine.assembly import empty
 from workbench.engine.chunked import prefill_chunked
 from workbench.engine.forward import PrefillRequest, prefill

@@ -27,11 +27,11 @@ from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.methods import select
 from workbench.methods.generation import answer
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
-from workbench.methods.sampling import SamplingParams
 from workbench.methods.select import budget, choose, documents
 from workbench.store import MemoryStore, fetch
 

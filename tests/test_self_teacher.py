@@ -17,9 +17,8 @@ from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
 from workbench.training import common
 from workbench.training.tuning import train as loop
-from workbench.training.tuning.run import CACHE, TuneRun, draw_own_answers
 from workbench.training.tuning.scores import Evaluation
-from workbench.training.tuning.start import start
+from workbench.training.tuning.start import CACHE, TuneRun, draw_own_answers, start
 from workbench.training.tuning.teacher import divergence, logits_of, pack_taught
 from workbench.training.tuning.text.examples import Data
 from workbench.training.tuning.train import train
@@ -164,7 +163,7 @@ def test_the_budget_counts_from_the_first_step_on(sharp, texts, tmp_path, monkey
         now[0] += 100.0
         return {"n": 2, "full": {"kl": 0.0}, "block": {}}
 
-    monkeypatch.setattr("workbench.training.tuning.run.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("workbench.training.tuning.start.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(loop, "fidelity", scored)
     _, progress = tuned(config, sharp, texts["train"], tmp_path / "run", Evaluation(3, 2, texts["held"]))
     assert (progress.step, progress.seconds, now[0]) == (3, 0.0, 200.0), "no evaluation is counted"

@@ -16,13 +16,13 @@ from workbench.app.explore.panels.editing import EDITS, edited
 from workbench.data import segment
 from workbench.data.layouts import LAB
 from workbench.data.sources import chat, demonstrations, game
-from workbench.experiments.serving import session_replay, sessions
-from workbench.experiments.serving.session_replay import follow, scores
+from workbench.experiments.serving import sessions
+from workbench.experiments.serving.sessions import follow, scores
 from workbench.plots.marks.styles import REUSE_STATUSES
 from workbench.plots.marks.theme import TEMPLATE, WIDTH
 from workbench.plots.reports import session_replay as session_figures
 from workbench.plots.reports.session_replay import frames
-from workbench.plots.tokens.block_history import history, turnover
+from workbench.plots.tokens.plans import history, turnover
 
 
 @given(seed=st.integers(0, 200), turns=st.integers(2, 14), memory=st.integers(1, 9))
@@ -359,12 +359,12 @@ ANSWERED = [
 
 
 def test_a_session_is_summarised_behind_its_first_prompt():
-    summary = session_replay.later_prompts(ANSWERED)
+    summary = sessions.later_prompts(ANSWERED)
     assert summary["blocks"] == 3 and summary["repeated"] == pytest.approx(2 / 3)
     assert (summary["computed"], summary["tokens"], summary["after_prefix"]) == (11, 17, 13)
     assert summary["ttft_ms"] == pytest.approx(10) and summary["ttft_full_ms"] == pytest.approx(100)
-    assert session_replay.total(ANSWERED, "right") == 1
-    assert all("fates" not in record and "ttft" in record for record in session_replay.without_blocks(ANSWERED))
+    assert sessions.total(ANSWERED, "right") == 1
+    assert all("fates" not in record and "ttft" in record for record in sessions.without_blocks(ANSWERED))
 
 
 def test_scores_of_several_numbers_of_demonstrations_are_weighed_by_their_questions():
@@ -374,9 +374,9 @@ def test_scores_of_several_numbers_of_demonstrations_are_weighed_by_their_questi
         for mode in ("full", "block")
         for kind, n, em in (("all", 4, 0.25), ("own passage", 1, 1.0), ("demonstration", 3, 0.0))
     ]
-    counted = session_replay.by_number(found, 8)
+    counted = sessions.by_number(found, 8)
     assert [row["kind"] for row in counted[:2]] == ["own passage, 8", "demonstration, 8"] and counted[0]["shots"] == 8
-    assert session_replay.mean_em(counted, "full") == 0.25
+    assert sessions.mean_em(counted, "full") == 0.25
     assert session_figures.quality(counted, caption="tiny").data
 
 

@@ -10,25 +10,25 @@ from self_teacher import CONFIG, LORA, question_files, sharp_model, tuned
 from tests.refusals import refused
 from workbench import data, models
 from workbench.core.blocks import Prompt
-from workbench.experiments.leaderboard.measuring import planned
+from workbench.experiments.leaderboard.ranking import planned
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import finish
 from workbench.methods.config import MethodConfig
 from workbench.methods.generation import answer
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.packet import Packet
 from workbench.methods.presets import METHODS
-from workbench.methods.sampling import SamplingParams
 from workbench.methods.select.first_k import FirstK
 from workbench.models.weights import soft_tokens
 from workbench.store import UNLIMITED, MemoryStore
 from workbench.training.tuning.attention import forward, masks_of
 from workbench.training.tuning.output import save_adapter
+from workbench.training.tuning.scores import fidelity
 from workbench.training.tuning.start import start
 from workbench.training.tuning.teacher import pack_taught
 from workbench.training.tuning.text.examples import Data
-from workbench.training.tuning.text.held_out import fidelity
 
 PACKET = replace(CONFIG, steps=30, batch=8, lr=1e-2, mode="block", header=3, trailer=2)
 LINKS = replace(PACKET, header=0, trailer=0, links=5)

@@ -10,7 +10,8 @@ from tests.random_models import model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.masks import window
 from workbench.core.plan import Plan, Site
-from workbench.core.tiling import tile_grid, tile_selection
+from workbench.core.tiling import tile_selection
+from workbench.core.tiling import tiles as tiling
 from workbench.core.tiling.tiles import Tiles
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill, prefill_many
@@ -139,7 +140,7 @@ def test_working_in_parts_changes_no_choice(name, elements, monkeypatch):
     rows = ROWS["unaligned chunk"]
     queries, keys = states(rows)
     whole = method(SPECS[name])(queries, keys, rows)
-    monkeypatch.setattr(tile_grid, "ELEMENTS", elements)
+    monkeypatch.setattr(tiling, "ELEMENTS", elements)
     parts = method(SPECS[name])(queries, keys, rows)
     assert torch.equal(whole.kept, parts.kept)
     assert whole.columns is None or torch.equal(whole.columns, parts.columns)
@@ -220,7 +221,7 @@ class Largest(torch.utils._python_dispatch.TorchDispatchMode):
 @pytest.mark.parametrize("name", SPECS)
 def test_memory_grows_with_the_tiles_and_not_with_the_pairs(name, monkeypatch):
     """No tensor holds more than a few elements for each tile, token or channel, or one query tile over all keys."""
-    monkeypatch.setattr(tile_grid, "ELEMENTS", 1)
+    monkeypatch.setattr(tiling, "ELEMENTS", 1)
     spec = {"bfla": "bfla(block=32, tile=16, flat=8)", "seer_attention": "seer_attention(block=16)"}.get(name)
     choose = method(spec or SPECS[name].replace("block=8", "block=16"))
     for length in (512, 2048):

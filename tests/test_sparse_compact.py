@@ -16,10 +16,9 @@ from tests.refusals import refused
 from workbench import models
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
-from workbench.core.tiling.tile_grid import Grid
-from workbench.core.tiling.tiles import Tiles
+from workbench.core.tiling.tiles import Grid, Tiles
 from workbench.engine.assembly import empty
-from workbench.engine.attention_backends import cpu_attention
+from workbench.engine.attention_backends import attention
 from workbench.engine.forward import prefill
 from workbench.methods import sparse
 from workbench.methods.sparse import named
@@ -200,7 +199,7 @@ def test_it_is_attention_under_the_mask_of_the_tiles(rows, size, share, kv_heads
     kept = torch.rand(HEADS // shared, *Grid(rows, keys.shape[1], size).shape, generator=draw) < share
     columns = None if alone is None else torch.rand(HEADS, keys.shape[1], generator=draw) < alone
     tiles = Tiles(kept.repeat_interleave(shared, 0), size, columns, shared)
-    found = cpu_attention.over_tiles(q, keys, values, rows, tiles, scale)
+    found = attention.over_tiles(q, keys, values, rows, tiles, scale)
     torch.testing.assert_close(found, masked(q, keys, values, rows, tiles, scale), rtol=1e-5, atol=1e-5)
 
 
@@ -210,18 +209,18 @@ def test_tiles_that_nobody_keeps_are_not_read(rows):
     grid = Grid(rows, keys.shape[1], 8)
     kept = (grid.own | (grid.columns == 0)).expand(HEADS, -1, -1) & grid.causal
     tiles = Tiles(kept, 8, shared=2)
-    before = cpu_attention.over_tiles(q, keys, values, rows, tiles, None)
+    before = attention.over_tiles(q, keys, values, rows, tiles, None)
     unread = ~kept.any(0).any(0).repeat_interleave(8)[: keys.shape[1]]
     assert unread.any()
     keys[:, unread], values[:, unread] = float("nan"), float("nan")
-    assert torch.equal(cpu_attention.over_tiles(q, keys, values, rows, tiles, None), before)
+    assert torch.equal(attention.over_tiles(q, keys, values, rows, tiles, None), before)
 
 
 @pytest.mark.parametrize("spec", ["bfla(block=64, tile=32, flat=16)", "oracle(block=32, mass=0.7)", "dense(block=32)"])
 def test_on_a_cpu_the_engine_computes_kept_tiles_alone(spec, monkeypatch):
     called = []
-    attention = cpu_attention.over_tiles
-    monkeypatch.setattr(cpu_attention, "over_tiles", lambda *given: called.append(len(given)) or attention(*given))
+    over_tiles = attention.over_tiles
+    monkeypatch.setattr(attention, "over_tiles", lambda *given: called.append(len(given)) or over_tiles(*given))
     model = models.load("lab-full", "cpu")[0]
     tokens = torch.randint(3, 1700, (300,), generator=torch.Generator().manual_seed(0))
     prefill(model, tokens, Plan(torch.arange(300), sparse=named(spec).ready(model)), empty(model, 300))

@@ -9,7 +9,7 @@ from tests.by_tile import HEADS, IDS, KV_HEADS, LENGTH, ROWS, WIDTH, blocks, cov
 from tests.random_models import model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
-from workbench.core.tiling import tile_grid
+from workbench.core.tiling import tiles
 from workbench.methods.sparse import xattention
 from workbench.methods.sparse.by_head import ByHead
 from workbench.methods.sparse.flash_prefill import FlashPrefill
@@ -96,7 +96,7 @@ def test_xattention_sums_antidiagonals_and_counts_forced_tiles_first(rows, thres
         for head in range(HEADS)
     ]
     torch.testing.assert_close(
-        method.scores(q, k, tile_grid.Grid(rows, k.shape[1], 8)), torch.tensor(sums), atol=1e-5, rtol=1e-4
+        method.scores(q, k, tiles.Grid(rows, k.shape[1], 8)), torch.tensor(sums), atol=1e-5, rtol=1e-4
     )
 
     def wanted(head, i, j):
@@ -114,7 +114,7 @@ def test_xattention_treats_column_0_as_the_released_code_does_in_its_first_chunk
     monkeypatch.setattr(xattention, "estimated", lambda length: 48)
     (q, k), rows = states(ROWS[0]), ROWS[0]
     method = Xattention(block=8, stride=4, threshold=threshold, column="released")
-    score = method.scores(q, k, tile_grid.Grid(rows, LENGTH, 8)).tolist()
+    score = method.scores(q, k, tiles.Grid(rows, LENGTH, 8)).tolist()
 
     def wanted(head, i, j):
         line = score[head][i][: i + 1]
@@ -168,8 +168,8 @@ def test_the_profile_is_the_share_at_or_above_the_smallest_estimate_that_matters
     rows = ROWS[0]
     q, k = states(rows)
     method = Xattention(block=8, stride=4)
-    true = tile_grid.mass(q, k, tile_grid.Grid(rows, LENGTH, 8)).tolist()
-    score = method.scores(q, k, tile_grid.Grid(rows, LENGTH, 8)).tolist()
+    true = tiles.mass(q, k, tiles.Grid(rows, LENGTH, 8)).tolist()
+    score = method.scores(q, k, tiles.Grid(rows, LENGTH, 8)).tolist()
     for head, share in enumerate(xattention.shares(method, q, k, rows, 0.8).tolist()):
         kept = 0.0
         for line, estimate in zip(true[head], score[head], strict=True):

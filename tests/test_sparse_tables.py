@@ -13,7 +13,7 @@ from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.metrics.published_numbers import LLAMA_3_8B
-from workbench.metrics.tiles import crossover, thresholds, tile_recall, tile_records, tile_union
+from workbench.metrics.tiles import crossover, thresholds, tile_recall, tile_states
 from workbench.metrics.tiles.tile_states import States, synthetic_states
 from workbench.plots.marks.theme import TEMPLATE
 from workbench.plots.tiles import sparse_masks, tile_overview
@@ -36,7 +36,7 @@ def methods() -> dict:
 
 @pytest.fixture(scope="module")
 def choices(states, methods):
-    return tile_records.by_layer(states, methods, 0.7)
+    return tile_recall.by_layer(states, methods, 0.7)
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,14 @@ def best(states):
 
 
 def test_shares_of_every_method_layer_and_head(choices):
-    found = tile_records.shares(choices)
+    found = tile_recall.shares(choices)
     assert list(found) == ["density", "attention", "missed"] and list(found["density"]) == list(SPECS)
     for name, layers in choices.items():
         for at, choice in enumerate(layers.values()):
             assert torch.equal(found["density"][name][at], choice.density())
             assert torch.equal(found["attention"][name][at], choice.held())
             assert torch.equal(found["missed"][name][at], choice.held(choice.missed))
-    records = tile_records.head_records(found, [0, 2])
+    records = tile_recall.head_records(found, [0, 2])
     assert len(records) == 2 * 2 * 4 and records[5] | {"method": "", "density": 0, "attention": 0, "missed": 0} == {
         "method": "",
         "layer": 2,
@@ -62,7 +62,7 @@ def test_shares_of_every_method_layer_and_head(choices):
         "missed": 0,
     }
     assert records[5]["attention"] == float(found["attention"]["window and sink"][1, 1])
-    numbers = tile_records.summary(choices)
+    numbers = tile_recall.summary(choices)
     assert list(numbers) == ["density", "attention_kept", "attention_missed", "seconds_to_choose"]
     own = [r["missed"] for r in records if r["method"] == "oracle"]
     assert numbers["attention_missed"]["oracle"] == pytest.approx(fmean(own))
@@ -70,20 +70,20 @@ def test_shares_of_every_method_layer_and_head(choices):
 
 
 def test_the_head_where_most_is_missed_is_shown_unless_another_is_asked_for(choices, best):
-    missed = tile_records.shares(choices)["missed"]
+    missed = tile_recall.shares(choices)["missed"]
     needs = torch.stack([choice.density() for choice in best.values()])
     worst = divmod(int(((missed["window and sink"] + missed["oracle"]) / needs).argmax()), 4)
-    assert tile_records.most_missed(choices, best) == ([0, 2][worst[0]], worst[1])
-    assert tile_records.most_missed(choices, best, layer=2, head=0) == (2, 0)
+    assert tile_recall.most_missed(choices, best) == ([0, 2][worst[0]], worst[1])
+    assert tile_recall.most_missed(choices, best, layer=2, head=0) == (2, 0)
     with pytest.raises(BadInput, match=r"layer 1, head 0: there are layers \[0, 2\] of 4 heads"):
-        tile_records.most_missed(choices, best, layer=1, head=0)
-    refused("head 4", tile_records.most_missed, choices, best, head=4)
+        tile_recall.most_missed(choices, best, layer=1, head=0)
+    refused("head 4", tile_recall.most_missed, choices, best, head=4)
 
 
 def test_thresholds_go_from_few_tiles_to_many_and_end_with_the_oracle(states, methods):
-    records = tile_records.threshold_records(states, {"window and sink": methods["window and sink"]}, SIZE, 0.7)
+    records = tile_recall.threshold_records(states, {"window and sink": methods["window and sink"]}, SIZE, 0.7)
     option, values = methods["window and sink"].threshold_steps
-    assert [r["value"] for r in records] == [*values, *tile_records.ORACLE] and records[0]["option"] == option
+    assert [r["value"] for r in records] == [*values, *tile_recall.ORACLE] and records[0]["option"] == option
     density = [r["density"] for r in records if r["method"] == "window and sink"]
     assert density == sorted(density)
     turned = methods["window and sink"].with_threshold(values[1])
@@ -95,25 +95,25 @@ def test_thresholds_go_from_few_tiles_to_many_and_end_with_the_oracle(states, me
 def test_rules_and_unions_become_records_by_layer(states):
     bfla = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
     why = {i: tile_recall.bfla_rules(states, i, bfla) for i in states.layers}
-    records = tile_records.rule_records(why)
+    records = tile_recall.rule_records(why)
     assert [r["layer"] for r in records] == [0] * 5 + [2] * 5
     assert (records[6]["density"], records[6]["attention"]) == why[2].added["local"]
-    averages = tile_records.means(records, "rule", ("density", "attention"))
+    averages = tile_recall.means(records, "rule", ("density", "attention"))
     assert averages["sink"]["density"] == fmean(why[i].added["sink"][0] for i in (0, 2))
-    unions = {i: tile_union.union(states, i, sparse.named(SPECS["oracle"]), slice(64, 128)) for i in states.layers}
-    steps = tile_records.union_records(unions)
-    assert [r["step"] for r in steps[4:]] == list(tile_records.UNION_STEPS)
+    unions = {i: tile_states.union(states, i, sparse.named(SPECS["oracle"]), slice(64, 128)) for i in states.layers}
+    steps = tile_recall.union_records(unions)
+    assert [r["step"] for r in steps[4:]] == list(tile_recall.UNION_STEPS)
     assert [r["density"] for r in steps[4:]] == unions[2].densities()
 
 
 def test_a_long_prompt_is_framed_near_its_end():
     long = synthetic_states(1024)
-    found = tile_records.framed(long, sparse.named("window(block=32, local=2)"), tokens=256, share=0.8)
+    found = tile_recall.framed(long, sparse.named("window(block=32, local=2)"), tokens=256, share=0.8)
     assert [part.rows for part in found.frames] == [slice(24, 32)] * 2, "the frame stays inside"
     record = found.record(1)
     assert record["density"] == pytest.approx(record["tiles"] / (32 * 33 / 2))
     assert record["attention"] == found.frames[1].held() and record["missed"] == found.frames[1].missed()
-    wide = tile_records.framed(long, sparse.named("window(block=32, local=2)"), tokens=4096)
+    wide = tile_recall.framed(long, sparse.named("window(block=32, local=2)"), tokens=4096)
     assert wide.frames[0].rows == slice(0, 32), "no more than there is"
 
 
@@ -138,7 +138,7 @@ def test_methods_are_named_once_and_some_need_nothing_fitted():
 def test_the_threshold_slider_steps_through_the_first_method_that_has_one(states, methods):
     both = {"all tiles": sparse.named(f"dense(block={SIZE})"), **methods}
     specs = {"all tiles": f"dense(block={SIZE})", **SPECS}
-    records = tile_records.threshold_records(states, both, SIZE, 0.7)
+    records = tile_recall.threshold_records(states, both, SIZE, 0.7)
     given = {"share": 0.7, "layer": 2, "head": 1, "about": "About"}
     figure = sparse_masks.threshold_slider(states, both, specs, records, **given)
     check(figure)
@@ -150,7 +150,7 @@ def test_the_threshold_slider_steps_through_the_first_method_that_has_one(states
     names = [trace.name for trace in figure.data]
     assert names[2:5] == ["window and sink", "oracle", "truly most"], "a method called oracle is not the curve's own"
     only = {"all tiles": both["all tiles"]}
-    records = tile_records.threshold_records(states, only, SIZE)
+    records = tile_recall.threshold_records(states, only, SIZE)
     assert sparse_masks.threshold_slider(states, only, specs, records, **given) is None
 
 
@@ -158,27 +158,27 @@ def test_rules_and_unions_are_drawn_with_what_they_are_worth(states):
     bfla = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
     causes = {i: tile_recall.bfla_rules(states, i, bfla) for i in states.layers}
     check(figure := sparse_masks.kept_by_rule(states, causes, bfla, layer=2, head=3, about="About"))
-    added = tile_records.means(tile_records.rule_records(causes), "rule", ("density", "attention"))
+    added = tile_recall.means(tile_recall.rule_records(causes), "rule", ("density", "attention"))
     bars = {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figure.data if trace.type == "bar"}
     assert bars["attention"]["mass"] == added["mass"]["attention"]
     assert figure.data[1].visible, "the KV head of query head 3"
 
     compact = Compact(sparse.named(f"random(block={SIZE}, share=0.2)"), heads=0)
-    rows = tile_records.last_chunk(LENGTH, 64)
-    unions = {i: tile_union.union(states, i, compact, rows) for i in states.layers}
+    rows = tile_recall.last_chunk(LENGTH, 64)
+    unions = {i: tile_states.union(states, i, compact, rows) for i in states.layers}
     check(figure := sparse_masks.union_of_chunk(unions, compact, rows, layer=2, head=3, about="About"))
     assert f"rows {rows.start:,} to {rows.stop - 1:,}" in figure.layout.annotations[-1].text
 
 
 def test_the_last_whole_chunk_of_a_prompt():
-    assert tile_records.last_chunk(203, 64) == slice(128, 192) and tile_records.last_chunk(192, 64) == slice(128, 192)
-    assert tile_records.last_chunk(50, 64) == slice(0, 50)
+    assert tile_recall.last_chunk(203, 64) == slice(128, 192) and tile_recall.last_chunk(192, 64) == slice(128, 192)
+    assert tile_recall.last_chunk(50, 64) == slice(0, 50)
 
 
 def test_a_long_prompt_is_drawn_framed_and_tabulated():
     long = synthetic_states(1024)
     specs = {"window and sink": "window(block=32, local=2)", "strided": "strided(block=32)"}
-    found = {name: tile_records.framed(long, sparse.named(spec), 256) for name, spec in specs.items()}
+    found = {name: tile_recall.framed(long, sparse.named(spec), 256) for name, spec in specs.items()}
     check(figure := tile_overview.long_overview(found, specs, 1024, cells=20, states="Made up."))
     assert figure.layout.updatemenus[0].buttons[0].label == "head 1: share of tiles kept"
     assert figure.layout.shapes[0].y0 == figure.layout.shapes[0].x0 == 24 * 32

@@ -8,11 +8,10 @@ import pytest
 from workbench import data
 from workbench.app.explore.panels.latency import store_explorer
 from workbench.core.errors import BadInput
-from workbench.experiments.latency import tier_ttft, ttft
+from workbench.experiments.latency import ttft
 from workbench.experiments.latency.ttft_model import TtftModel
 from workbench.experiments.serving import served_here
-from workbench.experiments.simulation.simulated_machine import GB, Machine, kv_bytes
-from workbench.experiments.simulation.store_replay import replay, requests_of, summary
+from workbench.experiments.simulation.store_replay import GB, Machine, kv_bytes, replay, requests_of, summary
 from workbench.plots.reports import serving
 from workbench.results import schema
 from workbench.store.events import SPANS, busy
@@ -116,7 +115,7 @@ def texts_of(box):
 
 def test_tiers_are_timed_beside_full_attention(loaded, tmp_path):
     prompts = [ttft.prompt_of_length(96, data.load("lab", 2, 0), loaded.tokenizer, loaded.layout, 16)]
-    rows = tier_ttft.measured(loaded, prompts, tmp_path / "blocks", repeats=1)
+    rows = ttft.over_tiers(loaded, prompts, tmp_path / "blocks", repeats=1)
     assert [row["candidate"] for row in rows][:2] == ["full attention", "reuse, from memory"]
     assert len(rows) == 5 and all(row["ms"] > 0 for row in rows) and rows[1]["bytes"] > 0
     assert {row["workload"] for row in schema.rows("timings", rows, experiment="tiers")} == {str(len(prompts[0]))}

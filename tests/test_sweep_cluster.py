@@ -12,7 +12,7 @@ import torch
 
 from tests.test_sweep import MEASURED
 from workbench.core.errors import BadInput
-from workbench.core.utils import dask_cluster
+from workbench.core.utils import runner
 from workbench.experiments.sweeps import sweep as sweeps
 from workbench.experiments.sweeps.sweep import cases
 from workbench.experiments.sweeps.sweep_grid import Case
@@ -33,7 +33,7 @@ def base(folder):
 def two_workers(python):
     """The address of a scheduler with two worker processes, none of them forked of this one, which has threads."""
     with ExitStack() as stack:
-        cluster = stack.enter_context(dask_cluster._begun(distributed, "local", 0, None))
+        cluster = stack.enter_context(runner._begun(distributed, "local", 0, None))
         command = [*python, "distributed.cli.dask_worker", cluster.scheduler_address, "--nthreads", "1", "--no-nanny"]
         for _ in range(2):
             worker = subprocess.Popen([*command, "--no-dashboard"], stderr=subprocess.DEVNULL)
@@ -52,7 +52,7 @@ def kill_a_worker(client):
 
 def assert_killed_equals_alone(found, cluster, tmp_path, monkeypatch):
     alone = sweeps.run(found, tmp_path / "alone")
-    connected, clients, told = dask_cluster.connected, [], []
+    connected, clients, told = runner.connected, [], []
 
     def remembered(*given):
         context = connected(*given)
@@ -72,7 +72,7 @@ def assert_killed_equals_alone(found, cluster, tmp_path, monkeypatch):
             kill_a_worker(clients[-1])
         told.append((done, total))
 
-    monkeypatch.setattr(dask_cluster, "connected", remembered)
+    monkeypatch.setattr(runner, "connected", remembered)
     many = sweeps.run(found, tmp_path / "many", jobs=2, progress=progress, cluster=cluster)
     assert told[-1] == (2 * len(found), 2 * len(found)) and not many.failures
     pd.testing.assert_frame_equal(many.table.drop(columns=MEASURED), alone.table.drop(columns=MEASURED))
@@ -167,7 +167,7 @@ def test_a_trial_on_a_gpu_needs_workers_with_slots(base, tmp_path, scheduler):
 def test_a_cluster_that_cannot_be_had_is_one_sentence_and_nothing_is_written(
     base, tmp_path, address, words, monkeypatch
 ):
-    monkeypatch.setattr(dask_cluster, "ANSWER", 0.5)
+    monkeypatch.setattr(runner, "ANSWER", 0.5)
     with pytest.raises(BadInput, match=words) as problem:
         sweeps.run(many(base, 1), tmp_path / "out", cluster=address)
     assert "\n" not in str(problem.value) and not (tmp_path / "out").exists()
@@ -180,13 +180,13 @@ def test_deployers_of_dask_are_begun_by_name_with_as_many_workers(monkeypatch):
         def scale(self, workers):
             scaled.append(workers)
 
-    monkeypatch.setattr(dask_cluster, "import_module", lambda name: type("module", (), {"SLURMCluster": Deployed}))
-    assert isinstance(dask_cluster._begun(distributed, "slurm", 3, None), Deployed) and scaled == [3]
+    monkeypatch.setattr(runner, "import_module", lambda name: type("module", (), {"SLURMCluster": Deployed}))
+    assert isinstance(runner._begun(distributed, "slurm", 3, None), Deployed) and scaled == [3]
     hosts = []
     monkeypatch.setattr(distributed, "SSHCluster", lambda names, worker_options: hosts.append((names, worker_options)))
-    dask_cluster._begun(distributed, "ssh:a,b", 1, {"GPU": 1})
+    runner._begun(distributed, "ssh:a,b", 1, {"GPU": 1})
     assert hosts == [(["a", "a", "b"], {"nthreads": 1, "resources": {"GPU": 1}})]
-    assert dask_cluster._begun(distributed, "tcp://x:1", 1, None) is None
+    assert runner._begun(distributed, "tcp://x:1", 1, None) is None
 
 
 # --- A corpus encoded by Dask workers, in processes of their own: the result equals one process's, also where one d
@@ -223,7 +223,7 @@ def test_two_workers_one_of_which_is_killed_make_what_one_process_makes(folder, 
 
 
 def test_a_cluster_that_does_not_answer_is_one_sentence(folder, loaded, tmp_path, monkeypatch):
-    monkeypatch.setattr(dask_cluster, "ANSWER", 0.5)
+    monkeypatch.setattr(runner, "ANSWER", 0.5)
     with pytest.raises(BadInput, match=r"no Dask scheduler answers at .tcp://127\.0\.0\.1:9"):
         Preparation(str(folder), tmp_path / "a", cluster="tcp://127.0.0.1:9", **ASKED).run(loaded=loaded)
     with pytest.raises(BadInput, match="no Dask scheduler answers at 'nonsense://x'"):

@@ -32,15 +32,15 @@ from workbench.metrics.kv import kv_deviation, position_encoding
 from workbench.metrics.kv.kv_deviation import Repair
 from workbench.metrics.kv.selection import places
 from workbench.plots.attention import masks
-from workbench.plots.kv import deviation, deviation_repair
+from workbench.plots.kv import deviation
 from workbench.plots.kv import position_encoding as position_figures
-from workbench.plots.marks import line_styles, styles, theme
+from workbench.plots.marks import styles, theme
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import Look
 from workbench.plots.marks.table import ROOM, SECOND, drawn_width, table
 from workbench.plots.marks.theme import TURNED
 from workbench.plots.tokens import chosen_tokens, ratio_outcomes
-from workbench.plots.tokens.block_history import turnover
+from workbench.plots.tokens.plans import turnover
 from workbench.results import figure_data
 
 
@@ -86,18 +86,18 @@ def test_causes_are_means_over_prompts_and_typical_ones_leave_the_first_layer_ou
     typical = kv_deviation.typical_causes(records)
     keys = [r["mean"] for r in records if (r["cause"], r["part"], r["at"]) == ("context", "keys", 1)]
     assert typical["context"] == pytest.approx(np.mean(keys)) and typical["context"] > 0
-    assert deviation_repair.what_causes_it(records, about="tiny").data
+    assert deviation.what_causes_it(records, about="tiny").data
 
 
 def test_repairs_keep_selector_and_part_together():
     before, after = torch.ones(12, 3), torch.ones(12, 3)
     after[8:] = 0.25
     repair = Repair(before, after, torch.tensor([4]), 8)
-    records = deviation_repair.repair_records({"first_k": [repair, repair], "oracle": [repair]})
+    records = deviation.repair_records({"first_k": [repair, repair], "oracle": [repair]})
     assert [r["at"] for r in records[:2]] == [1, 2], "the first layer never deviates"
-    final = deviation_repair.left_in_last_layer(records)
+    final = deviation.left_in_last_layer(records)
     assert final["first_k", "asked"] == 0.25 and final["oracle", "context"] == 1
-    assert deviation_repair.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny").data
+    assert deviation.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny").data
 
 
 def test_a_repair_is_made_for_every_selector_and_prompt(monkeypatch):
@@ -367,7 +367,7 @@ def test_texts_stand_out_from_the_paper(dark):
 
 def test_variants_of_one_method_have_lines_of_their_own():
     specs = ["query_guided", "query_guided(layers=all)", "query_guided(softmax=joint)", "kv_deviation"]
-    drawn = line_styles.selector_looks(specs)
+    drawn = styles.selector_looks(specs)
     ways = list(zip(*(drawn[way].values() for way in ("colours", "symbols", "dashes")), strict=True))
     assert len({*ways}) == 4 and ways[0] == (theme.BLUE, "square", "solid")
     assert len({way[1:] for way in ways[:3]}) == 3, "told apart without colour"

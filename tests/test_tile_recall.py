@@ -9,9 +9,9 @@ from tests.random_models import model_of, prompt_of
 from tests.refusals import refused
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
-from workbench.core.tiling import tile_grid
+from workbench.core.tiling import tiles
 from workbench.methods import sparse
-from workbench.metrics.tiles import sparsity, tile_recall, tile_union
+from workbench.metrics.tiles import sparsity, tile_recall, tile_states
 from workbench.metrics.tiles.key_rankings import Rankings, rankings
 from workbench.metrics.tiles.tile_states import States, dense_states, synthetic_states
 
@@ -65,7 +65,7 @@ def test_chunk_by_chunk_is_what_each_chunk_chooses(states):
 
 
 def test_every_step_of_the_union_covers_the_one_before(states):
-    found = tile_union.union(states, 0, sparse.named("random(block=8, share=0.1, sink=0, local=0)"), slice(128, 192))
+    found = tile_states.union(states, 0, sparse.named("random(block=8, share=0.1, sink=0, local=0)"), slice(128, 192))
     assert (found.heads >= found.kept.any(1)).all() and found.group == 2 and len(found.groups) == 2
     assert torch.equal(found.groups, found.heads.unflatten(0, (2, 2)).any(1))
     assert torch.equal(found.pages, found.groups | found.own) and found.own.nonzero()[:, 0].tolist() == [*range(16, 24)]
@@ -78,7 +78,7 @@ def test_every_step_of_the_union_covers_the_one_before(states):
 def test_the_union_is_that_of_compact_attention(states):
     spec, rows = "random(block=8, share=0.1, sink=0, local=0)", torch.arange(128, 192)
     compact = sparse.named(f"compact(over={spec}, heads=1)")
-    found = tile_union.union(states, 2, compact, slice(128, 192))
+    found = tile_states.union(states, 2, compact, slice(128, 192))
     tiles = compact(states.queries[2][:, rows], states.keys[2][:, :192], rows, Site(2, LENGTH))
     assert found.group == 1 and torch.equal(found.pages, tiles.kept[:, -1])
 
@@ -96,7 +96,7 @@ def test_a_window_of_rows_is_a_part_of_the_whole(states):
 
 def test_the_truth_is_worked_out_once_and_only_for_the_rows_asked_for(states, monkeypatch):
     asked = []
-    once = partial(lambda mass, q, k, g: asked.append(g.shape) or mass(q, k, g), tile_grid.mass)
+    once = partial(lambda mass, q, k, g: asked.append(g.shape) or mass(q, k, g), tiles.mass)
     monkeypatch.setattr("workbench.metrics.tiles.tile_states.mass", once)
     again = States(states.queries, states.keys)
     for spec in ("window(block=16)", "dense(block=16)"):

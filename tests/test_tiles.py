@@ -12,9 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from tests.random_models import prompt_of
 from tests.refusals import refused
 from workbench.core.masks import block_attention, causal, same_block, sink, visible, window
-from workbench.core.tiling import tile_grid
-from workbench.core.tiling.tile_grid import Grid, grid_of
-from workbench.core.tiling.tiles import Tiles
+from workbench.core.tiling import tiles as tiling
+from workbench.core.tiling.tiles import Grid, Tiles, grid_of
 from workbench.kernels._pages.lists import pages
 
 
@@ -170,7 +169,7 @@ def test_true_mass_of_tiles_by_hand():
     rows = ROWS["unaligned chunk"]
     torch.manual_seed(0)
     queries, keys = torch.randn(4, len(rows), 16), torch.randn(2, 70, 16)
-    ours, peak = (f(queries, keys, Grid(rows, keys.shape[1], 8)) for f in (tile_grid.mass, tile_grid.peaks))
+    ours, peak = (f(queries, keys, Grid(rows, keys.shape[1], 8)) for f in (tiling.mass, tiling.peaks))
     for head in range(4):
         share = (queries[head] @ keys[head // 2].T / 4).masked_fill(
             torch.arange(keys.shape[1]) > rows[:, None], -torch.inf

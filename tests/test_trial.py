@@ -9,7 +9,7 @@ from tests.refusals import refused
 from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
-from workbench.experiments.trials import record, references
+from workbench.experiments.trials import record, trial_measures
 from workbench.experiments.trials.fidelity import measure
 from workbench.experiments.trials.record import FIDELITY, LATER, Record, dumps
 from workbench.experiments.trials.trial import Trial, batches
@@ -266,7 +266,7 @@ def test_records_of_earlier_versions_are_read(records):
 
 
 def test_full_attention_is_asked_once_for_all_trials_of_a_model(folder, loaded, monkeypatch):
-    monkeypatch.setattr(references, "_KEPT", type(references._KEPT)())
+    monkeypatch.setattr(trial_measures, "_KEPT", type(trial_measures._KEPT)())
     asked = []
     ask = fidelity.reference
     monkeypatch.setattr(fidelity, "reference", lambda *given: asked.append(len(given[2])) or ask(*given))
@@ -277,8 +277,8 @@ def test_full_attention_is_asked_once_for_all_trials_of_a_model(folder, loaded, 
     assert replace(trial, positions="naive").run(loaded=loaded).kl == second.kl
     replace(trial, max_new_tokens=5).run(loaded=loaded)
     assert asked == [4, 2, 4, 2]
-    monkeypatch.setattr(references, "_KEPT", type(references._KEPT)())
-    monkeypatch.setattr(references, "room", lambda: 1)  # nothing fits
+    monkeypatch.setattr(trial_measures, "_KEPT", type(trial_measures._KEPT)())
+    monkeypatch.setattr(trial_measures, "room", lambda: 1)  # nothing fits
     assert trial.run(loaded=loaded).kl == trial.run(loaded=loaded).kl == first.kl and len(asked) == 8
 
 

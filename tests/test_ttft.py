@@ -6,7 +6,7 @@ import torch
 
 from tests.random_models import model_of, prompt_of
 from workbench.core.errors import BadInput
-from workbench.experiments.latency import ttft, ttft_costs
+from workbench.experiments.latency import ttft, ttft_model
 from workbench.methods import sparse
 from workbench.methods.generation import first_token
 from workbench.methods.modes.full import Full
@@ -86,7 +86,7 @@ def test_a_ratio_costs_its_rows_and_the_choice_of_them():
 @pytest.mark.parametrize("length", [60, 500])
 def test_computed_costs_agree_with_counted_rows(length):
     shape = cost.shape_of(MODEL)
-    rows = {row["way"]: row for row in ttft_costs.computed(shape, [length], 2, 50, ratio=0.2)}
+    rows = {row["way"]: row for row in ttft_model.computed(shape, [length], 2, 50, ratio=0.2)}
     assert rows["full"]["flops"] == pytest.approx(cost.first_token(shape, range(length), length, 2).flops)
     assert rows["block"]["flops"] < rows["recompute"]["flops"] < rows["full"]["flops"]
     half = cost.first_token(shape, np.arange(length - 50, length), length, 2)
@@ -103,7 +103,7 @@ def test_records_by_mode_are_those_of_full_and_block():
     fields = ["length", "mode", "p5", "p50", "p95", "n", "least", "most"]
     assert all(list(record) == fields and record["n"] == 1 for record in records)
     shape = cost.shape_of(MODEL)
-    full, block = ttft_costs.computed_by_mode(shape, [500], 2)
+    full, block = ttft_model.computed_by_mode(shape, [500], 2)
     assert (full["mode"], block["mode"]) == ("full", "block") and full["kv_loaded"] == 0 < block["kv_loaded"]
     assert block["convention"] == cost.convention(shape.convention, 50) and full["linear"] > block["linear"]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.refusals import refused
 from workbench import results
 from workbench.experiments.latency.ttft_model import TtftModel, fitted
-from workbench.experiments.simulation import break_even, paper_workload
+from workbench.experiments.simulation import break_even, workload
 from workbench.experiments.simulation.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE, Setting
 from workbench.experiments.simulation.simulated_caches import (
     BlockCache,
@@ -104,11 +104,11 @@ def test_what_is_computed_again_and_kept_is_counted_against_a_prefix_cache():
 
 
 def test_the_papers_workload_has_a_row_a_cache_and_measure_with_intervals_over_seeds():
-    rows = paper_workload.counts(SMALL, range(2))
-    assert len(rows) == len(paper_workload.CACHES) * len(paper_workload.MEASURES)
+    rows = workload.counts(SMALL, range(2))
+    assert len(rows) == len(workload.CACHES) * len(workload.MEASURES)
     found = {(row["method"], row["measure"]): row for row in rows}
-    path, prefix = (found[name, "hit_rate"] for name in (paper_workload.PATH, paper_workload.UNBOUNDED))
-    assert path["value"] > prefix["value"] and found[paper_workload.PATH, "redundant_removed"]["value"] == 1
+    path, prefix = (found[name, "hit_rate"] for name in (workload.PATH, workload.UNBOUNDED))
+    assert path["value"] > prefix["value"] and found[workload.PATH, "redundant_removed"]["value"] == 1
     assert path["low"] < path["value"] < path["high"] and path["n"] == 2
     assert results.schema.rows("counts", rows, experiment="workload")[0]["setting"] == json.dumps(
         {**asdict(SMALL), "passages": "2 to 4", "shares": "0.6 to 0.3"}, sort_keys=True
@@ -117,7 +117,7 @@ def test_the_papers_workload_has_a_row_a_cache_and_measure_with_intervals_over_s
 
 def test_shipped_settings_differ_from_the_usual_one_in_one_field():
     counts = results.read().counts("workload")
-    settings = results.varied(results.expanded(counts), paper_workload.FIELDS)
+    settings = results.varied(results.expanded(counts), workload.FIELDS)
     assert len(settings) == len(counts) and {"usual", "zipf 0.0", "passages 5 to 5"} < set(settings.varied)
     assert settings.groupby("varied").size().nunique() == 1
 

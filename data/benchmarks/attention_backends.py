@@ -2,7 +2,7 @@
 
     python data/benchmarks/attention_backends.py
 
-leaves attention_backends.json, which `workbench.engine.attention_backends.measured` reads (rows of other GPUs in it
+leaves attention_backends.json, which `workbench.engine.attention_backends.choice` reads (rows of other GPUs in it
 stay), and timings of experiment "backends". Candidates take turns; a time is the median in milliseconds. "dense": a
 whole prompt; "blocks": 32K tokens in blocks of one length, each attending to itself; "blocks of lengths": blocks of a
 quarter to three quarters of 1024 tokens.

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from random import Random
 
 from workbench.core.errors import BadInput
-from workbench.data.lab_corpus.entities import Entity, Fact, write
 from workbench.data.lab_corpus.samples import MOST_PASSAGES
 from workbench.data.lab_corpus.style import PLAIN
-from workbench.data.lab_corpus.world import World, passages_of
+from workbench.data.lab_corpus.world import Entity, Fact, World, passages_of, write
 from workbench.data.sample import Sample
 
 KINDS = ("single-hop", "continuation", "two-hop")  # asked in turn, where a state has something of the kind to ask

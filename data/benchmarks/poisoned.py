@@ -30,11 +30,11 @@ from workbench.core.kv import KV
 from workbench.experiments.trials.trial import Progress
 from workbench.methods import select
 from workbench.methods.generation import answer
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
-from workbench.methods.sampling import SamplingParams
 from workbench.metrics.answers import Records, bootstrap, exact_match, wilson
 from workbench.metrics.fidelity import gold_answers, predict
 from workbench.models.loading import Loaded

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from script import options
 
-from workbench.experiments.simulation.simulated_machine import CLOCK, GB, SHAPE, Machine
-from workbench.experiments.simulation.store_replay import counts, replay, requests_of
+from workbench.experiments.simulation.store_replay import CLOCK, GB, SHAPE, Machine, counts, replay, requests_of
 from workbench.methods.serving.scheduler import Mode
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.results import Writer, this_run

@@ -12,7 +12,7 @@ from pathlib import Path
 from script import name_of, options, writer
 
 from workbench import data, models
-from workbench.experiments.latency import tier_ttft, ttft
+from workbench.experiments.latency import ttft
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
         for length in given.lengths:
             prompt = ttft.prompt_of_length(length, texts, loaded.tokenizer, loaded.layout)
             with tempfile.TemporaryDirectory() as folder:
-                out.timings(tier_ttft.measured(loaded, [prompt], Path(folder) / "blocks", given.repeats))
+                out.timings(ttft.over_tiers(loaded, [prompt], Path(folder) / "blocks", given.repeats))
 
 
 if __name__ == "__main__":

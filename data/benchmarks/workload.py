@@ -13,8 +13,8 @@ from typing import Any
 from script import options
 
 from workbench.experiments.latency.ttft_model import fitted
-from workbench.experiments.simulation import break_even, paper_workload
-from workbench.experiments.simulation.simulated_machine import CLOCK, SHAPE
+from workbench.experiments.simulation import break_even, workload
+from workbench.experiments.simulation.store_replay import CLOCK, SHAPE
 from workbench.experiments.simulation.workload import Order, Workload
 from workbench.results import Writer, this_run
 
@@ -37,10 +37,10 @@ def main() -> None:
     seeds = range(given.seeds)
     origin = {"device": CLOCK, **this_run()}
     with Writer(given.out, "workload@simulated", **origin) as out:
-        out.counts(paper_workload.counts(PAPER, seeds))
+        out.counts(workload.counts(PAPER, seeds))
         for name, values in VARIED.items():
             for value in values:
-                out.counts(paper_workload.counts(replace(PAPER, **{name: value}), seeds))
+                out.counts(workload.counts(replace(PAPER, **{name: value}), seeds))
     model = fitted()
     with Writer(given.out, "break-even@simulated", model=SHAPE, **origin) as out:
         for setting in break_even.settings(ZIPFS, ORDERS, POOLS, REPEATS):

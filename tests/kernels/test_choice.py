@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.core.kv_side_cache import Derived
+from workbench.core.kv import Derived
 from workbench.core.plan import Site
-from workbench.core.tiling import block_scores, tile_selection
+from workbench.core.tiling import tile_selection
 from workbench.core.tiling.tile_selection import TileRule
 from workbench.core.tiling.tiles import Tiles
 from workbench.engine.attention_backends import choice as backends
@@ -151,14 +151,14 @@ def test_scores_are_those_of_torch_in_fp32(kernel):
     rows = torch.arange(length - count, length, device=DEVICE)
     if kernel is choose_bfla:
         made = choose_bfla._launch(choose_bfla.configure(dtype), q, keys, rows[None], block, part)
-        expected = block_scores.bfla(q[0], keys[0], block, part)
+        expected = tile_selection.bfla(q[0], keys[0], block, part)
     elif kernel is choose_xattention:
         made = choose_xattention._weights(choose_xattention.configure(dtype), q, keys, rows[None], block, part)
-        expected = block_scores.xattention(q[0], keys[0], rows, block, part)
+        expected = tile_selection.xattention(q[0], keys[0], rows, block, part)
     else:
         block, config = min(block, 128), choose_flash_prefill.configure(dtype, min(block, 128))
         made = choose_flash_prefill._logits(config, q, keys.shape, rows[None], choose_flash_prefill.pooled(keys, block))
-        expected = block_scores.flash_prefill(q[0], keys[0], rows, block)
+        expected = tile_selection.flash_prefill(q[0], keys[0], rows, block)
     assert made[0].shape == expected.shape
     for i in range(-(-count // block)):  # what a row sees; with flash_prefill, in whole
         last = int(rows[min((i + 1) * block, count) - 1])

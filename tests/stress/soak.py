@@ -38,13 +38,13 @@ from workbench.experiments.trials.record import device_name, versions
 from workbench.methods import Method, engines, finish
 from workbench.methods.engines import pages_of
 from workbench.methods.generation import generate
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.paged.answers import PagedAnswers
 from workbench.methods.paged.request import PageRequest, requests_of
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.methods.sampling import SamplingParams
 from workbench.methods.select import named as selector
 from workbench.methods.sparse import named as sparse
 from workbench.metrics.fidelity import predict

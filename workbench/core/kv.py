@@ -1,7 +1,7 @@
 """Keys and values of a run of tokens, one tensor per layer."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -9,9 +9,30 @@ from typing import Any
 import torch
 
 from workbench.core.errors import BadInput, shown
-from workbench.core.kv_side_cache import Derived
 from workbench.core.utils import annotations, html_views
 from workbench.core.utils.annotations import Count
+
+
+class Derived:
+    """What was computed from the keys of one layer of a `KV`, by name."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[Any, int]] = {}  # and of how many tokens it holds
+
+    def changed(self, first: int) -> None:
+        """Keys of the tokens from `first` on are others now."""
+        self._kept = {name: (value, min(until, first)) for name, (value, until) in self._kept.items()}
+
+    def completed(self, name: Hashable, length: int, complete: Callable[[Any, int], Any]) -> Any:
+        """Return what is kept as `name`, of the first `length` tokens.
+
+        `complete(value, first)` returns it renewed from token `first` on; `value` is None where nothing is kept yet.
+        """
+        value, until = self._kept.pop(name, (None, 0))  # gone, should completing fail half-way
+        value = complete(value, min(until, length))
+        self._kept[name] = value, length
+        return value
+
 
 Tensors = list[torch.Tensor]
 Stacked = tuple[torch.Tensor, torch.Tensor] | None

@@ -1,17 +1,32 @@
-"""Who may see whom: rules about positions, (row, col) -> bool.
+"""Attention masks: rules about positions, (row, col) -> bool, in Python or read from a reader's sentence.
 
 A rule is asked with integer tensors that broadcast against each other, `row` the position that looks and `col` the
 position looked at, and answers with a bool tensor. Rules are joined by `&`, `|` and `~`:
 
     block_attention(prompt) & (window(64) | sink(4))
+
+A sentence is read as Python's grammar is, but nothing is ever evaluated: only the words below are understood.
+
+    row, col                        the positions of the token that looks and of the token looked at
+    block(row), block(col)          the number of their block; the last block is the question
+    question, length                number of the question's block; number of tokens
+    causal, same_block, block_attention      rules
+    window(n), sink(n)              the last n tokens up to the row; the first n tokens of the prompt
+    < <= > >= == !=, + - * // %, & | ~ (or: and, or, not), whole numbers, parentheses
+
+Whatever a sentence says, a token never sees the future: the rule is joined to `causal`.
 """
 
+import ast
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
 import torch
 
-from workbench.core.blocks import Prompt
+from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.utils import annotations
 
@@ -92,3 +107,148 @@ def visible(rule: Sees, rows: torch.Tensor, cols: torch.Tensor) -> torch.Tensor:
     """[R, C] bool: what the rule says for every one of `rows` [R] and `cols` [C]."""
     answer = rule(rows[:, None], cols[None])
     return answer.expand(len(rows), len(cols))
+
+
+WORDS = "row, col, block(row), block(col), question, length, causal, same_block, block_attention, window(n), sink(n)"
+_BINARY = {
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARE = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_MOST = 1 << 31  # numbers beyond this are a slip, not a position
+
+
+def parse(sentence: str, prompt: Prompt) -> MaskRule:
+    """Return the rule that `sentence` describes, on the blocks of `prompt`.
+
+    BadInput where the sentence is not understood.
+    """
+    probe = torch.arange(2)
+    try:
+        sees = _Sentence(ast.parse(sentence.strip(), mode="eval").body, prompt, sentence)
+        sees(probe[:, None], probe[None])  # refuses here, before any work
+    except BadInput:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise BadInput(
+            f"mask rule {sentence[:80]!r} is not a sentence: try 'causal & (same_block | window(64))'"
+        ) from None
+    return MaskRule(sees, sentence.strip())
+
+
+def check(sentence: str) -> None:
+    """Raise BadInput where `parse` would refuse the sentence; no prompt is needed."""
+    parse(sentence, Prompt((Block((0,)), Block((0,)))))
+
+
+_FULL = 1 << 62  # what positions and numbers may be multiplied to: tensors hold 63 bits
+
+
+def _largest(value: Any) -> int:
+    return abs(value) if isinstance(value, int) else int(value.abs().max()) if value.numel() else 0
+
+
+def _grown(do: Callable[[Any, Any], Any], left: int, right: int) -> int:
+    """Return the largest size that a sum, a difference or a product can have."""
+    return left * right if do is operator.mul else left + right
+
+
+class _Sentence:
+    def __init__(self, tree: ast.expr, prompt: Prompt, sentence: str):
+        self.tree, self.prompt, self.sentence = tree, prompt, sentence
+
+    def __call__(self, row: torch.Tensor, col: torch.Tensor) -> torch.Tensor:
+        result = self._read(self.tree, row, col)
+        if not isinstance(result, torch.Tensor) or result.dtype != torch.bool:
+            raise self._bad("it must say yes or no about (row, col)")
+        return result & (col <= row)
+
+    def _read(self, node: ast.expr, row: torch.Tensor, col: torch.Tensor) -> Any:
+        """Return the value of one node: bool or int64 tensors, or an int."""
+
+        def read(part: ast.expr) -> Any:
+            return self._read(part, row, col)
+
+        match node:
+            case ast.Constant(value=int() as number) if not isinstance(number, bool) and number < _MOST:
+                return number
+            case ast.Name(id=name):
+                return self._word(name, row, col)
+            case ast.Call(func=ast.Name(id=name), args=[part], keywords=[]):
+                return self._call(name, part, row, col)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+                return self._apply(_BINARY[type(op)], read(left), read(right))
+            case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARE for op in ops):
+                values = [read(part) for part in (left, *others)]
+                pairs = zip(ops, values[:-1], values[1:], strict=True)
+                return reduce(operator.and_, [self._apply(_COMPARE[type(op)], a, b) for op, a, b in pairs])
+            case ast.BoolOp(op=op, values=parts):
+                join = operator.and_ if isinstance(op, ast.And) else operator.or_
+                return reduce(lambda a, b: self._apply(join, a, b), [read(part) for part in parts])
+            case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=part):
+                return ~self._truth(read(part))
+            case ast.UnaryOp(op=ast.USub(), operand=part):
+                return -self._number(read(part))
+        raise self._bad(f"{ast.unparse(node)!r} is not understood; its words are {WORDS}")
+
+    def _word(self, name: str, row: torch.Tensor, col: torch.Tensor) -> Any:
+        match name:
+            case "row" | "col":
+                return row if name == "row" else col
+            case "question":
+                return len(self.prompt.blocks) - 1
+            case "length":
+                return len(self.prompt)
+            case "causal":
+                return causal(row, col)
+            case "same_block":
+                return same_block(self.prompt)(row, col)
+            case "block_attention":
+                return block_attention(self.prompt)(row, col)
+        raise self._bad(f"{name!r} is not a word it knows: {WORDS}")
+
+    def _call(self, name: str, part: ast.expr, row: torch.Tensor, col: torch.Tensor) -> torch.Tensor:
+        if name == "block" and isinstance(part, ast.Name) and part.id in ("row", "col"):
+            position = (row if part.id == "row" else col).clamp(max=len(self.prompt) - 1)
+            return self.prompt.block_of.to(position.device)[position]
+        size = self._read(part, row, col)
+        if name in ("window", "sink") and isinstance(size, int) and size > 0:
+            return (window(size) if name == "window" else sink(size))(row, col)
+        raise self._bad(
+            f"{name}({ast.unparse(part)}) is not understood: window(n) and sink(n) take a whole number above 0"
+        )
+
+    def _apply(self, do: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+        if do in (operator.and_, operator.or_):
+            return do(self._truth(left), self._truth(right))
+        if do in (operator.floordiv, operator.mod) and not (isinstance(right, int) and right > 0):
+            raise self._bad("// and % take a whole number above 0 on their right")
+        numbers = self._number(left), self._number(right)
+        if do in (operator.add, operator.sub, operator.mul) and _grown(do, *map(_largest, numbers)) >= _FULL:
+            raise self._bad(f"its numbers grow beyond {_FULL:,}")
+        return do(*numbers)
+
+    def _truth(self, value: Any) -> torch.Tensor:
+        if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
+            return value
+        raise self._bad("& | ~ join rules, not numbers (put comparisons in parentheses, or write and, or)")
+
+    def _number(self, value: Any) -> Any:
+        if isinstance(value, int) or value.dtype != torch.bool:
+            return value
+        raise self._bad("numbers are compared and added, rules are joined with & | ~")
+
+    def _bad(self, why: str) -> BadInput:
+        return BadInput(f"mask rule {self.sentence!r}: {why}")

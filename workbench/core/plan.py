@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from workbench.core.errors import BadInput, shown
-from workbench.core.kv_side_cache import Derived
+from workbench.core.kv import Derived
 from workbench.core.masks import Sees, causal
 from workbench.core.tiling.tiles import Tiles
 from workbench.core.utils import annotations, html_views

@@ -9,13 +9,13 @@ from typing import Any
 from workbench.core.errors import BadInput, meant, shown
 from workbench.core.utils import annotations
 from workbench.core.utils.files import is_file
-from workbench.data import assets, contexts
+from workbench.data import assets, retrieval_corpus
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs import samples as manuals
 from workbench.data.lab_corpus import samples as lab
 from workbench.data.lab_corpus import style as lab_style
 from workbench.data.sample import Passage, Sample
-from workbench.data.sources import files, folders, given, needles, passage_files
+from workbench.data.sources import files, folders, needles
 
 MOST_SAMPLES = 1_000_000  # of generated questions
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
@@ -59,9 +59,9 @@ def load(
     with a file of questions is named with how it is cut: `notes(by=sentences, size=6, overlap=1)` (`folders`).
 
     A file gives its samples in its own order; with fewer `samples` than it holds, a draw by `seed`. `passages` makes
-    every context that size: passages are cut, or filled in from other questions of the file (`contexts.sized`). With
-    `answered` False, questions of a file may lack answers. Raises BadInput for an unknown name, a number under 1 and
-    what `files.read`, `lab.samples`, `needles.samples` and `manuals.samples` refuse.
+    every context that size: passages are cut, or filled in from other questions of the file. With `answered` False,
+    questions of a file may lack answers. Raises BadInput for an unknown name, a number under 1 and what `files.read`,
+    `lab.samples`, `needles.samples` and `manuals.samples` refuse.
     """
     annotations.check("seed", seed, int)
     for what, number in (("samples", samples), ("passages", passages)):
@@ -69,7 +69,7 @@ def load(
         if number is not None and number < 1:
             raise BadInput(f"{what} is {number}; at least 1 is needed")
     if not isinstance(name_or_path, str | Path):
-        return _drawn(given.samples(name_or_path, answered), samples, seed, passages)
+        return _drawn(files.samples(name_or_path, answered), samples, seed, passages)
     name = str(name_or_path)
     if (is_generated(name) or name in manuals.PARTS) and (samples or 0) > MOST_SAMPLES:
         raise BadInput(f"samples is {samples}; at most {MOST_SAMPLES:,} are drawn at once")
@@ -95,7 +95,7 @@ def _drawn(read: list[Sample], samples: int | None, seed: int, passages: int | N
     drawn = read
     if samples is not None and samples < len(read):
         drawn = [read[i] for i in sorted(Random(f"draw {seed}").sample(range(len(read)), samples))]
-    return drawn if passages is None else contexts.sized(drawn, passages, read, seed)
+    return drawn if passages is None else retrieval_corpus.sized(drawn, passages, read, seed)
 
 
 def check_name(name: str) -> None:
@@ -104,7 +104,7 @@ def check_name(name: str) -> None:
         is_generated(name)
         or name in names()
         or name.startswith(folders.HUB)
-        or name.endswith((*files.ENDINGS, *passage_files.PLAIN))
+        or name.endswith((*files.ENDINGS, *folders.PLAIN))
         or os.path.lexists(name)
         or folders.named(name)
     ):
@@ -123,7 +123,7 @@ def corpus(
     """Return the samples whose passages make the corpus that `load` draws from.
 
     All of a file and of `manuals`, of a generated corpus those drawn; of a file of passages without questions
-    (`passage_files`) and of a folder, one sample with all of them.
+    (`folders`) and of a folder, one sample with all of them.
     """
     if str(name_or_path).startswith(folders.HUB):
         return load(name_or_path, answered=False)
@@ -131,7 +131,7 @@ def corpus(
         return [manuals.whole(str(name_or_path))]
     if (found := folders.named(str(name_or_path))) is not None:
         return [Sample(found[0].name, ctxs=tuple(folders.passages(found[0], **found[1])))]
-    if (whole := passage_files.read(name_or_path)) is not None:
+    if (whole := folders.read(name_or_path)) is not None:
         return [whole]
     drawn = is_generated(str(name_or_path))
     return load(name_or_path, samples, seed, passages) if drawn else load(name_or_path, answered=False)

@@ -15,13 +15,13 @@ from workbench.engine.pages.page_allocator import NoPages
 from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Answered, Generation
 from workbench.methods.engines import EngineChoice, Unread, check_engine, choose_engine, pages_of
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.paged.answers import MOST, PagedAnswers
 from workbench.methods.paged.request import generation_of, requests_of
 from workbench.methods.request_report import WatchedStore, receipts_of, timed
-from workbench.methods.sampling import SamplingParams
 from workbench.models.spec import spec_for
 from workbench.store import UNLIMITED, MemoryStore, Store
 from workbench.store.fetching import checked

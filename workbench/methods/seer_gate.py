@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.core.rope import Pairing, cos_sin, pairing_of, rotate, rotated
-from workbench.core.tiling.tile_grid import Grid, folded, means
+from workbench.core.tiling.tiles import Grid, folded, means
 from workbench.core.utils.files import write_atomically
 from workbench.models.families import decoder_config, family
 from workbench.models.spec import ModelSpec, attach

@@ -22,8 +22,8 @@ from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import ReadyRequest
 from workbench.methods.answered import Answered
 from workbench.methods.generation import answer
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
-from workbench.methods.sampling import SamplingParams
 from workbench.metrics.answers import Score, bootstrap_columns
 from workbench.models.spec import attach
 

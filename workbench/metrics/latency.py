@@ -16,8 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.plan import Site
-from workbench.core.tiling.tile_grid import Grid
-from workbench.core.tiling.tiles import Tiles
+from workbench.core.tiling.tiles import Grid, Tiles
 from workbench.methods import finish
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse

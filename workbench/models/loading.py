@@ -24,21 +24,25 @@ from workbench.core.errors import BadInput, not_allowed
 from workbench.core.utils.stages import stage
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
-from workbench.models.checked_config import check_headers, check_loaded, config_of, is_blank, reason
 from workbench.models.checkpoints import (
     COMPACT,
     DIFFERENCE,
     adapter_of,
     base_folder,
     check,
+    check_headers,
+    check_loaded,
+    config_of,
+    is_blank,
     read_json,
+    reason,
     shards,
 )
 from workbench.models.model_card import layout_of, tokenizer_of
 from workbench.models.model_names import folder
 from workbench.models.spec import ModelSpec, attach
 from workbench.models.weights import adapters, compact, delta_weights, soft_tokens
-from workbench.models.weights.weight_layout import by_input_channel
+from workbench.models.weights.compact import by_input_channel
 
 TOKENIZERS = WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase]()  # of models that were loaded
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -6,17 +6,19 @@ found = results.read(["shipped", "runs/mine"])
 results.scores(found.counts("trial"))          # a row a method and kind of question, a column a measure
 """
 
-from workbench.results.exports import figure_data, latex, records
 from workbench.results.reader import HERE, SHIPPED, Missing, Results, expanded, read
 from workbench.results.schema import EXPERIMENTS, MEASURES, METHOD, Answer, Count, Origin, Timing
 from workbench.results.summary import (
     beside,
+    figure_data,
+    latex,
     mainly,
     means,
     over_draws,
     over_seeds,
     paired,
     ranked,
+    records,
     scores,
     speedups,
     usual,

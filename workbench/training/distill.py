@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.core.tiling.tile_grid import Grid, peaks
+from workbench.core.tiling.tiles import Grid, peaks
 from workbench.engine.forward import all_rows, prefill_many
 from workbench.methods import seer_gate
 from workbench.methods.seer_gate import Gate

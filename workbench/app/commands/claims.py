@@ -13,6 +13,7 @@ from workbench.core.errors import not_allowed
 if TYPE_CHECKING:
     from workbench.experiments.judging import claims
 
+
 PLACES = "Where results are read: `shipped`, or a folder that --out wrote; again for several"
 app = typer.Typer(add_completion=False)
 

@@ -19,7 +19,7 @@ from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.text.data_fields import DataFields
 
 if TYPE_CHECKING:
-    from workbench.training.tuning.run import TuneProgress
+    from workbench.training.tuning.start import TuneProgress
 
 RECIPE, EVALUATION = "Recipe", "Evaluation"  # panels of `--help`
 CONFIG = [field.name for field in fields(TuneConfig)]
@@ -82,9 +82,8 @@ def tune(
 
     from workbench.training.common import READ_EVERY, stoppable, watched  # torch, transformers: not for `--help`
     from workbench.training.tuning.output import save_adapter, save_model
-    from workbench.training.tuning.run import draw_own_answers
     from workbench.training.tuning.scores import Evaluation
-    from workbench.training.tuning.start import start
+    from workbench.training.tuning.start import draw_own_answers, start
     from workbench.training.tuning.text.examples import Data
     from workbench.training.tuning.train import train
 

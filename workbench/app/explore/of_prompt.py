@@ -27,7 +27,7 @@ from workbench.metrics.answers import exact_match
 from workbench.metrics.kv.kv_deviation import full_attention_kv, repair
 from workbench.metrics.tiles.tile_states import dense_states
 from workbench.plots.kv.deviation import deviation as deviation_map
-from workbench.plots.kv.deviation_repair import of_repair
+from workbench.plots.kv.deviation import of_repair
 from workbench.plots.marks.styles import SELECTORS, reuse_name
 from workbench.plots.tokens.chosen_tokens import Choice, coloured
 from workbench.store import MemoryStore

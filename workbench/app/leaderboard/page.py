@@ -4,85 +4,24 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment
-from plotly.offline import get_plotlyjs
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from workbench.app.console.text import in_full, labels, plain
-from workbench.app.reports.html import script_json
-from workbench.app.reports.sanitize_figure import inert
+from workbench.app.reports.html import inert
 from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing
-from workbench.plots.marks.theme import PAGE_STYLE
+from workbench.plots.marks.pages import render
 from workbench.plots.reports import leaderboard as drawn
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Leaderboard</title><style>
-:root { color-scheme: light dark; --line: #8884; --soft: #777; --mark: #0072b222; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 24px auto; padding: 0 16px; }
-@media (prefers-color-scheme: dark) { body { background: #121212; color: #e4e1dc; } }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; }
-td, th { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-td:nth-child(2), th:nth-child(2) { text-align: left; } th { white-space: normal; vertical-align: bottom; }
-th button { all: unset; cursor: pointer; font-weight: 600; font-size: 13px; }
-th button:focus-visible { outline: 2px solid; }
-th[aria-sort=ascending] button::after { content: " ▲"; } th[aria-sort=descending] button::after { content: " ▼"; }
-td small { display: block; color: var(--soft); font-size: 11px; } tr.first td { background: var(--mark); }
-tr.full td { font-style: italic; } tr.over td { color: var(--soft); }
-.small { color: var(--soft); font-size: 13px; }
-{{ style }}</style><script>{{ plotly }}</script></head><body>
-<h1>Leaderboard</h1>
-<p>Every method answers the same questions. The charged share counts all tokens that a request computes, selection
-passes included, over the prompt's; preprocessing and storage stand beside it. A click on a heading sorts.</p>
-{%- for board in boards %}
-<h2>{{ board.title }}</h2><p>{{ board.about }}</p>
-<div class="wide"><table class="sorts"><thead><tr>
-{%- for name in head %}<th scope="col"><button type="button">{{ name }}</button></th>{% endfor %}</tr></thead><tbody>
-{%- for row in board.rows %}
-<tr class="{{ row.look }}">{% for cell in row.cells %}<td data-value="{{ cell.value }}">{{ cell.text }}
-{%- if cell.ends %}<small title="{{ cell.gap }}">{{ cell.ends }}</small>{% endif %}</td>{% endfor %}</tr>
-{%- endfor %}
-</tbody></table></div>
-{%- for line in board.lines %}
-<p>{{ line }}</p>{% endfor %}
-{%- for name, figure in board.figures %}
-<div class="wide"><div id="{{ name }}"></div></div>
-<script>(() => { const figure = {{ figure }}; figure.config = {displaylogo: false};
-Plotly.newPlot("{{ name }}", figure); })();</script>{% endfor %}
-{%- endfor %}
-{%- if notes %}
-<h2>Left out</h2><ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>{% endif %}
-<p class="small">Small numbers are 95% intervals over questions; a pause over one shows the difference from full
-attention, paired by question. TTFT is this device's median.</p>
-<script>
-for (const table of document.querySelectorAll("table.sorts")) {
-  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
-  heads.forEach((head, at) => head.firstElementChild.addEventListener("click", () => {
-    const down = head.getAttribute("aria-sort") === "ascending", sign = down ? -1 : 1;
-    heads.forEach((other) => other.removeAttribute("aria-sort"));
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const of = (row) => row.cells[at].dataset.value;
-    const rank = (a, b) => a === b ? 0 : a === "" ? 1 : b === "" ? -1 :
-      sign * (isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b);
-    body.append(...[...body.rows].sort((a, b) => rank(of(a), of(b))));
-  }));
-}
-</script></body></html>
-"""
 
 
 def page(boards: Sequence[Board], notes: Sequence[str] = ()) -> str:
     """Return the page; `notes` say what was left out."""
-    safe = Environment(autoescape=True)
-    mark = safe.filters["safe"]
-    shown = [_board(number, board, mark) for number, board in enumerate(boards)]
-    own = {"plotly": mark(get_plotlyjs()), "style": mark(PAGE_STYLE)}
-    return safe.from_string(PAGE).render(boards=shown, head=list(drawn.head().values()), notes=list(notes), **own)
+    shown = [_board(number, board) for number, board in enumerate(boards)]
+    return render("leaderboard", title="Leaderboard", boards=shown, head=list(drawn.head().values()), notes=list(notes))
 
 
-def _board(number: int, board: Board, mark: Any) -> dict[str, Any]:
+def _board(number: int, board: Board) -> dict[str, Any]:
     figures = {"apart": drawn.critical(board), "front": drawn.front(board), "kinds": drawn.kinds(board)}
     rows = [_row(board.full, "full")] if board.full else []
     rows += [_row(entry, "first" if entry.rank == 1 else "") for entry in board.entries]
@@ -96,7 +35,7 @@ def _board(number: int, board: Board, mark: Any) -> dict[str, Any]:
         "rows": rows,
         "lines": lines,
         "figures": [
-            (f"{name}-{number}", mark(script_json(inert(json.loads(figure.to_json())))))
+            (f"{name}-{number}", inert(json.loads(figure.to_json())))
             for name, figure in figures.items()
             if figure is not None
         ],

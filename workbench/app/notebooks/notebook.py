@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from workbench.results import Results
 
+
 FINDING = "finding"  # its name in metrics.json
 HERE = "here"  # source of what a notebook measures itself
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete

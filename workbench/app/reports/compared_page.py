@@ -1,44 +1,22 @@
 """A comparison of runs as Markdown and as one HTML page, from the same rows."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jinja2 import Environment
-from plotly.offline import get_plotlyjs
 from rich import table as rich_table
 from rich.console import Group
 
 from workbench.app.console.text import plain
-from workbench.app.reports.html import script_json
-from workbench.app.reports.sanitize_figure import inert
+from workbench.app.reports.html import inert
 from workbench.experiments.trials.run_differences import COSTS, RunComparison
 from workbench.metrics import latency
-from workbench.plots.marks.theme import PAGE_STYLE
+from workbench.plots.marks.pages import render
 from workbench.plots.reports.run_differences import difference_rows, differences, said
 
 COST = ("run", "cost", "value", "of the base", "range", "requests")
 LONGEST = 60  # letters of an answer
 DIFFERENCES = ("run", "score", "value", "base", "difference", "95% interval", "questions")
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Runs side by side</title><style>
-:root { color-scheme: light dark; --line: #8884; --soft: #777; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 900px; margin: 24px auto; padding: 0 12px; }
-@media (prefers-color-scheme: dark) { body { background: #121212; color: #e4e1dc; } }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-td, th { text-align: left; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td:nth-child(n+3) { white-space: nowrap; } td { min-width: 60px; font-size: 14px; }
-.small { color: var(--soft); font-size: 13px; }
-{{ style }}</style><script>{{ plotly }}</script></head><body><div class="wide"><div id="figure"></div></div>
-{%- for title, head, rows in tables %}
-<h2>{{ title }}</h2><div class="wide"><table><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr>
-{%- for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}
-</table></div>{% endfor %}
-<p class="small">{{ sources }}</p>
-<script>const figure = {{ figure }}; figure.config = {displaylogo: false}; Plotly.newPlot("figure", figure);</script>
-</body></html>
-"""
 
 Table = tuple[str, Sequence[str], list[Sequence[str]]]
 
@@ -77,17 +55,10 @@ def markdown(found: RunComparison) -> str:
 
 def page(found: RunComparison) -> str:
     """Return the comparison as one HTML page that loads nothing and follows the reader's theme."""
-    safe = Environment(autoescape=True)
-    mark = safe.filters["safe"]
-    own = {"figure": script_json(inert(_json(differences(found)))), "plotly": get_plotlyjs(), "style": PAGE_STYLE}
     texts = {"tables": list(tables(found)), "sources": _sources(found)}
-    return safe.from_string(PAGE).render(**{name: mark(text) for name, text in own.items()}, **texts)
-
-
-def _json(figure: Any) -> Any:
-    import json
-
-    return json.loads(figure.to_json())
+    return render(
+        "compared", title="Runs side by side", figure=inert(json.loads(differences(found).to_json())), **texts
+    )
 
 
 def _cost(row: dict[str, Any], name: str) -> Sequence[str]:

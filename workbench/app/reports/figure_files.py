@@ -1,5 +1,6 @@
 """A figure as a file: PNG, SVG and PDF are drawn by the Chromium of this machine; HTML, CSV and LaTeX need none."""
 
+import json
 import re
 import subprocess
 import tempfile
@@ -7,40 +8,24 @@ from html import unescape
 from pathlib import Path
 
 import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
 
 from workbench.app.reports.thumbnail import FLAGS, chromium, screenshot
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_atomically, write_text
-from workbench.plots.marks.theme import PAGE_STYLE, TURNED
+from workbench.plots.marks.pages import render
+from workbench.plots.marks.theme import TURNED
 from workbench.results import figure_data, latex
 
 KINDS = ("png", "svg", "pdf", "html", "csv", "tex")
 LARGEST = 40_000_000  # bytes of a page
-DARK = "#121212"  # what white paper is turned to
 
-PAGE = """<!doctype html><html lang="en" data-theme="{theme}"><head><meta charset="utf-8"><title>Figure</title>
-<style>:root {{ color-scheme: light dark; }} body {{ margin: 0; }}
-:root[data-theme='dark'] body {{ background: {dark}; }}
-@media (prefers-color-scheme: dark) {{ :root:not([data-theme='light']) body {{ background: {dark}; }} }}{style}</style>
-<script>{plotly}</script></head><body><div id="figure"></div>
-<script>const figure = {figure}; figure.config = {config};
-const drawn = Plotly.newPlot("figure", figure);{then}</script></body></html>
-"""
-AS_SVG = """
-drawn.then(plot => [plot, plot._fullLayout])
-  .then(([plot, {width, height}]) => Plotly.toImage(plot, {format: "svg", width, height}))
-  .then(url => { const out = document.createElement("pre"); out.id = "svg";
-    out.textContent = decodeURIComponent(url.slice(url.indexOf(",") + 1)); document.body.append(out); });"""
-OWN = '{responsive: false, displaylogo: false, toImageButtonOptions: {format: "svg"}}'
+OWN = {"responsive": False, "displaylogo": False, "toImageButtonOptions": {"format": "svg"}}
 
 
-def page_of(figure: go.Figure, theme: str = "", then: str = "", still: bool = False) -> str:
+def page_of(figure: go.Figure, theme: str = "", svg: bool = False, still: bool = False) -> str:
     """Return a page with one figure that loads nothing; `theme` is light, dark, or "" for that of the reader."""
-    drawn = figure.to_json().replace("</", "<\\/").replace("<!--", "<\\!--")
-    config = "{staticPlot: true}" if still else OWN
-    about = {"theme": theme, "style": PAGE_STYLE, "dark": DARK, "config": config, "then": then}
-    return PAGE.format(plotly=get_plotlyjs(), figure=drawn, **about)
+    config = {"staticPlot": True} if still else OWN
+    return render("one_figure", figure=json.loads(figure.to_json()), theme=theme, config=config, svg=svg)
 
 
 def write_figure(figure: go.Figure, path: str | Path, dark: bool = False) -> Path:
@@ -69,7 +54,7 @@ def write_figure(figure: go.Figure, path: str | Path, dark: bool = False) -> Pat
         raise BadInput(f"no Chromium draws {kind} on this machine: install chromium, or write .html")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "figure.html")
-        drawn = page_of(figure, "dark" if dark else "light", then=AS_SVG * (kind == "svg"), still=True)
+        drawn = page_of(figure, "dark" if dark else "light", svg=kind == "svg", still=True)
         page.write_text(drawn, encoding="utf-8")
         return {"svg": _svg, "pdf": _pdf, "png": _png}[kind](figure, page, path, dark)
 

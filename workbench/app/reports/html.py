@@ -14,14 +14,30 @@ from typing import Any
 from urllib.parse import quote
 
 import nbformat
-from jinja2 import DictLoader
+from jinja2 import FileSystemLoader
 from nbconvert import HTMLExporter
 from nbconvert.preprocessors import Preprocessor
 from plotly.offline import get_plotlyjs
 
 from workbench.app.explore.editor import html as prompt_html
-from workbench.app.reports.sanitize_figure import inert
-from workbench.plots.marks import theme
+from workbench.plots.marks import pages, theme
+
+PLAIN = re.compile(r"</?(?:b|i|u|s|em|strong|sub|sup|br|extra)\s*/?>", re.IGNORECASE)
+TAG = re.compile(r"<(?=[a-zA-Z/!])[^<>]*>?")
+
+
+def inert(value: Any) -> Any:
+    """Return plotly's JSON with every other tag, and every attribute, as text."""
+    if isinstance(value, dict):
+        return {name: inert(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [inert(each) for each in value]
+    return TAG.sub(_kept, value) if isinstance(value, str) and "<" in value else value
+
+
+def _kept(found: re.Match[str]) -> str:
+    return found[0] if PLAIN.fullmatch(found[0]) else "&lt;" + found[0][1:]
+
 
 PLOTLY = "application/vnd.plotly.v1+json"
 
@@ -29,33 +45,6 @@ HERE = Path(__file__).parent
 FIRST, STEPS = '<div class="wb-first"></div>', "<!-- other pages -->"  # where the first screen and the links go
 OWN = {"model": "MODEL", "data": "FILE"}  # parameters that a reader sets first
 FOLDED = 200  # letters of a caption; a longer one is opened by the reader
-
-# Blocks that would load require.js, MathJax, Mermaid and the widget manager from the network are empty.
-NOTEBOOK = """
-{%- extends 'lab/index.html.j2' -%}
-{%- block html_head_js -%}<script>{{ resources.plotly_js }}</script><script>{{ resources.page_js }}</script>
-{%- endblock -%}
-{%- block jupyter_widgets -%}{%- endblock -%}
-{%- block html_head_js_mathjax -%}{%- endblock -%}
-{%- block html_head_js_mermaidjs -%}{%- endblock -%}
-{%- block html_head_css -%}
-<style>
-  {{ resources.page_css }}
-  {{ resources.figure_style }}
-  @media (prefers-color-scheme: dark) {
-    {{ resources.include_css("static/theme-dark.css") | replace('<style type="text/css">', '')
-      | replace('</style>', '') }}
-    body { background: #121212; color: var(--jp-content-font-color1); }
-  }
-</style>
-{%- endblock -%}
-{%- block body_header -%}
-{{ super() }}
-<nav class="wb-bar"><a href="../index.html">← All pages</a><a href="{{ resources.notebook }}">Notebook</a>
-<label><input type="checkbox" onchange="document.body.classList.toggle('with-code', this.checked)"> Show code</label>
-<span class="wb-steps">{{ resources.steps }}</span></nav>
-{%- endblock -%}
-"""
 
 FIGURE = """<figure class="wb-figure">{head}<div class="wb-plot" id="{name}" style="min-height:{height}px"></div>{foot}
 </figure><script>workbench.draw("{name}", {figure});</script>"""
@@ -129,8 +118,8 @@ def notebook_page(executed: Path, page: Path, finding: str = "") -> None:
     if notebook.cells and notebook.cells[0].cell_type == "markdown":
         notebook.cells[0].source += f"\n\n{FIRST}"
     exporter = HTMLExporter(
-        template_file="page.html.j2",
-        extra_loaders=[DictLoader({"page.html.j2": NOTEBOOK})],
+        template_file="notebook.html",
+        extra_loaders=[FileSystemLoader(pages.FOLDER)],
         preprocessors=[_PlotlyToHtml],
     )
     resources = {"plotly_js": get_plotlyjs(), "figure_style": theme.FOLLOWS_READER, "steps": STEPS}

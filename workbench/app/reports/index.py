@@ -14,13 +14,12 @@ from typing import Any
 from urllib.parse import quote
 
 import papermill
-from jinja2 import Environment
 
 from workbench.app.notebooks.notebook import FINDING, HERE
 from workbench.app.reports import thumbnail
-from workbench.app.reports.html import PLOTLY, script_json
-from workbench.app.reports.template import INDEX
+from workbench.app.reports.html import PLOTLY
 from workbench.plots.marks import theme
+from workbench.plots.marks.pages import render
 
 KINDS = {".html": "Read the page", ".ipynb": "Notebook, executed (.ipynb)"}
 DATA = (".json", ".parquet")
@@ -57,9 +56,8 @@ class Group:
 
 def page(facts: Sequence[tuple[str, str]], groups: Sequence[Group], links: Sequence[tuple[str, str]] = ()) -> str:
     """Return the page over all notebooks; `facts` (name, value) and `links` (address, text) stand at its top."""
-    template = Environment(autoescape=True).from_string(INDEX)
     texts = {"name": NAME, "about": ABOUT, "facts": facts, "groups": groups, "links": links}
-    return template.render(**texts, dark=script_json(DARK), plotly=script_json(PLOTLY_FILE))
+    return render("index", title=f"{NAME}: report", dark=DARK, plotly_file=PLOTLY_FILE, **texts)
 
 
 def measured_with(metrics: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:

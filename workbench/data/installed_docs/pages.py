@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy
 
-from workbench.data.installed_docs.docstrings import DocstringItem, items
-from workbench.data.installed_docs.questions import DocQuestion, questions
+from workbench.data.installed_docs.questions import DocQuestion, DocstringItem, items, questions
 
 LEAST, MOST = 60, 220  # words of a passage
 REPEATED = 3  # objects that may share a paragraph or an entry; what more of them share is boilerplate, and left out

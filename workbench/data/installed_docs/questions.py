@@ -1,6 +1,7 @@
-"""Questions that one entry of a docstring answers, and only one.
+"""Docstrings as readable text, in numpy's and in Google's style; questions that one entry answers, and only one.
 
-Their kinds:
+What is no reading text is left out: examples, references, formulas, tables, directives without words.
+Kinds of question:
 
 default    the default of a parameter
 type       the type of a parameter or of an attribute: "ndarray of shape (n_samples,)"
@@ -15,9 +16,153 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from textwrap import dedent
 
-from workbench.data.contexts import stands_in
-from workbench.data.installed_docs.docstrings import DocstringItem, Entry
+from workbench.data.retrieval_corpus import stands_in
+
+NOT_READ = ("example", "reference", "see also", "citation", "shape")
+_PARAMETERS = ("parameters", "other parameters", "args", "arguments", "keyword args", "keyword arguments")
+HEADINGS = dict.fromkeys(_PARAMETERS, "parameter") | {"attributes": "attribute", "raises": "error"}
+HEADINGS |= dict.fromkeys(("returns", "return"), "returned")
+OF_GOOGLE = "|".join([*HEADINGS, "examples?", "notes?", "shape", "references", "warnings?", "inputs?", "outputs?"])
+GOOGLE = re.compile(rf"(?i)({OF_GOOGLE})\s*::?\s*$")
+ENTRY = re.compile(r"(?P<name>\*{0,2}[A-Za-z]\w*(?:, ?\*{0,2}\w+)*)(?:\s*:\s+(?P<type>\S.*))?$")
+GOOGLE_ENTRY = re.compile(r"`*(?P<name>\*{0,2}\w+)`*\s*(?:\((?P<type>(?:[^()]|\([^()]*\))*)\))?\s*:\s+(?P<text>\S.*)$")
+UNDERLINE = re.compile(r"\s*(?:-{3,}|={3,}|~{3,})\s*")
+DIRECTIVE = re.compile(r"\s*\.\. ?([\w-]+)::\s*(.*)$")
+MARKUP = re.compile(r"[`*|\[]")
+CHANGES = {"versionadded": "Added in version", "versionchanged": "Changed in version", "deprecated": "Deprecated since"}
+CALLOUTS = {"note": "Note:", "warning": "Warning:", "important": "Important:", "tip": "Tip:", "attention": "Note:"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a section says of one name; `role` is parameter, attribute, returned or error."""
+
+    role: str
+    name: str  # "" for a returned value without one
+    type: str
+    text: str  # the description
+
+
+@dataclass(frozen=True)
+class DocstringItem:
+    """A paragraph or an entry of the section `heading`: passages are cut between items."""
+
+    heading: str
+    text: str
+    entry: Entry | None = None
+
+
+def items(doc: str) -> list[DocstringItem]:
+    """Return the items of a docstring that `inspect.cleandoc` has dedented."""
+    listed: list[DocstringItem] = []
+    for heading, lines in _sections(doc.splitlines()):
+        role = HEADINGS.get(heading.lower(), "")
+        if heading.lower().startswith(NOT_READ):
+            continue
+        entries = list(_entries(role, lines)) if role else []
+        if entries:
+            listed += [DocstringItem(heading, _as_text(entry), entry) for entry in entries]
+        else:
+            listed += [DocstringItem(heading, text) for text in _paragraphs(lines)]
+    return listed
+
+
+def plain(text: str) -> str:
+    """Return one line of words: roles, links and quotes of reStructuredText are taken off."""
+    if not MARKUP.search(text):
+        return " ".join(text.split())
+    text = re.sub(r":[a-z:]+:`~?([^`<]*?)\s*(?:<[^`]*>)?`", r"\1", text)  # :func:`torch.abs`, :ref:`words <target>`
+    text = re.sub(r"`([^`<]+?)\s*<[^`]*>`_+", r"\1", text)  # `words <address>`_
+    text = re.sub(r"\[\d+\]_|\|version\|", "", text)
+    text = re.sub(r"`+|\*\*(?=\S)|(?<=\S)\*\*(?=[\s.,:;)]|$)", "", text)
+    return " ".join(text.split())
+
+
+def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield headings with their lines; the first has none."""
+    heading, held, underlined = "", list[str](), False
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        starts = line[:1].strip() != ""
+        if underlined:
+            underlined = False
+        elif starts and UNDERLINE.fullmatch(below):
+            yield heading, held
+            heading, held, underlined = line.strip(), [], True
+        elif starts and (google := GOOGLE.match(line)):
+            yield heading, held
+            heading, held = google[1], []
+        elif starts and heading and held and held[0][:1] == " ":  # Google's style: a section is what is indented
+            yield heading, held
+            heading, held = "", [line]
+        elif held or line.strip():
+            held.append(line)
+    yield heading, held
+
+
+def _entries(role: str, lines: list[str]) -> Iterator[Entry]:
+    text = dedent("\n".join(lines))
+    starts = re.split(r"(?m)^(?=\S)", text)
+    for block in filter(str.strip, starts):
+        head, _, below = block.partition("\n")
+        if found := GOOGLE_ENTRY.match(head) if lines[0][:1] == " " else None:
+            said, type_ = f"{found['text']}\n{dedent(below)}", found["type"] or ""
+            name = found["name"]
+        elif lines[0][:1] == " ":
+            continue
+        elif found := ENTRY.match(head):
+            name, type_, said = found["name"], found["type"] or "", dedent(below)
+            if role == "returned" and not type_:
+                name, type_ = "", name
+        elif role == "returned" and below[:1] == " ":
+            name, type_, said = "", head, dedent(below)
+        else:
+            continue
+        yield Entry(role, plain(name).lstrip("*"), plain(type_), "\n".join(_paragraphs(said.splitlines())))
+
+
+def _as_text(entry: Entry) -> str:
+    head = " : ".join(filter(None, (entry.name, entry.type)))
+    return f"{head}\n{entry.text}" if entry.text else head
+
+
+def _paragraphs(lines: list[str]) -> list[str]:
+    """Return paragraphs of running text, a list point each on its own."""
+    found = []
+    for blank, group in groupby(_read(lines), key=lambda line: not line.strip()):
+        if not blank:
+            points = re.split(r"\n(?=\s*(?:[-*•]|\d\.) )", "\n".join(group))
+            found += [text for text in map(plain, points) if re.search(r"[A-Za-z]{3}", text)]
+    return found
+
+
+def _read(lines: list[str]) -> Iterator[str]:
+    """Yield the lines that are words: changes and notes as sentences, without code, formulas, tables and pictures."""
+    skipped: int | None = None  # indentation of a directive whose block is left out
+    session = False  # within an example of Python's prompt, which a blank line ends
+    for line in lines:
+        indent, words = len(line) - len(line.lstrip()), line.strip()
+        if skipped is not None and (not words or indent > skipped):
+            continue
+        skipped, session = None, bool(words) and (session or words.startswith(">>>"))
+        if session or re.match(r"[|+][-=+ ]|={3}|-{3}", words):
+            yield ""
+        elif directive := DIRECTIVE.match(line):
+            name, argument = directive[1], directive[2].strip()
+            if name in CHANGES:
+                yield from ("", f"{CHANGES[name]} {argument.rstrip(':.')}." if argument else "")
+            elif name in CALLOUTS:
+                yield from ("", f"{CALLOUTS[name]} {argument}")
+            else:
+                skipped = indent
+        elif words.startswith(".. ") or words.endswith("::"):
+            yield line.rstrip()[:-1] if words.endswith("::") else ""
+            skipped = indent
+        else:
+            yield line
+
 
 KINDS = ("default", "type", "values", "name", "returned", "error", "version")
 MOST_WORDS = 12  # of an answer

@@ -18,10 +18,10 @@ from itertools import chain, zip_longest
 from random import Random
 
 from workbench.core.errors import BadInput
-from workbench.data.contexts import shuffled, stands_in
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs.pages import Page
 from workbench.data.installed_docs.questions import KINDS, DocQuestion
+from workbench.data.retrieval_corpus import shuffled, stands_in
 from workbench.data.sample import Passage, Sample
 
 PARTS = ("manuals", "manuals-train")
@@ -36,8 +36,8 @@ def samples(n: int, seed: int, passages: int = 10, part: str = "manuals") -> Ite
     The kinds come in turn. Within a kind every answer comes once before any comes twice, so that the commonest one is
     not worth guessing.
 
-    The other passages of a context are each of another object, and none holds the answer (`contexts.stands_in`): half
-    of them are of the same module, as far as it has them, half of others. The answering passage stands at any place.
+    The other passages of a context are each of another object, and none holds the answer: half of them are of the same
+    module, as far as it has them, half of others. The answering passage stands at any place.
 
     Raises BadInput for an unknown part, over 100 passages, and where none of the packages is installed.
     """

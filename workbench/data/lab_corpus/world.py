@@ -1,7 +1,6 @@
 """The lab corpus: a seeded generator of English passages about invented people, companies and places.
 
 Every world is new: who works where and which town lies on which river is drawn at random, so an answer can only come
-from typing import Any
 from the context. A document is one passage or two; the second, titled "Continued (the potter)", never names its
 subject: it says "She …", and only the passage before it, or the trade or alias defined there, tells who that is.
 Companies have an alias that other passages use without explaining it. That is what makes reuse of passages cached apart
@@ -19,14 +18,169 @@ Kinds of question
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
-from workbench.data.lab_corpus import questions as lab_questions
 from workbench.data.lab_corpus import words
-from workbench.data.lab_corpus.entities import Entity, Fact, passages_of, person, write
-from workbench.data.lab_corpus.questions import KINDS, LabQuestion
 from workbench.data.lab_corpus.style import PLAIN, Style
-from workbench.data.lab_corpus.words import LISTS, PRONOUNS, RELATIONS, Relation
+from workbench.data.lab_corpus.words import ALSO_CALLED, EARLIER, LISTS, PLACED, PRONOUNS, RELATIONS, Relation
+from workbench.data.sample import CONTINUED, Passage
+
+
+@dataclass
+class Fact:
+    """What a passage states of an entity."""
+
+    relation: Relation
+    object: str  # as the text says it
+    target: "Entity | None" = None  # the entity behind the object, where the world has one
+    said: str = ""  # the template that states it
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The object as the text says it, then by its other names."""
+        others = self.target.names if self.target else ()
+        return (self.object, *(name for name in others if name != self.object))
+
+
+@dataclass(eq=False)
+class Entity:
+    """A person, company or place of a lab world, with its passages and what each of them states."""
+
+    kind: str  # "person", "company", "place"
+    name: str
+    pronoun: str
+    alias: str = ""
+    passages: list[Passage] = field(default_factory=list)
+    facts: list[list[Fact]] = field(default_factory=list)  # per passage
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name, then the alias where there is one."""
+        return (self.name, self.alias) if self.alias else (self.name,)
+
+
+def person(rng: Random, last_names: list[str]) -> Entity:
+    """Draw a person, who takes a name from the end of `last_names`."""
+    woman = rng.random() < 0.5
+    first = rng.choice(words.WOMEN if woman else words.MEN)
+    return Entity("person", f"{first} {last_names.pop()}", PRONOUNS["woman" if woman else "man"])
+
+
+def passages_of(context: Sequence[Entity]) -> tuple[Passage, ...]:
+    """Return the passages of a context in reading order."""
+    return tuple(passage for entity in context for passage in entity.passages)
+
+
+def write(entity: Entity, handle: str, rng: Random, style: Style) -> None:
+    """Write the passages that say what is true of an entity; `handle` is what the title of its second may call it.
+
+    Only the first passage names its subject. A passage begins with a sentence on its subject.
+    """
+    for page, facts in enumerate(entity.facts):
+        for fact in facts:
+            fact.said = rng.choice(fact.relation.says)
+        title = entity.name
+        if page:
+            title = CONTINUED
+            if rng.random() < style.hints:
+                title += f" ({handle})"
+        entity.passages.append(Passage(title, " ".join(_sentences(entity, facts, page == 0, rng, style))))
+
+
+def _sentences(entity: Entity, facts: Sequence[Fact], named: bool, rng: Random, style: Style) -> list[str]:
+    said = [(fact.said, fact.object) for fact in facts]
+    if entity.alias and named:
+        said.insert(rng.randrange(len(said) + 1), (rng.choice(ALSO_CALLED), entity.alias.removeprefix("the ")))
+    sentences = []
+    for i, (template, thing) in enumerate(said):
+        by_name = named and not (i and rng.random() < style.pronouns)
+        sentence = template.format(s=entity.name if by_name else entity.pronoun, o=thing)
+        sentences.append(sentence[0].upper() + sentence[1:])
+    whole, rest = divmod(style.asides, 1)
+    for _ in range(int(whole) + (rng.random() < rest)):
+        aside = rng.choice(words.ASIDES).format(s=words.OBJECT_PRONOUNS[entity.pronoun])
+        sentences.insert(1 + rng.randrange(len(sentences)), aside)
+    return sentences
+
+
+KINDS = ("single-hop", "continuation", "two-hop", "comparison", "order", "epithet")
+
+
+@dataclass(frozen=True)
+class LabQuestion:
+    """A question of a lab world; `kind` is one of KINDS."""
+
+    text: str
+    answers: tuple[str, ...]
+    kind: str
+    titles: tuple[str, ...]  # of the passages that hold the answer
+
+
+About = tuple[Any, ...]
+"""What a question asks about: (entity, fact); two facts of a two-hop question; (relation, [(entity, fact), …]) of a
+comparison; (end of the order, context) of "order"."""
+
+
+def questions(context: Sequence[Entity]) -> dict[str, list[About]]:
+    """Return everything that can be asked of a context, by kind, as arguments of `ask`."""
+    here = {id(entity) for entity in context}
+    by_kind: dict[str, list[About]] = {kind: [] for kind in KINDS}
+    for entity in context:
+        first, *later = entity.facts
+        for fact in first:
+            by_kind["single-hop"].append((entity, fact))
+            if fact.relation.noun and fact.target and id(fact.target) in here:
+                by_kind["two-hop"] += [(entity, fact, second) for second in fact.target.facts[0]]
+        for fact in (fact for facts in later for fact in facts):
+            by_kind["continuation"].append((entity, fact))
+            if epithet(entity):
+                by_kind["epithet"].append((entity, fact))
+    for name in EARLIER:
+        dated = [(e, f) for e in context for f in e.facts[0] if f.relation.name == name]
+        if len({fact.object for _, fact in dated}) > 1:
+            by_kind["comparison"].append((name, dated))
+    if len(context) > 1:
+        by_kind["order"] = [(end, context) for end in PLACED]
+    return by_kind
+
+
+def ask(rng: Random, kind: str, about: About) -> LabQuestion:
+    """Return one question of a kind, about one entry of `questions`."""
+    if kind == "comparison":
+        return _comparison(rng, *about)
+    if kind == "order":
+        end, context = about
+        title = passages_of(context)[0 if end == "first" else -1].title
+        return LabQuestion(rng.choice(PLACED[end]), (title,), kind, (title,))
+    entity, fact = about[0], about[-1]
+    titles: tuple[str, ...]
+    if kind == "two-hop":
+        subject, evidence = about[1].relation.noun.format(n=entity.name), [entity, about[1].target]
+        titles = tuple(each.passages[0].title for each in evidence)
+    elif kind == "epithet":
+        subject, titles = epithet(entity), (entity.passages[1].title,)
+    else:
+        read = entity.passages[: 2 if kind == "continuation" else 1]
+        subject, titles = entity.name, tuple(passage.title for passage in read)
+    return LabQuestion(rng.choice(fact.relation.asks).format(n=subject), fact.names, kind, titles)
+
+
+def _comparison(rng: Random, name: str, dated: list[tuple[Entity, Fact]]) -> LabQuestion:
+    pair = rng.sample(dated, 2)
+    while pair[0][1].object == pair[1][1].object:
+        pair = rng.sample(dated, 2)
+    winner, _ = min(pair, key=lambda entry: int(entry[1].object))
+    (first, second), titles = (entity.name for entity, _ in pair), tuple(e.passages[0].title for e, _ in pair)
+    return LabQuestion(rng.choice(EARLIER[name]).format(n=first, m=second), winner.names, "comparison", titles)
+
+
+def epithet(entity: Entity) -> str:
+    """Return what the title of a document's second passage calls its subject; "" where it says nothing."""
+    title = entity.passages[1].title
+    return title.removeprefix(CONTINUED).strip(" ()") if title.startswith(CONTINUED) else ""
+
 
 __all__ = ["KINDS", "Entity", "Fact", "LabQuestion", "Style", "World", "passages_of", "person"]
 
@@ -117,10 +271,10 @@ class World:
                 left -= len(entity.passages)
         return chosen
 
-    def questions(self, context: Sequence[Entity]) -> dict[str, list[lab_questions.About]]:
+    def questions(self, context: Sequence[Entity]) -> dict[str, list[About]]:
         """Return everything that can be asked of a context, by kind, as arguments of `ask`."""
-        return lab_questions.questions(context)
+        return questions(context)
 
-    def ask(self, kind: str, about: lab_questions.About) -> LabQuestion:
+    def ask(self, kind: str, about: About) -> LabQuestion:
         """Return one question of a kind, about one entry of `questions`."""
-        return lab_questions.ask(self.rng, kind, about)
+        return ask(self.rng, kind, about)

@@ -20,12 +20,60 @@ from typing import Any
 
 from workbench.core import spec_parser
 from workbench.core.errors import BadInput, brief, not_allowed, shown
-from workbench.core.utils.files import is_dir
+from workbench.core.utils.files import is_dir, is_file
 from workbench.data import assets, embedders, segment
-from workbench.data.sample import Passage, Sample
-from workbench.data.sources import files, given, passage_files
+from workbench.data.sample import Passage, Sample, plain
+from workbench.data.sources import files
 
-DOCUMENTS = (*passage_files.PLAIN, ".pdf")
+PLAIN = (".txt", ".md")
+MOST = 1 << 30  # pieces that a text is cut into: all
+QUESTIONS = ("question", "input", "ctxs", "context", "paragraphs")  # fields of a record of a file of questions
+
+
+def read(path: str | Path) -> Sample | None:
+    """Return the passages of a file as those of one sample; None for a file of something else.
+
+    Plain text is cut as `segment.text` cuts it. Raises BadInput for a file that cannot be read, or holds no text.
+    """
+    path = Path(path)
+    if path.suffix in PLAIN:
+        ctxs = [Passage("", piece.strip()) for piece in segment.text(text(path), MOST)]
+    elif path.name.endswith(files.ENDINGS) and is_file(path):
+        records = files.records(path)
+        if not all(map(_is_passage, records)):
+            return None
+        ctxs = [_passage(record) for record in records]
+    else:
+        return None
+    ctxs = [passage for passage in dict.fromkeys(ctxs) if passage.text.strip()]
+    if not ctxs:
+        raise BadInput(f"{path} holds no text")
+    return Sample(path.name.partition(".")[0], "", (), tuple(ctxs))
+
+
+def _is_passage(record: Any) -> bool:
+    if isinstance(record, dict):
+        return isinstance(record.get("text"), str) and not any(name in record for name in QUESTIONS)
+    return isinstance(record, str)
+
+
+def _passage(record: Any) -> Passage:
+    if isinstance(record, str):
+        return Passage("", record.strip())
+    return Passage(plain(record.get("title"), "title"), record["text"].strip())
+
+
+def text(path: Path) -> str:
+    """Return the text of a file of UTF-8. Raises BadInput for one that cannot be read."""
+    if not is_file(path):
+        raise BadInput(f"{brief(path)}: no such file")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise BadInput(f"{path} cannot be read: {problem}") from None
+
+
+DOCUMENTS = (*PLAIN, ".pdf")
 SIZES = {"paragraphs": 0, "sentences": 6, "words": 120, "tokens": 160}  # of a passage, where none is given
 OPTIONS = ("by", "size", "overlap", "model")
 TOP = 10  # passages of a question, where no number is given
@@ -100,7 +148,7 @@ def _nearest(questions: list[str], pool: list[Passage], number: int) -> list[lis
 
 def _pieces(text: str, by: str, size: int, overlap: int, model: str | None) -> list[str]:
     if by == "paragraphs":
-        return segment.text(text, passage_files.MOST)
+        return segment.text(text, MOST)
     if model is not None:
         return _tokens(text, size, overlap, assets.tokenizer_file(model))
     units = text.split() if by == "words" else re.split(r"(?<=[.!?…])\s+|\n\s*\n", text.strip())
@@ -131,7 +179,7 @@ def _starts(units: Sequence[Any], size: int, overlap: int) -> range:
 
 def _text(path: Path) -> str:
     if path.suffix.lower() != ".pdf":
-        return passage_files.text(path)
+        return text(path)
     if find_spec("pypdf") is None:
         raise BadInput(f"{brief(path)} needs the package pypdf: pip install pypdf")
     import pypdf
@@ -163,4 +211,4 @@ def of_hub(name: str, answered: bool = True) -> list[Sample]:
     chosen = split or next((each for each in SPLITS if each in found), "")
     if chosen not in found:
         raise BadInput(f"data {shown(name)} has no split {shown(chosen)}: allowed are {', '.join(map(str, found))}")
-    return given.samples(found[chosen], answered)
+    return files.samples(found[chosen], answered)

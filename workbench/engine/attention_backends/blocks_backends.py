@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from workbench.engine.attention_backends import measured as measured_backends
+from workbench.engine.attention_backends import choice as measured_backends
 from workbench.engine.attention_backends.choice import kernel
 
 Way = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None], Tensor]

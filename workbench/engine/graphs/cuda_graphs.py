@@ -32,8 +32,7 @@ from workbench.engine.graphs.graph_step import (
     token_arrays,
 )
 from workbench.engine.graphs.static_batch import DecodeBatch, StaticBatch
-from workbench.engine.layers.compile import fused
-from workbench.engine.layers.fused_layers import FusedLayers, layers_of
+from workbench.engine.layers.fused_layers import FusedLayers, fused, layers_of
 from workbench.engine.layers.gemm_dispatch import TORCH, Products, kept
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import PagedPrompt
@@ -50,7 +49,7 @@ class Runner:
     graphs   capture steps; None: on CUDA, where the pool is read by kernels
     compile  the same as layers="compiled"
     layers   "fused": own kernels between products (`engine.layers.fused_layers`); "compiled": by torch
-             (`engine.layers.compile`), which takes some seconds more for every bucket; "model": as they are. None:
+             (`engine.layers.fused_layers`), which takes some seconds more for every bucket; "model": as they are. None:
              fused where steps are captured and the model's layers are known, else the model's. `why` says what is
              against fused ones.
     measured fused layers multiply by what was measured to be the fastest (`engine.layers.gemm_dispatch`), once for
@@ -90,7 +89,7 @@ class Runner:
             raise BadInput(f"CUDA graphs on {self.pool.device}: they need a GPU")
         if self.compile and not self.graphs:
             raise BadInput(
-                "layers are compiled for graphs only: without them, run within `workbench.engine.layers.compile.fused`"
+                "layers are compiled for graphs only: without them, run within `engine.layers.fused_layers.fused`"
             )
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
         self._fused: FusedLayers | None = None

@@ -8,19 +8,43 @@ are multiplied together lie side by side in one tensor, and the model's own para
 `layers_of` says of a model why it cannot be run so; it then runs as it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from workbench.engine.attention_backends.choice import kernel, on_gpu
 from workbench.engine.layers.gemm_dispatch import Products
 from workbench.models.spec import attach
-from workbench.models.transformers_attention import PackedRequest, registered
+from workbench.models.transformers_attention import NAME, PackedRequest, attend, registered
+
+SHAPES = 64  # numbers of rows that are compiled for
+
+
+@contextmanager
+def fused(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> Iterator[PreTrainedModel]:
+    """Run layers compiled within the context; each number of rows is compiled once, which takes seconds.
+
+    A CUDA graph that is captured within it stays fused.
+    """
+    layers = model.get_decoder().layers
+    AttentionInterface.register(NAME, torch.compiler.disable(attend))
+    try:
+        for layer in layers:
+            layer.compile(backend=backend, dynamic=False)
+        with import_module("torch._dynamo").config.patch(recompile_limit=SHAPES):
+            yield model
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None
+        AttentionInterface.register(NAME, attend)
+
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are those of Llama, q and k normed or not
 Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias

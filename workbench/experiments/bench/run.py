@@ -17,8 +17,7 @@ import torch
 from workbench.core.errors import BadInput
 from workbench.experiments.bench import CHUNKS, named
 from workbench.experiments.bench.kernels import choices, chunk_attention, page_workloads
-from workbench.experiments.bench.kernels.variants import variants
-from workbench.experiments.bench.kernels.workloads import KernelWorkload
+from workbench.experiments.bench.kernels.workloads import KernelWorkload, variants
 from workbench.experiments.bench.timing import Roof, Time, measure, roof
 from workbench.experiments.trials.record import version_of
 

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from workbench.core.errors import BadInput, brief
 from workbench.core.utils.annotations import check_fields
 from workbench.data.assets import ROOT
-from workbench.experiments.judging.claim_numbers import ANSWERS, ROWS
-from workbench.experiments.judging.claim_rows import ClaimScope
+from workbench.experiments.judging.claim_numbers import ANSWERS, ROWS, ClaimScope
 from workbench.results.schema import MEASURES
 
 FILE = ROOT / "claims.json"

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.experiments.judging.claim_file import Claim, PaperItem, items, papers
-from workbench.experiments.judging.claim_numbers import Number, numbers
-from workbench.experiments.judging.claim_rows import Tables
+from workbench.experiments.judging.claim_numbers import Number, Tables, numbers
 from workbench.metrics.answers import Records
-from workbench.metrics.seeds import Z
+from workbench.metrics.paired import Z
 from workbench.results import EXPERIMENTS, Results
 
 RUNS, TIMED, LEVEL = 3, 20, 0.05  # least training runs and timed runs that decide; risk of a false verdict an item

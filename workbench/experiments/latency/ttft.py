@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import chain, cycle
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +25,7 @@ from workbench.data import layouts
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.experiments.bench.timing import roof
-from workbench.experiments.latency.ttft_costs import MODES, by_mode
+from workbench.experiments.latency.ttft_model import MODES, by_mode
 from workbench.methods import Method
 from workbench.methods.generation import first_token
 from workbench.methods.modes.full import Full
@@ -34,10 +35,11 @@ from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics import cost
 from workbench.metrics.answers import Records
 from workbench.metrics.latency import Quantiles, measure, quantiles
-from workbench.metrics.published_numbers import QUESTION
+from workbench.metrics.published_numbers import FUSION_RAG, QUESTION
+from workbench.models.loading import Loaded
 from workbench.models.transformers_attention import cache_argument
-from workbench.models.weights.weight_layout import as_loaded
-from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint, key_of
+from workbench.models.weights.compact import as_loaded
+from workbench.store import UNLIMITED, FolderStore, MemoryStore, Store, fetch, fingerprint, key_of
 from workbench.store.views import ReadOnlyStore
 
 METHODS = ("full", "block", "recompute", "stock full", "stock prefix")
@@ -223,3 +225,56 @@ def last_length(records: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, fl
     """Return the length of the last prompt of `by_length` (tokens), and its medians by method (milliseconds)."""
     length = records[-1]["length"]
     return length, {r["way"]: r["p50"] * 1e3 for r in records if r["length"] == length}
+
+
+FULL = "full attention"
+TIERS = ("memory", "disk")
+
+
+def methods(ratio: float) -> dict[str, Method]:
+    """Return reuse with nothing and with a share of the tokens recomputed, by name."""
+    return {"reuse": Reuse(), f"reuse, {ratio:.0%} recomputed": Reuse(select=QueryGuided(), ratio=ratio)}
+
+
+def over_tiers(
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    repeats: int = 5,
+    ratio: float = FUSION_RAG["ratio"],
+) -> Records:
+    """Return a row of `results.Timing` a prompt and candidate: the workload is the number of tokens.
+
+    `folder` is filled with the prompts' blocks. Raises BadInput where it cannot be written.
+    """
+    model = loaded.model
+    stores: dict[str, Any] = {"memory": MemoryStore(UNLIMITED), "disk": FolderStore(folder, new=True)}
+    rows: Records = []
+    for prompt in prompts:
+        for store in stores.values():
+            first_token(model, prompt, Reuse(), store)
+        jobs: dict[str, Any] = {FULL: partial(first_token, model, prompt, "full")}
+        for tier, store in stores.items():
+            for name, method in methods(ratio).items():
+                jobs[f"{tier}: {name}"] = partial(_asked, model, prompt, method, store)
+        for label, times in interleaved(jobs, model.device, repeats).items():
+            tier, _, name = label.rpartition(": ")
+            about: dict[str, Any] = {"mode": "block", "setting": {"tier": tier}} if tier else {"mode": "full"}
+            about |= {"select": "query_guided", "ratio": ratio} if "recomputed" in name else {}
+            ends = {end: 1e3 * getattr(times, end) for end in ("p5", "p95")}
+            spent = {"ms": 1e3 * times.p50, **ends, "runs": repeats}
+            named = {"workload": str(len(prompt)), "candidate": f"{name}, from {tier}" if tier else name}
+            rows.append({**named, **about, **spent, "bytes": float(_bytes(loaded, prompt) if tier else 0)})
+    return rows
+
+
+@torch.no_grad()
+def _asked(model: Any, prompt: Prompt, method: Method, store: Store) -> int:
+    return first_token(model, prompt, method, ReadOnlyStore(store))
+
+
+def _bytes(loaded: Loaded, prompt: Prompt) -> int:
+    """Return the bytes of a prompt's cached blocks."""
+    spec = loaded.spec
+    tokens = len(prompt) - len(prompt.question)
+    return sum(2 * heads * width for heads, width in spec.shapes) * spec.dtype.itemsize * tokens

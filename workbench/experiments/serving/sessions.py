@@ -1,11 +1,16 @@
-"""Prompts that follow one another and share most of their blocks: demonstrations, chat turns, states of a game.
+"""Prompts that follow one another and share most of their blocks; what each costs, and how well it is answered.
 
 Each of these becomes a block (Block-Attention, sections 2.2 and 3.1 and appendix A).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
+from statistics import median
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
@@ -14,7 +19,17 @@ from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.data.sources.demonstrations import Request
 from workbench.data.sources.game import RULES, Frame
+from workbench.engine.forward import prefill_many
+from workbench.experiments.trials.trial import Progress, batches
+from workbench.methods import Method
+from workbench.methods.answered import Generation
+from workbench.methods.generation import first_token, generate
+from workbench.methods.incremental import REUSE_STATUSES, Revision, revise
+from workbench.metrics.answers import Records, exact_match, score, score_by_kind
+from workbench.metrics.latency import measure
 from workbench.models.loading import Loaded
+from workbench.store import UNLIMITED, MemoryStore, Store, fingerprint
+from workbench.store.views import ReadOnlyStore
 
 
 @dataclass(frozen=True)
@@ -96,3 +111,157 @@ def _reply(sample: Sample, layout: Layout) -> str:
 def _asked(sample: Sample, layout: Layout) -> str:
     """Join passages and the question behind them into one text."""
     return "".join(segment.passages(sample.ctxs, layout.passage)) + layout.question.format(question=sample.question)
+
+
+def follow(
+    loaded: Loaded,
+    steps: Sequence[SessionPrompt],
+    store: Store | None = None,
+    max_new_tokens: int = 8,
+    repeats: int = 3,
+    full_every: int = 1,
+    progress: Progress | None = None,
+) -> Records:
+    """Send the prompts of a session through one store, in order, and return a flat record for each.
+
+    step, kind, label           of the prompt
+    tokens, question, computed  tokens of the prompt, of its question, and tokens that went through the model
+    after_prefix                tokens that a prefix cache of the prompt before would have computed
+    fates, moves, sizes, labels one entry a context block: reuse status, shift (`Revision`), tokens, label; `blocks_*`
+                                and `tokens_*` are sums by reuse status
+    answer, right               with the store
+    ttft                        seconds to the first token, encoding included: median of `repeats` (one for the first)
+    ttft_anew, answer_anew      with every block encoded within the request
+    equal, logit_gap            whether both answers have the same tokens; largest absolute difference of the logits of
+                                all question tokens
+    ttft_full, answer_full, right_full      with full attention, in every `full_every`-th step, else None
+    """
+    if repeats < 1 or full_every < 1:
+        raise BadInput(f"repeats is {repeats} and full_every is {full_every}: at least 1 is needed")
+    loaded = Loaded(*loaded)
+    tokenized = prompts(steps, loaded, max_new_tokens)
+    fingerprint(loaded.model)  # known before the clock runs
+    store = MemoryStore() if store is None else store
+    records: Records = []
+    for at, (step, prompt) in enumerate(zip(steps, tokenized, strict=True)):
+        seconds = _ttft(loaded.model, prompt, repeats if at else 1, store)
+        revision = revise(loaded.model, prompt, store, tokenized[at - 1] if at else None)
+        record = {"step": at, "kind": step.kind, "label": step.label, **_counted(revision), "ttft": seconds}
+        record |= _answered(loaded, step, revision, store, max_new_tokens)
+        record |= _in_full(loaded, step, prompt, max_new_tokens, skip=at % full_every > 0)
+        records.append(record)
+        if progress:
+            progress(at + 1, len(steps))
+    return records
+
+
+def scores(
+    loaded: Loaded,
+    steps: Sequence[SessionPrompt],
+    modes: Sequence[str] = ("full", "block"),
+    max_new_tokens: int = 24,
+    batch: int = 16,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Records:
+    """Answer all steps in every mode; rows {mode, kind, n, em, em_low, em_high, f1, …}, the kind "all" first."""
+    tokenized = prompts(steps, loaded, max_new_tokens)
+    aliases, kinds = [step.answers for step in steps], [step.kind for step in steps]
+    rows: Records = []
+    for mode in modes:
+        store = MemoryStore()
+        generations: list[Generation] = []
+        for group in batches([len(prompt) for prompt in tokenized], batch):
+            generations += _generated(loaded, [tokenized[i] for i in group], mode, store, max_new_tokens)
+            if progress:
+                done = len(generations) + len(tokenized) * modes.index(mode)
+                progress(done, len(tokenized) * len(modes))
+        texts = [generation.text.strip() for generation in generations]
+        scored = {"all": score(texts, aliases, seed)} | score_by_kind(texts, aliases, kinds, seed)
+        rows += [{"mode": mode, "kind": kind, **asdict(of_kind)} for kind, of_kind in scored.items()]
+    return rows
+
+
+def _ttft(model: PreTrainedModel, prompt: Prompt, repeats: int, store: Store) -> float:
+    """Measure the median seconds from token ids to the first token; blocks that `store` lacks are encoded each time."""
+    job = partial(first_token, model, prompt, "block", ReadOnlyStore(store))
+    return measure([job] * repeats, model.device, warm_up=0).p50
+
+
+def _counted(revision: Revision) -> dict[str, Any]:
+    prompt = revision.prompt
+    record: dict[str, Any] = {"tokens": len(prompt), "question": len(prompt.question), "computed": revision.computed}
+    record |= {"after_prefix": len(prompt) - revision.prefix, "fates": list(revision.statuses)}
+    record |= {"moves": list(revision.shifts), "sizes": [len(block) for block in prompt.context]}
+    record["labels"] = [block.label for block in prompt.context]
+    for status in REUSE_STATUSES:
+        record |= {f"blocks_{status}": revision.blocks(status), f"tokens_{status}": revision.tokens(status)}
+    return record
+
+
+def _answered(loaded: Loaded, step: SessionPrompt, revision: Revision, store: Store, most: int) -> dict[str, Any]:
+    """Answer with the store and with every block encoded within the request, and compare the two."""
+    model, prompt = loaded.model, revision.prompt
+    empty = MemoryStore(UNLIMITED)
+    seconds = _ttft(model, prompt, 1, empty)
+    requests = [revision.request, revise(model, prompt, empty).request]
+    cached, fresh = (output.logits for request in requests for output in prefill_many(model, [request]))
+    assert cached is not None and fresh is not None
+    (answer,) = _generated(loaded, [prompt], "block", store, most)
+    (other,) = _generated(loaded, [prompt], "block", empty, most)
+    text = answer.text.strip()
+    record = {"answer": text, "right": bool(exact_match(text, step.answers)), "ttft_anew": seconds}
+    record |= {"answer_anew": other.text.strip(), "equal": answer.tokens == other.tokens}
+    return record | {"logit_gap": float((cached.float() - fresh.float()).abs().max())}
+
+
+def _in_full(loaded: Loaded, step: SessionPrompt, prompt: Prompt, most: int, skip: bool) -> dict[str, Any]:
+    if skip:
+        return {"ttft_full": None, "answer_full": None, "right_full": None}
+    (answer,) = _generated(loaded, [prompt], "full", None, most)
+    text = answer.text.strip()
+    return {"ttft_full": answer.ttft, "answer_full": text, "right_full": bool(exact_match(text, step.answers))}
+
+
+def _generated(
+    loaded: Loaded, prompts: Sequence[Prompt], mode: Method | str, store: Store | None, most: int
+) -> list[Generation]:
+    """Generate greedy answers of at most `most` tokens."""
+    model, tokenizer, layout = loaded
+    return generate(model, tokenizer, prompts, mode, store, max_new_tokens=most, stop=layout.stop)
+
+
+def total(records: Sequence[Mapping[str, Any]], field: str) -> Any:
+    """Return the sum of one field over records."""
+    return sum(record[field] for record in records)
+
+
+def mean_em(rows: Sequence[Mapping[str, Any]], mode: str) -> float:
+    """Return the exact match of one mode over all questions of rows {mode, kind, n, em} of single kinds."""
+    of_mode = [row for row in rows if row["mode"] == mode]
+    return sum(row["em"] * row["n"] for row in of_mode) / total(of_mode, "n")
+
+
+def by_number(rows: Sequence[Mapping[str, Any]], shots: int) -> Records:
+    """Return the `scores` of single kinds, named for requests with `shots` demonstrations."""
+    return [{**row, "kind": f"{row['kind']}, {shots}", "shots": shots} for row in rows if row["kind"] != "all"]
+
+
+def later_prompts(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Summarise a session whose prompts have the same blocks, after the first of them.
+
+    blocks                      of a prompt
+    repeated                    share of them that is not encoded again
+    computed, tokens, after_prefix      of `follow`, mean of a prompt
+    ttft_ms, ttft_full_ms       median milliseconds to the first token; those of full attention count the first prompt
+    """
+    later, blocks = records[1:], len(records[0]["fates"])
+    full = [record["ttft_full"] for record in records if record["ttft_full"] is not None]
+    summary = {"blocks": blocks, "repeated": 1 - total(later, "blocks_encoded") / (blocks * len(later))}
+    summary |= {field: total(later, field) / len(later) for field in ("computed", "tokens", "after_prefix")}
+    return summary | {"ttft_ms": median(r["ttft"] for r in later) * 1e3, "ttft_full_ms": median(full) * 1e3}
+
+
+def without_blocks(records: Sequence[Mapping[str, Any]]) -> Records:
+    """Return the records of `follow` without the entries that have one value a block."""
+    return [{k: v for k, v in record.items() if k not in ("fates", "moves", "sizes", "labels")} for record in records]

@@ -22,10 +22,10 @@ from transformers.utils import logging
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.core.utils import dask_cluster
+from workbench.core.utils import runner
 from workbench.core.utils.files import write_text
 from workbench.core.utils.runner import Outcome, Workers, check_jobs, dealt
-from workbench.experiments.sweeps import preflight
+from workbench.experiments.sweeps import sweep_grid
 from workbench.experiments.sweeps.sweep_grid import Case, cases, files_of
 from workbench.experiments.trials import rows
 from workbench.experiments.trials.record import Record
@@ -207,7 +207,7 @@ def run(
     _check(out, jobs, retries, cluster)
     folder = out / rows.FOLDER
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
-    preflight.check([case.trial for case in todo], loaded, here=cluster in (None, dask_cluster.LOCAL))
+    sweep_grid.check([case.trial for case in todo], loaded, here=cluster in (None, runner.LOCAL))
     runs = Runs(folder, loaded, keep_gib, retries)
     total = sum(case.trial.samples for case in cases)
     done = total - sum(case.trial.samples for case in todo)

@@ -1,4 +1,4 @@
-"""The trials of a sweep: every combination of lists of a trial's fields, once.
+"""The trials of a sweep: every combination of lists of fields, once; what is wrong in a list, before any runs.
 
 Plans are TOML files that list trials, for `workbench sweep --plan FILE`.
 
@@ -15,23 +15,218 @@ ratio = [0.05, 0.15]
 label = "fine-tuned"      # stands as the method of its rows
 model = "runs/seed-1/model"
 training_of = "my-model"  # stands as the model of its rows, beside the seed that the folder was trained with
+
+Checked are models, dtypes, devices, data, layouts, judges, what sparse methods were fitted to, folders of prepared
+blocks, the length of every prompt, and charged budgets. Passages with fewer neighbours than asked for are told.
 """
 
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from workbench import models
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from workbench import data, models
+from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, not_allowed, shown
+from workbench.data import chat_template
+from workbench.data.layouts import Layout
+from workbench.data.sample import Sample
+from workbench.engine.decoding import check_length
+from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
-from workbench.methods import own, presets
+from workbench.experiments.trials.trial_measures import check_context
+from workbench.methods import own, prepare, presets, seer_gate
 from workbench.methods.method_fields import REUSE
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.sparse import Sparse
+from workbench.methods.sparse.compact import Compact
+from workbench.methods.sparse.seer_attention import SeerAttention
+from workbench.methods.sparse.xattention import Xattention
+from workbench.metrics import cost
+from workbench.metrics.faithfulness import check_judge
+from workbench.models.checkpoints import base_folder, first_line
+from workbench.models.families import decoder_config
+from workbench.models.loading import DTYPES, Loaded
+from workbench.models.model_card import UNREADABLE, layout_of, tokenizer_of
+from workbench.models.weights.soft_tokens import FILE, soft_tokens
+from workbench.store.urls import opened
+
+SHOWN = 3  # problems that are told at most
+
+
+class _Model:
+    """What is known of a model without its weights; read once."""
+
+    def __init__(self, name: str, loaded: Loaded | None):
+        self.name, self.loaded = name, loaded
+
+    @cached_property
+    def folder(self) -> Path:
+        path = models.folder(self.name)
+        models.check(path)
+        return path
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        if self.loaded:
+            return decoder_config(self.loaded.model.config)
+        base = base_folder(self.folder)
+        try:
+            return decoder_config(AutoConfig.from_pretrained(base, local_files_only=True))
+        except UNREADABLE as problem:
+            raise BadInput(f"{base} has a config.json that cannot be read: {first_line(problem)}") from None
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.loaded.tokenizer if self.loaded else tokenizer_of(base_folder(self.folder))
+
+    def layout(self, name: str | None) -> Layout:
+        """Return the layout of that name; the model's own for None."""
+        if name is not None:
+            return chat_template.layout_named(name, self.tokenizer)
+        return self.loaded.layout if self.loaded else layout_of(self.folder, self.tokenizer)
+
+    @cached_property
+    def shell(self) -> PreTrainedModel:
+        """The model, where it is not in memory without its weights."""
+        return self.loaded.model if self.loaded else cost.shell(self.config)
+
+    @property
+    def soft(self) -> bool:
+        """Whether it has soft tokens."""
+        return bool(soft_tokens(self.loaded.model)) if self.loaded else (self.folder / FILE).is_file()
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a prompt with its answer."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    @cached_property
+    def fitted_to(self) -> Path:
+        """The folder beside whose weights a gate lies."""
+        return models.folder(str(self.loaded.model.config.name_or_path)) if self.loaded else self.folder
+
+
+def check(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> None:
+    """Raise BadInput that names what is wrong, and in how many trials, before any of them runs."""
+    if wrong := problems(trials, loaded, here):
+        raise BadInput(told(wrong, len(trials)))
+
+
+def problems(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> dict[str, list[Trial]]:
+    """Return {what is wrong: trials that cannot run for it}, before any of them runs.
+
+    loaded  the model of all trials where it is in memory
+    here    False: they run on other machines, which may have other devices
+    """
+    known: dict[str, _Model] = {}
+    found: dict[str, list[Trial]] = {}
+    remembered, prompts_of = lru_cache(maxsize=4)(_samples), lru_cache(maxsize=4)(_prompts)
+    for trial in trials:
+        model = known.setdefault(trial.model, _Model(trial.model, loaded))
+        try:
+            _check_place(trial, model, here)
+            _check_method(trial, model)
+            samples = remembered(trial.data, trial.samples, trial.seed, trial.passages)
+            if trial.faithfulness is not None:
+                check_judge(trial.faithfulness, samples)
+            prompts = prompts_of(model, trial.layout, trial.data, trial.samples, trial.seed, trial.passages)
+            check_context(model.context, samples, prompts)
+            _check_choices(trial, model, prompts)
+        except BadInput as problem:
+            found.setdefault(str(problem), []).append(trial)
+    return found
+
+
+def told(problems: dict[str, list[Trial]], count: int) -> str:
+    """Say what is wrong, in how many of all trials; of more problems than a few, how many there are."""
+    if count == 1:
+        return next(iter(problems))
+    wrong = sum(map(len, problems.values()))
+    parts = [f"{problem} ({_which(of, count)})" for problem, of in list(problems.items())[:SHOWN]]
+    more = f"; and {len(problems) - SHOWN} more problems" if len(problems) > SHOWN else ""
+    head = f"{wrong} of {count} trials cannot run: " if len(problems) > 1 else ""
+    return f"{head}{'; '.join(parts)}{more}"
+
+
+def _which(trials: Sequence[Trial], count: int) -> str:
+    return f"{len(trials)} of {count} trials" if len(trials) > 1 else "1 trial"
+
+
+def _check_place(trial: Trial, model: _Model, here: bool) -> None:
+    if model.loaded is None:
+        _ = model.folder
+        if trial.dtype is not None and trial.dtype not in DTYPES:
+            raise not_allowed("dtype", trial.dtype, DTYPES)
+        if here:
+            models.device_of(trial.device)
+        else:
+            _check_device_name(trial.device)
+    check_length(trial.max_new_tokens, model.context)
+    if trial.prepared is not None:
+        opened(trial.prepared)
+
+
+def _check_device_name(name: str) -> None:
+    try:
+        known = torch.device(name).type in ("cpu", "cuda")
+    except RuntimeError:
+        known = False
+    if not known:
+        raise BadInput(f"unknown device {name!r}: allowed are cpu, cuda and cuda:N")
+
+
+def _check_method(trial: Trial, model: _Model) -> None:
+    """Refuse a sparse method whose gate or thresholds are not there, or whose groups do not fit the model's heads."""
+    for tiles in _nested(trial.tiles()):
+        if isinstance(tiles, SeerAttention):
+            seer_gate.training(Path(tiles.gate) if tiles.gate else model.fitted_to / seer_gate.FILE)
+        if isinstance(tiles, Xattention) and isinstance(tiles.threshold, str):
+            _check_file(tiles.threshold)
+        if isinstance(tiles, Compact):
+            tiles.group(model.config.num_attention_heads, model.config.num_key_value_heads)
+
+
+def _nested(tiles: Sparse | None) -> Iterator[Sparse]:
+    while tiles is not None:
+        yield tiles
+        tiles = tiles.inner if isinstance(tiles, Compact) else None
+
+
+def _check_file(name: str) -> None:
+    if not Path(name).is_file():
+        raise BadInput(f"there are no thresholds {name!r}: `workbench sparse profile` writes them")
+
+
+def _samples(name: str, samples: int, seed: int, passages: int | None) -> list[Sample]:
+    return data.load(name, samples, seed, passages, answered=False)
+
+
+def _prompts(
+    model: _Model, layout: str | None, name: str, samples: int, seed: int, passages: int | None
+) -> list[Prompt]:
+    return model.layout(layout).prompts(_samples(name, samples, seed, passages), model.tokenizer)
+
+
+def _check_choices(trial: Trial, model: _Model, prompts: Sequence[Prompt]) -> None:
+    """Refuse a charged budget that a method cannot keep, and tell of passages with too few neighbours."""
+    layout = model.layout(trial.layout)
+    method = trial.method(trial.corpus(layout, model.tokenizer), system=bool(layout.system))
+    if trial.charged is not None:
+        budget.within(model.shell, method, prompts, trial.charged)
+    if isinstance(method, Reuse) and hasattr(method.prepare, "wrapped") and not model.soft:
+        raise BadInput(f"{trial.model} has no soft tokens: `workbench tune --header 8 --trailer 8` trains some")
+    if isinstance(method, Reuse):
+        prepare.said(method.prepare, model.context, prompts)
+
 
 FIELDS = tuple(field.name for field in fields(Trial))
 

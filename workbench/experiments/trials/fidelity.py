@@ -23,8 +23,8 @@ from workbench.experiments.trials.trial import batches
 from workbench.methods import Method, finish
 from workbench.methods.config import MethodConfig
 from workbench.methods.generation import decode_ready
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.sampling import SamplingParams
 from workbench.metrics import cost, fidelity
 from workbench.metrics.fidelity import Reference
 from workbench.models.loading import Loaded

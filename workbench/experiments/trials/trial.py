@@ -16,23 +16,31 @@ from workbench.core.utils.stages import stage
 from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
-from workbench.data.sources import given as given_samples
+from workbench.data.sources import files as given_samples
 from workbench.engine.decoding import check_length
 from workbench.experiments.trials import budget, question_rows
 from workbench.experiments.trials.record import Record, device_name, versions
-from workbench.experiments.trials.references import Watch, content_of, kept
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
-from workbench.experiments.trials.trial_measures import check_context, costs, first_tokens, mean, receipts
+from workbench.experiments.trials.trial_measures import (
+    Watch,
+    check_context,
+    content_of,
+    costs,
+    first_tokens,
+    kept,
+    mean,
+    receipts,
+)
 from workbench.methods import Method, own, registry
 from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
 from workbench.methods.answered import Generation
 from workbench.methods.config import MethodConfig
 from workbench.methods.engines import check_engine, choose_engine
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.preprocessing.precompute import kind_of
-from workbench.methods.sampling import SamplingParams
 from workbench.methods.sparse._small import for_short_prompts
 from workbench.metrics import fidelity
 from workbench.metrics.answers import Records

@@ -1,8 +1,15 @@
-"""What a trial needs besides its answers: room for prompts, requests to time, receipts, costs."""
+"""What a trial needs besides its answers: room, requests to time, receipts, costs, and full attention beside it.
 
+They are kept with the model, on the CPU, up to `room()` bytes; what comes after that is computed again in every trial.
+"""
+
+import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -10,11 +17,110 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.data import Sample
+from workbench.experiments.trials.question_rows import scores
 from workbench.methods import Method
-from workbench.methods.answered import Generation
+from workbench.methods.answered import Answered, Generation
 from workbench.methods.generation import first_token
-from workbench.metrics import cost
-from workbench.store import UNLIMITED, MemoryStore, Store
+from workbench.methods.modes.full import Full
+from workbench.metrics import cost, fidelity
+from workbench.metrics.answers import Records
+from workbench.metrics.fidelity import Reference, Tokens
+from workbench.metrics.latency import Quantiles
+from workbench.models.loading import Loaded
+from workbench.store import UNLIMITED, MemoryStore, Store, fingerprint
+
+BYTES = 1 << 29  # that are kept in any case
+SHARE = 8  # of the memory that is free, one part is for references
+
+_KEPT: WeakKeyDictionary[PreTrainedModel, "Kept"] = WeakKeyDictionary()
+
+
+def room() -> int:
+    """Return how many bytes of references a process keeps: 500 questions of a large vocabulary take some GB."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return max(BYTES, free // SHARE)
+
+
+class Kept:
+    """References of one state of a model's weights, by batch: prompts, gold answers, how long an answer may be.
+
+    `times` are full attention's to its first token, by the prompts and the engine.
+    """
+
+    def __init__(self, fingerprint: str):
+        self.fingerprint = fingerprint
+        self.bytes, self.room = 0, room()
+        self.times: dict[object, Quantiles] = {}
+        self.references: dict[object, Reference] = {}
+
+    def put(self, key: object, one: Reference) -> None:
+        """Keep a reference where it still fits: every trial asks in the same order, so none is given up for another."""
+        if key not in self.references and self.bytes + one.nbytes <= self.room:
+            self.references[key] = replace(one, logits=one.logits.cpu().clone())
+            self.bytes += one.nbytes
+
+
+def kept(model: PreTrainedModel) -> Kept:
+    """Return what is kept of a model as it is now."""
+    state = f"{fingerprint(model)} {model.dtype} {model.device}"
+    if model not in _KEPT or _KEPT[model].fingerprint != state:
+        _KEPT[model] = Kept(state)
+    return _KEPT[model]
+
+
+def content_of(prompts: Sequence[Prompt]) -> object:
+    """Return what tells prompts from others."""
+    return tuple(tuple(block.content for block in prompt.blocks) for prompt in prompts)
+
+
+class Watch:
+    """Compares the batches that a trial answers with full attention.
+
+    rows      what `fidelity.compare` returns of a question, and full attention's scores: full_em, full_f1, …
+    seconds   what watching took, which is no time of the method's
+    """
+
+    def __init__(
+        self, loaded: Loaded, samples: Sequence[Sample], prompts: Sequence[Prompt], method: Method, max_new_tokens: int
+    ):
+        self.loaded, self.samples, self.prompts, self.method = loaded, samples, prompts, method
+        self.max_new_tokens = max_new_tokens
+        self.gold = fidelity.gold_answers(samples, loaded.layout, loaded.tokenizer)
+        self.kept = kept(loaded.model)
+        self.rows: Records = []
+        self.seconds = 0.0
+
+    def __call__(self, batch: Sequence[int], answered: Answered) -> None:
+        """Take what a batch of questions, by number, was answered; the rows behind the prompts are overwritten."""
+        begin = time.perf_counter()
+        known = self._known(batch, answered)
+        rows = fidelity.compare(self.loaded.model, answered.ready, answered.logits, known)
+        for i, one, row in zip(batch, known, rows, strict=True):
+            self.rows.append({**row, **scores(one.text, self.samples[i].answers, "full_")})
+        self.seconds += time.perf_counter() - begin
+
+    def _known(self, batch: Sequence[int], answered: Answered) -> list[Reference]:
+        """Return the references of a batch: all kept ones, or all computed now.
+
+        They are kept by the batch, not by the question alone: another batch rounds otherwise, and a record would depend
+        on what its process computed before.
+        """
+        together = tuple(self._key(self.prompts[i], self.gold[i]) for i in batch)
+        keys = [(together, place) for place in range(len(batch))]
+        if all(key in self.kept.references for key in keys):
+            return [self.kept.references[key] for key in keys]
+        model, tokenizer, layout = self.loaded
+        gold, options = [self.gold[i] for i in batch], (self.max_new_tokens, layout.stop)
+        if self.method == Full():  # it is the method that is watched
+            made = fidelity.references(model, tokenizer, answered, gold, *options)
+        else:
+            made = fidelity.reference(model, tokenizer, [self.prompts[i] for i in batch], gold, *options)
+        for key, one in zip(keys, made, strict=True):
+            self.kept.put(key, one)
+        return made
+
+    def _key(self, prompt: Prompt, gold: Tokens) -> object:
+        return content_of([prompt]), gold, self.max_new_tokens, self.loaded.layout.stop
 
 
 def first_tokens(

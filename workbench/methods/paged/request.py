@@ -1,7 +1,7 @@
-"""A prompt on its way to an answer over pages."""
+"""A prompt on its way to an answer over pages, and how methods begin it: its page table over blocks in place."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -10,14 +10,24 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import Positions
 from workbench.engine.decoding import StopStrings, TokenChoice, eos_ids, special_ids, text_of
+from workbench.engine.forward import PrefillRequest
+from workbench.engine.graphs.batch_buckets import LARGE
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
-from workbench.methods import Method, ReadyRequest
+from workbench.engine.pages.paged_question import from_question
+from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Generation
+from workbench.methods.engines import why_not_captured
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.request_report import Receipt, timed
-from workbench.methods.sampling import SamplingParams
+from workbench.methods.select import QuestionGuided, Select, choose, without_system
 from workbench.models.spec import spec_for
 from workbench.store import Store
 
@@ -118,3 +128,112 @@ def generation_of(request: PageRequest, tokenizer: Any, begin: float) -> Generat
         ready.passes,
         timed(receipt, {**receipt.seconds, **decode}),
     )
+
+
+NOTHING = KV([], [])  # of a request whose keys and values lie in pages
+
+
+def in_steps(ready: ReadyRequest) -> bool:
+    """Return whether a request's last pass is a step of fixed shape over pages."""
+    plan = ready.request.plan
+    return ready.chunk is None and len(plan.rows) <= LARGE and not why_not_captured(plan)
+
+
+def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest], store: Store) -> None:
+    """Put the blocks of prompts of one `Reuse` into pages, choose rows, and make page tables."""
+    method = group[0].method
+    assert isinstance(method, Reuse)
+    prompts = [request.prompt for request in group]
+    for request, kvs in zip(group, method.prepare(runner.model, prompts, store), strict=True):
+        if [len(kv) for kv in kvs] != [len(block) for block in request.prompt.context]:
+            raise BadInput(f"{len(kvs)} cached KVs do not fit the {len(request.prompt.context)} blocks of a prompt")
+        request.context = blocks.place(kvs)
+    chosen: Sequence[Tensor | None] = [None] * len(group)
+    if method.select:
+        chosen = rows_over_pages(runner, method, prompts, [r.context for r in group], blocks.make_room)
+    for request, some in zip(group, chosen, strict=True):
+        prompt, rows = request.prompt, request.prompt.question
+        reserve = len(rows) + request.limit
+        blocks.make_room(-(-(reserve + (0 if some is None else len(some))) // blocks.pool.size))
+        if request.context:
+            request.paged = blocks.pool.open(request.context, reserve, some, method.positions)
+        else:
+            request.paged = blocks.pool.blank(reserve)
+        request.ready = method.start(runner.model, prompt, NOTHING, rows if some is None else torch.cat((some, rows)))
+
+
+def begin_blank(blocks: BlockPages, group: Sequence[PageRequest]) -> None:
+    """Make page tables of prompts of which every token is computed."""
+    for request in group:
+        prompt, length = request.prompt, len(request.prompt)
+        blocks.make_room(-(-(length + request.limit) // blocks.pool.size))
+        request.paged = blocks.pool.blank(length + request.limit)
+        one = PrefillRequest(prompt.tokens, Plan(torch.arange(length)), NOTHING)
+        request.ready = ReadyRequest(one, (Pass(range(length), length),), length, 0)
+
+
+def begin_copied(
+    runner: Runner, blocks: BlockPages, group: Sequence[PageRequest], begun: Sequence[ReadyRequest]
+) -> None:
+    """Copy requests of any method from their contiguous KV into pages.
+
+    What a step cannot do is computed before they are copied; it gives their logits.
+    """
+    before = [request for request in begun if not _last_rows(request)]
+    logits = dict(zip(map(id, before), finish(runner.model, before), strict=True)) if before else {}
+    for request, ready in zip(group, begun, strict=True):
+        kv, rows = ready.request.kv, ready.request.plan.rows
+        request.logits = logits.get(id(ready))
+        length = len(kv) if request.logits is not None else int(rows[0])
+        keys, values = ([x[:, :length] for x in part] for part in (kv.keys, kv.values))
+        request.context = blocks.place([KV(keys, values)])
+        reserve = request.limit + (len(rows) if request.logits is None else 0)
+        blocks.make_room(-(-reserve // blocks.pool.size))
+        request.paged = blocks.pool.open(request.context, reserve)
+        request.paged.complete = request.logits is not None
+        request.ready = replace(ready, request=replace(ready.request, kv=NOTHING))
+
+
+def _last_rows(ready: ReadyRequest) -> bool:
+    """Return whether a step can compute a request once all before its rows is in pages."""
+    rows = ready.request.plan.rows
+    end = int(rows[0]) + len(rows)
+    return in_steps(ready) and int(rows[0]) > 0 and end == len(ready.request.kv) == int(rows[-1]) + 1
+
+
+def rows_over_pages(
+    runner: Runner,
+    method: Reuse,
+    prompts: Sequence[Prompt],
+    contexts: Sequence[Sequence[Cached]],
+    room: Callable[[int], object] = bool,
+    wait: Callable[[int], None] | None = None,
+) -> list[Tensor]:
+    """Choose context rows by the scores of the method's selector, which reads blocks in their pages.
+
+    Question-guided ones ask a captured step; those that compare keys and values get a copy. `room(pages)` makes room
+    for a question; `wait(layer)` returns when a layer of the blocks is there.
+    """
+    select, pool = method.select, runner.pool
+    assert select is not None
+    if isinstance(select, QuestionGuided) and select.softmax != "prompt" and method.positions != "naive":
+        scores = []
+        for prompt, context in zip(prompts, contexts, strict=True):
+            question = prompt.tokens[prompt.question]
+            room(-(-len(question) // pool.size))
+            asked = (select.layers, select.last, wait, select.softmax, select.system)
+            scores.append(from_question(runner, context, question, *asked).cpu())
+    elif type(select).scores is Select.scores:
+        scores = [select.score(prompt) for prompt in prompts]
+    else:
+        if wait is not None:
+            for layer in range(len(pool.keys)):
+                wait(layer)
+        pairs = zip(prompts, contexts, strict=True)
+        kvs = [pool.gather(context, len(prompt.question), method.positions) for prompt, context in pairs]
+        return select.rows(runner.model, prompts, kvs, method.ratio)
+    chosen = []
+    for score, prompt in zip(scores, prompts, strict=True):
+        known = without_system(score.float().cpu(), prompt, select.system)
+        chosen.append(choose(known, prompt, method.ratio, system=select.system))
+    return chosen

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 from workbench.core.plan import Pass, Plan
-from workbench.core.tiling.tile_grid import means
+from workbench.core.tiling.tiles import means
 from workbench.engine.assembly import empty
 from workbench.engine.attention_maps import Layers, layers_of
 from workbench.engine.forward import PrefillRequest, prefill_many

@@ -10,8 +10,7 @@ worth the same again.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from workbench.methods.serving.queues import Queues
-from workbench.methods.serving.tickets import Engine, Ticket, Wait
+from workbench.methods.serving.tickets import Engine, Queues, Ticket, Wait
 from workbench.store.events import Events
 
 STALL = 1e-4  # seconds; less is no pause of the engine

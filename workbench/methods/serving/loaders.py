@@ -1,15 +1,137 @@
-"""Loaders bring blocks to the engine while it computes."""
+"""Loaders bring blocks to the engine while it computes, and into pages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import current_thread
 from typing import Any, Literal, Protocol
 
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.engine.pages.paged_prompt import PagedPrompt
+from workbench.methods.prepare import Prepare
+from workbench.methods.prepare.independent import Independent
+from workbench.methods.request_report import Lookup
 from workbench.methods.serving.tickets import Arrived, Ticket
+from workbench.models.spec import spec_for
+from workbench.store import fingerprint, key_of
 from workbench.store.events import Events
+from workbench.store.tiering.pages import PageTier
+
+REMEMBERED = 1 << 16  # look-ups
+
+
+@dataclass
+class HeldPages:
+    """What is kept for one request.
+
+    keys     of its context blocks, in reading order
+    own      pages that are promised to it, until they are taken
+    rows     context tokens that are recomputed
+    """
+
+    keys: list[str]
+    own: int
+    lookups: list[Lookup]
+    paged: PagedPrompt | None = None
+    rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    encoding: float = 0.0
+    used: Any = None  # event of the GPU behind all work that may read its pages
+    random: torch.Generator = field(default_factory=torch.Generator)
+
+
+class PageLoads:
+    """Brings blocks, prepared by `prepare`, from the tiers behind `pages` into them."""
+
+    def __init__(self, model: PreTrainedModel, pages: PageTier, prepare: Prepare):
+        self.model, self.pages, self.prepare = model, pages, prepare
+        self._there: dict[str, Lookup] = {}  # look-ups of blocks that lay in pages, by key
+
+    def load(self, ticket: Ticket, own: int, arrived: Arrived | None = None) -> dict[str, Any]:
+        """Bring the blocks of a request into pages, and promise it `own` more; return {bytes, tier}.
+
+        With `arrived`, layer by layer. Those that no tier holds are left empty. Raises NoRoom.
+        """
+        keys, store = self.keys(ticket), self.pages.behind
+        lengths = {key: len(block) for key, block in zip(keys, ticket.prompt.context, strict=True)}
+        mine = self.pages.reserve(lengths, own)
+        held = ticket.held = HeldPages(keys, own, [])
+        found: dict[str, KV] = {}
+        try:
+            wanted = mine if not ticket.cancelled else []
+            for key, below in zip(wanted, store.find_all(wanted, ticket.name), strict=True):
+                if below is None:
+                    held.lookups.append(Lookup(key, miss=store.why(key)))
+                else:
+                    found[key] = below.kv
+                    held.lookups.append(Lookup(key, below.tier, below.kv.nbytes))
+            self.pages.missed(key for key in mine if key not in found)
+            others = lengths.keys() - set(mine)
+            self.pages.wait(others)
+            empty = set(self.pages.empty(others))
+            for key in lengths:
+                if key in others:
+                    held.lookups.append(Lookup(key, miss=store.why(key)) if key in empty else self._hit(key, lengths))
+            self.pages.fill(found, None if self.pages.empty(keys) else arrived)
+        except BaseException:
+            self.pages.missed(mine)
+            raise
+        tiers = sorted({lookup.tier for lookup in held.lookups if lookup.tier})
+        return {"bytes": sum(kv.nbytes for kv in found.values()), "tier": ", ".join(tiers)}
+
+    def admit(self, ticket: Ticket, own: int) -> dict[str, Any] | None:
+        """Take a request whose blocks all lie in pages, and promise it `own` more; None where one does not.
+
+        Raises NoRoom.
+        """
+        keys = self.keys(ticket)
+        if not self.pages.admit(keys, own):
+            return None
+        lengths = {key: len(block) for key, block in zip(keys, ticket.prompt.context, strict=True)}
+        ticket.held = HeldPages(keys, own, [self._hit(key, lengths) for key in lengths])
+        return {"bytes": 0, "tier": self.pages.name}
+
+    def keys(self, ticket: Ticket) -> list[str]:
+        """Return the key of every context block, as the preparation looks it up."""
+        if isinstance(self.prepare, Independent):
+            model_key, dtype = fingerprint(self.model), self.model.dtype
+            return [key_of(model_key, dtype, block) for block in ticket.prompt.context]
+        named = _Named(spec_for(self.model).empty(1))
+        (kvs,) = self.prepare(self.model, [ticket.prompt], named)
+        return [named.key_of[id(kv)] for kv in kvs]
+
+    def _hit(self, key: str, lengths: Mapping[str, int]) -> Lookup:
+        """Return the look-up of a block that lies in pages; it is the same for every request."""
+        if (known := self._there.get(key)) is None:
+            if len(self._there) >= REMEMBERED:
+                self._there.clear()
+            size = lengths[key] * self.pages.page_bytes // self.pages.pool.size
+            known = self._there[key] = Lookup(key, self.pages.name, size)
+        return known
+
+
+class _Named:
+    """A store that seems to have everything: of each block it tells the key."""
+
+    def __init__(self, kv: KV):
+        self.kv = kv.lock()
+        self.key_of: dict[int, str] = {}
+        self._kept: dict[str, KV] = {}
+
+    def get(self, key: str) -> KV:
+        if key not in self._kept:
+            self._kept[key] = KV(self.kv.keys, self.kv.values, self.kv.start, read_only=True)
+            self.key_of[id(self._kept[key])] = key
+        return self._kept[key]
+
+    def put(self, key: str, kv: KV) -> None:
+        """Do nothing."""
+
 
 Job = Callable[[Ticket, Arrived | None], dict[str, Any]]  # `Engine.load`
 

@@ -20,11 +20,11 @@ from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.methods import ReadyRequest
 from workbench.methods.answered import Generation
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.paged.begin import rows_over_pages
+from workbench.methods.paged.request import rows_over_pages
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.request_report import receipts_of, timed
 from workbench.methods.select import QuestionGuided, budget
-from workbench.methods.serving.page_loads import PageLoads
+from workbench.methods.serving.loaders import PageLoads
 from workbench.methods.serving.tickets import Arrived, Ticket, Wait
 from workbench.store.tiering.pages import PageTier
 

@@ -13,8 +13,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.methods.serving.computation import Computation
 from workbench.methods.serving.loaders import Loaders, ThreadLoaders
-from workbench.methods.serving.queues import Queues
-from workbench.methods.serving.tickets import CancelledError, DeadlineExceeded, Engine, NoRoom, Ticket
+from workbench.methods.serving.tickets import CancelledError, DeadlineExceeded, Engine, NoRoom, Queues, Ticket
 from workbench.store.events import Events
 
 Mode = Literal["sync", "request", "layer"]

@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
-from workbench.core.tiling.tile_grid import Grid, grid_of
 from workbench.core.tiling.tile_selection import TileRule
-from workbench.core.tiling.tiles import Tiles
+from workbench.core.tiling.tiles import Grid, Tiles, grid_of
 from workbench.engine.attention_backends import choice as backends
 from workbench.methods import registry
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from workbench.core.tiling import block_scores, tile_selection
+from workbench.core.tiling import tile_selection
 from workbench.methods.sparse import (
     HERE,
     Grid,
@@ -137,13 +137,13 @@ class Bfla(Sparse):
 
     def blocks(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
         """Return [H, Lq, Lkv] bool: coarse blocks kept by mass for any head of the group (eq. 12)."""
-        score = block_scores.bfla(queries, keys, self.block, self.flat)
+        score = tile_selection.bfla(queries, keys, self.block, self.flat)
         blocks = Grid(rows, keys.shape[1], self.block)
         return tile_selection.chosen(score, blocks, self.rule, len(queries) // len(keys), logits=True)
 
     def shares(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
         """Return [Hq, Lq, Lkv] fp32: block probabilities 𝒜 (eq. 3-9)."""
-        score = block_scores.bfla(queries, keys, self.block, self.flat)
+        score = tile_selection.bfla(queries, keys, self.block, self.flat)
         return score.masked_fill_(~Grid(rows, keys.shape[1], self.block).causal, -torch.inf).softmax(-1)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from workbench.core.errors import BadInput
-from workbench.core.tiling.tile_grid import grid_of
+from workbench.core.tiling.tiles import grid_of
 from workbench.methods.sparse import HERE, Grid, OverSparse, Site, Sparse, Tiles, count
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.kv_side_cache import Derived
-from workbench.core.tiling import block_scores, tile_selection
+from workbench.core.kv import Derived
+from workbench.core.tiling import tile_selection
 from workbench.methods.sparse import Grid, Site, Sparse, TileRule, Tiles, count, fraction, fused
 
 
@@ -54,7 +54,7 @@ class FlashPrefill(Sparse):
         kept_means = {"means": partial(self._means, keys, site, site.derived)} if site.derived else {}
         kept = fused("choose_flash_prefill", queries, keys, grid.rows, rule, **kept_means)
         if kept is None:
-            score = block_scores.flash_prefill(queries, keys, grid.rows, self.block)
+            score = tile_selection.flash_prefill(queries, keys, grid.rows, self.block)
             kept = tile_selection.kept(score, grid.rows, grid.length, rule, logits=True)
         return Tiles(kept, self.block)
 
@@ -73,7 +73,7 @@ class FlashPrefill(Sparse):
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
         """Return [Hq, I, J] fp32: S normalised over j; -1 where no row of the block sees the key block in whole."""
-        logits = block_scores.flash_prefill(queries, keys, grid.rows, self.block)
+        logits = tile_selection.flash_prefill(queries, keys, grid.rows, self.block)
         return logits.softmax(-1).masked_fill_(logits == -torch.inf, -1.0)
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.core.tiling.tile_grid import Grid, folded, lines, means
 from workbench.core.tiling.tile_selection import smallest
+from workbench.core.tiling.tiles import Grid, folded, lines, means
 from workbench.methods.sparse import Site, Sparse, Tiles, count, fraction
 
 

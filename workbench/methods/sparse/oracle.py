@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workbench.core.tiling import tile_grid as grids
+from workbench.core.tiling import tiles as grids
 from workbench.core.tiling.tile_selection import smallest
 from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 

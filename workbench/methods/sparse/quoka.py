@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from workbench.core.tiling import tile_grid as grids
+from workbench.core.tiling import tiles as grids
 from workbench.engine.attention_backends import choice as backends
 from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction, on_gpu, word
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.core.tiling.tile_grid import Grid, lines
+from workbench.core.tiling.tiles import Grid, lines
 from workbench.methods.sparse import Site, Sparse, Tiles, count
 
 

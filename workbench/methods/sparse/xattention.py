@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan, Site
-from workbench.core.tiling import block_scores, tile_selection
-from workbench.core.tiling import tile_grid as grids
+from workbench.core.tiling import tile_selection
+from workbench.core.tiling import tiles as grids
 from workbench.core.tiling.tile_selection import TileRule, smallest
 from workbench.core.utils.files import write_text
 from workbench.engine.assembly import empty
@@ -87,8 +87,8 @@ class Xattention(Sparse):
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
         """Return [Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block."""
         if self.bits == 8:
-            queries, keys = (block_scores.in_float8(x) for x in (queries, keys))
-        return block_scores.xattention(queries, keys, grid.rows, self.block, self.stride)
+            queries, keys = (tile_selection.in_float8(x) for x in (queries, keys))
+        return tile_selection.xattention(queries, keys, grid.rows, self.block, self.stride)
 
     @property
     def bits(self) -> int:

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
-from workbench.core.tiling.tile_grid import Grid
+from workbench.core.tiling.tiles import Grid
 from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
 from workbench.metrics.answers import Records

@@ -1,4 +1,4 @@
-"""Queries and keys of a prompt, real or made up, with the attention that its tiles truly get."""
+"""Queries and keys of a prompt, real or made up, and what its tiles truly get; CompactAttention's union of a chunk."""
 
 from dataclasses import dataclass, field
 
@@ -8,9 +8,12 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.core.tiling.tile_grid import Grid, mass
+from workbench.core.plan import Site
+from workbench.core.tiling.tiles import Grid, mass
 from workbench.engine.attention_maps import whole_layers
 from workbench.engine.forward import all_rows, prefill_many
+from workbench.methods.sparse import Sparse
+from workbench.methods.sparse.compact import Compact
 from workbench.metrics.tiles.sparsity import scaled
 
 
@@ -100,3 +103,50 @@ def synthetic_states(length: int, seed: int = 0, topics: int = 12) -> States:
     near = torch.cat((8 * noise[1], 9 * places, 60 * ones, 0 * ones), 1)
     topic = torch.cat((45 * (subjects[topic_of] + noise[2]), 2 * places, 55 * ones, 0 * ones), 1)
     return States({0: torch.stack((near, topic))}, {0: keys[None]})
+
+
+@dataclass(frozen=True, eq=False)
+class Union:
+    """CompactAttention's steps for one chunk: query blocks of a head → the head → the execution group → its pages."""
+
+    kept: Tensor  # [Hq, I, J] bool: the method's choice for every query tile of the chunk
+    heads: Tensor  # [Hq, J] bool: for any query tile
+    groups: Tensor  # [G, J] bool: for any head of the group
+    pages: Tensor  # [G, J] bool: with the chunk itself, the last step
+    own: Tensor  # [J] bool: pages of the chunk
+    pairs: Tensor  # [I, J] int64: causal pairs (row, key)
+    indptr: Tensor  # [G + 1] int32
+    indices: Tensor  # int32
+    first: int  # position of the first row
+    size: int
+    kv_heads: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of an execution group."""
+        return len(self.heads) // len(self.groups)
+
+    def densities(self) -> list[float]:
+        """Share of the causal pairs after the choice, each union, and the chunk in whole; mean over heads."""
+        steps = [self.kept, self.heads[:, None], self.groups[:, None], self.pages[:, None]]
+        return [float((step * self.pairs).sum() / (self.pairs.sum() * len(step))) for step in steps]
+
+
+def union(states: States, layer: int, method: Sparse, rows: slice, heads: int = 0) -> Union:
+    """Choose with `method` for the chunk `rows` of the prompt, and unite the choice into page lists.
+
+    `heads` query heads share a page list (0: a GQA group); CompactAttention brings its own method and group.
+    """
+    if isinstance(method, Compact):
+        heads = method.group(states.heads, states.kv_heads)
+        method = method.inner
+    queries, keys = states.queries[layer][:, rows], states.keys[layer][:, : rows.stop]
+    at = torch.arange(rows.start, rows.stop, device=keys.device)
+    tiles = method(queries, keys, at, Site(layer, len(states))).paged()
+    group, grid = heads or len(queries) // len(keys), Grid(at, rows.stop, tiles.size)
+    kept, own = tiles.kept & grid.causal, grid.own.any(0)
+    by_head = tiles.over_queries().kept[:, 0]
+    by_group = tiles.union(group).kept[::group, 0]
+    pages = by_group | own
+    indptr, indices = grid.tiles(pages.repeat_interleave(group, 0)[:, None].expand_as(kept), len(kept)).pages(group)
+    return Union(kept, by_head, by_group, pages, own, grid.pairs(), indptr, indices, rows.start, tiles.size, len(keys))

@@ -10,10 +10,24 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench.models.checkpoints import COMPACT, SCALE
+
+
+@torch.no_grad()
+def by_input_channel(model: PreTrainedModel) -> None:
+    """Lay the fp32 weights of a decoder's projections out by input channel, one after the other."""
+    for module in model.get_decoder().modules():
+        if type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.is_contiguous():
+            module.weight.data = module.weight.data.t().contiguous().t()
+
+
+def as_loaded(x: torch.Tensor) -> torch.Tensor:
+    """Return a weight as transformers loads it: itself, or a copy of one that lies by input channel."""
+    return x if x.is_contiguous() else nn.Parameter(x.detach().contiguous(), requires_grad=x.requires_grad)
+
 
 LARGEST = 127
 

@@ -1,13 +1,162 @@
 """Horizontal bars of several colours in rows: stacked, side by side or at places of their own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import floor
 from typing import Any, Unpack
 
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
-from workbench.plots.marks.styles import STAGE_COLOURS
-from workbench.plots.marks.theme import INK, PAPER, Texts, finish
+from workbench.plots.marks.elements import interval
+from workbench.plots.marks.styles import STAGE_COLOURS, Look
+from workbench.plots.marks.theme import (
+    FAINT,
+    INK,
+    LETTER,
+    NARROW_PAGE,
+    PAPER,
+    SMALLEST,
+    WIDTH,
+    Texts,
+    clear,
+    finish,
+    legend_lines,
+    log_ticks,
+    panel_titles,
+)
+
+CLOSE = 120  # px of a panel under which the labels of its axis would touch those of the next
+
+
+@dataclass(frozen=True)
+class Column:
+    """One panel of `dots`: records {name, series, mean, low, high} and what their values are called.
+
+    A dotted line is drawn at `level`. Values are shares, shown in percent, or nats; `log`: on a logarithmic axis;
+    `whole`: from 0 to 100%.
+    """
+
+    title: str
+    axis: str
+    rows: Sequence[Mapping[str, Any]]
+    percent: bool = False
+    level: float | None = None
+    log: bool = False
+    whole: bool = False
+
+
+def dots(
+    columns: Sequence[Column],
+    looks: Mapping[str, Look],
+    *,
+    spread: bool = False,
+    lines: int = 1,
+    **texts: Unpack[Texts],
+) -> go.Figure:
+    """Draw values of many methods in panels side by side: one row a name, one mark a series in it.
+
+    looks    series → colour, symbol and name; its order is the legend's
+    spread   the marks of a row stand over one another, not on one line
+    lines    that the legend takes
+    """
+    names = list(dict.fromkeys(r["name"] for column in columns for r in column.rows))
+    titles = [column.title for column in columns]
+    gap = 0.03 if len(columns) < 5 else 0.045
+    fig = make_subplots(1, len(columns), shared_yaxes=True, horizontal_spacing=gap, subplot_titles=titles)
+    left = 30 + round(6.1 * max(map(len, names)))
+    wide = round((WIDTH - left - 24) * (1 - gap * (len(columns) - 1)) / len(columns))  # px, of a panel
+    titled, size = _axis_titles([column.axis for column in columns], wide)
+    shifts = _shifts(columns, looks) if spread else {}
+    for col, column in enumerate(columns, 1):
+        _marks(fig, col, column, names, looks, shifts)
+        _axis(fig, col, column, wide, {"text": column.axis if col in titled else "", "font": {"size": size}})
+    _name_once(fig)
+    ticks = {"tickvals": list(range(len(names))), "ticktext": names, "ticks": ""}
+    fig.update_yaxes(**ticks, range=[len(names) - 0.4, -0.6], showgrid=True, gridcolor=FAINT)
+    panel_titles(fig, across=WIDTH - left - 24)
+    most = max((sum(of == name for of, _ in shifts) for name in names), default=1)
+    tall = 20 + (7 * most if most > 1 else 0)
+    lines = max(lines, legend_lines(look.name for look in looks.values()))
+    heads = 16 * max(title.count("<br>") for title in titles)  # px of further lines
+    above = {"above": 46 + 20 * lines + heads, "legend": 26 + heads}
+    return finish(fig, height=tall * len(names) + 12, below=56, left=left, **above, **texts)
+
+
+def _marks(
+    fig: go.Figure,
+    col: int,
+    column: Column,
+    names: Sequence[str],
+    looks: Mapping[str, Look],
+    shifts: Mapping[tuple[str, str], float],
+) -> None:
+    """Add the marks of a panel, one trace a series."""
+    form = ".1%" if column.percent else ".3f"
+    for series, look in looks.items():
+        rows = [r for r in column.rows if r["series"] == series]
+        if not rows:
+            continue
+        values, low, high = ([r[key] for r in rows] for key in ("mean", "low", "high"))
+        ends = f"95% interval %{{customdata[1]:{form}}} to %{{customdata[2]:{form}}}"
+        fig.add_scatter(
+            x=values,
+            y=[names.index(r["name"]) + shifts.get((r["name"], series), 0) for r in rows],
+            error_x={**interval(values, low, high, 1.3, 2), "color": clear(look.colour, 0.6)},
+            mode="markers",
+            name=look.name,
+            legendgroup=series,
+            marker={"size": 8, "color": look.colour, "symbol": look.symbol},
+            customdata=[[r["name"], *ends] for r, *ends in zip(rows, low, high, strict=True)],
+            hovertemplate=f"<b>%{{customdata[0]}}</b><br>{column.axis}: %{{x:{form}}}<br>{ends}"
+            f"<extra>{look.name}</extra>",
+            row=1,
+            col=col,
+        )
+
+
+def _shifts(columns: Sequence[Column], looks: Mapping[str, Look]) -> dict[tuple[str, str], float]:
+    """Return how far the mark of every (row, series) stands off its row's line: only series of that row take room."""
+    present = {(r["name"], r["series"]) for column in columns for r in column.rows}
+    shifts: dict[tuple[str, str], float] = {}
+    for name in {name for name, _ in present}:
+        own = [series for series in looks if (name, series) in present]
+        shifts |= {(name, series): (i - (len(own) - 1) / 2) * 0.72 / len(own) for i, series in enumerate(own)}
+    return shifts
+
+
+def _axis(fig: go.Figure, col: int, column: Column, wide: int, title: dict[str, Any]) -> None:
+    """Set the horizontal axis of a panel of `wide` px, and its level."""
+    shown: dict[str, Any] = {"nticks": max(2, min(6, wide // 45)), "tickangle": 0}
+    shown |= {"tickformat": ".1~%"} if column.percent else {}
+    if column.whole:
+        edge = max(0.04, 6 / (NARROW_PAGE * wide))  # so that a mark at the end is whole
+        ends = {} if wide > CLOSE else {"tickvals": [0, 1], "ticktext": ["0", "100%"], "tickfont": {"size": 10}}
+        shown |= {"range": [-edge, 1 + edge], **ends}
+    shown |= {"type": "log", **log_ticks((r["mean"] for r in column.rows), NARROW_PAGE * wide)} if column.log else {}
+    fig.update_xaxes(title=title, gridcolor=FAINT, **shown, row=1, col=col)
+    if column.level is not None and not column.log:
+        fig.add_vline(column.level, line={"color": INK, "width": 1, "dash": "dot"}, row=1, col=col)
+
+
+def _name_once(fig: go.Figure) -> None:
+    """Let the legend name a series by its first trace alone."""
+    named: set[str] = set()
+    for trace in fig.data:
+        trace.showlegend = trace.legendgroup not in named
+        named.add(trace.legendgroup)
+
+
+def _axis_titles(titles: Sequence[str], wide: int) -> tuple[Collection[int], int]:
+    """Return the numbers of the panels, from 1, whose axis has its title, and the size of the titles.
+
+    It suits panels of `wide` px: one title stands for all that are the same, in the middle, where it is wider than a
+    panel.
+    """
+    longest = max(1, *map(len, titles)) * LETTER
+    if len(set(titles)) == 1 and 12 * longest > NARROW_PAGE * wide:
+        return [(len(titles) + 1) // 2], 12
+    return range(1, len(titles) + 1), max(SMALLEST, min(12, floor(wide / longest)))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.plots.marks.bars import Bars, bar_chart
-from workbench.plots.marks.dots import Column, dots
+from workbench.plots.marks.bars import Bars, Column, bar_chart, dots
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import Look
 from workbench.plots.marks.table import drawn_width

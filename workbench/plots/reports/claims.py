@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from IPython.display import HTML
-from jinja2 import Environment
 
 from workbench.core.errors import BadInput
 from workbench.experiments.judging.claims import (
@@ -22,6 +21,7 @@ from workbench.experiments.judging.claims import (
     papers,
     verdict,
 )
+from workbench.plots.marks.pages import render
 from workbench.plots.marks.styles import Look, Looks
 from workbench.plots.marks.theme import GREEN, MUTED, RED
 
@@ -30,58 +30,6 @@ LOOKS = Looks(
 )
 WORDS = {CONFIRMED: "yes", CONTRADICTED: "no", OPEN: "open"}
 Cell = tuple[str, str]  # notebook without its ending, id of the cell
-
-STYLE = """
-<style>
-.claims { font: 14px/1.45 system-ui, sans-serif; }
-.claims fieldset { border: 0; margin: 0 0 6px; padding: 0; } .claims label { margin-right: 14px; white-space: nowrap; }
-.claims details, .claims .head { border-bottom: 1px solid #8884; }
-.claims summary, .claims .head { display: grid; gap: 0 16px; padding: 5px 4px; align-items: start;
-  grid-template-columns: 150px minmax(200px, 1fr) minmax(200px, 1fr) 120px; }
-.claims summary { cursor: pointer; list-style: none; } .claims summary:hover { background: #8881; }
-.claims summary::-webkit-details-marker { display: none; }
-.claims .head { font-weight: 600; }
-.claims .body { padding: 2px 4px 12px 20px; } .claims ul { margin: 4px 0; padding-left: 16px; }
-.claims .why { opacity: 0.75; }
-.claims .verdict::before { content: "▸ "; } .claims [open] .verdict::before { content: "▾ "; }
-{%- for verdict, look in looks.items() %} .claims .{{ verdict }} .verdict { color: {{ look.colour }}; }{% endfor %}
-.claims .verdict { font-weight: 600; filter: brightness(var(--claims-light, 1)); }
-@media (prefers-color-scheme: dark) { :root:not([data-jp-theme-light]) .claims { --claims-light: 1.5; } }
-@media (max-width: 900px) { .claims summary, .claims .head { grid-template: auto 1fr / 90px 1fr 110px; }
-  .claims summary > :first-child { grid-row: 1 / 3; } .claims .number { grid-column: 2 / 4; grid-row: 2; }
-  .claims .head .number { display: none; } }
-{%- for group, names in filters.items() %}{% for name in names %}
-.claims:has(.pick-{{ group }}-{{ name }}:checked) details:not(.{{ name }}) { display: none; }
-{%- endfor %}{% endfor %}
-</style>"""
-
-TABLE = """
-<div class="claims">
-{%- for group, names in filters.items() %}
-<fieldset><label><input type="radio" name="claims-by-{{ group }}" class="pick-{{ group }}-all"
- {%- if chosen[group] == "all" %} checked{% endif %}> all</label>
-{%- for name, shown in names.items() %} <label><input type="radio" name="claims-by-{{ group }}"
- class="pick-{{ group }}-{{ name }}"{% if chosen[group] == name %} checked{% endif %}> {{ shown }}</label>
-{%- endfor %}</fieldset>
-{%- endfor %}
-<div class="head"><span>item</span><span>claim</span><span class="number">what decides, with its interval</span>
-<span>verdict</span></div>
-{%- for row in rows %}
-<details class="{{ row.item.paper }} {{ row.verdict }}"><summary><span>{{ row.item.name }}<br>
-<span class="why">{{ row.paper }}</span></span><span>{{ row.item.sentence }}</span>
-<span class="number">{{ row.number }}</span><span class="verdict">{{ row.verdict }}</span></summary>
-<div class="body">{% if row.item.published %}<p>Published: {{ row.item.published }}</p>{% endif %}
-{%- if row.judged %}<ul>
-{%- for one in row.judged %}<li{% if not one.decides %} class="why"{% endif %}>{{ one.text }}
- → {{ words[one.verdict] }}{% if one.number and one.needs %}; {{ one.needs }}{% endif %}
-{%- if one.number and not one.decides %} (shown only){% endif %}</li>{% endfor %}</ul>{% endif %}
-{%- if row.item.missing %}<p class="why">{{ row.item.missing }}</p>{% endif %}
-{%- if several %}<p class="why">Results: {{ row.source }}</p>{% endif %}
-{%- if row.links %}<p>Drawn in{% for href, text in row.links %} <a href="{{ href }}">{{ text }}</a>{% endfor %}</p>
-{%- endif %}</div></details>
-{%- endfor %}
-<p class="why">A line opens on a click. Intervals are 95%; of times, from the 5th to the 95th percentile, and of fewer
-than 20 runs their range, where it was kept.</p></div>"""
 
 
 def listing(
@@ -100,7 +48,7 @@ def listing(
     shown = {"filters": {"paper": papers(), "verdict": counted}, "chosen": {"paper": paper, "verdict": verdict}}
     shown |= {"looks": LOOKS, "words": WORDS}
     shown |= {"rows": rows, "several": len({row["source"] for row in rows}) > 1}
-    return HTML(Environment(autoescape=True).from_string(STYLE + TABLE).render(**shown))
+    return HTML(render("claims", **shown))
 
 
 def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:

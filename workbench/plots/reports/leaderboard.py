@@ -9,7 +9,7 @@ from workbench.core.errors import BadInput
 from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing, boards
 from workbench.plots.marks import chart
 from workbench.plots.marks.elements import interval
-from workbench.plots.marks.measures import MEASURES, Measure
+from workbench.plots.marks.method_names import MEASURES, Measure
 from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, finish, legend_lines
 from workbench.results import Results
 

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from workbench.experiments.trials.run_differences import COSTS, RunComparison, RunDifference
 from workbench.plots.marks.elements import interval
-from workbench.plots.marks.measures import MEASURES
+from workbench.plots.marks.method_names import MEASURES
 from workbench.plots.marks.styles import SYMBOLS
 from workbench.plots.marks.theme import BLOCKS, FAINT, INK, Texts, escaped, finish, panel_titles
 from workbench.plots.reports.findings import joined, times

@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.data.sources.game import Frame
-from workbench.experiments.serving.session_replay import total
+from workbench.experiments.serving.sessions import total
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
 from workbench.plots.marks import controls
 from workbench.plots.marks.controls import button, switch
@@ -15,7 +15,7 @@ from workbench.plots.marks.elements import interval, steps, swatches
 from workbench.plots.marks.styles import MODES, REUSE_STATUSES, block_hovers
 from workbench.plots.marks.table import table, verdict
 from workbench.plots.marks.theme import RULE, Notes, finish, legend_over
-from workbench.plots.tokens.block_history import turnover
+from workbench.plots.tokens.plans import turnover
 
 SCORES = {"em": "exact match", "f1": "F1"}
 KINDS = ("all", "single-hop", "continuation", "two-hop", "comparison", "order")  # other kinds follow
@@ -63,7 +63,7 @@ def quality(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Fig
 def frames(
     records: Sequence[Mapping[str, Any]], *, columns: int, rows: Sequence[str], active: int = 0, **notes: Unpack[Notes]
 ) -> go.Figure:
-    """Draw a frame a record, as of `session_replay.follow`; the slider begins at record `active`.
+    """Draw a frame a record, as of `sessions.follow`; the slider begins at record `active`.
 
     The first block (the rules) is left out; the others fill rows of `columns` cells, one for each name of `rows`.
     """

@@ -13,13 +13,10 @@ from workbench.methods.sparse import Sparse
 from workbench.methods.sparse._small import small
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
-from workbench.metrics.tiles.tile_recall import BflaRules, Chosen, chosen
-from workbench.metrics.tiles.tile_records import ORACLE, means, rule_records
-from workbench.metrics.tiles.tile_states import States
-from workbench.metrics.tiles.tile_union import Union
+from workbench.metrics.tiles.tile_recall import ORACLE, BflaRules, Chosen, chosen, means, rule_records
+from workbench.metrics.tiles.tile_states import States, Union
 from workbench.plots.marks.controls import some
 from workbench.plots.marks.styles import SPARSE_METHODS
-from workbench.plots.tiles.bfla_rules import bfla_rules, first_rule
 from workbench.plots.tiles.heads import by_head
 from workbench.plots.tiles.tile_recall import (
     DensityCurve,
@@ -29,7 +26,7 @@ from workbench.plots.tiles.tile_recall import (
     maps,
     of_head,
 )
-from workbench.plots.tiles.union import union
+from workbench.plots.tiles.union import bfla_rules, first_rule, union
 
 Choices = Mapping[str, Mapping[int, Chosen]]  # method → layer → choice
 Records = Sequence[Mapping[str, Any]]

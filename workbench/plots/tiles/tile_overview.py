@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.metrics.tiles.tile_records import Framed
+from workbench.metrics.tiles.tile_recall import Framed
 from workbench.plots.marks.controls import choice_menu, steered
 from workbench.plots.marks.table import table
 from workbench.plots.marks.theme import FAINT, INK, PAPER, Notes, Texts, finish, panel_titles

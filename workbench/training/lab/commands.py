@@ -35,8 +35,7 @@ def train_model(
 
     from workbench.training.common import watched
     from workbench.training.lab import checkpoint
-    from workbench.training.lab.curriculum import STAGES
-    from workbench.training.lab.train import check, finished, train, train_tokenizer
+    from workbench.training.lab.train import STAGES, check, finished, train, train_tokenizer
 
     check(config, out, workers)  # before the tokenizer is trained
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied

@@ -1,12 +1,29 @@
-"""Exact match of both modes on held-out samples while a model is tuned (Block-Attention, figure 4)."""
+"""What is scored while a model is tuned: exact match of both modes on held-out samples (Block-Attention, figure 4), and
+nearness to its teacher: divergence, and likelihood of the gold answers.
+"""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from workbench import data as samples_of
 from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check_fields
+from workbench.data.lab_corpus.style import is_lab
+from workbench.data.layouts import Layout
 from workbench.experiments.trials.trial import Trial
+from workbench.metrics.answers import bootstrap
 from workbench.models.loading import Loaded
+from workbench.training.tuning.config import TuneConfig
+from workbench.training.tuning.teacher import ROWS, Teacher, divergence, logits_of, pack_taught
+from workbench.training.tuning.text.batches import chunks
+from workbench.training.tuning.text.examples import Data, Example, Limits, Mixed, OwnAnswers, example
 
 SEED = 40_000  # of the held-out worlds; training worlds have names that no seed can spell
 
@@ -56,3 +73,97 @@ def scores(evaluation: Evaluation, loaded: Loaded, name: str, positions: str) ->
         by_mode[mode] = {key: getattr(record, key) for key in ("em", "em_low", "em_high", "n")}
     loaded.model.train()
     return by_mode
+
+
+BOTH = ("full", "block")
+
+
+def examples_of(evaluation: Evaluation, data: Data, layout: Layout, tokenizer: Any, limits: Limits) -> list[Example]:
+    """Return held-out examples with as many questions as asked for; mixed into contexts as the training data are.
+
+    Raises BadInput for a sample that does not fit the limits.
+    """
+    drawn = samples_of.load(evaluation.data, evaluation.samples, SEED, evaluation.passages, answered=False)
+    if data.mix is None or is_lab(evaluation.data):
+        return [limits.check(example([sample], layout, tokenizer, [()])) for sample in drawn]
+    asked = {} if data.questions is None else {"questions": data.questions}
+    own = OwnAnswers("missing", 1)
+    source = Mixed(drawn, layout, tokenizer, limits, SEED, own, passages=data.mix, **asked)
+    listed: list[Example] = []
+    while (spare := evaluation.samples - sum(len(each.questions) for each in listed)) > 0:
+        more = source[len(listed)]
+        listed.append(replace(more, questions=more.questions[:spare]))
+    return listed
+
+
+@torch.no_grad()
+def fidelity(
+    model: torch.nn.Module,
+    teacher: Teacher,
+    examples: Sequence[Example],
+    config: TuneConfig,
+    windows: Sequence[int | None],
+    bf16: bool = False,
+    how: str = "parts",
+    room: int = 0,
+    enough: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Compare both modes of `model` as it is now with its teacher, over the answers of `examples`.
+
+    Returns {"n": questions, "nll": of the teacher, "full": {kl, agree, nll_gap and bounds}, "block": {…}}, each a mean
+    over questions of means over their answer tokens, in nats; `agree` is the share of tokens with the same most likely
+    token. Of questions without a gold answer only the first token counts, and no likelihood.
+
+    how, room   masks, and tokens up to which a batch is filled (`pack_taught`)
+    enough      asked after every batch: the examples after it are left out
+    """
+    config, rows, seen = replace(config, mode="mixed"), [], list[Example]()
+    device = next(model.parameters()).device
+    for chunk in chunks(examples, config.batch, room):
+        batch = pack_taught(chunk, config, room).to(device)
+        student, taught = logits_of(model, teacher, batch, windows, bf16, how)
+        targets, same = batch.student.targets, batch.same
+        surprise = _surprise(taught, targets, same)
+        columns = [
+            divergence(student, taught, same),
+            (student.argmax(-1) == taught.argmax(-1)[same]).float(),
+            _surprise(student, targets, torch.arange(len(targets), device=device)) - surprise,
+            surprise,
+        ]
+        rows.append(_by_answer(torch.stack(columns, 1), batch.student.answers, len(batch.student.modes)))
+        seen += chunk
+        if enough():
+            break
+    return _summary(np.concatenate(rows), seen)
+
+
+def _surprise(logits: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
+    """Return the negative log-likelihood [A] of targets [A] in rows [A] of logits, in nats."""
+    parts = zip(rows.split(ROWS), targets.split(ROWS), strict=True)
+    return torch.cat([F.cross_entropy(logits[part].float(), wanted, reduction="none") for part, wanted in parts])
+
+
+def _by_answer(values: Tensor, answers: Tensor, count: int) -> np.ndarray:
+    """Return the mean of values [A, C] over the rows of each of `count` answers; rows of answer -1 are left out."""
+    total = values.new_zeros(count + 1, values.shape[1] + 1)
+    total.index_add_(0, answers + 1, F.pad(values, (0, 1), value=1.0))
+    return (total[1:, :-1] / total[1:, -1:]).double().cpu().numpy()
+
+
+def _summary(values: np.ndarray, examples: Sequence[Example]) -> dict[str, Any]:
+    """Return means and 95% bootstrap intervals by mode of values [N, 4], by example, mode and question."""
+    flags = [(mode == "block", bool(qa.answer)) for each, mode in product(examples, BOTH) for qa in each.questions]
+    block, known = (np.array(column) for column in zip(*flags, strict=True))
+    summary: dict[str, Any] = {"n": int(block.sum())}
+    if known.any():
+        summary["nll"] = round(float(values[known & ~block, 3].mean()), 5)
+    for mode, of_mode in (("full", ~block), ("block", block)):
+        summary[mode] = _stated("kl", values[of_mode, 0]) | {"agree": round(float(values[of_mode, 1].mean()), 4)}
+        if known.any():
+            summary[mode] |= _stated("nll_gap", values[of_mode & known, 2])
+    return summary
+
+
+def _stated(name: str, values: np.ndarray) -> dict[str, float]:
+    low, high = bootstrap(values.tolist())
+    return {name: round(float(values.mean()), 5), f"{name}_low": round(low, 5), f"{name}_high": round(high, 5)}

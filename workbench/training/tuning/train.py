@@ -19,12 +19,11 @@ from workbench.core.utils.files import write_text
 from workbench.training.common import phase
 from workbench.training.run_folder import saved_record
 from workbench.training.tuning.attention import NAME, TILE, forward, masks_of
-from workbench.training.tuning.run import TuneProgress, TuneRun
-from workbench.training.tuning.scores import NEVER, Evaluation, scores
+from workbench.training.tuning.scores import NEVER, Evaluation, fidelity, scores
+from workbench.training.tuning.start import TuneProgress, TuneRun
 from workbench.training.tuning.teacher import TaughtExamples, divergence, logits_of
 from workbench.training.tuning.text.batches import Batch, drawn, loader, room_of
 from workbench.training.tuning.text.examples import Example, Source
-from workbench.training.tuning.text.held_out import fidelity
 from workbench.training.tuning.text.packing import PackedExamples
 
 FIRST_SECONDS = 120.0  # after which the evaluation before the first step stops, and all later ones where it did

@@ -6,11 +6,10 @@ import plotly.graph_objects as go
 from ipywidgets import VBox
 
 from workbench.app.explore.live import explorer, menu, number_slider, slider, text_field
-from workbench.experiments.serving.session_replay import follow
-from workbench.experiments.serving.sessions import SessionPrompt
+from workbench.experiments.serving.sessions import SessionPrompt, follow
 from workbench.models.loading import Loaded
 from workbench.plots.marks.table import table
-from workbench.plots.tokens.block_history import history
+from workbench.plots.tokens.plans import history
 from workbench.store import MemoryStore
 
 EDITS = ("nothing", "add a sentence", "delete", "copy to the front", "move to the front", "reverse all blocks")

@@ -10,8 +10,7 @@ from workbench.core.blocks import Prompt
 from workbench.data.sample import Sample
 from workbench.experiments.latency import ttft
 from workbench.experiments.latency.ttft_model import fitted
-from workbench.experiments.simulation.simulated_machine import GB, Machine
-from workbench.experiments.simulation.store_replay import replay
+from workbench.experiments.simulation.store_replay import GB, Machine, replay
 from workbench.experiments.trials.record import device_name
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse

@@ -6,7 +6,7 @@ from ipywidgets import VBox
 from workbench.app.explore.linked import selection_of
 from workbench.app.explore.live import explorer, text_field
 from workbench.app.explore.prompts import attention_of, layer_and_head, naming
-from workbench.core import mask_rules
+from workbench.core import masks as mask_rules
 from workbench.core.masks import block_attention, causal
 from workbench.data.prompt_view import Reading
 from workbench.metrics.attention_mass import masked
@@ -20,7 +20,7 @@ CELLS = 512  # most cells a side, and for longer prompts
 
 
 def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> VBox:
-    """Explore a sentence of `core.mask_rules`, a layer and a head: masks, and where the answering token looks.
+    """Explore a sentence of `core.masks`, a layer and a head: masks, and where the answering token looks.
 
     Of a prompt over 4,096 tokens only the masks are drawn.
     """

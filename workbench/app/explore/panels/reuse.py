@@ -17,8 +17,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import exact_match
 from workbench.metrics.attention_mass import masked, reused
-from workbench.metrics.kv.position_drift import POSITIONS
-from workbench.metrics.kv.position_encoding import key_rotation
+from workbench.metrics.kv.position_encoding import POSITIONS, key_rotation
 from workbench.models.loading import Loaded
 from workbench.plots.attention.masks import shown
 from workbench.plots.kv.position_encoding import rotation_of

@@ -16,13 +16,12 @@ from workbench.methods.sparse import Sparse
 from workbench.methods.sparse._small import small
 from workbench.methods.sparse.bfla import Bfla
 from workbench.metrics.tiles.tile_recall import Chosen, bfla_rules, chosen, needed
-from workbench.metrics.tiles.tile_states import States
-from workbench.metrics.tiles.tile_union import union
+from workbench.metrics.tiles.tile_states import States, union
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.marks.styles import SPARSE_METHODS
-from workbench.plots.tiles.bfla_rules import bfla_rules as rules_figure
-from workbench.plots.tiles.bfla_rules import first_rule
 from workbench.plots.tiles.tile_recall import Span, maps, of_head
+from workbench.plots.tiles.union import bfla_rules as rules_figure
+from workbench.plots.tiles.union import first_rule
 from workbench.plots.tiles.union import union as union_figure
 
 SECOND = {"union to pages": "union", "which rule keeps a tile (BFLA)": "rules"}

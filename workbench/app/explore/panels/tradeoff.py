@@ -8,10 +8,9 @@ from workbench.app.explore.live import explorer, menu, slider
 from workbench.core.errors import BadInput
 from workbench.metrics.tiles.thresholds import KEPT, cheapest
 from workbench.plots.marks import chart
-from workbench.plots.marks.measures import MEASURES
-from workbench.plots.marks.method_names import sparse_look
+from workbench.plots.marks.method_names import MEASURES, sparse_look
 from workbench.plots.marks.styles import SELECTORS
-from workbench.plots.reports import tradeoff
+from workbench.plots.reports import trial_costs
 
 AXES = {
     "ratio": "share of the document tokens recomputed",
@@ -21,19 +20,19 @@ AXES = {
 
 
 def tradeoff_explorer(trials: pd.DataFrame) -> VBox:
-    """Explore trials (`tradeoff.trials`) by menus; only what they hold can be chosen.
+    """Explore trials (`trial_costs.trials`) by menus; only what they hold can be chosen.
 
     Raises BadInput where no selector was measured at several ratios.
     """
     places = list(dict.fromkeys(trials["where"]))
-    names = [name for name in trials.prepare.unique() if len(tradeoff.selector_curves(trials, name))]
+    names = [name for name in trials.prepare.unique() if len(trial_costs.selector_curves(trials, name))]
     if not names:
         raise BadInput("the results hold no selector at two ratios or more: nothing can be drawn against the ratio")
     kinds, axes = list(dict.fromkeys(trials.kind)), [axis for axis in AXES if axis in trials]
     measures = [name for name in MEASURES if name in trials and trials[name].notna().any()]
 
     def draw(place: str, prepare: str, kind: str, axis: str, measure: str) -> go.Figure:
-        curves = tradeoff.selector_curves(trials[trials["where"] == place], prepare)
+        curves = trial_costs.selector_curves(trials[trials["where"] == place], prepare)
         drawn = chart.lines(
             curves[curves.kind == kind],
             x=axis,

@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.tiling.tile_grid import Grid
 from workbench.core.tiling.tile_selection import TileRule
-from workbench.core.tiling.tiles import Tiles
+from workbench.core.tiling.tiles import Grid, Tiles
 from workbench.experiments.bench import named
 from workbench.experiments.bench.kernels import workloads
-from workbench.experiments.bench.kernels.variants import Variant
-from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, labelled, numbers
+from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, Variant, labelled, numbers
 from workbench.kernels._pages.lists import PageLists, page_table, tile_lists, union_of
 
 LENGTHS = (32, 128)  # in units, 1024 tokens
@@ -147,7 +145,7 @@ def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024
     """A chunk of 1024, batch 8, 16/4 heads, 128K tokens in pages of 128 (CompactAttention).
 
     Choice, union over the chunk and the GQA group, page table. Mean keys of earlier chunks are kept, as the engine does
-    (`core.kv_side_cache`).
+    (`core.kv`).
     """
     (batch, heads, kv_heads), tokens, size = workloads.CHUNK, LENGTHS[-1] * unit, unit // 8
     rows = torch.arange(tokens - unit, tokens, device=DEVICE).expand(batch, -1).contiguous()

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from workbench.core.tiling.tile_grid import Grid
 from workbench.core.tiling.tile_selection import TileRule
+from workbench.core.tiling.tiles import Grid
 from workbench.experiments.bench import baselines, named
 from workbench.experiments.bench.kernels import workloads
 from workbench.experiments.bench.kernels.choices import DENSITY, STRIDE, with_density
-from workbench.experiments.bench.kernels.variants import Variant
-from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, numbers
+from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, Variant, numbers
 from workbench.kernels._pages.lists import PageLists, lists_of, page_table, union_of
 from workbench.methods.sparse.quoka import Quoka
 

@@ -15,8 +15,7 @@ from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.tiling.tiles import Tiles
 from workbench.experiments.bench import baselines, named
 from workbench.experiments.bench.kernels import workloads
-from workbench.experiments.bench.kernels.variants import Variant
-from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, frequencies, numbers, ours
+from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, Variant, frequencies, numbers, ours
 from workbench.kernels._pages.lists import pages
 
 

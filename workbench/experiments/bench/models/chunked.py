@@ -19,15 +19,13 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from workbench.core.plan import Plan, Site
-from workbench.core.tiling.tile_grid import Grid
 from workbench.core.tiling.tile_selection import TileRule
-from workbench.core.tiling.tiles import Tiles
+from workbench.core.tiling.tiles import Grid, Tiles
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.kernels.chunk_attention import KeptGate
-from workbench.experiments.bench.kernels.density import Counted
-from workbench.experiments.bench.kernels.workloads import KernelWorkload
+from workbench.experiments.bench.kernels.workloads import Counted, KernelWorkload
 from workbench.experiments.bench.models.whole_model import GPU, Scene
 from workbench.experiments.bench.run import DENSE, dense_time, result
 from workbench.experiments.bench.timing import Roof, Time

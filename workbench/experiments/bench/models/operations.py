@@ -14,13 +14,12 @@ from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.engine.forward import all_rows, prefill_many
-from workbench.experiments.bench.kernels.density import Counted
-from workbench.experiments.bench.kernels.workloads import KernelWorkload
-from workbench.experiments.bench.models import chunked, over_pages, stock
+from workbench.experiments.bench.kernels.workloads import Counted, KernelWorkload
+from workbench.experiments.bench.models import chunked, over_pages, whole_model
 from workbench.experiments.bench.models.over_pages import VARIANTS
-from workbench.experiments.bench.models.pools import BLOCK, token_of
 from workbench.experiments.bench.models.recompute import QUESTION, recompute
 from workbench.experiments.bench.models.whole_model import (
+    BLOCK,
     GPU,
     Candidate,
     Comparison,
@@ -29,6 +28,7 @@ from workbench.experiments.bench.models.whole_model import (
     build,
     clock,
     measured,
+    token_of,
 )
 from workbench.experiments.bench.run import gpu_facts
 from workbench.experiments.bench.timing import roof
@@ -60,8 +60,8 @@ def question(scene: Scene) -> Iterator[Comparison]:
                     Candidate("ours, nor captured", partial(asked, graphs=False), 10),
                 ]
             candidates += [
-                Candidate("transformers, ready prefix cache", partial(stock.prefix, scene, context, count), 15),
-                Candidate("transformers, full prefill", partial(stock.whole, scene, context + count, ""), 4),
+                Candidate("transformers, ready prefix cache", partial(whole_model.prefix, scene, context, count), 15),
+                Candidate("transformers, full prefill", partial(whole_model.whole, scene, context + count, ""), 4),
             ]
         yield KernelWorkload(name, shape, scene.flops(count, pairs), scene.bytes(context)), candidates
 
@@ -110,9 +110,9 @@ def whole_prompt(scene: Scene) -> Iterator[Comparison]:
         runs = max(2, min(20, 64 // length))  # of two, the least and the most are known
         candidates = [Candidate("ours", partial(long, scene, tokens, method), max(3, runs), warmed=longest)]
         candidates.append(Candidate("ours, dense", partial(long, scene, tokens, None), runs))
-        for name in stock.BACKENDS:
+        for name in whole_model.BACKENDS:
             if name in scene.against:
-                whole = partial(stock.whole, scene, tokens, name)
+                whole = partial(whole_model.whole, scene, tokens, name)
                 candidates.append(Candidate(f"transformers, dense ({name})", whole, runs, warmed=longest))
         name = f"{length}K at once, BFLA at 15%" if longest else f"{length}K tokens at once, BFLA at 15% or its least"
         yield KernelWorkload(name, shape, flops, scene.bytes(tokens)), candidates
@@ -132,7 +132,7 @@ def decode(scene: Scene) -> Iterator[Comparison]:
         candidates += [
             Candidate("ours, layers not fused", partial(decoded, layers="model"), 4),
             Candidate("ours, layers compiled", partial(decoded, layers="compiled"), 4),
-            Candidate("transformers", partial(stock.answers, scene, context, batch), 5),
+            Candidate("transformers", partial(whole_model.answers, scene, context, batch), 5),
         ]
     yield KernelWorkload("a token of each of 8 over 32K", shape, flops, scene.bytes(context)), candidates
 
@@ -147,8 +147,8 @@ def encode(scene: Scene) -> Iterator[Comparison]:
         candidates = [Candidate("ours", encoding, max(3, min(30, 1024 // length)))]
         if length == ENCODED[0]:
             candidates.append(Candidate("ours, layers not fused", partial(encoding, packed=False), 5))
-        for name in ("", *(name for name in stock.BACKENDS if name in scene.against)):
-            whole = partial(stock.whole, scene, tokens, name)
+        for name in ("", *(name for name in whole_model.BACKENDS if name in scene.against)):
+            whole = partial(whole_model.whole, scene, tokens, name)
             label = "transformers, full prefill" + (f" ({name})" if name else "")
             candidates.append(Candidate(label, whole, max(3, min(30, 320 // length))))
         yield (

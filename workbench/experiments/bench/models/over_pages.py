@@ -22,9 +22,8 @@ from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.graphs.graph_step import Captured
 from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.bench import timing
-from workbench.experiments.bench.models.pools import BLOCK, describe, filled
 from workbench.experiments.bench.models.recompute import QUESTION
-from workbench.experiments.bench.models.whole_model import GPU, Candidate, Sample, Scene, clock
+from workbench.experiments.bench.models.whole_model import BLOCK, GPU, Candidate, Sample, Scene, clock, describe, filled
 from workbench.experiments.bench.timing import Time
 
 # what is tried beside the default: arguments of a `Runner`, and settings that are put back afterwards

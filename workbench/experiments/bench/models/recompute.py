@@ -25,12 +25,21 @@ from torch import Tensor
 from workbench.core.plan import Plan
 from workbench.engine.forward import prefill
 from workbench.engine.graphs.cuda_graphs import Runner
-from workbench.engine.layers.compile import fused
+from workbench.engine.layers.fused_layers import fused
 from workbench.engine.pages.paged_question import from_question
 from workbench.experiments.bench.kernels.workloads import KernelWorkload
-from workbench.experiments.bench.models import stock
-from workbench.experiments.bench.models.pools import describe, filled, token_of
-from workbench.experiments.bench.models.whole_model import GPU, Candidate, Comparison, Sample, Scene, clock
+from workbench.experiments.bench.models import whole_model
+from workbench.experiments.bench.models.whole_model import (
+    GPU,
+    Candidate,
+    Comparison,
+    Sample,
+    Scene,
+    clock,
+    describe,
+    filled,
+    token_of,
+)
 from workbench.methods.select.answer_guided import AnswerGuided
 from workbench.methods.select.query_guided import QueryGuided
 
@@ -191,7 +200,7 @@ def _workload(scene: Scene, share: float) -> KernelWorkload:
 def _full(scene: Scene, runs: int) -> list[Candidate]:
     """Return the baseline: stock transformers over the whole prompt."""
     listed = []
-    for name in [name for name in stock.BACKENDS if name in scene.against] or [""]:
+    for name in [name for name in whole_model.BACKENDS if name in scene.against] or [""]:
         label = f"transformers, full prefill{name and f' ({name})'}"
-        listed.append(Candidate(label, partial(stock.whole, scene, sum(sizes(scene)), name), runs))
+        listed.append(Candidate(label, partial(whole_model.whole, scene, sum(sizes(scene)), name), runs))
     return listed

@@ -10,13 +10,20 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from workbench.core.blocks import Block
+from workbench.engine.forward import PrefillOutput
+from workbench.engine.graphs.graph_step import Captured
+from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.kernels.workloads import KernelWorkload
 from workbench.experiments.bench.run import result
@@ -24,6 +31,7 @@ from workbench.experiments.bench.timing import Roof
 from workbench.metrics.cost import shape_of
 from workbench.metrics.latency import measure
 from workbench.metrics.published_numbers import LLAMA_3_8B
+from workbench.models.transformers_attention import cache_argument
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -136,3 +144,94 @@ def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof, r
     for row, candidate in zip(entry["contestants"], candidates, strict=True):
         row.update(candidate.facts)
     return entry
+
+
+BLOCK = 512  # tokens of a cached block
+
+
+def filled(scene: Scene, context: int, own: int, candidate: Candidate) -> tuple[Pool, list[Any]]:
+    """Make a pool with a context of blocks of BLOCK tokens, and a reserve of `own` tokens.
+
+    The blocks stand in another order than they were encoded.
+    """
+    size = min(BLOCK, scene.unit)
+    ids = scene.ids(context).split(size)
+    pool = Pool(scene.model, 2 + sum(-(-len(run) // 64) for run in ids) + -(-own // 64))
+    blocks = [Block(tuple(run.tolist())) for run in ids]
+    cached: list[Any] = []
+    encoding = clock(lambda: cached.extend(pool.encode(scene.model, blocks)))
+    candidate.facts["encode_s"] = encoding / 1e3
+    return pool, cached[::-1]
+
+
+def token_of(output: PrefillOutput, candidate: Candidate) -> int:
+    """Return the next token of a prefill, and note its attention."""
+    assert output.logits is not None
+    candidate.facts["executors"] = sorted(set(output.backends.values()))
+    return int(output.logits[-1].argmax())
+
+
+def describe(candidate: Candidate, captured: Captured) -> None:
+    """Note what a captured graph took, and its attention."""
+    candidate.facts |= {"warm_up_s": captured.warm_up, "capture_s": captured.capture}
+    candidate.facts["executors"] = [captured.batch.backend]
+
+
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+def backend(name: str) -> AbstractContextManager[Any]:
+    """Select torch's attention by name; "" leaves the choice to torch."""
+    return sdpa_kernel(BACKENDS[name]) if name else nullcontext()
+
+
+def whole(scene: Scene, count: int, name: str, candidate: Candidate) -> Sample:
+    """Compute the whole prompt."""
+
+    def first_token(ids: Tensor) -> int:
+        scene.model.set_attn_implementation("sdpa")
+        with backend(name), torch.no_grad():
+            return int(scene.model(ids, use_cache=True, logits_to_keep=1).logits[0, -1].argmax())
+
+    ids = scene.ids(count).to(DEVICE)[None]
+    if candidate.warmed:
+        first_token(ids[:, : 8 * scene.unit])
+    return lambda: clock(partial(first_token, ids))
+
+
+def prefix(scene: Scene, context: int, question: int, _: Candidate) -> Sample:
+    """Compute the question over a ready cache of this very context."""
+    cache, ids = cache_of(scene.model, 1, context), scene.ids(question).to(DEVICE)[None]
+
+    def first_token() -> int:
+        scene.model.set_attn_implementation("sdpa")
+        with torch.no_grad():
+            out = scene.model(ids, **cache_argument(scene.model, cache), logits_to_keep=1)
+        cache.crop(-question)
+        return int(out.logits[0, -1].argmax())
+
+    return partial(clock, first_token)
+
+
+def cache_of(model: PreTrainedModel, batch: int, length: int) -> DynamicCache:
+    """Make a cache of random numbers, which takes no time."""
+    config, cache = model.config, DynamicCache(config=model.config)
+    shape = batch, config.num_key_value_heads, length, config.head_dim
+    for layer in range(config.num_hidden_layers):
+        keys, values = (torch.randn(shape, dtype=model.dtype, device=DEVICE) for _ in range(2))
+        cache.update(keys, values, layer)
+    return cache
+
+
+def answers(scene: Scene, context: int, batch: int, _: Candidate) -> Sample:
+    """Decode with a cache for each request, as transformers keeps it."""
+    cache = cache_of(scene.model, batch, context)
+    ids = scene.ids(batch).to(DEVICE)[:, None]
+
+    def step() -> None:
+        scene.model.set_attn_implementation("sdpa")
+        with torch.no_grad():
+            logits = scene.model(ids, **cache_argument(scene.model, cache), logits_to_keep=1).logits
+        ids.copy_(logits[:, -1:].argmax(-1))
+
+    return partial(clock, step)

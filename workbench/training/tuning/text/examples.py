@@ -1,16 +1,13 @@
-"""Training examples: contexts of blocks with questions and answers, from a file or from fresh lab worlds.
+"""Training examples: contexts of blocks with questions and answers, in token ids, from a file or from fresh lab worlds.
 
 Example `i` of a source is a pure function of its settings and `i`: the order does not depend on how many processes
 draw, nor on where a run was interrupted.
-
-Training examples from the samples of a file: as they are, or mixed into fresh contexts.
-
-Example `i` of a source is a pure function of its settings and `i`.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from math import inf
 from random import Random
@@ -20,14 +17,111 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import data
 from workbench.core.errors import BadInput, not_allowed
+from workbench.data import layouts
 from workbench.data.lab_corpus import samples as lab
 from workbench.data.lab_corpus.samples import MOST_PASSAGES
 from workbench.data.lab_corpus.world import World, passages_of
 from workbench.data.layouts import Layout
 from workbench.data.sample import Passage, Sample
 from workbench.training.tuning.text.data_fields import DataFields
-from workbench.training.tuning.text.example import Example, Limits, OwnAnswers, QuestionAnswer, example
 from workbench.training.tuning.text.overlap import apart
+
+
+@dataclass(frozen=True)
+class QuestionAnswer:
+    """A question and its answer, token ids; `answer` ends as the layout's answers end."""
+
+    question: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    """Context blocks (token ids) and questions over them; each is asked of the context alone."""
+
+    id: str
+    context: tuple[tuple[int, ...], ...]
+    questions: tuple[QuestionAnswer, ...]
+    system: int = 0  # blocks at the front that are no passages
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of the context and of all questions over it, as they are packed in one mode."""
+        return sum(map(len, self.context)) + sum(len(qa.question) + max(0, len(qa.answer) - 1) for qa in self.questions)
+
+    @cached_property
+    def length(self) -> int:
+        """Tokens of the longest prompt with its answer."""
+        return sum(map(len, self.context)) + max(len(qa.question) + len(qa.answer) for qa in self.questions)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Most tokens of a prompt with its answer, and of a block (None: any number)."""
+
+    length: int
+    block: int | None = None
+
+    def check(self, example: Example) -> Example:
+        """Return the example; raise BadInput that names it, its length and the limit where it does not fit."""
+        if example.length > self.length:
+            raise BadInput(
+                f"sample {example.id!r} has {example.length} tokens with its answer, the limit is {self.length}: raise "
+                "--max-length or leave it out"
+            )
+        longest = max(map(len, example.context))
+        if self.block and longest > self.block:
+            raise BadInput(
+                f"sample {example.id!r} has a block of {longest} tokens, over the model's sliding window of "
+                f"{self.block}: cut it into shorter blocks, or train in mode full"
+            )
+        return example
+
+
+@dataclass(frozen=True)
+class OwnAnswers:
+    """Which samples the model itself answers before training, greedily under full attention.
+
+    which   "missing": those without a gold answer; "all"
+    tokens  of an answer, at most
+    """
+
+    which: str
+    tokens: int
+
+    def wanted(self, sample: Sample) -> bool:
+        """Return whether the sample gets an own answer."""
+        return self.which == "all" or not _is_answered(sample)
+
+
+def _is_answered(sample: Sample) -> bool:
+    return bool(sample.answers and sample.answers[0].strip())
+
+
+def example(
+    samples: Sequence[Sample],
+    layout: Layout,
+    tokenizer: PreTrainedTokenizerBase,
+    own: Sequence[Sequence[int]] | None = None,
+) -> Example:
+    """Make an example of samples that share their passages.
+
+    own   for each sample token ids of the model's own answer (none: ()), which stands beside the gold answer or in its
+          place; None: BadInput, naming it, for a sample without a gold answer
+    """
+    for sample in samples:
+        if own is None and not _is_answered(sample):
+            raise BadInput(f"sample {sample.id!r} has no answer: training needs one")
+    prompts = layout.prompts(samples, tokenizer)
+    gold = [layout.answer.format(answer=s.answers[0]) if _is_answered(s) else "" for s in samples]
+    encoded = layouts.encode(gold, tokenizer)
+    questions = []
+    for prompt, *answers in zip(prompts, encoded, own or [()] * len(samples), strict=True):
+        given = [tuple(answer) for answer in answers if answer] or [()]
+        questions += [QuestionAnswer(prompt.blocks[-1].tokens, answer) for answer in given]
+    context = tuple(block.tokens for block in prompts[0].context)
+    return Example(samples[0].id, context, tuple(questions), int(bool(layout.system)))
+
 
 GOLDEN = 0.6180339887498949  # its multiples, modulo 1, spread evenly over [0, 1): so do any n neighbours among them
 
