@@ -28,10 +28,13 @@ def test_ours_is_set_beside_the_fastest_baseline(ours, ratio):
     times = {"ours": ours, "ours, another": 1.0, "transformers": 9.0, "transformers, cudnn": 5.0}
     work = next(line for line in headline.LINES if line.report == "decode")
     rows = pd.DataFrame(
-        [{"report": "decode", "workload": work.work, "candidate": who, "ms": ms} for who, ms in times.items()]
+        [
+            {"report": "decode", "workload": work.work, "candidate": who, "ms": ms, "p5": ms, "p95": ms, "runs": 9}
+            for who, ms in times.items()
+        ]
     )
     (line,) = headline.speed(rows).splitlines()[2:]
-    assert f"| {ours:.3g} ms | transformers, cudnn: 5 ms | **{ratio}** |" in line
+    assert f"| {ours:.3g} ms | transformers, cudnn: 5 ms | **{ratio}** ({ratio[:-1]} to {ratio[:-1]}, 9 runs) |" in line
     assert len(headline.speed(rows[rows.candidate == "ours"]).splitlines()) == 2, "without a baseline there is no ratio"
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from workbench import results as tables
 from workbench.core.utils.files import write_text
+from workbench.metrics.latency import ratio
 from workbench.results.reader import FOLDER
 from workbench.results.summary import over_seeds
 
@@ -24,6 +25,7 @@ class Line:
     """A workload of a report, and the baseline beside it; all candidates whose name begins with `against`.
 
     `note` says why the ratio is what the work itself makes one expect, or that the two do not do the same work.
+    `mine` is our candidate.
     """
 
     says: str
@@ -31,6 +33,7 @@ class Line:
     work: str
     against: str | tuple[str, ...]
     note: str = ""
+    mine: str = OURS
 
 
 FULL, PREFIX = "transformers, full prefill", "transformers, ready prefix cache"
@@ -38,6 +41,7 @@ REUSED, HELD = (
     "first token of a 50-token question over 32K tokens of cached blocks",
     "50-token question over 32K cached",
 )
+SPARSE = "prefill of 128K over the 15% of key tiles that BFLA keeps"
 LINES = (
     Line(REUSED, "question", HELD, FULL, "expected: 50 of 32K tokens are computed"),
     Line(REUSED, "question", HELD, PREFIX),
@@ -45,11 +49,15 @@ LINES = (
         "the same over 27K, 15% of it chosen and recomputed", "recompute", "15% of 27K computed again", FULL, "expected"
     ),
     Line(
-        "prefill of 128K over the 15% of key tiles that BFLA keeps",
-        "prefill",
-        "128K at once, BFLA at 15%",
-        "transformers",
+        "the same, chosen by the rule whose answers are nearest to full attention's (answer-guided)",
+        "recompute",
+        "15% of 27K computed again",
+        FULL,
+        "expected",
+        "ours, answer-guided",
     ),
+    Line(SPARSE, "prefill", "128K at once, BFLA at 15%", "transformers"),
+    Line(SPARSE, "prefill", "128K at once, BFLA at 15%", "ours, dense"),
     Line(
         "a token for each of 8 requests over one shared 32K", "decode", "a token of each of 8 over 32K", "transformers"
     ),
@@ -91,21 +99,26 @@ def milliseconds(time: float) -> str:
 
 
 def speed(rows: pd.DataFrame) -> str:
-    """Tabulate LINES: medians in milliseconds, and how many times as fast ours is as the fastest such baseline."""
+    """Tabulate LINES: medians in milliseconds, and how many times as fast ours is as the fastest such baseline.
+
+    With the interval of the ratio and the runs of the side that was run less often.
+    """
     cells = []
     for line in LINES:
         timed = rows[(rows.report == line.report) & (rows.workload == line.work)]
-        ours, others = timed[timed.candidate == OURS], timed[timed.candidate.str.startswith(line.against)]
+        ours, others = timed[timed.candidate == line.mine], timed[timed.candidate.str.startswith(line.against)]
         if ours.empty or others.empty:
             continue
-        mine, best = float(ours.ms.iloc[0]), others.loc[others.ms.idxmin()]
+        mine, best = ours.iloc[0], others.loc[others.ms.idxmin()]
+        times, low, high = ratio(best.to_dict(), mine.to_dict())
+        ends = f"{low:.3g} to {high:.3g}, {min(mine.runs, best.runs):.0f} runs"
         report = f"[`{line.report}`](data/benchmarks/timings/bench@{line.report}.parquet)"
         cells.append(
             [
                 line.says,
-                milliseconds(mine),
+                milliseconds(mine.ms),
                 f"{best.candidate}: {milliseconds(best.ms)}",
-                f"**{best.ms / mine:.3g}×**" + (f" ({line.note})" if line.note else ""),
+                f"**{times:.3g}×** ({'; '.join(filter(None, (ends, line.note)))})",
                 report,
             ]
         )
@@ -196,8 +209,9 @@ def measured() -> str:
     gpu = timed.device.iloc[0]
     return (
         f"**Time**, on one {gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, all of one "
-        "process. Where whole requests are answered, this work replays captured CUDA graphs and transformers runs "
-        "eagerly. `workbench bench question` measures the first report, and so on. "
+        "process; a speedup with the worst of one side over the best of the other (5% to 95% of the runs, or all of "
+        "them where they are few). Where whole requests are answered, this work replays captured CUDA graphs and "
+        "transformers runs eagerly. `workbench bench question` measures the first report, and so on. "
         "Notebook 11 draws every workload, [notes.md](data/benchmarks/notes.md) says what was tried.\n\n"
         f"{speed(timed[timed.device == gpu])}\n\n"
         f"{answered()}**Nearness to full attention.** {about(real)}. The plans "
