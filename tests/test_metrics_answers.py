@@ -14,7 +14,7 @@ from tests.refusals import refused
 from workbench import data
 from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
-from workbench.metrics import answers, cost, published_numbers
+from workbench.metrics import answers, cost, latency, published_numbers
 from workbench.metrics.kv.selection import agreement, antecedents, by_block, by_offset, chosen, summary
 from workbench.metrics.latency import ENOUGH, Quantiles, measure, quantiles, ratio
 
@@ -239,6 +239,19 @@ def test_jobs_run_one_at_a_time_and_only_the_first_is_warmed_up():
     found = measure([lambda i=i: ran.append(i) for i in range(3)], torch.device("cpu"), warm_up=2)
     assert ran == [0, 0, 0, 1, 2]
     assert found.n == 3 and 0 < found.p5 <= found.p95
+
+
+@pytest.mark.parametrize(("enough", "n", "runs"), [(3, 2, 3), (100, 5, 6), (1, 1, 2)])
+def test_slow_jobs_are_warmed_up_once_and_timed_until_that_is_enough(monkeypatch, enough, n, runs):
+    now, ran = [0.0], []
+
+    def job():
+        now[0] += 2
+        ran.append(now[0])
+
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: now[0])
+    assert measure([job] * 5, torch.device("cpu"), enough=enough) == Quantiles(2, 2, 2, n, 2, 2)
+    assert len(ran) == runs
 
 
 # --- Tokens and neighbours that methods choose: agreement, places, antecedents

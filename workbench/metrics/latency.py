@@ -24,6 +24,7 @@ from workbench.models.transformers_attention import NAME, attend
 from workbench.store import Store
 
 WARM_UP = 3
+WARM = 1.0  # second
 STAGES = {
     "place": "putting blocks in place",
     "choose": "choosing",
@@ -79,15 +80,23 @@ def spread_words(count: int) -> str:
     return "5 to 95%" if count >= ENOUGH else "range"
 
 
-def measure(jobs: Iterable[Callable[[], object]], device: torch.device, warm_up: int = WARM_UP) -> Quantiles:
+def measure(
+    jobs: Iterable[Callable[[], object]], device: torch.device, warm_up: int = WARM_UP, enough: float = math.inf
+) -> Quantiles:
     """Measure the wall time of every job on an idle device, until its work on the device is done.
 
-    `warm_up` runs of the first job before are not counted.
+    `warm_up` runs of the first job before are not counted; a CPU, which compiles nothing, begins none behind WARM
+    seconds. No job begins once those before took `enough` seconds.
     """
     seconds: list[float] = []
     for i, job in enumerate(jobs):
+        if sum(seconds) >= enough:
+            break
+        begin = time.perf_counter()
         for _ in range(warm_up if i == 0 else 0):
             job()
+            if device.type == "cpu" and time.perf_counter() - begin > WARM:
+                break
         wait(device)
         start = time.perf_counter()
         job()

@@ -58,6 +58,7 @@ BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever 
 # Fields that earlier versions lack.
 LATER = ("faithfulness", "fidelity", "layout", "store", "receipt", "engine", "charged")
 FULL_TIMED = 5  # prompts on which full attention is timed, at most
+FULL_SECONDS = 5.0  # of these timings, behind which none begins
 SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
 
 
@@ -183,7 +184,9 @@ class Trial(TrialFields, MethodConfig):
         few = prompts[: min(self.timed, FULL_TIMED)]
         known, key = kept(model).times, (content_of(few), self.engine)
         if key not in known:
-            known[key] = measure(first_tokens(model, few, Full(), self.engine), model.device, warm_up=1)
+            jobs = first_tokens(model, few, Full(), self.engine)
+            cold = int(model.device.type != "cpu")  # the references were computed just now
+            known[key] = measure(jobs, model.device, cold, FULL_SECONDS)
         return known[key]
 
     def _judged(self, samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, Any] | None:
