@@ -22,15 +22,14 @@ from torch import Tensor
 
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
+from workbench.kernels._pages import hopper as on_hopper
 from workbench.kernels._pages import triton_kernel as _pages_triton
 from workbench.kernels._pages.case import case as drawn
-from workbench.kernels._pages.hopper import fits
-from workbench.kernels._pages.hopper import launch as launch_on_hopper
 from workbench.kernels._pages.triton_kernel import reference
 from workbench.kernels._shared.attention import Config
 from workbench.kernels._shared.triton_import import need_triton
 
-__all__ = ["cases", "configure", "launch", "paged", "reference"]
+__all__ = ["cases", "configure", "launch", "launch_parts", "paged", "reference"]
 
 paged = Paged.of
 RESIDENT = {16: 3, 32: 3, 64: 2, 128: 1, 256: 1}  # programs of so many rows that a multiprocessor runs at a time
@@ -70,11 +69,38 @@ def launch(
     this one.
     """
     need_triton("question_attention")
-    if config is None and fits(q, keys, values, pages.positions.shape[-1]):
-        return launch_on_hopper(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, early=early)
+    if config is None and on_hopper.fits(q, keys, values, pages.positions.shape[-1]):
+        return on_hopper.launch(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, early=early)
     config = config or configure(q.shape[2] * (q.shape[1] // len(keys)), q.shape[3], q.dtype)
     splits = splits or _pages_triton.parts_for(config, q, len(keys), pages, RESIDENT[config.rows])
     return _pages_triton.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
+
+
+def launch_parts(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    pages: Paged,
+    inv_freq: Tensor | None = None,
+    pairing: Pairing = "neox",
+    scale: float | None = None,
+    *,
+    hopper: bool = True,
+    early: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Attend as `launch` does and leave the parts apart, for a merge with others (`_pages.parts.merge`).
+
+    Returns parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32. `hopper`: by the kernel for Hopper
+    where it takes them.
+    """
+    arguments = keys, values, rows, pages, inv_freq, pairing, scale
+    if hopper and on_hopper.fits(q, keys, values, pages.positions.shape[-1]):
+        splits = on_hopper.parts_for(q, len(keys), pages.positions[0].numel())
+        return on_hopper.launch_parts(q, *arguments, splits, early=early)
+    config = configure(q.shape[2] * (q.shape[1] // len(keys)), q.shape[3], q.dtype)
+    splits = _pages_triton.parts_for(config, q, len(keys), pages, RESIDENT[config.rows])
+    return _pages_triton.launch_parts(config, splits, q, *arguments)
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:

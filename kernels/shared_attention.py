@@ -18,14 +18,13 @@ from torch import Tensor
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
-from workbench.kernels._pages import hopper as on_hopper
 from workbench.kernels._pages import triton_kernel as _pages_triton
 from workbench.kernels._pages.case import case as drawn
 from workbench.kernels._pages.parts import part_sum, part_weights
 from workbench.kernels._pages.triton_kernel import _query, _span
 from workbench.kernels._shared.attention import count_upto, empty_state, log2_scale, rows_first
 from workbench.kernels._shared.triton_import import after_previous, jit, need_triton, overlap, padded_width, tl, triton
-from workbench.kernels.question_attention import RESIDENT, configure
+from workbench.kernels.question_attention import launch_parts
 
 __all__ = ["cases", "launch", "reference"]
 
@@ -198,16 +197,11 @@ def launch(
     batch, heads, count, width = q.shape
     together = q.transpose(0, 1).flatten(1, 2)[None]  # [1, Hq, B · R, D]
     at = rows.reshape(1, -1)
-    if hopper and on_hopper.fits(together, keys, values, shared.positions.shape[-1]):
-        splits = on_hopper.parts_for(together, len(keys), shared.positions[0].numel())
-        one, one_lse = on_hopper.launch_parts(
-            together, keys, values, at, shared, inv_freq, pairing, scale, splits, early=early
-        )
-    else:
-        one, one_lse = _parts(together, keys, values, at, shared, inv_freq, pairing, scale)
+    turned: Any = (inv_freq, pairing, scale)
+    one, one_lse = launch_parts(together, keys, values, at, shared, *turned, hopper=hopper, early=early)
     if at_once and _own_fits(q, len(keys), own):
         return _launch_own(q, keys, values, rows, own, inv_freq, pairing, scale, one, one_lse)
-    two, two_lse = _parts(q, keys, values, rows, own, inv_freq, pairing, scale)
+    two, two_lse = launch_parts(q, keys, values, rows, own, *turned, hopper=False)
     out = torch.empty_like(q)
     options, pdl = overlap(q.device)
     tensors = one, one_lse, one.shape[3], two, two_lse, two.shape[3], out, batch, heads, count
@@ -215,23 +209,6 @@ def launch(
     constants |= {"D": width, "DP": padded_width(width), "PDL": pdl}
     _merge[(batch * heads * count,)](*tensors, *out.stride()[:3], **constants, **options)
     return out
-
-
-def _parts(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rows: Tensor,
-    pages: Paged,
-    inv_freq: Tensor | None,
-    pairing: Pairing,
-    scale: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32."""
-    heads = len(keys)
-    config = configure(q.shape[2] * (q.shape[1] // heads), q.shape[3], q.dtype)
-    splits = _pages_triton.parts_for(config, q, heads, pages, RESIDENT[config.rows])
-    return _pages_triton.launch_parts(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:

@@ -9,8 +9,10 @@ import torch
 from tests.by_hand import forward
 from tests.random_models import Letters, model_of, prompt_of
 from workbench.core.errors import BadInput
+from workbench.core.masks import causal
 from workbench.core.rope import rotate
 from workbench.engine.assembly import assemble, empty
+from workbench.engine.attention_backends import choice
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.experiments.trials import budget
@@ -175,6 +177,18 @@ def test_ape_merges_passages_and_the_rest_by_their_log_sum_exp(model, temperatur
             ends = torch.stack((cold.logsumexp(0) * (temperature * scale if bend else 1), z[rest].logsumexp(0)))
             outputs = torch.stack((cold.softmax(0) @ v[inside], z[rest].softmax(0) @ v[rest]))
             torch.testing.assert_close(found[head, i], ends.softmax(0) @ outputs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["question alone", "with a recomputed token"])
+def test_ape_by_kernels_merges_as_by_torch(monkeypatch, first):
+    torch.manual_seed(0)
+    rows = torch.cat((torch.tensor([20]), PROMPT.question))[1 - first :]
+    length = len(PROMPT) + 200  # a cache with room, more than a page
+    q, keys, values = torch.randn(4, len(rows), 16), torch.randn(2, length, 16), torch.randn(2, length, 16)
+    backend = attend.named("ape(temperature=0.5, scale=1.5)").plan(PROMPT, rows, None)["backend"]
+    expected = backend(q, keys, values, rows, causal, None, None)
+    monkeypatch.setattr(choice, "backend_for", lambda problem: choice.named("question_attention"))
+    torch.testing.assert_close(backend(q, keys, values, rows, causal, None, None), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_ape_at_one_is_plain_attention_and_answers_from_contiguous_caches(model, logits):

@@ -275,6 +275,17 @@ def identity(length: int, device: torch.device) -> Paged:
     return Paged(pages, positions, first, last.masked_fill(last >= length, INVALID_POS), partial_pages=False)
 
 
+@lru_cache(maxsize=128)
+def apart(length: int, first: int, end: int, device: torch.device) -> tuple[Paged, Paged]:
+    """Return a contiguous KV of `length` tokens as two lists of pages: tokens `first` to `end`, and all others."""
+    count = -(-length // PAGE)
+    at = torch.arange(count * PAGE, dtype=torch.int32, device=device)
+    pages = torch.arange(count, dtype=torch.int32, device=device)[None]
+    inside, beyond = (at >= first) & (at < end), at >= length
+    one, other = (at.masked_fill(hidden | beyond, INVALID_POS).view(1, count, PAGE) for hidden in (~inside, inside))
+    return Paged.of(pages, one), Paged.of(pages, other)
+
+
 @cache
 def kernel(name: str) -> Any:
     """Return a module of `workbench.kernels`; it is loaded when it is first used, with Triton."""

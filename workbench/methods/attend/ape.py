@@ -1,12 +1,15 @@
 """Passages and the rest are attended to apart and merged, at a temperature and a scale (APE, arXiv:2502.05431)."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from workbench.core.masks import Sees, visible
+from workbench.core.masks import Sees, causal, visible
+from workbench.engine.attention_backends import choice
+from workbench.engine.attention_backends.attention_problem import problem_of
 from workbench.methods import registry
 from workbench.methods.attend import Attend, Prompt
 
@@ -44,17 +47,52 @@ class Ape(Attend):
 
 @dataclass(frozen=True)
 class Merged:
-    """Attention of which the part over columns `first` to `end` is merged with the rest, for rows from `end` on."""
+    """Attention of which the part over columns `first` to `end` is merged with the rest, for rows from `end` on.
+
+    On a GPU both parts come from `question_attention`, and rows before `end` from the kernel of any other plan.
+    """
 
     first: int
     end: int
     temperature: float
     scale: float
+    _counted: list[tuple[Tensor, int]] = field(default_factory=list, repr=False, compare=False)
     name = "ape"
 
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: None, scale: float | None
     ) -> Tensor:
+        problem = problem_of(q, keys, sees, None, False)
+        backend: Any = choice.backend_for(problem)
+        if backend is choice.TORCH:
+            return self._dense(q, keys, values, rows, sees, scale)
+        asked, parts = self._before(rows), []
+        if asked:
+            parts.append(backend(q[:, :asked], keys, values, rows[:asked], causal, None, scale))
+        if asked < len(rows):
+            parts.append(self.over_parts(q[:, asked:], keys, values, rows[asked:], scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def over_parts(self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
+        """Attend with rows [R] from `end` on by kernels: [Hq, R, D]. The weights of the parts are bent, then merged."""
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        launch, merge = choice.kernel("question_attention").launch_parts, choice.kernel("_pages.parts").merge
+        passages, others = choice.apart(keys.shape[1], self.first, self.end, keys.device)
+        one, weight = launch(q[None], keys, values, rows[None], passages, scale=scale / self.temperature)
+        two, rest = launch(q[None], keys, values, rows[None], others, scale=scale)
+        whole = torch.logsumexp(weight * math.log(2), -1, keepdim=True) / math.log(2)
+        weight = weight + self._gain(whole)
+        out = torch.empty_like(q)
+        merge(torch.cat((one, two), 3), torch.cat((weight, rest), 3), out[None])
+        return out
+
+    def _before(self, rows: Tensor) -> int:
+        """Return how many rows stand before `end`; asked once for all layers, as a GPU is waited for."""
+        if not self._counted or self._counted[0][0] is not rows:
+            self._counted[:] = [(rows, int((rows < self.end).sum()))]
+        return self._counted[0][1]
+
+    def _dense(self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, scale: float | None) -> Tensor:
         grouped = q.float().unflatten(0, (len(keys), -1)) * (q.shape[-1] ** -0.5 if scale is None else scale)
         wide, high, columns = keys.float()[:, None].mT, values.float()[:, None], torch.arange(keys.shape[1]).to(rows)
         parts, step = [], max(1, ELEMENTS // (len(q) * keys.shape[1]))
@@ -64,9 +102,12 @@ class Merged:
         return torch.cat(parts, 2).flatten(0, 1).to(q.dtype)
 
     def _bent(self, logits: Tensor, asks: Tensor) -> Tensor:
-        """Return logits whose one softmax is the merge: passages gain (S T - 1) times their log-sum-exp."""
+        """Return logits whose one softmax is the merge."""
         passages = logits[..., self.first : self.end]
         cold = passages / self.temperature
-        gain = (self.scale * self.temperature - 1) * cold.logsumexp(-1, keepdim=True)
-        bent = torch.where(asks, cold + gain.masked_fill(gain.isinf(), 0), passages)
+        bent = torch.where(asks, cold + self._gain(cold.logsumexp(-1, keepdim=True)), passages)
         return torch.cat((logits[..., : self.first], bent, logits[..., self.end :]), -1)
+
+    def _gain(self, whole: Tensor) -> Tensor:
+        """Return what the logits of passages gain, (S T - 1) times their log-sum-exp; 0 where a row sees none."""
+        return ((self.scale * self.temperature - 1) * whole).masked_fill(whole.isinf(), 0)
