@@ -94,8 +94,8 @@ class Kvcomm(Correct):
         far = []
         for anchor in known:
             pairs = zip(passage.values, anchor.cached.values, strict=True)
-            far.append(sum(float((x - y[:, :count]).square().sum()) for x, y in pairs))
-        alike = (-torch.tensor(far).sqrt()).softmax(0)
+            far.append(torch.stack([(x - y[:, :count]).square().sum() for x, y in pairs]).sum())
+        alike = (-torch.stack(far).sqrt()).softmax(0).cpu()  # a GPU is waited for once
         entropy = -(alike * (alike + 1e-40).log2()).sum()
         if entropy > self.threshold * torch.tensor(float(len(known))).log2():
             return []

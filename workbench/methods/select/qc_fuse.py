@@ -52,7 +52,7 @@ class QcFuse(Select):
     sink: int = whole(4, "how many tokens at a passage's start, 0 or more")
     ask: tuple[int, ...] = registry.ruled((), "token ids in brackets", _token_ids)
     softmax: str = softmax("prompt")
-    digests: dict[tuple[str, str], list[Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    digests: dict[tuple[str, str], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         sparse = [Digest(self._seen(model, prompt)) for prompt in prompts]
@@ -70,19 +70,17 @@ class QcFuse(Select):
 
     def _seen(self, model: PreTrainedModel, prompt: Prompt) -> Tensor:
         """Return [L, N] bool: the tokens of a prompt that its question may read in every layer."""
-        seen = torch.ones(len(layers_of(model, "all")), len(prompt), dtype=torch.bool)
         known, passages = fingerprint(model), prompt.context[self.system :]
         missing = {block for block in passages if (known, block.content) not in self.digests}
-        for block, ranks in zip(missing, self._ranked(model, list(missing)), strict=True):
-            self.digests[known, block.content] = ranks
-        for start, block in zip(prompt.starts[self.system :], passages, strict=False):
-            count = ceil(self.digest * len(block))
-            for layer, ranked in enumerate(self.digests[known, block.content]):
-                seen[layer, start + ranked[count:]] = False
-        return seen
+        for block, digest in zip(missing, self._made(model, list(missing)), strict=True):
+            self.digests[known, block.content] = digest
+        count, first = len(layers_of(model, "all")), prompt.starts[min(self.system, len(prompt.context))]
+        front, back = (torch.ones(count, n, dtype=torch.bool) for n in (first, len(prompt.question)))
+        parts = (front, *(self.digests[known, block.content] for block in passages), back)
+        return torch.cat([part.to(model.device) for part in parts], 1)
 
-    def _ranked(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[list[Tensor]]:
-        """Return the tokens of every block [n] by importance, a layer each: sinks, then what its repetition reads."""
+    def _made(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Tensor]:
+        """Return the digest of every block, [L, n] bool: sinks, then what its repetition reads most."""
         chosen, prompts = layers_of(model, "all"), [Prompt((b, Block(self.ask) if self.ask else b)) for b in blocks]
         requests = []
         for prompt in prompts:
@@ -90,15 +88,16 @@ class QcFuse(Select):
             requests.append(PrefillRequest(prompt.tokens, plan, empty(model, len(prompt))))
         found = []
         for prompt, request, output in zip(prompts, requests, prefill_many(model, requests), strict=True):
-            ends, ranked = prompt.starts[-1], []
-            for layer in chosen:
+            ends = prompt.starts[-1]
+            digest = torch.zeros(len(chosen), ends, dtype=torch.bool, device=model.device)
+            for number, layer in enumerate(chosen):
                 best = torch.zeros(ends, device=model.device)
                 asked = output.queries[layer][:, ends:]
                 for _, scores in logits(model, layer, asked, request.kv.keys[layer], prompt.question):
                     best = best.maximum(weigh(scores)[..., :ends].amax((0, 1)))
                 best[: self.sink] = torch.inf
-                ranked.append(best.sort(descending=True, stable=True).indices.cpu())
-            found.append(ranked)
+                digest[number, best.sort(descending=True, stable=True).indices[: ceil(self.digest * ends)]] = True
+            found.append(digest)
         return found
 
 
