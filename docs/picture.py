@@ -15,6 +15,7 @@ from workbench import data, explore, models
 from workbench.app.explore.editor import html as prompt_html
 from workbench.app.explore.editor.choices import Wanted
 from workbench.app.explore.editor.grid import PromptPage
+from workbench.app.notebooks import notebook
 from workbench.app.reports import html
 from workbench.app.reports.thumbnail import screenshot
 
@@ -26,8 +27,7 @@ FIGURES = (  # two columns of two
     ("03_reuse", "Operations to the first token"),
 )
 PROMPT = "prompt.png"  # the first view of the prompt editor
-ASKED = ("lab-full", "lab", 24)  # model, data, passages: a reader of real text takes minutes to search on a CPU
-SEARCHED, SOONER = 40, 0.6  # samples; share of full attention's TTFT that the recomputed column may take
+SOONER = 0.6  # share of full attention's TTFT that the recomputed column may take
 PAGE = """<!doctype html><meta charset="utf-8"><style>body {{ margin: 12px; width: 1990px; }}
 main {{ display: flex; flex-flow: column wrap; height: {height}px; gap: 6px 14px; align-content: flex-start; }}
 </style><script>{plotly}</script><main>{places}</main><script>{drawn}</script>"""
@@ -52,14 +52,13 @@ def shows(page: PromptPage) -> bool:
 
 
 def first_view() -> str:
-    """The page of the first sample that `shows` what the editor is for."""
-    name, source, passages = ASKED
-    loaded = models.load(name)
-    chosen = {"selectors": ["none", "query_guided"], "ratios": [0.15], "orders": 1, "sparse": "flash_prefill"}
-    for sample in data.load(source, SEARCHED, 0, passages):
-        if shows(page := explore.prompt_page(loaded, sample, **chosen)):
-            return prompt_html.page(page.data)
-    sys.exit(f"none of {SEARCHED} samples of {source} shows what recomputing wins back with {name}")
+    """The first view of the notebook `00_start_here` with the reader: it `shows` what the editor is for."""
+    first = notebook.SHOWN[name := notebook.READER]
+    (sample,) = data.load(first["data"])
+    chosen = {"selectors": ["none", "query_guided"], "ratios": [0.15], "orders": 1, "sparse": first["sparse"]}
+    if shows(page := explore.prompt_page(models.load(name), sample, **chosen)):
+        return prompt_html.page(page.data)
+    sys.exit(f"{first['data']} does not show what recomputing wins back with {name}")
 
 
 def main(report: Path = REPORT, picture: Path = PICTURE) -> None:

@@ -46,6 +46,11 @@ FINDING = "finding"  # its name in metrics.json
 HERE = "here"  # source of what a notebook measures itself
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
 BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
+READER, SMALL_READER = "smollm2-reader", "lab-full"
+SHOWN = {  # prompts that full attention answers right and plain reuse wrong, and that recomputing 15% repairs
+    READER: {"data": "bridges-sample", "sample": 0, "passages": 8, "sparse": "dense"},
+    SMALL_READER: {"data": "lab", "sample": 1, "passages": 24, "sparse": "flash_prefill"},
+}
 SMALL = 50_000_000  # parameters; of a larger model, two cores read some 400 tokens a second at most
 
 
@@ -165,6 +170,23 @@ def sized(namespace: MutableMapping[str, Any], model: "PreTrainedModel", **value
     for name, (quick, slow) in values.items():
         if namespace[name] is None:
             namespace[name] = quick if is_quick else slow
+
+
+def first_view(namespace: MutableMapping[str, Any]) -> None:
+    """Give parameters that are None what a reader sees first: a prompt on real text where its model is fetched.
+
+    They are `model` and the keys of SHOWN; one that was chosen keeps its value. With data or a text of one's own the
+    model is the one that ships whole.
+    """
+    from workbench.models import pretrained
+
+    if namespace["model"] is None:
+        own = namespace["data"] is not None or namespace["text"] or not pretrained.is_there("smollm2")
+        namespace["model"] = SMALL_READER if own else READER
+    shown = SHOWN[READER if namespace["model"] == READER and namespace["data"] is None else SMALL_READER]
+    for name, value in shown.items():
+        if namespace[name] is None:
+            namespace[name] = value
 
 
 def is_live() -> bool:
