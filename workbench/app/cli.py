@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from workbench.core.errors import BadInput, brief, printable, shown
+from workbench.core.errors import BadInput, brief, not_allowed, printable, shown
 from workbench.core.utils.files import check_place, is_file
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
@@ -60,6 +60,8 @@ class Commands(typer.core.TyperGroup):
         return typer.core.TyperCommand(name, help=COMMANDS[name][1]) if name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise not_allowed("command", args[0], COMMANDS)
         name, command, rest = super().resolve_command(ctx, args)
         try:
             os.getcwd()

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from workbench.core.errors import BadInput, meant, shown
+from workbench.core.errors import BadInput, brief, meant, shown
 from workbench.core.utils import annotations
 from workbench.core.utils.files import is_file
 from workbench.data import assets, retrieval_corpus
@@ -100,15 +100,12 @@ def _drawn(read: list[Sample], samples: int | None, seed: int, passages: int | N
 
 def check_name(name: str) -> None:
     """Raise BadInput for a name that is no data set's, where no file or folder is called so either."""
-    if not (
-        is_generated(name)
-        or name in names()
-        or name.startswith(folders.HUB)
-        or name.endswith((*files.ENDINGS, *folders.PLAIN))
-        or os.path.lexists(name)
-        or folders.named(name)
-    ):
-        raise _unknown(name)
+    known = is_generated(name) or name in names() or name.startswith(folders.HUB)
+    if known or os.path.lexists(name) or folders.named(name):
+        return
+    if name.endswith((*files.ENDINGS, *folders.PLAIN)):
+        raise BadInput(f"{brief(name)}: no such file")
+    raise _unknown(name)
 
 
 def _unknown(name: str) -> BadInput:

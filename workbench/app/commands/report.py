@@ -24,7 +24,7 @@ REAL = (
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: workbench report notebooks/05_kv_reuse.ipynb --out runs/one")
+@app.command(epilog="Example: workbench report notebooks/03_reuse.ipynb --out runs/one")
 def command(
     notebooks: Annotated[
         list[Path] | None, typer.Argument(help="Notebooks, or folders of NN_*.ipynb; notebooks/ if none")

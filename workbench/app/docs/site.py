@@ -23,11 +23,12 @@ READ = (
     "docs/**/*.md",
     "docs/**/*.css",
     "docs/**/*.svg",
+    "docs/prompt.png",
     "docs/*.py",
     "workbench/**/*.py",
     "kernels/**/*.py",
 )
-OTHER = ("__pycache__", "*.png", "*.json", "picture.py", "measured.py", "tutorial.py")  # in docs/, and no pages
+OTHER = ("__pycache__", "overview.png", "*.json", "picture.py", "measured.py", "tutorial.py")  # in docs/, and no pages
 STAMP = ".built_from"
 LIMIT_S = 120  # a report waits no longer for it
 

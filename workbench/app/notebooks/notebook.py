@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from IPython.core.getipython import get_ipython
-from IPython.display import HTML, display
+from IPython.display import HTML, display, update_display
 
 from workbench.app.notebooks import values as notebook_values
 from workbench.core.errors import BadInput, shown
@@ -99,6 +99,7 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
     if is_live():  # figures of this notebook follow the theme of JupyterLab from here on
         style = import_module("workbench.plots.marks.theme").STYLE
         display(HTML(f"<style>{style}</style>"))
+        display(HTML("<p>What is found is said here once all cells have run.</p>"), display_id=FINDING)
     annotations = namespace.get("__annotations__", {})
     _check_names(checks, annotations)
     for name, annotation in annotations.items():
@@ -217,14 +218,15 @@ def save(
 ) -> None:
     """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`; `_SUCCESS` comes last.
 
-    `finding` is what the numbers say in a sentence: the report shows it first, and a live notebook shows it here.
+    `finding` is what the numbers say in a sentence: the report shows it first, and a live notebook below its
+    parameters.
 
     `metrics` are of what was measured here, `read` those of results that were read, by source: metrics.json holds
     {source: metrics}, "here" first. A table is a DataFrame or a list of records; it gets a column `source`, "here",
     where it has none. Every file appears whole or not at all. Nothing is written when `output` is None.
     """
     if finding and is_live():
-        display(HTML(f"<p><b>{escape(finding)}</b></p>"))
+        update_display(HTML(f"<p><b>{escape(finding)}</b></p>"), display_id=FINDING)
     if output is None:
         return
     metrics = {HERE: dict(metrics), **(read or {}), **({FINDING: finding} if finding else {})}

@@ -197,6 +197,7 @@ def _fields(values: Any) -> dict[str, Any]:
     if isinstance(ratio, bool) or not isinstance(ratio, int | float):
         raise BadInput(f"ratio is {ratio!r}: it is a number from 0 to 1")
     chosen: dict[str, Any] = {name: _word(name, values.get(name, default)) for name, default in FIELDS.items()}
+    chosen["sparse"] = "none" if chosen["sparse"] == "dense" else chosen["sparse"]  # what menus call it
     return chosen | {"ratio": float(ratio)}
 
 
