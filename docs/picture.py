@@ -22,7 +22,7 @@ from workbench.app.reports.thumbnail import screenshot
 REPORT, PICTURE = Path("runs/report"), Path("docs/overview.png")
 FIGURES = (  # two columns of two
     ("01_masks", "The prompt and its blocks"),
-    ("01_masks", "Who sees whom"),
+    ("01_masks", "Which tokens attend to which"),
     ("03_reuse", "Exact match with and without reuse"),
     ("03_reuse", "Operations to the first token"),
 )

@@ -1,13 +1,13 @@
 """Attention masks: rules about positions, (row, col) -> bool, in Python or read from a reader's sentence.
 
-A rule is asked with integer tensors that broadcast against each other, `row` the position that looks and `col` the
-position looked at, and answers with a bool tensor. Rules are joined by `&`, `|` and `~`:
+A rule is asked with integer tensors that broadcast against each other, `row` the query's position and `col` the
+key's, and answers with a bool tensor. Rules are joined by `&`, `|` and `~`:
 
     block_attention(prompt) & (window(64) | sink(4))
 
 A sentence is read as Python's grammar is, but nothing is ever evaluated: only the words below are understood.
 
-    row, col                        the positions of the token that looks and of the token looked at
+    row, col                        the positions of the query and of the key
     block(row), block(col)          the number of their block; the last block is the question
     question, length                number of the question's block; number of tokens
     causal, same_block, block_attention      rules

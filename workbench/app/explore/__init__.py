@@ -3,7 +3,7 @@
     from workbench import explore
 
     explore.prompt("lab-full", text)           the text itself: move, edit, remove and add blocks, and see both answers
-    explore.masks("lab-full", text)            who sees whom, and where the model then looks
+    explore.masks("lab-full", text)            attention masks, and what the model then attends to
     explore.deviation("lab-full", text)        how far cached keys and values are from full attention
     explore.tokens("lab-full", text)           which tokens a selector recomputes, on the text, and the answer
     explore.sparse("lab-full", text)           which key tiles a sparse method keeps

@@ -37,7 +37,7 @@ TEXT = 1200  # tokens of text that are shown at once
 
 
 def masks(model: Model, prompt: Given, question: str = "", rule: str = "causal & (same_block | window(64))") -> VBox:
-    """Explore who sees whom under full, block attention and a rule of one's own, and where the model then looks."""
+    """Explore the masks of full, block attention and a rule of one's own, and what the model then attends to."""
     loaded = loaded_of(model)
     return masks_explorer(loaded, reading_of(loaded, prompt, question), rule)
 

@@ -50,7 +50,7 @@ def attention(
         }
     )
     fig.update_xaxes(block_axis(block_of, marked, tickangle=0))
-    fig.update_xaxes(title_text="token looked at (by block; Q is the question)", row=panels, col=1)
+    fig.update_xaxes(title_text="key token (by block; Q is the question)", row=panels, col=1)
     fig.update_yaxes(tickformat=".2~%", nticks=4, title_text="share")
     for edge in block_edges(block_of):
         line = {"line": {"color": RULE, "width": 0.7}, "layer": "below", "type": "line"}
@@ -89,9 +89,9 @@ def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpa
             for at in range(layers)
         }
     )
-    fig.update_xaxes(type="category", showgrid=False, ticks="", title_text="block looked at", constrain="domain")
+    fig.update_xaxes(type="category", showgrid=False, ticks="", title_text="block of the keys", constrain="domain")
     fig.update_yaxes(type="category", showgrid=False, ticks="", autorange="reversed", constrain="domain")
-    fig.update_yaxes(title_text="block that looks", row=1, col=1)
+    fig.update_yaxes(title_text="block of the queries", row=1, col=1)
     bar = {"title": {"text": "share", "side": "top"}, "tickformat": ".0%", "thickness": 12, "outlinewidth": 0}
     axis = {"cmin": 0, "cmax": 1, "colorscale": SEQUENTIAL, "colorbar": {**bar, "x": 1.01, "len": 1, "y": 0.5}}
     fig.update_layout(coloraxis=axis, sliders=[layer_slider(layers, layer)])

@@ -1,4 +1,4 @@
-"""Attention masks side by side: who sees whom, coloured by the block that is looked at."""
+"""Attention masks side by side: which tokens attend to which, coloured by the key's block."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +63,8 @@ def masks(
     _axes(fig, block_of, len(panels))
     panel_titles(fig)
     height = 292 * lines + 26 * (lines - 1)
-    return finish(fig, title="Who sees whom", height=height, above=34, below=58, left=64, right=16, **notes)
+    title = "Which tokens attend to which"
+    return finish(fig, title=title, height=height, above=34, below=58, left=64, right=16, **notes)
 
 
 def names(tokens: Sequence[str], block_of: np.ndarray) -> list[str]:
@@ -113,9 +114,9 @@ def _axes(fig: go.Figure, block_of: np.ndarray, panels: int) -> None:
             fig.add_shape(x0=edge, x1=edge, y0=low, y1=high, **place, **line)
             fig.add_shape(y0=edge, y1=edge, x0=low, x1=high, **place, **line)
         if index % COLUMNS == 0:
-            fig.update_layout({f"yaxis{end}.title": {"text": "row: the token that looks (by block)"}})
+            fig.update_layout({f"yaxis{end}.title": {"text": "query token (by block)"}})
         if index >= panels - COLUMNS:
-            fig.update_layout({f"xaxis{end}.title": {"text": "column: the token looked at (by block)"}})
+            fig.update_layout({f"xaxis{end}.title": {"text": "key token (by block)"}})
 
 
 def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Collection[str], own: str) -> go.Figure:
@@ -132,7 +133,7 @@ def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Colle
         [MaskPanel(name, shares(rule, length), context if name in cached else None) for name, rule in rules.items()],
         [view.tokens[i] for i in cells],
         block_of,
-        notice="Colour is the block looked at, grey is hidden by the rule, blank is the future. Under block attention "
+        notice="Colour is the block of the key, grey is hidden by the rule, blank is the future. Under block attention "
         "only the question (Q) crosses the boundaries of blocks.",
         caption=f"Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}. Your rule: {own}. "
         "Drag to zoom, all panels follow; hover for the two tokens.",
