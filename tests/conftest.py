@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import subprocess
 from contextlib import ExitStack
 
 import pytest
@@ -52,6 +53,24 @@ def python():
 
     with forked.served(os.environ | {"OMP_NUM_THREADS": "1"}, (*forked.NOTEBOOK, *forked.TUNING)) as command:
         yield command
+
+
+@pytest.fixture(scope="module")
+def forked_workers(python, tmp_path_factory):
+    """Processes that run notebooks, and their kernels, are forks."""
+    from types import SimpleNamespace
+
+    import forked
+
+    from workbench.app.notebooks import run
+
+    def process(command, **given):
+        return subprocess.Popen([*python, *command[2:]], **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "subprocess", SimpleNamespace(Popen=process, DEVNULL=subprocess.DEVNULL))
+        patch.setenv("JUPYTER_PATH", forked.kernel_in(tmp_path_factory.mktemp("kernel"), python))
+        yield
 
 
 @pytest.fixture

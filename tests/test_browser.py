@@ -1,16 +1,14 @@
 """What a reader sees in a real JupyterLab and in a report page: figures that move, and no request to anywhere."""
 
 import ast
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import forked
 import nbformat
 import pytest
 import report_notebooks as tiny
 from short_runs import NOTEBOOKS, TINY
 
-from workbench.app.notebooks import run as notebook_run
+from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
 
 pytestmark = pytest.mark.browser
 
@@ -37,17 +35,11 @@ def notebook(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def report(notebook, python, tmp_path_factory):
-    """Its folder in a report, made by another thread: the browser's loop runs in this one."""
+def report(notebook, forked_workers, tmp_path_factory):
+    """Its folder in a report, made by another process: the browser's loop runs in this one."""
     out = tmp_path_factory.mktemp("report")
-    with (
-        notebook_run.NotebookWorkers(1) as workers,
-        pytest.MonkeyPatch.context() as patch,
-        ThreadPoolExecutor(1) as thread,
-    ):
-        for name, value in (workers.environment | {"JUPYTER_PATH": forked.kernel_in(out / "kernel", python)}).items():
-            patch.setenv(name, value)
-        ended = thread.submit(notebook_run.execute, notebook, out, {}, 100).result()
+    with NotebookWorkers(1) as workers:
+        (ended,) = workers.run([NotebookTask(str(notebook), str(out), {})])
     assert ended.ok, ended.message
     return out / "01_curve"
 
