@@ -1,6 +1,11 @@
-"""Reports of `workbench bench` with made-up numbers, to test what reads them."""
+"""Reports of `workbench bench` and results of a sweep, with made-up numbers, to test what reads them."""
 
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from workbench.results import Writer
 
 CARD, COPY, PRODUCT = "NVIDIA Test", 4.0, 600.0  # TB/s, TFLOP/s
 
@@ -49,3 +54,34 @@ def _work(name: str, work: str, shape: dict[str, Any], flops: float, moved: floa
     contestants.append({"who": "cudnn", "problem": "RuntimeError: no kernel for this shape"})
     facts = {"name": work, "shape": shape, "flops": flops, "bytes": moved, "floor_ms": floor}
     return facts | {"contestants": contestants}
+
+
+SPARSE = ["none", "window(block=64, local=1)", "window(block=64, local=4)", "bfla(block=64, mass=0.9)"]
+REUSE = [
+    ("independent", "none"),
+    ("after_system", "none"),
+    ("after_system", "random"),
+    ("with_neighbours(n=2)", "random"),
+]
+
+
+def sweep(folder: Path) -> str:
+    """A sweep of made-up numbers: reuse and sparse methods on a model and data of other names."""
+    draw = np.random.default_rng(0)
+    about = {"model": "acme/tiny", "data": "notes.jsonl", "passages": 5, "seed": 7, "device": "a GPU"}
+    methods = [{"mode": "block", "prepare": p, "select": s, "ratio": r} for p, s in REUSE for r in (0.1, 0.3)]
+    methods += [{"mode": "full", "prepare": "independent", "select": "none", "sparse": spec} for spec in SPARSE]
+    for number, method in enumerate(methods):
+        method = {"positions": "re-encoded", "sparse": "none", **method, "method": f"m{number}"}
+        with Writer(folder, f"trial@{number}", **about, **method) as out:
+            values = {name: draw.random() for name in ("kl", "nll_extra", "em", "f1", "rows_charged")}
+            values |= {name: draw.random() for name in ("density", "mass")} if method["sparse"] != "none" else {}
+            out.counts(
+                {"measure": name, "kind": kind, "value": value, "low": value, "high": value, "n": 20}
+                for name, value in values.items()
+                for kind in ("all", "how", "why")
+            )
+            out.answers({"question": f"q{i}", "kl": draw.random(), "em": float(i % 2)} for i in range(20))
+    with Writer(folder, "deviation@0", **about) as out:
+        out.counts([{"measure": "left_outside_15_percent", "value": 0.7, "low": 0.6, "high": 0.8, "n": 20}])
+    return str(folder)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.made_up import sweep
 from tests.refusals import refused
 from workbench import results
 from workbench.app.notebooks import notebook
@@ -19,7 +20,7 @@ from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.plots.marks import chart
 from workbench.plots.reports import trial_costs
-from workbench.results import Missing, Results, Writer, read, schema
+from workbench.results import Missing, Results, read, schema
 from workbench.results.reader import FOLDER
 from workbench.results.writer import prepare
 
@@ -285,15 +286,9 @@ def shown(name: str, places: list[str]) -> tuple[dict[str, object], Results]:
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_shipped_results_are_drawn(name):
-    figures, _ = shown(name, ["shipped"])
-    assert not [cell for cell, figure in figures.items() if not isinstance(figure, go.Figure)]
-    assert all("shipped" in figure.layout.meta["sources"] for figure in figures.values())
-
-
-@pytest.mark.parametrize("name", CELLS)
 def test_several_sources_are_drawn_side_by_side(name):
     figures, _ = shown(name, [f"mine={FOLDER}", "shipped"])
+    assert not [cell for cell, figure in figures.items() if not isinstance(figure, go.Figure)]
     assert all({"mine", "shipped"} <= set(figure.layout.meta["sources"]) for figure in figures.values())
 
 
@@ -308,17 +303,7 @@ def test_without_results_a_cell_names_the_command_that_measures_them(name, tmp_p
 
 # --- Pages of measured results draw whatever result tables hold: what ships, a small sweep of other models, nothing
 ENDS = {"12_real_model": "## The same here and now", "10_sparse_quality": "## When does a choice pay?"}
-FEWEST = {  # figures of what ships, and of the small sweep
-    "12_real_model": (14, 8),
-    "10_sparse_quality": (10, 5),
-}
-SPARSE = ["none", "window(block=64, local=1)", "window(block=64, local=4)", "bfla(block=64, mass=0.9)"]
-REUSE = [
-    ("independent", "none"),
-    ("after_system", "none"),
-    ("after_system", "random"),
-    ("with_neighbours(n=2)", "random"),
-]
+FEWEST = {"12_real_model": (14, 8), "10_sparse_quality": (10, 5)}  # figures of what ships, and of the small sweep
 
 
 def drawn(name: str, results: list[str]) -> list:
@@ -337,44 +322,19 @@ def drawn(name: str, results: list[str]) -> list:
     return shown
 
 
-def sweep(folder: Path) -> str:
-    """A sweep of made-up numbers: reuse and sparse methods on a model and data of other names."""
-    draw = np.random.default_rng(0)
-    about = {"model": "acme/tiny", "data": "notes.jsonl", "passages": 5, "seed": 7, "device": "a GPU"}
-    methods = [{"mode": "block", "prepare": p, "select": s, "ratio": r} for p, s in REUSE for r in (0.1, 0.3)]
-    methods += [{"mode": "full", "prepare": "independent", "select": "none", "sparse": spec} for spec in SPARSE]
-    for number, method in enumerate(methods):
-        method = {"positions": "re-encoded", "sparse": "none", **method, "method": f"m{number}"}
-        with Writer(folder, f"trial@{number}", **about, **method) as out:
-            values = {name: draw.random() for name in ("kl", "nll_extra", "em", "f1", "rows_charged")}
-            values |= {name: draw.random() for name in ("density", "mass")} if method["sparse"] != "none" else {}
-            out.counts(
-                {"measure": name, "kind": kind, "value": value, "low": value, "high": value, "n": 20}
-                for name, value in values.items()
-                for kind in ("all", "how", "why")
-            )
-            out.answers({"question": f"q{i}", "kl": draw.random(), "em": float(i % 2)} for i in range(20))
-    return str(folder)
-
-
 def figures(shown: list) -> list:
     return [one for one in shown if isinstance(one, go.Figure)]
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_page_draws_what_ships_and_a_sweep_of_ones_own(name, tmp_path):
+def test_a_page_draws_what_ships_and_a_sweep_of_ones_own_alone_and_side_by_side(name, tmp_path):
     shipped, own = FEWEST[name]
-    assert len(figures(drawn(name, ["shipped"]))) >= shipped
     mine = drawn(name, [sweep(tmp_path)])
     assert len(figures(mine)) >= own and all(isinstance(one, go.Figure | Missing) for one in mine)
     sources = {source for one in figures(mine) for source in one.layout.meta["sources"] if one.layout.meta}
     assert sources <= {str(tmp_path), "published"}, "a reader's page shows no shipped numbers"
-
-
-@pytest.mark.parametrize("name", ENDS)
-def test_two_sources_stand_side_by_side(name, tmp_path):
-    shown = figures(drawn(name, ["shipped", sweep(tmp_path)]))
-    assert any(set(one.layout.meta["sources"]) == {"shipped", str(tmp_path)} for one in shown if one.layout.meta)
+    both = [set(one.layout.meta["sources"]) for one in figures(drawn(name, ["shipped", str(tmp_path)]))]
+    assert sum("shipped" in found for found in both) >= shipped - 2 and {"shipped", str(tmp_path)} in both
 
 
 @pytest.mark.parametrize("name", ENDS)
