@@ -72,10 +72,12 @@ def named(rows: pd.DataFrame) -> pd.DataFrame:
     rule         a sparse method without its options, "compact(over=bfla)" say; "" of a dense one
     """
     rows = rows.assign(ratio=rows.ratio.where(~rows["select"].isin(["", "none"])))
-    fields = [*map(tuple, rows[list(FIELDS)].astype(object).where(rows[list(FIELDS)].notna(), None).to_numpy())]
-    known = {each: _columns(dict(zip(FIELDS, each, strict=True))) for each in dict.fromkeys(fields)}
-    added = pd.DataFrame([known[each] for each in fields], rows.index, ["name", "neighbours", "embedder", "rule"])
-    return rows.assign(**{name: added[name] for name in added})
+    fields = list(FIELDS)
+    number = rows.groupby(fields, sort=False, dropna=False).ngroup()
+    methods = rows.loc[~number.duplicated(), fields].astype(object)
+    known = [_columns(each) for each in methods.where(methods.notna(), None).to_dict("records")]
+    added = pd.DataFrame(known, columns=["name", "neighbours", "embedder", "rule"])
+    return rows.assign(**{name: added[name].take(number).set_axis(rows.index) for name in added})
 
 
 def sparse_look(spec: str) -> Look:
