@@ -91,7 +91,8 @@ def run(snippets: list[str], monkeypatch, folder: Path, capsys) -> str:
     monkeypatch.chdir(folder)
     names: dict = {}
     for snippet in snippets:
-        exec(compile(snippet.replace("samples=100", "samples=2, timed=1, max_new_tokens=4"), "README.md", "exec"), names)
+        quick = snippet.replace("samples=100", "samples=2, timed=1, max_new_tokens=4")
+        exec(compile(quick, "README.md", "exec"), names)
     assert len(names["tokens"]) and all(answer.text for answer in names["answers"])
     assert (names["table"].n[names["table"].kind == "all"] == 2).all()
     return capsys.readouterr().out
