@@ -2,9 +2,11 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pandas as pd
 from rich.console import Console, Group, RenderableType
@@ -13,11 +15,11 @@ from rich.text import Text
 
 from workbench.app.console.text import in_full, labels, plain, with_interval
 from workbench.experiments.trials.record import Record
+from workbench.methods.method_fields import MethodFields
 from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
 from workbench.metrics.answers import Records
 from workbench.metrics.paired import difference
-from workbench.plots.reports.findings import times as times_of
 
 RECEIPTS = 5  # that are shown
 
@@ -49,8 +51,7 @@ def beside_full(result: Record, answers: Records) -> Group:
     ms, full = result.ttft_s, result.ttft_full_s
     times = [f"{ms.p50 * 1e3:.1f}"]
     if compared and full:
-        words = times_of(full.p50 / ms.p50, "sooner", "later")
-        times += [f"{full.p50 * 1e3:.1f}", words]
+        times += [f"{full.p50 * 1e3:.1f}", f"speedup {full.p50 / ms.p50:.3g}×"]
     elif not compared:
         times += [f"{ms.n} requests"]
     table.add_row("first token, ms", *times)
@@ -58,7 +59,7 @@ def beside_full(result: Record, answers: Records) -> Group:
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", *(of_full if compared else ()))
     asked = f"{len(answers)} questions" if len(answers) > 1 else "1 question"
     head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/], {asked}"
-    notes = [f"[yellow]{plain(note)}[/]" for note in (result.note, _unknown_text(result)) if note]
+    notes = [f"[yellow]{plain(note)}[/]" for note in (result.note, _unknown_text(result), _idle(result.trial)) if note]
     return Group(head, *notes, table, f"[dim]{_meaning(result, compared)}[/]", f"[dim]{plain(_next(result))}[/]")
 
 
@@ -82,7 +83,7 @@ def _meaning(result: Record, compared: bool) -> str:
     if not compared:
         return "Every token is computed: other methods are compared with this."
     times = f" Times: medians of {result.ttft_s.n} and {full.n} requests." if (full := result.ttft_full_s) else ""
-    return f"An interval that holds 0 does not tell the method from full attention.{times}"
+    return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{times}"
 
 
 def _unknown_text(result: Record) -> str:
@@ -91,6 +92,14 @@ def _unknown_text(result: Record) -> str:
     if not model.startswith("lab-") or source.startswith(("lab", "needles")):
         return ""
     return f"{model} was trained on the synthetic corpus `lab` alone: ask about other text with --model smollm2-reader."
+
+
+def _idle(trial: Mapping[str, Any]) -> str:
+    """Say that a ratio was given which nothing reads."""
+    chosen = trial["ratio"] not in (None, MethodFields.ratio) and trial["mode"] == "block"
+    if not chosen or trial["select"] != "none" or trial["correct"] != "none":
+        return ""
+    return f"ratio {trial['ratio']:g} changes nothing here: --select names what is recomputed."
 
 
 def _next(result: Record) -> str:
