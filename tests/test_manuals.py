@@ -14,7 +14,7 @@ from workbench.core.errors import BadInput
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs import samples as manuals
 from workbench.data.installed_docs.questions import KINDS, items, plain, questions
-from workbench.data.retrieval_corpus import stands_in
+from workbench.data.sample import stands_in
 from workbench.experiments.trials.trial import Trial
 
 NUMPY = cleandoc(

@@ -13,7 +13,7 @@ from workbench import data
 from workbench.core.errors import BadInput
 from workbench.data import Passage, Sample, segment
 from workbench.data.layouts import LAB, RELEASED, Layout, prompts
-from workbench.data.retrieval_corpus import sized, stands_in
+from workbench.data.sample import sized, stands_in
 
 PIECES = st.lists(
     st.sampled_from(["\n\n", "---", "===", "\n\t", "\n", "```\n", "word", " ", "x = 1;\n", "é", "One two."]),

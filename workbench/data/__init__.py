@@ -9,12 +9,12 @@ from typing import Any
 from workbench.core.errors import BadInput, brief, meant, shown
 from workbench.core.utils import annotations
 from workbench.core.utils.files import is_file
-from workbench.data import assets, retrieval_corpus
+from workbench.data import assets
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs import samples as manuals
 from workbench.data.lab_corpus import samples as lab
 from workbench.data.lab_corpus import style as lab_style
-from workbench.data.sample import Passage, Sample
+from workbench.data.sample import Passage, Sample, sized
 from workbench.data.sources import files, folders, needles
 
 MOST_SAMPLES = 1_000_000  # of generated questions
@@ -95,7 +95,7 @@ def _drawn(read: list[Sample], samples: int | None, seed: int, passages: int | N
     drawn = read
     if samples is not None and samples < len(read):
         drawn = [read[i] for i in sorted(Random(f"draw {seed}").sample(range(len(read)), samples))]
-    return drawn if passages is None else retrieval_corpus.sized(drawn, passages, read, seed)
+    return drawn if passages is None else sized(drawn, passages, read, seed)
 
 
 def check_name(name: str) -> None:

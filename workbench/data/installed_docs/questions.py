@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from textwrap import dedent
 
-from workbench.data.retrieval_corpus import stands_in
+from workbench.data.sample import stands_in
 
 NOT_READ = ("example", "reference", "see also", "citation", "shape")
 _PARAMETERS = ("parameters", "other parameters", "args", "arguments", "keyword args", "keyword arguments")

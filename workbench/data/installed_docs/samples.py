@@ -21,8 +21,7 @@ from workbench.core.errors import BadInput
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs.pages import Page
 from workbench.data.installed_docs.questions import KINDS, DocQuestion
-from workbench.data.retrieval_corpus import shuffled, stands_in
-from workbench.data.sample import Passage, Sample
+from workbench.data.sample import Passage, Sample, shuffled, stands_in
 
 PARTS = ("manuals", "manuals-train")
 SCORED = 0.4  # share of the objects in `manuals`
