@@ -12,8 +12,7 @@ import pytest
 from workbench import Block, MemoryStore, Prompt, data, explore, fetch
 from workbench.app.explore import live
 from workbench.app.explore.given import loaded_of, reading_of
-from workbench.app.explore.linked import selection_of
-from workbench.app.explore.live import file_name, free
+from workbench.app.explore.live import file_name, free, selection_of
 from workbench.core.errors import BadInput
 from workbench.experiments.trials.trial import Trial
 from workbench.plots.attention.masks import MaskPanel, masks

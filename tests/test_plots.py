@@ -34,7 +34,7 @@ from workbench.plots.attention.prompt_strip import strip
 from workbench.plots.kv.deviation import deviation
 from workbench.plots.kv.position_encoding import exactness, positions_drift, rotation
 from workbench.plots.marks import table as tables
-from workbench.plots.marks.controls import some
+from workbench.plots.marks.elements import some
 from workbench.plots.marks.lines import SCHEMES as DRAWN_SCHEMES
 from workbench.plots.marks.lines import profile, profiles, rounding
 from workbench.plots.marks.styles import SELECTORS, SPARSE_METHODS

@@ -22,7 +22,7 @@ from workbench.app.explore.editor.choices import Wanted
 from workbench.app.explore.editor.grid import arrangements, asked
 from workbench.app.explore.editor.html import page as whole_page
 from workbench.app.explore.editor.text import PromptReader
-from workbench.app.explore.linked import selection_of
+from workbench.app.explore.live import selection_of
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 

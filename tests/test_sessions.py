@@ -15,7 +15,7 @@ from tests.refusals import refused
 from workbench.app.explore.panels.editing import EDITS, edited
 from workbench.data import segment
 from workbench.data.layouts import LAB
-from workbench.data.sources import chat, demonstrations, game
+from workbench.data.sources import chat, game
 from workbench.experiments.serving import sessions
 from workbench.experiments.serving.sessions import follow, scores
 from workbench.plots.marks.styles import REUSE_STATUSES
@@ -56,12 +56,12 @@ def test_a_chat_prompt_holds_the_last_turns_with_their_replies_each_a_block():
         assert step.pieces[0] == LAB.system and step.pieces[-2] == before.pieces[-1] + answer
 
 
-@given(seed=st.integers(0, 200), shots=st.integers(1, demonstrations.POOL))
+@given(seed=st.integers(0, 200), shots=st.integers(1, chat.POOL))
 @settings(max_examples=15)
 def test_demonstrations_are_drawn_from_one_pool_and_hold_their_answers(seed, shots):
-    requests = demonstrations.requests(6, seed, shots)
-    assert [request.asked.kind for request in requests] == [*demonstrations.KINDS] * 3
-    assert len({shot.id for request in requests for shot in request.demonstrations}) <= demonstrations.POOL
+    requests = chat.requests(6, seed, shots)
+    assert [request.asked.kind for request in requests] == [*chat.KINDS] * 3
+    assert len({shot.id for request in requests for shot in request.demonstrations}) <= chat.POOL
     for request in requests:
         assert len(set(request.demonstrations)) == shots
         for shot in request.demonstrations:
@@ -73,7 +73,7 @@ def test_demonstrations_are_drawn_from_one_pool_and_hold_their_answers(seed, sho
 
 
 def test_a_demonstration_is_one_block_with_its_answer():
-    (step,) = sessions.of_demonstrations(demonstrations.requests(1, shots=3), LAB)
+    (step,) = sessions.of_demonstrations(chat.requests(1, shots=3), LAB)
     assert len(step.pieces) == 1 + 3 + 1
     assert all(piece.startswith("Title:") and piece.endswith("\n") for piece in step.pieces[1:-1])
     assert step.pieces[-1].endswith("Answer:")
@@ -111,14 +111,14 @@ def test_following_a_game_encodes_what_changed_and_equals_encoding_all_anew(load
 
 def test_timing_a_step_leaves_the_store_as_it_was(loaded):
     """Repeats would otherwise find the blocks that the first of them encoded."""
-    steps = sessions.of_demonstrations(demonstrations.requests(2, shots=2), loaded[2])
+    steps = sessions.of_demonstrations(chat.requests(2, shots=2), loaded[2])
     once, thrice = (follow(loaded, steps, max_new_tokens=1, repeats=n, full_every=9) for n in (1, 3))
     assert [r["fates"] for r in once] == [r["fates"] for r in thrice]
     assert once[0]["blocks_encoded"] == 3
 
 
 def test_scores_are_by_mode_and_kind(loaded):
-    steps = sessions.of_demonstrations(demonstrations.requests(4, shots=1), loaded[2])
+    steps = sessions.of_demonstrations(chat.requests(4, shots=1), loaded[2])
     seen: list[tuple[int, int]] = []
     rows = scores(loaded, steps, max_new_tokens=2, batch=3, progress=lambda *at: seen.append(at))
     assert [(row["mode"], row["kind"], row["n"]) for row in rows] == [
@@ -136,8 +136,8 @@ def test_scores_are_by_mode_and_kind(loaded):
         (lambda: chat.conversations(1, turns=1), "turns is 1; a conversation has 2 to 30"),
         (lambda: chat.conversations(1, turns=31), "turns is 31"),
         (lambda: chat.conversations(1, memory=0), "memory is 0"),
-        (lambda: demonstrations.requests(0), "requests is 0"),
-        (lambda: demonstrations.requests(1, shots=17), "shots is 17; a request has 1 to 16"),
+        (lambda: chat.requests(0), "requests is 0"),
+        (lambda: chat.requests(1, shots=17), "shots is 17; a request has 1 to 16"),
         (lambda: sessions.of_chat([], LAB, memory=0), "memory is 0"),
     ],
 )

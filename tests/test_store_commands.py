@@ -20,8 +20,7 @@ from workbench.results.reader import Results
 from workbench.store import FolderStore
 from workbench.store.files import quarantine
 from workbench.store.files.eviction import collect_garbage
-from workbench.store.remote import RemoteStore
-from workbench.store.remote_calls import file_system
+from workbench.store.remote import RemoteStore, file_system
 
 PASSAGES = [
     {"title": f"Title {i}", "text": f"The door of house {i} is painted in colour number {i}."} for i in range(9)

@@ -9,7 +9,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.files import file_header, quarantine, scrub
-from workbench.store.files.mapped import POPULATES, MappedKV, owned
+from workbench.store.files.block_file import POPULATES, MappedKV, owned
 from workbench.store.tiering.tier import HostTier
 
 

@@ -10,7 +10,7 @@ from workbench.app.explore.panels.latency import store_explorer
 from workbench.core.errors import BadInput
 from workbench.experiments.latency import ttft
 from workbench.experiments.latency.ttft_model import TtftModel
-from workbench.experiments.serving import served_here
+from workbench.experiments.serving import serve_bench
 from workbench.experiments.simulation.store_replay import GB, Machine, kv_bytes, replay, requests_of, summary
 from workbench.plots.reports import serving
 from workbench.results import schema
@@ -122,8 +122,8 @@ def test_tiers_are_timed_beside_full_attention(loaded, tmp_path):
 
 
 def test_receipts_of_requests_that_are_served_here_tell_each_round(loaded):
-    rows = served_here.answered(loaded, data.load("lab", 2, 0, 3), 2)
-    assert [row["round"] for row in rows[::2]] == list(served_here.ROUNDS) and all(row["equal"] for row in rows)
-    flat = pd.DataFrame(served_here.flat(rows)).groupby("round").sum(numeric_only=True)
+    rows = serve_bench.answered(loaded, data.load("lab", 2, 0, 3), 2)
+    assert [row["round"] for row in rows[::2]] == list(serve_bench.ROUNDS) and all(row["equal"] for row in rows)
+    flat = pd.DataFrame(serve_bench.flat(rows)).groupby("round").sum(numeric_only=True)
     assert flat.reused["empty tiers"] < flat.reused["again"] and flat.bytes["memory empty, folder full"] > 0
     assert len(serving.receipts_table(rows, model="tiny", device="a device").data[0].cells["values"][0]) == 6 + 3

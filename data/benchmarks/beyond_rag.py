@@ -18,7 +18,7 @@ import lab_frames
 from script import name_of, options, writer
 
 from workbench import models
-from workbench.data.sources import demonstrations, game
+from workbench.data.sources import chat, game
 from workbench.experiments.serving import sessions
 from workbench.experiments.serving.sessions import SessionPrompt
 from workbench.experiments.trials.trial import batches
@@ -65,9 +65,7 @@ def main() -> None:
     loaded = models.load(args.model, args.device)
     layout, name = loaded.layout, name_of(args.model)
     steps_of = {
-        "demonstrations": lambda: sessions.of_demonstrations(
-            demonstrations.requests(args.requests, SEED, SHOTS), layout
-        ),
+        "demonstrations": lambda: sessions.of_demonstrations(chat.requests(args.requests, SEED, SHOTS), layout),
         "frames": lambda: sessions.of_frames(lab_frames.samples(args.frames, SEED), layout),
         "game": lambda: sessions.of_game(game.frames(args.frames, SEED, args.tables), layout),
     }

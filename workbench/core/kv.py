@@ -1,4 +1,9 @@
-"""Keys and values of a run of tokens, one tensor per layer."""
+"""Keys and values of a run of tokens, one tensor per layer.
+
+What is computed from the keys of a layer lies beside them: mean keys of blocks, from chunk to chunk. Each thing kept
+knows of how many tokens it is. Writing keys makes it stale from there on; the next to ask completes it from there, and
+nothing before is read again.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -20,9 +20,8 @@ from workbench.core.kv import KV
 from workbench.core.utils import annotations
 from workbench.core.utils.files import remove_leftovers, write_atomically, writing
 from workbench.store.files import block_file, manifest, quarantine
-from workbench.store.files.block_file import SUFFIX, Contents, Unusable
+from workbench.store.files.block_file import POPULATES, SUFFIX, Contents, Unusable
 from workbench.store.files.file_header import NAME, Opened, quietly
-from workbench.store.files.mapped import POPULATES
 from workbench.store.files.packed import packed_block
 from workbench.store.files.quarantine import Absent
 from workbench.store.keys import Key

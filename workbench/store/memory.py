@@ -7,7 +7,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.utils import annotations
 from workbench.store.fetching import Store
-from workbench.store.files.mapped import owned
+from workbench.store.files.block_file import owned
 from workbench.store.misses import Index, Miss, Reason, likeliest, why
 from workbench.store.stats import Stats
 

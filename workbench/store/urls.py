@@ -10,8 +10,7 @@ from workbench.core.errors import BadInput
 from workbench.core.utils.files import is_url, write_text
 from workbench.store.files.manifest import MANIFEST
 from workbench.store.folder import FolderStore
-from workbench.store.remote import RemoteStore
-from workbench.store.remote_calls import file_system
+from workbench.store.remote import RemoteStore, file_system
 
 Where = str | Path  # a folder or a URL
 

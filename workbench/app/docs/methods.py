@@ -1,4 +1,8 @@
-"""Pages that Sphinx's autodoc makes of code: one a method, with how to use it, and the API reference, one a folder."""
+"""Pages that Sphinx's autodoc makes of code: one a method, with how to use it, and the API reference, one a folder.
+
+A docstring of this house is plain text: paragraphs, lists of names with their meaning two spaces behind, examples
+indented by four spaces, and formulas between dollar signs where it is a raw string.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

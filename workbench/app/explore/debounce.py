@@ -1,9 +1,29 @@
-"""The newest wish of a person, answered in a thread while the notebook goes on."""
+"""The newest wish of a person, answered in a thread while the notebook goes on; and a bar where a person watches."""
 
 import atexit
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from tqdm.auto import tqdm
+
+from workbench.app.notebooks import notebook
+
+
+def progress(label: str) -> Callable[[int, int], None] | None:
+    """Return a callback (done, of how many) that moves a bar; None outside a notebook or terminal."""
+    if not notebook.is_live():
+        return None
+    bar = tqdm(desc=label, leave=False)
+
+    def move(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+
+    return move
+
 
 DEBOUNCE_S = 0.015
 ENDS_WITHIN_S = 60  # a thread that the interpreter waits for before it ends

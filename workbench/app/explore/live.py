@@ -6,17 +6,33 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
-from traitlets import Instance, Unicode
+from traitlets import HasTraits, Instance, Int, Unicode
 
-from workbench.app.explore.linked import Selection
 from workbench.app.reports.figure_files import KINDS, write_figure
+from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.plots.attention.token_axes import axes_of, marks, token_of
 from workbench.plots.marks.theme import STYLE
+
+
+class Selection(HasTraits):
+    """`token` is a position of the prompt; -1: none is chosen. Figures follow it, a click on a figure sets it."""
+
+    token = Int(-1)
+
+
+_KNOWN: WeakValueDictionary[tuple[str, ...], Selection] = WeakValueDictionary()
+
+
+def selection_of(prompt: Prompt) -> Selection:
+    """Return the selection that all explorers of this prompt share, as long as one of them lives."""
+    return _KNOWN.setdefault(tuple(block.content for block in prompt.blocks), Selection())
+
 
 GONE = "No kernel is behind these controls any more. Run the notebook again from its first cell to this one."
 STYLE_TAG = f"""<style>{STYLE}

@@ -9,8 +9,7 @@ from ipywidgets import VBox
 from transformers import PreTrainedModel
 
 from workbench.app.explore.given import Given, Model, loaded_of, reading_of
-from workbench.app.explore.linked import selection_of
-from workbench.app.explore.live import explorer, slider
+from workbench.app.explore.live import explorer, selection_of, slider
 from workbench.app.explore.panels.critical import answers
 from workbench.app.explore.panels.latency import request_explorer
 from workbench.app.explore.panels.long import long_explorer

@@ -6,6 +6,10 @@ are multiplied together lie side by side in one tensor, and the model's own para
 `state_dict`, adapters that are merged later and the model's own forward pass stay right, and memory does not grow.
 
 `layers_of` says of a model why it cannot be run so; it then runs as it is.
+
+`fused` fuses decoder layers by torch.compile instead: norms, rotary embeddings and activations become one kernel each.
+All layers share one compilation. Attention stays outside of it, as an ordinary call: the workbench's requests, pages
+and choices are no part of what is compiled. Afterwards the model is as it was.
 """
 
 from collections.abc import Callable, Iterator, Sequence

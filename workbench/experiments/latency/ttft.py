@@ -7,6 +7,11 @@ block          takes all blocks from a store in memory and re-encodes their posi
 recompute      does the same and recomputes a share of the document tokens; the choice of them is within the time
 stock full     is transformers' own prefill with torch's scaled_dot_product_attention
 stock prefix   is transformers over a ready cache of this very context: the best that a prefix cache can do
+
+`over_tiers`: times against where cached blocks lie and how long the context is (FusionRAG, figure 19).
+Full attention, and reuse of blocks from memory and from a folder on disk, with nothing and with a share recomputed;
+all take turns in one process. Blocks from disk are read, and their checksums verified, within the time; the system's
+own cache of files is warm.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,6 +6,9 @@
         print(run.mode, run.ttft.p50, run.per_second, run.idle)
 
 On a GPU requests share the pages of a pool and read cached blocks in place; on a CPU each has a contiguous KV.
+
+`answered`: three rounds of the same questions: with empty tiers, again, and with an empty memory over the folder that
+was filled.
 """
 
 import os
@@ -23,22 +26,77 @@ import numpy as np
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, not_allowed
+from workbench.data import Sample
 from workbench.engine.decoding import check_length
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.serving.serve_fields import ServeFields, check_load
 from workbench.methods import Method
 from workbench.methods.engines import PAGE, EngineChoice, choose_engine
+from workbench.methods.generation import generate
 from workbench.methods.modes.reuse import Reuse
+from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.serving import MODES, Engine, Scheduler, Ticket
 from workbench.methods.serving.contiguous import ContiguousEngine
 from workbench.methods.serving.paged import PagedEngine
 from workbench.methods.serving.scheduler import Mode
+from workbench.metrics.answers import Records
 from workbench.metrics.latency import Quantiles, quantiles
 from workbench.models.loading import Loaded
-from workbench.store import UNLIMITED, FolderStore, HostTier, StoreTier, TieredStore
+from workbench.store import UNLIMITED, FolderStore, HostTier, MemoryStore, StoreTier, TieredStore
 from workbench.store.events import Events, idle_share
 from workbench.store.tiering.pages import PageTier
+
+ROUNDS = ("empty tiers", "again", "memory empty, folder full")
+
+
+def answered(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 8) -> Records:
+    """Return a row a round and question: {round, question, answer, equal, ttft_ms, seconds by stage, receipt}.
+
+    `equal`: the answer has the tokens of `generate`, one question at a time, without scheduler and tiers.
+    """
+    loaded = Loaded(*loaded)
+    model, tokenizer, layout = loaded
+    prompts, method = layout.prompts(samples, tokenizer), Reuse(prepare=AfterSystem())
+    alone: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": layout.stop}
+    expected = [generate(model, tokenizer, [prompt], method, MemoryStore(), **alone)[0] for prompt in prompts]
+    rows: Records = []
+    with TemporaryDirectory() as place:
+        for name, store in zip(ROUNDS, _tiers_here(Path(place)), strict=True):
+            engine = ContiguousEngine(model, tokenizer, store, method, stop=layout.stop)
+            with closing(Scheduler(engine, "request", batch=len(prompts))) as scheduler:
+                tickets = scheduler.run(prompts, max_new_tokens)
+            for sample, ticket, other in zip(samples, tickets, expected, strict=True):
+                got = ticket.result(0)
+                row: dict[str, Any] = {"round": name, "question": sample.question, "answer": got.text.strip()}
+                row |= {"equal": got.tokens == other.tokens, "ttft_ms": 1e3 * got.ttft, "receipt": got.receipt}
+                rows.append(row)
+    return rows
+
+
+def _tiers_here(place: Path) -> Iterator[TieredStore]:
+    """Yield the tiers of every round."""
+    first = TieredStore([HostTier(), StoreTier(FolderStore(place / "blocks", new=True))], write="through")
+    yield first
+    yield first
+    yield TieredStore([HostTier(), StoreTier(FolderStore(place / "blocks"))])
+
+
+def flat(rows: Sequence[dict[str, Any]]) -> Records:
+    """Return the rows with counts in the place of receipts, for a table."""
+    return [
+        {name: value for name, value in row.items() if name != "receipt"}
+        | {
+            "reused": row["receipt"].count("reused"),
+            "shifted": row["receipt"].shifted,
+            "computed": row["receipt"].count("computed"),
+            "bytes": sum(row["receipt"].bytes.values()),
+            "tiers": ", ".join(sorted(row["receipt"].bytes)) or "–",
+            "misses": ", ".join(f"{n} {reason}" for reason, n in row["receipt"].misses.items()) or "–",
+        }
+        for row in rows
+    ]
+
 
 NAMES = {"sync": "sync", "request": "async by request", "layer": "async by layer"}
 WARM_UP = 2  # questions that a CPU answers before anything is timed

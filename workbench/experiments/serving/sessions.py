@@ -17,7 +17,7 @@ from workbench.core.errors import BadInput
 from workbench.data import layouts, segment
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
-from workbench.data.sources.demonstrations import Request
+from workbench.data.sources.chat import Request
 from workbench.data.sources.game import RULES, Frame
 from workbench.engine.forward import prefill_many
 from workbench.experiments.trials.trial import Progress, batches

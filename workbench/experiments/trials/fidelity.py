@@ -18,8 +18,8 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.data import Sample
 from workbench.engine.decoding import text_of
-from workbench.experiments.trials.question_rows import scores as scored
 from workbench.experiments.trials.trial import batches
+from workbench.experiments.trials.trial_measures import scores as scored
 from workbench.methods import Method, finish
 from workbench.methods.config import MethodConfig
 from workbench.methods.generation import decode_ready

@@ -18,7 +18,7 @@ from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
 from workbench.data.sources import files as given_samples
 from workbench.engine.decoding import check_length
-from workbench.experiments.trials import budget, question_rows
+from workbench.experiments.trials import budget, trial_measures
 from workbench.experiments.trials.record import Record, device_name, versions
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
 from workbench.experiments.trials.trial_measures import (
@@ -138,15 +138,15 @@ class Trial(TrialFields, MethodConfig):
         full = self._full_times(model, prompts, method)
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
-        rows = [question_rows.row(*each) for each in zip_longest(samples, texts, compared)]
+        rows = [trial_measures.row(*each) for each in zip_longest(samples, texts, compared)]
         few = prompts[: min(self.timed, SPARSE_PROMPTS)]
         stage("measuring what is left out")
         sparsity = self._sparsity(model, few)
         record = Record(
-            **question_rows.quality(rows, samples, self.seed),
+            **trial_measures.quality(rows, samples, self.seed),
             **costs(model, prompts, generations),
             trial=self.settings() | ({} if self.charged is None else {"ratio": getattr(method, "ratio", None)}),
-            by_kind=question_rows.by_kind(rows, samples, self.seed),
+            by_kind=trial_measures.by_kind(rows, samples, self.seed),
             answered=fidelity.of_answered(rows, self.seed),
             ttft_s=ttft,
             ttft_full_s=full,

@@ -6,7 +6,7 @@ They are kept with the model, on the CPU, up to `room()` bytes; what comes after
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,17 +17,48 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.data import Sample
-from workbench.experiments.trials.question_rows import scores
 from workbench.methods import Method
 from workbench.methods.answered import Answered, Generation
 from workbench.methods.generation import first_token
 from workbench.methods.modes.full import Full
-from workbench.metrics import cost, fidelity
+from workbench.metrics import answers, cost, fidelity
 from workbench.metrics.answers import Records
-from workbench.metrics.fidelity import Reference, Tokens
+from workbench.metrics.fidelity import Quality, Reference, Tokens
 from workbench.metrics.latency import Quantiles
 from workbench.models.loading import Loaded
 from workbench.store import UNLIMITED, MemoryStore, Store, fingerprint
+
+OF_ANSWER = {"em": answers.exact_match, "f1": answers.f1, "contains": answers.contains}  # of one answer
+
+
+def row(sample: Sample, answer: str, compared: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the row of a question and its answer; `compared` is what `fidelity.compare` says of it."""
+    expected = sample.answers[0] if sample.answers else None
+    about = {"id": sample.id, "kind": sample.kind, "answer": answer, "expected": expected}
+    return about | scores(answer, sample.answers) | (compared or {})
+
+
+def scores(answer: str, aliases: Sequence[str], before: str = "") -> dict[str, float | None]:
+    """Return every score of one answer, by its name with `before` in front; None without gold answers."""
+    return {before + name: of(answer, aliases) if aliases else None for name, of in OF_ANSWER.items()}
+
+
+def quality(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Any]:
+    """Return the fields of `Quality` of some questions and their rows."""
+    scored = answers.score([row["answer"] for row in rows], [sample.answers for sample in samples], seed)
+    return asdict(scored) | (fidelity.summary(rows, seed) if "kl" in rows[0] else {})
+
+
+def by_kind(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Quality]:
+    """Return the scores of every kind of question."""
+    of_kind: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        of_kind.setdefault(row["kind"], []).append(i)
+    return {
+        kind: Quality(**quality([rows[i] for i in at], [samples[i] for i in at], seed))
+        for kind, at in sorted(of_kind.items())
+    }
+
 
 BYTES = 1 << 29  # that are kept in any case
 SHARE = 8  # of the memory that is free, one part is for references

@@ -41,8 +41,7 @@ from workbench.store.files.block_file import SUFFIX
 from workbench.store.files.manifest import CHECKSUM, SUCCESS, TOKENIZER, checksum, files_of
 from workbench.store.keys import vocabulary
 from workbench.store.misses import identity_of
-from workbench.store.remote import RemoteStore
-from workbench.store.remote_calls import file_system
+from workbench.store.remote import RemoteStore, file_system
 from workbench.store.urls import Where, forget, is_begun, note, opened, read_note, within
 from workbench.store.views import StagingStore
 

@@ -3,6 +3,11 @@
 A matrix is kept as int8 with one scale a row, the largest of its numbers over 127; all other weights as bf16. The file
 has a name of its own, so that nothing takes its numbers for weights: `models.load` reads it, `from_pretrained` finds
 no weights.
+
+How weights lie in memory on a CPU: a `Linear` multiplies by the transpose of its weight [out, in]. Where the weight
+lies so that input channels are its rows, torch's product in fp32 of the 50 rows of a question takes about three
+quarters of the time, that of one row no more. Shape, values and `state_dict` stay; copies and files of the weights lie
+as usual.
 """
 
 from pathlib import Path

@@ -10,8 +10,7 @@ from plotly.subplots import make_subplots
 from workbench.data.prompt_view import Reading
 from workbench.metrics.attention_mass import AttentionMass
 from workbench.plots.attention.masks import names
-from workbench.plots.marks.controls import frames, head_menu, layer_slider, of_head
-from workbench.plots.marks.elements import block_axis, block_edges
+from workbench.plots.marks.elements import block_axis, block_edges, frames, head_menu, layer_slider, of_head
 from workbench.plots.marks.styles import MODE_NAMES
 from workbench.plots.marks.theme import RULE, SEQUENTIAL, Notes, block_colour, finish, panel_titles
 

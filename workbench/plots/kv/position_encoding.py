@@ -13,8 +13,7 @@ from plotly.subplots import make_subplots
 
 from workbench.metrics.kv.position_encoding import SCHEMES, TOLERANCE, KeyRotation
 from workbench.plots.attention.masks import shown
-from workbench.plots.marks.controls import frame_slider, frames
-from workbench.plots.marks.elements import interval
+from workbench.plots.marks.elements import frame_slider, frames, interval
 from workbench.plots.marks.lines import rounding
 from workbench.plots.marks.styles import MODES
 from workbench.plots.marks.table import table

@@ -1,12 +1,126 @@
-"""Elements that figures share: intervals, bands, legend entries, colour scales, axes of blocks."""
+"""Elements that figures share: intervals, bands, legend entries; and controls that work without a Python kernel."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from itertools import zip_longest
+from typing import Any, Unpack
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.basedatatypes import BaseTraceType
 
-from workbench.plots.marks.theme import clear
+from workbench.plots.marks.theme import INK, MUTED, PAPER, RULE, TRACK, Texts, clear, finish, legend_over, panel_titles
+
+
+def layer_slider(layers: int | Sequence[int], active: int) -> dict[str, Any]:
+    """Return a slider whose steps are frames named by layer; `active` counts the steps."""
+    return frame_slider([str(at) for at in (range(layers) if isinstance(layers, int) else layers)], active, "layer ")
+
+
+def frame_slider(
+    labels: Sequence[str], active: int, prefix: str = "", *, spoken: bool = False, pad: int = 42, **more: Any
+) -> dict[str, Any]:
+    """Return a slider whose steps are frames.
+
+    A frame is named by its label, or, where labels are sentences (`spoken`, only that of the current frame is shown),
+    by its number.
+    """
+    play = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
+    steps = [
+        {"label": label, "method": "animate", "args": [[str(at) if spoken else label], play]}
+        for at, label in enumerate(labels)
+    ]
+    return {
+        "active": active,
+        "steps": steps,
+        "currentvalue": {"prefix": prefix, "font": {"size": 12, "color": INK}},
+        "font": {"size": 1, "color": PAPER} if spoken else {"size": 11, "color": MUTED},
+        **{"x": 0, "len": 1, "y": 0, "yanchor": "top", "pad": {"t": pad, "b": 0}},
+        **{"bordercolor": MUTED, "bgcolor": TRACK, "tickcolor": TRACK, **more},
+    }
+
+
+def frames(pictures: Mapping[str, Sequence[BaseTraceType]], traces: Sequence[int] | None = None) -> list[go.Frame]:
+    """Return frames by name; each replaces `traces`, or the first ones of the figure, by its own."""
+    return [
+        go.Frame(name=name, data=list(data), traces=list(range(len(data)) if traces is None else traces))
+        for name, data in pictures.items()
+    ]
+
+
+def steered(
+    fig: go.Figure,
+    height: int,
+    pictures: Mapping[str, Sequence[BaseTraceType]] | None = None,
+    slider: dict[str, Any] | None = None,
+    menu: dict[str, Any] | None = None,
+    below: int = 128,
+    **texts: Unpack[Texts],
+) -> go.Figure:
+    """Finish panels of tiles, with a slider over `pictures` (frame → traces); a menu of one choice is left out."""
+    if pictures and slider:
+        fig.frames = frames(pictures)
+        fig.update_layout(sliders=[slider])
+    if menu and len(menu["buttons"]) > 1:
+        fig.update_layout(updatemenus=[menu])
+    panel_titles(fig)
+    fig.update_layout(legend=legend_over(height, 26, itemclick=False))
+    return finish(fig, height=height, above=62, below=below if slider else 56, left=76, **texts)
+
+
+def head_menu(
+    heads: int, traces: int, height: int, layouts: Sequence[dict[str, Any]] = (), active: int = 0
+) -> dict[str, Any]:
+    """Return a menu that shows the traces of one head; traces lie head by head, the mean over heads first.
+
+    `layouts` is what else changes in the layout, per choice.
+    """
+    return choice_menu(["mean over heads", *(f"head {h}" for h in range(heads))], traces, height, layouts, active)
+
+
+def choice_menu(
+    labels: Sequence[str],
+    traces: int,
+    height: int,
+    layouts: Sequence[dict[str, Any]] = (),
+    active: int = 0,
+    always: int = 0,
+) -> dict[str, Any]:
+    """Return a menu that shows the traces of one choice. They lie choice by choice; `always` more at the end stay."""
+    buttons = [
+        button(label, [at // traces == number for at in range(len(labels) * traces)] + [True] * always, layout)
+        for number, (label, layout) in enumerate(zip_longest(labels, layouts))
+    ]
+    return menu(buttons, height, 24, active=active)
+
+
+def button(label: str, visible: Sequence[bool], layout: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return a button of a menu that shows some traces and changes the layout."""
+    return {"label": label, "method": "update", "args": [{"visible": list(visible)}, layout or {}]}
+
+
+def menu(buttons: Sequence[dict[str, Any]], height: int, gap: int, **more: Any) -> dict[str, Any]:
+    """Return a menu that lies `gap` px over the right end of a plot area of `height` px."""
+    place = {"x": 1, "xanchor": "right", "y": 1 + gap / height, "yanchor": "bottom", "pad": {"t": 0, "b": 0}}
+    look = {"bgcolor": PAPER, "bordercolor": RULE, "font": {"size": 12}}
+    return {"buttons": list(buttons), **place, **look, **more}
+
+
+def switch(buttons: Sequence[dict[str, Any]], height: int, gap: int) -> dict[str, Any]:
+    """Return a menu whose few buttons lie side by side."""
+    return menu(buttons, height, gap, type="buttons", direction="right", font={"color": MUTED})
+
+
+def some(items: Sequence[int], wanted: int, most: int = 8) -> list[int]:
+    """Pick at most `most` of `items`, evenly spread, `wanted` among them: a figure carries a picture of each."""
+    if len(items) <= most:
+        return list(items)
+    others = [items[round(i * (len(items) - 1) / (most - 2))] for i in range(most - 1)]
+    return sorted({*others, wanted})
+
+
+def of_head(mass: np.ndarray, layer: int, head: int) -> np.ndarray:
+    """Return one head of a layer, float32 [T]; head 0 is the mean over heads, head h is head h - 1."""
+    return (mass[layer].mean(0) if head == 0 else mass[layer, head - 1]).astype(np.float32)
 
 
 def interval(

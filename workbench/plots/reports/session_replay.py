@@ -9,9 +9,8 @@ import plotly.graph_objects as go
 from workbench.data.sources.game import Frame
 from workbench.experiments.serving.sessions import total
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
-from workbench.plots.marks import controls
-from workbench.plots.marks.controls import button, switch
-from workbench.plots.marks.elements import interval, steps, swatches
+from workbench.plots.marks import elements
+from workbench.plots.marks.elements import button, interval, steps, swatches, switch
 from workbench.plots.marks.styles import MODES, REUSE_STATUSES, block_hovers
 from workbench.plots.marks.table import table, verdict
 from workbench.plots.marks.theme import RULE, Notes, finish, legend_over
@@ -74,9 +73,9 @@ def frames(
     cells.update(x=list(range(1, columns + 1)), y=list(rows), hovertemplate="%{text}<extra></extra>")
     fig = go.Figure(cells)
     swatches(fig, {look.name: look.colour for look in REUSE_STATUSES.values()})
-    fig.frames = controls.frames({str(at): [picture] for at, picture in enumerate(pictures)})
+    fig.frames = elements.frames({str(at): [picture] for at, picture in enumerate(pictures)})
     height = max(120, 30 * len(rows))
-    slider = controls.frame_slider([said(r) for r in records], active, "frame ", spoken=True, pad=56)
+    slider = elements.frame_slider([said(r) for r in records], active, "frame ", spoken=True, pad=56)
     fig.update_layout(sliders=[slider], legend=legend_over(height, 6, itemclick=False))
     ticks = {"tickvals": [1, *range(8, columns + 1, 8)], "ticks": "", "range": [0.4, columns + 0.6]}
     fig.update_xaxes(title_text="block of the table", showgrid=False, **ticks)

@@ -15,7 +15,7 @@ from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
 from workbench.metrics.tiles.tile_recall import ORACLE, BflaRules, Chosen, chosen, means, rule_records
 from workbench.metrics.tiles.tile_states import States, Union
-from workbench.plots.marks.controls import some
+from workbench.plots.marks.elements import some
 from workbench.plots.marks.styles import SPARSE_METHODS
 from workbench.plots.tiles.heads import by_head
 from workbench.plots.tiles.tile_recall import (

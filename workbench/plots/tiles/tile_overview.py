@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.metrics.tiles.tile_recall import Framed
-from workbench.plots.marks.controls import choice_menu, steered
+from workbench.plots.marks.elements import choice_menu, steered
 from workbench.plots.marks.table import table
 from workbench.plots.marks.theme import FAINT, INK, PAPER, Notes, Texts, finish, panel_titles
 from workbench.plots.tiles.reduce import blocks

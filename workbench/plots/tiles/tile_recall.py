@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.metrics.tiles.tile_recall import Chosen, TileWindow
-from workbench.plots.marks.controls import choice_menu, frame_slider, layer_slider, steered
-from workbench.plots.marks.elements import swatches
+from workbench.plots.marks.elements import choice_menu, frame_slider, layer_slider, steered, swatches
 from workbench.plots.marks.theme import BLUE, FAINT, INK, PAPER, RED, RULE, Notes, Texts
 from workbench.plots.tiles.reduce import blocks
 

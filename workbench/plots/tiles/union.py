@@ -10,9 +10,8 @@ from plotly.subplots import make_subplots
 
 from workbench.metrics.tiles.tile_recall import BflaRules
 from workbench.metrics.tiles.tile_states import Union
-from workbench.plots.marks.controls import choice_menu, frame_slider, layer_slider, steered
+from workbench.plots.marks.elements import choice_menu, frame_slider, layer_slider, steered, swatches
 from workbench.plots.marks.elements import steps as scale
-from workbench.plots.marks.elements import swatches
 from workbench.plots.marks.theme import BLUE, FAINT, GREEN, MUTED, ORANGE, PAPER, PINK, RULE, SKY, Notes
 from workbench.plots.tiles.reduce import blocks
 from workbench.plots.tiles.tile_recall import CELLS, Span, axes, image

@@ -21,7 +21,7 @@ from workbench.methods.answered import Generation
 from workbench.metrics.answers import exact_match
 from workbench.plots.attention.masks import shown
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
-from workbench.plots.marks.controls import button, menu, switch
+from workbench.plots.marks.elements import button, menu, switch
 from workbench.plots.marks.lines import profile, profiles
 from workbench.plots.marks.styles import SELECTORS, selector_looks
 from workbench.plots.marks.table import table

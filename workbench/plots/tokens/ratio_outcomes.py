@@ -16,8 +16,7 @@ from torch import Tensor
 from workbench.data.prompt_view import Reading
 from workbench.metrics.answers import exact_match
 from workbench.plots.attention.masks import names
-from workbench.plots.marks.controls import frame_slider, frames
-from workbench.plots.marks.elements import block_axis, block_edges, steps
+from workbench.plots.marks.elements import block_axis, block_edges, frame_slider, frames, steps
 from workbench.plots.marks.lines import profile, profiles
 from workbench.plots.marks.styles import SELECTORS, reuse_name, selector_looks
 from workbench.plots.marks.theme import BLUE, GREEN, INK, RED, RULE, Texts, finish

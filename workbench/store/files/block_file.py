@@ -12,6 +12,16 @@ header           CRC-32 of the other entries
 A block is read with one call where its tensors lie together, into memory of its own: the bytes that are checked are
 those that are handed out, and a sector that cannot be read is an error and no signal. Mapped, the pages of the file
 are checked and handed out themselves: for readers that copy them at once, as to a GPU.
+
+A store hands pages out by default, as a hit is then read once and not copied. That is safe for a short while:
+
+- files of blocks are never written into: they are written whole under another name and renamed, and a reader of pages
+  keeps the file that it opened
+- the pages are read in and verified before they are handed out, and a page that cannot be read is an error there
+- what is written to them stays in the process
+
+For long it is not: pages that the system drops are read again later, unverified, and a disk that fails, or a program
+that writes into files in place, is then no miss but an end of the process. So whoever keeps a block takes `owned`.
 """
 
 import json
@@ -19,6 +29,7 @@ import mmap
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,10 +42,35 @@ from torch import Tensor
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.files import file_header
-from workbench.store.files.checksums import NAMES, crc32, of_tensor, raw_bytes, seed_of
-from workbench.store.files.file_header import ALIGNED, Contents, Extent, Opened, State, Unusable, contents, state_of
-from workbench.store.files.mapped import MappedKV
+from workbench.store.files.file_header import (
+    ALIGNED,
+    NAMES,
+    Contents,
+    Extent,
+    Opened,
+    State,
+    Unusable,
+    contents,
+    crc32,
+    of_tensor,
+    raw_bytes,
+    seed_of,
+    state_of,
+)
 from workbench.store.keys import Key
+
+POPULATES = sys.platform == "linux"  # elsewhere an unreadable page is found too late, and mapped files stay as they are
+
+
+@dataclass
+class MappedKV(KV):
+    """Keys and values that are pages of a file: to be read, or copied, at once."""
+
+
+def owned(kv: KV) -> KV:
+    """Return read-only KV in memory of its own: itself where it is that already, else a copy."""
+    return kv if kv.read_only and not isinstance(kv, MappedKV) else kv.clone().lock()
+
 
 __all__ = ["SUFFIX", "Contents", "State", "Unusable", "block", "contents", "save", "state_of"]
 SUFFIX = ".safetensors"

@@ -16,8 +16,7 @@ from torch import Tensor
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.files import block_file
-from workbench.store.files.checksums import crc32, raw_bytes
-from workbench.store.files.file_header import Contents, Extent, Opened, Unusable
+from workbench.store.files.file_header import Contents, Extent, Opened, Unusable, crc32, raw_bytes
 
 ALIGNED = 256  # bytes at a multiple of which a layer begins
 

@@ -12,8 +12,7 @@ from workbench.core.utils.files import sync, write_atomically, writing
 from workbench.store.files import block_file, manifest, quarantine
 from workbench.store.files.block_file import SUFFIX, Contents, Unusable
 from workbench.store.files.file_header import quietly
-from workbench.store.remote import RemoteStore
-from workbench.store.remote_calls import Unreachable
+from workbench.store.remote import RemoteStore, Unreachable
 
 Progress = Callable[[int, int], None]  # (files read, of how many)
 

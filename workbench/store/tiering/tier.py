@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.fetching import Store
-from workbench.store.files.mapped import owned
+from workbench.store.files.block_file import owned
 from workbench.store.files.packed import PackedKV, layers_of, pack
 from workbench.store.tiering.quantized import QuantizedKV, Storage, check_storage, quantize, size_in_bytes
 

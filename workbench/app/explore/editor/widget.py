@@ -19,8 +19,7 @@ from workbench.app.explore.editor.choices import Wanted
 from workbench.app.explore.editor.grid import PromptPage, answered_page, asked
 from workbench.app.explore.editor.html import HERE, PARTS, script, summary
 from workbench.app.explore.given import Given, Model
-from workbench.app.explore.linked import Selection, selection_of
-from workbench.app.explore.live import WITHOUT
+from workbench.app.explore.live import WITHOUT, Selection, selection_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 

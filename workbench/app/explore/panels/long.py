@@ -6,8 +6,7 @@ from functools import lru_cache
 import plotly.graph_objects as go
 from ipywidgets import VBox
 
-from workbench.app.explore.linked import Selection
-from workbench.app.explore.live import explorer, menu, slider
+from workbench.app.explore.live import Selection, explorer, menu, slider
 from workbench.app.explore.panels.tiles import method_and_threshold, method_of
 from workbench.core.tiling.tiles import Tiles
 from workbench.metrics.tiles.tile_recall import TileWindow, choice, window

@@ -3,8 +3,7 @@
 import plotly.graph_objects as go
 from ipywidgets import VBox
 
-from workbench.app.explore.linked import selection_of
-from workbench.app.explore.live import explorer, text_field
+from workbench.app.explore.live import explorer, selection_of, text_field
 from workbench.app.explore.prompts import attention_of, layer_and_head, naming
 from workbench.core import masks as mask_rules
 from workbench.core.masks import block_attention, causal

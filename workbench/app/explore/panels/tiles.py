@@ -8,8 +8,7 @@ import plotly.graph_objects as go
 from ipywidgets import Checkbox, Dropdown, Layout, SelectionSlider, VBox
 from transformers import PreTrainedModel
 
-from workbench.app.explore.linked import Selection
-from workbench.app.explore.live import explorer, menu, number_slider, slider
+from workbench.app.explore.live import Selection, explorer, menu, number_slider, slider
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
