@@ -24,20 +24,8 @@ from workbench.core.errors import BadInput, not_allowed
 from workbench.core.utils.stages import stage
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
-from workbench.models.checkpoints import (
-    COMPACT,
-    DIFFERENCE,
-    adapter_of,
-    base_folder,
-    check,
-    check_headers,
-    check_loaded,
-    config_of,
-    is_blank,
-    read_json,
-    reason,
-    shards,
-)
+from workbench.models.checked_config import check_headers, check_loaded, config_of, is_blank, reason
+from workbench.models.checkpoints import COMPACT, DIFFERENCE, adapter_of, base_folder, check, read_json, shards
 from workbench.models.model_card import layout_of, tokenizer_of
 from workbench.models.model_names import folder
 from workbench.models.spec import ModelSpec, attach

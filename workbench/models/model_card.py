@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from workbench.core.errors import BadInput
 from workbench.data import chat_template
 from workbench.data.layouts import RELEASED, Layout
+from workbench.models.checked_config import reason
 from workbench.models.checkpoints import (
     DIFFERENCE,
     SCALE,
@@ -19,7 +20,6 @@ from workbench.models.checkpoints import (
     check,
     check_weights,
     read_json,
-    reason,
     shards,
 )
 from workbench.models.model_names import folder

@@ -1,0 +1,180 @@
+"""What a checkpoint says of itself, checked before any weight is loaded: its configuration and its files' headers.
+
+No code and no pickle of a checkpoint is run: remote code is switched off, weights are safetensors.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+from workbench.core.errors import BadInput, brief, shown
+from workbench.core.utils import annotations
+
+SIZES = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"]
+SIZES += ["vocab_size", "intermediate_size", "max_position_embeddings"]
+FORMATS = ("F64", "F32", "F16", "BF16")  # of weights, as safetensors calls them
+OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")  # passed over
+DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+
+
+def config_of(path: Path, declared: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return the configuration of a checkpoint folder, whose config.json holds `declared`.
+
+    Raises BadInput for a field of a wrong type, a size under 1, rotary parameters that are empty or no numbers, a
+    quantisation that transformers does not know, a foreign attention and a type that needs remote code.
+    """
+    file = path / "config.json"
+    _words(file, declared)
+    _quantisation(file, declared)
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        decoder = config.get_text_config(decoder=True)
+    except Exception as problem:  # a class of its own reads each type, and may fail in any way
+        raise BadInput(f"{file} cannot be used: {reason(problem)}") from problem
+    for name in SIZES:
+        value = getattr(decoder, name, None)
+        if value is not None and (not annotations.fits(value, int) or value < 1) and not isinstance(value, list):
+            raise BadInput(f"{file}: {name} is {shown(value)}, a whole number of at least 1 is needed")
+    for name, value in vars(decoder).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadInput(f"{file}: {name} is {value}, a finite number is needed")
+    _rotary(file, declared, decoder)
+    return config
+
+
+def check_headers(config: PreTrainedConfig, path: Path, shards: Iterable[Path]) -> None:
+    """Raise BadInput, by the headers of the weights, for a number of layers that is not the configuration's.
+
+    Also for a weight that stands in two of them, for weights that are whole numbers or of a format that transformers
+    would not scale back, and for a scaled format that is declared and not there.
+    """
+    decoder = config.get_text_config(decoder=True)
+    numbers, layers = set[int](), getattr(decoder, "num_hidden_layers", None)
+    ignored, forms, held_by = _ignored(config), set[str](), dict[str, Path]()
+    for shard in shards:
+        with safe_open(shard, framework="pt") as held:
+            for key in sorted(held.keys()):
+                form = held.get_slice(key).get_dtype()
+                forms.add(form)
+                if (other := held_by.setdefault(key, shard)) != shard:
+                    raise BadInput(f"{path}: {brief(key)} stands in two files, {other.name} and {shard.name}")
+                if key.endswith(".weight") and form not in FORMATS and not hasattr(config, "quantization_config"):
+                    raise BadInput(f"{shard} holds {brief(key)} as {form}: allowed are {', '.join(FORMATS)}")
+                if not any(re.search(pattern, key) for pattern in ignored):
+                    numbers |= {int(number) for number in LAYER.findall(key)}
+    settings = getattr(config, "quantization_config", None)
+    if settings and _method(settings) == "fp8" and not any(form.startswith("F8") for form in forms):
+        raise BadInput(f"{path}: config.json says that weights are fp8 (quantization_config), they are {sorted(forms)}")
+    if layers and numbers and max(numbers) + 1 != layers and not _is_composed(config):
+        raise BadInput(
+            f"{path} is not whole: config.json names {layers} layers (num_hidden_layers), the weights are those of "
+            f"{max(numbers) + 1}"
+        )
+
+
+def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
+    """Raise BadInput for weights missing, left over where they would count, or not finite; return what is left out."""
+    lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if lacking:
+        raise BadInput(
+            f"{path} is not whole: {len(lacking)} weights are missing or of the wrong shape, first {brief(lacking[0])}"
+        )
+    unused = sorted(map(str, report.get("unexpected_keys", ())))
+    modules = {name for name, _ in model.named_modules()}
+    if counted := [key for key in unused if LAYER.search(key) or key.rpartition(".")[0] in modules]:
+        raise BadInput(
+            f"{path} holds {len(counted)} weights that its config.json has no place for, first {brief(counted[0])}: "
+            "the model would compute something else"
+        )
+    for name, weight in model.named_parameters():
+        if (
+            weight.is_floating_point()
+            and weight.numel()
+            and not all(map(math.isfinite, torch.stack(weight.detach().aminmax()).tolist()))
+        ):
+            raise BadInput(f"{path} is damaged: {name} holds infinities or nan")
+    return f"{path}: {len(unused)} weights are left out, first {brief(unused[0])}" if unused else ""
+
+
+def is_blank(model: Any) -> bool:
+    """Return whether all matrices of a model begin and end in rows of zeros, as in a file that was never filled."""
+    matrices = [weight for weight in model.parameters() if weight.ndim > 1 and weight.numel()]
+    return bool(matrices) and not any(bool(weight[0].any() or weight[-1].any()) for weight in matrices)
+
+
+def reason(problem: BaseException) -> str:
+    """Return what an exception says, in one line."""
+    return " ".join(str(problem).split())[:300] or type(problem).__name__
+
+
+def _words(file: Path, declared: Mapping[str, Any]) -> None:
+    """Refuse a foreign attention, and a number format that weights cannot be computed in."""
+    named = dict.fromkeys(("attn_implementation", "_attn_implementation"), OWN_ATTENTION)
+    for name, allowed in (named | dict.fromkeys(("dtype", "torch_dtype"), DTYPES)).items():
+        value = declared.get(name)
+        if value is not None and not isinstance(value, dict) and value not in allowed:
+            raise BadInput(f"{file}: {name} is {shown(value)}: allowed are {', '.join(allowed)}")
+
+
+def _quantisation(file: Path, declared: Mapping[str, Any]) -> None:
+    if (settings := declared.get("quantization_config")) is None:
+        return
+    method = _method(settings)
+    if not isinstance(method, str) or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        known = ", ".join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
+        raise BadInput(f"{file}: the quantisation {shown(method)} is not known to transformers: allowed are {known}")
+
+
+def _method(settings: Any) -> Any:
+    """Return the name of a quantisation: of its settings as written, or as transformers reads them."""
+    if isinstance(settings, dict):
+        return settings.get("quant_method")
+    method = getattr(settings, "quant_method", settings)
+    return getattr(method, "value", method)
+
+
+def _rotary(file: Path, declared: Mapping[str, Any], decoder: Any) -> None:
+    rope = getattr(decoder, "rope_parameters", None)
+    if not isinstance(rope, dict) or not rope:
+        return
+    inner = declared.get("text_config")
+    for fields in (declared, inner if isinstance(inner, dict) else {}):
+        table = fields.get("rope_parameters", fields)
+        if "rope_theta" not in fields and not (table is fields or _has_theta(table)):
+            raise BadInput(f"{file}: rope_parameters is {shown(table)}, rope_theta is needed")
+    for table in [each for each in rope.values() if isinstance(each, dict)] or [rope]:
+        for name in ("rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings"):
+            value = table.get(name)
+            if value is not None and not (_is_number(value) and value > 0):
+                raise BadInput(f"{file}: {name} of its rotary positions is {shown(value)}, a number above 0 is needed")
+
+
+def _has_theta(table: Any) -> bool:
+    """Return whether rotary parameters, or those of every kind of layers, hold a base."""
+    if not isinstance(table, dict) or not table:
+        return False
+    kinds = [each for each in table.values() if isinstance(each, dict)]
+    return "rope_theta" in table or (bool(kinds) and all("rope_theta" in each for each in kinds))
+
+
+def _is_number(value: Any) -> bool:
+    return annotations.fits(value, float) and math.isfinite(value)
+
+
+def _is_composed(config: PreTrainedConfig) -> bool:
+    """Return whether a model has a tower beside its decoder, whose layers are counted apart."""
+    return config.get_text_config(decoder=True) is not config
+
+
+def _ignored(config: PreTrainedConfig) -> list[str]:
+    """Return the patterns of weights that the class of a model passes over, as layers that predict further tokens."""
+    cls = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    return list(getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ())
