@@ -17,10 +17,10 @@ from workbench.core.utils.files import folder_atomically
 from workbench.data.layouts import LAB
 from workbench.models.checkpoints import COMPACT
 from workbench.models.weights import compact
-from workbench.training import run_folder
+from workbench.training import checkpoint
+from workbench.training.checkpoint import curve_table, save_beside_weights
 from workbench.training.lab.config import INT8, STORAGES, PretrainConfig
 from workbench.training.lab.train import PretrainProgress
-from workbench.training.run_folder import curve_table, save_beside_weights
 
 ORDINARY = "`workbench models ordinary` writes it as a checkpoint that plain transformers loads."
 TRAINING = "training.json"
@@ -83,7 +83,7 @@ def write_card(folder: Path, name: str | None = None) -> None:
         training["curve"],
         {"step": "step", "stage": "stage", "loss": "loss", "answers right": "answers_right"},
     )
-    run_folder.write_card(folder, name or folder.name, about, facts, sections)
+    checkpoint.write_card(folder, name or folder.name, about, facts, sections)
 
 
 def _loading(folder: Path) -> str:

@@ -14,8 +14,8 @@ from workbench.core.utils.files import folder_atomically, write_text
 from workbench.experiments.trials.record import device_name, versions
 from workbench.models.checkpoints import DIFFERENCE
 from workbench.models.weights import adapters, soft_tokens
-from workbench.training import run_folder
-from workbench.training.run_folder import curve_table, exact_match, save_beside_weights, table
+from workbench.training import checkpoint
+from workbench.training.checkpoint import curve_table, exact_match, save_beside_weights, table
 from workbench.training.tuning.start import TuneProgress, TuneRun
 
 TUNING, ADAPTER = "tuning.json", "adapter"
@@ -145,7 +145,7 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
         columns |= {"KL, full": "kl_full", "KL, block": "kl_block"}
     right = "whose every token is the teacher's first choice" if taught else "wholly right"
     curve = curve_table(f"Share of answers {right} (teacher-forced, training stream).", tuning["curve"], columns)
-    run_folder.write_card(folder, name, about, facts, (nearness if taught else _score_table(tuning["scores"])) + curve)
+    checkpoint.write_card(folder, name, about, facts, (nearness if taught else _score_table(tuning["scores"])) + curve)
 
 
 def _adapter_words(recipe: Mapping[str, Any], merged: bool) -> str:
