@@ -23,7 +23,7 @@ from workbench.metrics.paired import Z
 from workbench.results import EXPERIMENTS, Results
 
 RUNS, TIMED, LEVEL = 3, 20, 0.05  # least training runs and timed runs that decide; risk of a false verdict an item
-TOYS = ("lab-full", "lab-block", "lab-hard")  # what models of the synthetic corpus are called
+TOYS = ("lab-full", "lab-block")  # what models of the synthetic corpus are called
 CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
 VERDICTS = (CONFIRMED, CONTRADICTED, OPEN)
 
