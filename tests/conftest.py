@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import multiprocessing
 import os
 import subprocess
 from contextlib import ExitStack
@@ -80,6 +81,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def forked_pool(one_thread, monkeypatch):
+    """Pools of processes fork this one, rather than start interpreters that import the workbench."""
+    forks = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda how: forks)
 
 
 @pytest.fixture(scope="session")

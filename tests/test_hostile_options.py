@@ -200,7 +200,7 @@ def test_an_output_below_a_file_is_refused(tmp_path):
         notebook.validate(values(output=str(tmp_path / "file" / "below")))
 
 
-def test_a_report_refuses_before_it_makes_its_folder(tmp_path):
+def test_a_report_refuses_before_it_makes_its_folder(tmp_path, forked_workers):
     (deviation,) = (path for path in NOTEBOOKS if path.stem.startswith("06"))
     refused("parameter sample is 999999", report.run, [deviation], tmp_path / "report", {"sample": 999_999})
     assert not list(tmp_path.iterdir())

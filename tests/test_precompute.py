@@ -127,9 +127,7 @@ def test_an_interruption_among_the_unprepared_is_taken_up_too(whole, folder, loa
     same(held(found.folder), held(whole.folder))
 
 
-def test_workers_make_what_one_process_makes(whole, folder, loaded, tmp_path, monkeypatch):
-    pool = runner.pool
-    monkeypatch.setattr(runner, "pool", lambda workers, shared: pool(1, shared))  # one starts faster
+def test_workers_make_what_one_process_makes(whole, folder, loaded, tmp_path, forked_pool):
     found = Preparation(str(folder), tmp_path / "out", workers=2, **DATA).run(loaded=loaded)
     assert (found.made, found.workers) == (whole.passages, 2)
     same(held(found.folder), held(whole.folder))

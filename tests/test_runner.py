@@ -1,6 +1,5 @@
 """Tasks run side by side: outcomes, retries, refusals, processes that die; Dask's side is in test_sweep_cluster."""
 
-import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -61,9 +60,7 @@ def number_of(shared, task):
     return shared, runner.worker_number(), os.getpid()
 
 
-def test_a_process_that_dies_takes_its_own_task_only(monkeypatch, one_thread):
-    forks = multiprocessing.get_context("fork")  # begin at once
-    monkeypatch.setattr(multiprocessing, "get_context", lambda how: forks)
+def test_a_process_that_dies_takes_its_own_task_only(forked_pool):
     with Workers(2, shared=("given",)) as workers:
         outcomes = dict(workers.run(number_of, ["a", "dies", "b"]))
     assert outcomes["dies"] == Outcome(problem=runner.DIED, died=True)
