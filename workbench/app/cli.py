@@ -72,6 +72,9 @@ class Commands(typer.core.TyperGroup):
             logging = sys.modules.get("transformers.utils.logging")
             if logging and not sys.stderr.isatty():
                 logging.disable_progress_bar()  # of weights that are loaded, unless a person watches
+            inner = getattr(command, "commands", None)
+            if inner and rest and not rest[0].startswith("-") and rest[0] not in inner:
+                raise not_allowed(f"command of {name}", rest[0], inner)
             _check_given(command)
             _refuse_unfit(rest)
         return name, command, rest

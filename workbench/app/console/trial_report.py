@@ -71,7 +71,8 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
     ours, full = [one for one, _ in pairs], [other for _, other in pairs]
     gap = difference(ours, full)
     mean, low, high = (round(end, 3) + 0.0 for end in (gap.mean, gap.low, gap.high))  # never -0.000
-    return f"{fmean(ours):.3f}", f"{fmean(full):.3f}", f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    ends = f" ({low:+.3f} to {high:+.3f})" if len(pairs) > 1 else ""  # one question has no interval
+    return f"{fmean(ours):.3f}", f"{fmean(full):.3f}", f"{mean:+.3f}{ends}"
 
 
 def _alone(result: Record, score: str) -> tuple[str, str]:
