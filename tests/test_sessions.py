@@ -60,7 +60,7 @@ def test_a_chat_prompt_holds_the_last_turns_with_their_replies_each_a_block():
 @settings(max_examples=15)
 def test_demonstrations_are_drawn_from_one_pool_and_hold_their_answers(seed, shots):
     requests = chat.requests(6, seed, shots)
-    assert [request.asked.kind for request in requests] == [*chat.KINDS] * 3
+    assert [request.asked.kind for request in requests] == [*chat.SHOT_KINDS] * 3
     assert len({shot.id for request in requests for shot in request.demonstrations}) <= chat.POOL
     for request in requests:
         assert len(set(request.demonstrations)) == shots
