@@ -318,7 +318,7 @@ def worker_number() -> int:
     """Return the number of this process among those side by side; 0 in the process that started them."""
     if "distributed" in sys.modules:
         with suppress(ValueError):  # this process is no Dask worker
-            return worker_number()
+            return dask_worker_number()
     return int(_PROCESS["number"])
 
 

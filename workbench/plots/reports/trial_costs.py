@@ -52,7 +52,7 @@ def charged(rows: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_page(table: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
-    """Return the trials of a page's model and data where there are any, else of the MOST_LINES that have most trials."""
+    """Return the trials of a page's model and data where there are any, else of the MOST_LINES with most trials."""
     own = table[(table.model == model) & (table.data == data)]
     return own if len(own) else table[table["where"].isin(table["where"].value_counts().index[:MOST_LINES])]
 
