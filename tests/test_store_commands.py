@@ -137,6 +137,17 @@ def test_verify_says_which_file_is_gone_and_repair_encodes_it_again(kept, folder
     assert said("store", "gc", kept, "--budget", 1)["files"] and said("store", "verify", kept)["whole"]
 
 
+def test_links_to_themselves_and_to_nowhere_are_named_and_never_followed(kept, tmp_path):
+    (kept / "loop.safetensors").symlink_to("loop.safetensors")
+    (kept / "nowhere.safetensors").symlink_to("nothing")
+    code, text = run("store", "verify", kept)
+    assert code == 1 and text.count("loop.safetensors: damaged") == 1
+    assert "loop.safetensors" in run("store", "stats", kept)[1]
+    assert run("store", "export", kept, tmp_path / "kept.tar")[0] == 2
+    assert run("store", "gc", kept, "--budget", "1GB")[0] == 0
+    assert run("store", "verify", kept)[0] == 0
+
+
 @pytest.mark.parametrize("place", [0.2, 0.5, 0.8])
 def test_what_is_lacking_is_not_guessed_by_a_damaged_record(kept, place):
     record = Path(kept) / "prepared.json"

@@ -434,6 +434,7 @@ def forked(run: Callable[[], str], huge: Path) -> str:
         if not child:
             code = 1
             try:
+                torch.set_num_threads(1)  # a fork has no threads of torch's pool, and would wait for them
                 os.chdir(folder)
                 os.setsid()
                 given_files(huge)

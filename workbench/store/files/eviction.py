@@ -37,12 +37,12 @@ def collect_garbage(folder: Path, budget: int) -> Collected:
         raise BadInput(f"budget is {budget}: at least 1 byte is needed; delete the folder to keep nothing")
     store = FolderStore(folder)
     with writing(folder):
-        before = store.bytes + quarantine.clear(folder) + sum(path.stat().st_size for path in store.set_aside)
+        before = store.bytes + quarantine.clear(folder) + sum(path.lstat().st_size for path in store.set_aside)
         remove_leftovers(folder, SUFFIX)
         keys_of = _by_file(store)
         for path in [path for path, problem in store.set_aside.items() if problem.kind == "damaged"]:
             path.unlink(missing_ok=True)
-        size = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
+        size = sum(path.lstat().st_size for path in folder.glob(f"*{SUFFIX}"))
         gone: list[str] = []
         deleted = set[str]()
         for path in sorted(keys_of, key=_last_read):

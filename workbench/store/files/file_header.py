@@ -172,11 +172,16 @@ def contents(opened: Opened, state: State | None = None) -> Contents:
 def quietly(path: Path) -> FileIO:
     """Open a file without a note that it was read: only hits count as uses.
 
-    Raises Unusable for a folder, pipe or device, which is not waited for.
+    Raises Unusable for what cannot be opened, and for a folder, pipe or device, which is not waited for.
     """
     if path.exists() and not path.is_file():
         raise Unusable("it is no file")
-    return FileIO(str(path), "rb", opener=_opened_quietly)
+    try:
+        return FileIO(str(path), "rb", opener=_opened_quietly)
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        raise Unusable(problem.strerror or str(problem)) from None
 
 
 def _opened_quietly(name: str, flags: int) -> int:

@@ -88,8 +88,9 @@ def describe(folder: Path) -> dict[str, Any]:
         try:
             with quietly(path) as opened:
                 files.append(block_file.contents(opened))
-        except Unusable as problem:
-            findings.append(Finding(path.name, None, problem.kind, problem.detail))
+        except (Unusable, FileNotFoundError) as problem:
+            odd = problem if isinstance(problem, Unusable) else Unusable("it is not there")
+            findings.append(Finding(path.name, None, odd.kind, odd.detail))
     identities = [identity for known in files for identity in known.identities.values()]
     tokens = [known.tensors[f"{key}.k.0"].shape[1] for known in files for key in known.starts]
     return {
