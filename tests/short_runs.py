@@ -7,7 +7,7 @@ from workbench.app.console.options import parse
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
 TINY = {  # parameters that make a run short
-    "00_start_here": """model=lab-full sample=0 passages=2 select=first_k selectors=["none","first_k"]
+    "00_start_here": """sample=0 passages=2 select=first_k selectors=["none","first_k"]
         ratios=[0.25,0.5] orders=2 max_new_tokens=2""",
     "01_masks": "passages=2 max_new_tokens=2",
     "02_positions": "passages=2 samples=2 distances=[0,3,64] keys=8",
