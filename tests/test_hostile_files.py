@@ -59,6 +59,7 @@ def test_a_link_to_a_folder_is_a_folder(tmp_path):
 def test_a_link_to_itself_is_no_place(tmp_path, place):
     (tmp_path / "loop").symlink_to("loop")
     assert "symbolic links" in refused("data", "lab", "--samples", "1", "--out", tmp_path / place)
+    assert refused("trial", "--model", "lab-full", "--samples", "1", "--method-file", tmp_path / place)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")

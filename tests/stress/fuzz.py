@@ -162,6 +162,7 @@ def run_command(line: list[str], refused: bool, columns: str) -> str:
     if odd := {character for character in whole if not (character.isprintable() or character in "\n\t\xad\ufeff")}:
         return f"escapes\n{sorted(odd)} in {whole!r}"
     named = {place.split("/")[0] for word, place in pairwise(line) if word[:2] == "--" and word[2:] in PLACES}
+    named |= {line[-1].split("/")[0]} if line[0] == "models" else set()  # `ordinary` names its folder last
     if "." in named:
         return ""
     named = {"made", "runs", *(name.partition(".")[0] for name in named)} if not code else set()  # runs: by default

@@ -47,9 +47,10 @@ def use(paths: Sequence[Path] | None) -> Sequence[Path] | None:
     Raises BadInput for a file that is not there, cannot be run, or holds no policy.
     """
     for path in paths or ():
-        _load(path.resolve())
-        if str(path.resolve()) not in os.environ.get(FILES, "").split(os.pathsep):
-            os.environ[FILES] = os.pathsep.join(filter(None, (os.environ.get(FILES), str(path.resolve()))))
+        file = os.path.realpath(path)  # of a link to itself, too
+        _load(Path(file))
+        if file not in os.environ.get(FILES, "").split(os.pathsep):
+            os.environ[FILES] = os.pathsep.join(filter(None, (os.environ.get(FILES), file)))
     return paths
 
 
