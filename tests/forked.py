@@ -152,7 +152,9 @@ def ask(address: str, words: Sequence[str]) -> int:
         asked = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
         server.sendall(json.dumps(asked).encode() + b"\n")
         answer = server.recv(1)
-    return answer[0] if answer else 1
+    if not answer:  # it was killed: so is who asked for it
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer[0]
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ for name in assets.models():
     model, tokenizer, layout = models.load(name)
     assert model.num_parameters() and tokenizer("a").input_ids and layout.name
 for name in assets.corpora():
-    assert data.load(name, samples=2), name
+    assert data.load(f"{name}-sample", samples=1), name
 print(*assets.models(), *assets.corpora())
 """
 

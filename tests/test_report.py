@@ -43,7 +43,7 @@ def test_every_notebook_is_run_and_failures_are_told(finished):
     assert not finished.ok
     assert finished.runs[1].message == "ZeroDivisionError: division by zero"
     assert "metrics.json was not written" in finished.runs[2].message
-    assert finished.runs[3].message.startswith("its process ended with exit code")
+    assert finished.runs[3].message.startswith("its process ended with exit code -9")
 
 
 def test_only_the_complete_run_has_success_and_all_that_ended_have_a_page(finished):
