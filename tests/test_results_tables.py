@@ -303,7 +303,10 @@ def test_without_results_a_cell_names_the_command_that_measures_them(name, tmp_p
 
 # --- Pages of measured results draw whatever result tables hold: what ships, a small sweep of other models, nothing
 ENDS = {"12_real_model": "## The same here and now", "10_sparse_quality": "## When does a choice pay?"}
-FEWEST = {"12_real_model": (14, 8), "10_sparse_quality": (10, 5)}  # figures of what ships, and of the small sweep
+FEWEST = {
+    "12_real_model": (14, 8),
+    "10_sparse_quality": (9, 5),
+}  # figures of what ships (no training seeds of sparse methods), of the sweep
 
 
 def drawn(name: str, results: list[str]) -> list:
@@ -334,7 +337,8 @@ def test_a_page_draws_what_ships_and_a_sweep_of_ones_own_alone_and_side_by_side(
     sources = {source for one in figures(mine) for source in one.layout.meta["sources"] if one.layout.meta}
     assert sources <= {str(tmp_path), "published"}, "a reader's page shows no shipped numbers"
     both = [set(one.layout.meta["sources"]) for one in figures(drawn(name, ["shipped", str(tmp_path)]))]
-    assert sum("shipped" in found for found in both) >= shipped - 2 and {"shipped", str(tmp_path)} in both
+    assert {"shipped", str(tmp_path)} in both
+    assert len(figures(drawn(name, ["shipped"]))) >= shipped
 
 
 @pytest.mark.parametrize("name", ENDS)

@@ -1,9 +1,8 @@
 """Prefill: compute the rows that a plan asks for, of one request or of many packed into one forward pass.
 
-Decoder layers on a CPU: the weights of a model of a known family, run without the calls around each of its modules.
-
-A question over cached blocks is little work for each layer, and calls of modules, copies and masks of transformers
-take their share of it. The last layer computes no more rows than logits are wanted of. Weights are the model's own and
+On a CPU the weights of a model of a known family are run without the calls around each of its modules (`CpuLayers`): a
+question over cached blocks is little work for each layer, of which calls, copies and masks would take their share. The
+last layer computes no more rows than logits are wanted of. Weights are the model's own and
 read anew in every pass. A model that is hooked, adapted or trained runs as it is.
 """
 

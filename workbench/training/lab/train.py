@@ -1,10 +1,8 @@
 """Training of the lab model: one process or several, resumable, the same result from the same seed.
 
 Warm-up, a constant rate while the curriculum climbs, and a linear decay to zero over the last part of its final stage.
-
-The lab model's tokenizer: byte-level BPE trained on the lab corpus.
-
-Any text round-trips, and every word of the lab world is a single token.
+The tokenizer is byte-level BPE trained on the lab corpus: any text round-trips, and every word of the lab world is a
+single token.
 
 The curriculum: a model does not learn to look facts up by gradient descent on the full task; it learns it on a small
 task and keeps it. Each stage therefore changes little, and the next one begins when the answers of this one are right.
