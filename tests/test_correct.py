@@ -9,10 +9,10 @@ import torch
 from tests.by_hand import forward
 from tests.random_models import Letters, model_of, prompt_of
 from workbench.core.errors import BadInput
-from workbench.core.masks import causal
+from workbench.core.masks import causal, visible
 from workbench.core.rope import rotate
 from workbench.engine.assembly import assemble, empty
-from workbench.engine.attention_backends import choice
+from workbench.engine.attention_backends import choice, listed_columns
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.experiments.trials import budget
@@ -156,6 +156,24 @@ def test_what_is_not_chosen_is_dropped_for_the_answer_as_well(model):
     last = torch.tensor([[len(PROMPT) + 1]])
     seen = sees(last, torch.arange(len(PROMPT) + 3)[None])[0].nonzero()[:, 0].tolist()
     assert seen == [0, 1, 2, 3, 6, 20, *PROMPT.question.tolist(), len(PROMPT), len(PROMPT) + 1]
+
+
+@pytest.mark.parametrize("name", ["relax_kv(share=0.2)", "chosen"])
+@pytest.mark.parametrize("computed", [[6, 8, 15, 20], [*range(4, 30)], []], ids=["some", "many", "the question alone"])
+def test_listed_columns_by_kernels_are_those_of_the_mask(monkeypatch, name, computed):
+    torch.manual_seed(0)
+    monkeypatch.setattr(listed_columns, "ROWS", 4)  # several groups of a passage
+    monkeypatch.setattr(choice, "PAGE", 16)
+    choice.identity.cache_clear()
+    rows = torch.cat((torch.tensor(computed, dtype=torch.int64), PROMPT.question))
+    rule = attend.named(name).plan(PROMPT, rows, torch.arange(END).float())["sees"]
+    q, keys, values = torch.randn(4, len(rows), 16), torch.randn(2, len(PROMPT), 16), torch.randn(2, len(PROMPT), 16)
+    seen = visible(rule, rows, torch.arange(len(PROMPT)))
+    wide = (x.repeat_interleave(2, 0) for x in (keys, values))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, *wide, seen)
+    found = rule.over_listed(q, keys, values, rows, rule, None, None)
+    choice.identity.cache_clear()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("temperature", "scale"), [(1.0, 1.0), (0.9, 0.9), (0.5, 2.0)])

@@ -32,6 +32,7 @@ from workbench.core.plan import Plan, Site
 from workbench.core.tiling.tiles import Tiles
 from workbench.engine.attention_backends import choice as backends
 from workbench.engine.attention_backends.attention_problem import problem_of
+from workbench.engine.attention_backends.listed_columns import by_kernels
 from workbench.models.transformers_attention import LayerInput
 
 
@@ -206,7 +207,7 @@ class PlannedRequest:
         keys, values = self.kv.keys[x.layer][:, :end], self.kv.values[x.layer][:, :end]
         tiles = self._tiles(x, keys, rows)
         problem = problem_of(x.q, keys, sees, x.window, self._whole and not self._first, tiles)
-        backend: Any = self.plan.backend or backends.backend_for(problem)
+        backend: Any = self.plan.backend or by_kernels(sees, problem) or backends.backend_for(problem)
         self.backends[x.layer] = backends.name_of(backend)
         if backend is not backends.TORCH:
             backends.check(backend, problem)

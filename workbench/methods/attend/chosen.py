@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.engine.attention_backends.listed_columns import Listed
 from workbench.methods.attend import Attend, Prompt
 
 
@@ -29,9 +30,4 @@ class ChosenTokens(Attend):
         kept = torch.zeros(len(prompt), dtype=torch.bool)
         kept[: prompt.starts[min(self.system, len(prompt.context))]] = True
         kept[rows] = True
-        end = len(kept)
-
-        def sees(row: Tensor, col: Tensor) -> Tensor:
-            return (col <= row) & ((col >= end) | kept.to(col.device)[col.clamp(max=end - 1)])
-
-        return {"sees": sees}
+        return {"sees": Listed(kept)}

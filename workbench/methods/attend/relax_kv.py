@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.masks import block_attention
+from workbench.engine.attention_backends.listed_columns import OwnOrListed
 from workbench.methods import registry
 from workbench.methods.attend import Attend, Prompt
 from workbench.methods.select import choose
@@ -37,12 +37,9 @@ class RelaxKv(Attend):
 
     def plan(self, prompt: Prompt, rows: Tensor, scores: Tensor | None) -> dict[str, Any]:
         assert scores is not None
-        kept = torch.zeros(len(prompt), dtype=torch.bool)
+        end = prompt.starts[-1]
+        kept = torch.zeros(end, dtype=torch.bool)
         kept[: prompt.starts[min(self.system, len(prompt.context))]] = True
         kept[choose(scores, prompt, self.share, system=self.system)] = True
-        kept[rows] = True
-
-        def relevant(row: Tensor, col: Tensor) -> Tensor:
-            return (col <= row) & kept.to(col.device)[col.clamp(max=len(kept) - 1)]
-
-        return {"sees": block_attention(prompt) | relevant}
+        kept[rows[rows < end]] = True
+        return {"sees": OwnOrListed(kept, prompt.block_of[:end])}

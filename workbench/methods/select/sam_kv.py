@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 from workbench.core.plan import Pass, Plan
-from workbench.core.tiling.tiles import means
 from workbench.engine.assembly import empty
+from workbench.engine.attention_backends.listed_columns import Listed
 from workbench.engine.attention_maps import Layers, layers_of
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods.select import KV, Prompt, Select, layers, whole
@@ -50,12 +50,7 @@ class SamKv(Select):
         chosen, requests = self._layers(model), []
         for prompt, kv in zip(prompts, kvs, strict=True):
             anchors = self._anchors(prompt)
-            seen = torch.cat((anchors, torch.ones(len(prompt.question), dtype=torch.bool)))
-
-            def sees(row: Tensor, col: Tensor, seen: Tensor = seen) -> Tensor:
-                return (col <= row) & seen.to(col.device)[col]
-
-            plan = Plan(prompt.question, sees, return_queries=tuple(chosen), num_layers=chosen[-1] + 1)
+            plan = Plan(prompt.question, Listed(anchors), return_queries=tuple(chosen), num_layers=chosen[-1] + 1)
             requests.append(PrefillRequest(prompt.tokens, plan, kv))
         outputs = prefill_many(model, requests)
         self._ask(model, chosen, {block for prompt in prompts for block in prompt.context[self.system :]})
@@ -93,31 +88,42 @@ class SamKv(Select):
             self.asked[known, block.content] = own.cpu()
 
     def _scores(self, model: PreTrainedModel, prompt: Prompt, kv: KV, generic: Tensor, chosen: Sequence[int]) -> Tensor:
-        scores, anchors = torch.full((prompt.starts[-1],), -torch.inf), self._anchors(prompt)
-        known, passages = fingerprint(model), prompt.context[self.system :]
-        asked = [self.asked[known, block.content] for block in passages]
-        weighed = [one * cosine_similarity(one, generic, dim=-1).abs()[..., None] for one in asked]
-        total = sum(weighed)
-        for start, block, own in zip(prompt.starts[self.system :], passages, weighed, strict=False):
-            here = torch.arange(start, start + len(block))
-            scores[here[anchors[here]]] = torch.finfo(torch.float32).max
-            inner = here[~anchors[here]]
-            if not len(inner):
+        scores, known = torch.full((prompt.starts[-1],), -torch.inf), fingerprint(model)
+        asked = [self.asked[known, block.content] for block in prompt.context[self.system :]]
+        if not asked:
+            return scores
+        first = prompt.starts[self.system]
+        anchors, of = self._anchors(prompt)[first:], prompt.block_of[first : len(scores)] - self.system
+        own = torch.stack(asked)  # [P, L, Hq, D]
+        own *= cosine_similarity(own, generic, dim=-1).abs()[..., None]
+        worth = self._worth(kv, generic + (own.sum(0) - own) / max(1, len(own) - 1), chosen, first, of)
+        scores[first:][anchors] = torch.finfo(torch.float32).max
+        inner, count = (~anchors).nonzero()[:, 0], torch.bincount(of[~anchors], minlength=len(own))
+        blocks = -(-count // self.block)
+        at = torch.arange(len(inner)) - (count.cumsum(0) - count)[of[inner]]
+        number = (blocks.cumsum(0) - blocks)[of[inner]] + at // self.block
+        values, ends = _means(worth[:, inner], number), _means(worth[:, anchors], of[anchors])
+        for passage, value in enumerate(values.split(blocks.tolist(), 1)):
+            if not value.numel():
                 continue
-            query = generic + (total - own) / max(1, len(passages) - 1)
-            values, shares = [], []
-            for at, layer in enumerate(chosen):
-                keys = kv.keys[layer][:, here.to(kv.keys[layer].device)].float().cpu()
-                joined = query[at].unflatten(0, (len(keys), -1)).mean(1)  # [H, D]
-                blocks = (means(keys[:, ~anchors[here]], self.block) * joined[:, None]).sum((0, 2))
-                anchor = float((keys[:, anchors[here]].mean(1) * joined).sum())
-                high, low = float(blocks.max()), float(blocks.min())
-                values.append(blocks)
-                shares.append((high - anchor) / (high - low) if low < anchor <= high else 0.0)
-            count = int(len(values[0]) * sum(shares) / len(shares))
-            kept = {int(number) for value in values for number in value.topk(count).indices}
-            of = torch.arange(len(inner)) // self.block
-            value = torch.stack(values).amax(0)
-            for number in kept:
-                scores[inner[of == number]] = value[number]
+            high, low, end = (x.double() for x in (value.amax(1), value.amin(1), ends[:, passage]))
+            share = torch.where((low < end) & (end <= high), (high - end) / (high - low), 0.0).mean()
+            best = value.topk(int(value.shape[1] * share)).indices.unique()
+            value[:, torch.ones(value.shape[1], dtype=torch.bool).index_fill_(0, best, False)] = -torch.inf
+        scores[first:][inner] = values.amax(0)[number]
         return scores
+
+    def _worth(self, kv: KV, queries: Tensor, chosen: Sequence[int], first: int, of: Tensor) -> Tensor:
+        """Return the products [L, T] of every token's key and the query of its passage, `of` [T]; [P, L, Hq, D]."""
+        found, where = [], kv.keys[0].device
+        for query, layer in zip(queries.to(where).unbind(1), chosen, strict=True):
+            keys = kv.keys[layer][:, first : first + len(of)].float()
+            joined = query.unflatten(1, (len(keys), -1)).mean(2)  # [P, H, D]
+            found.append((keys * joined.transpose(0, 1)[:, of.to(where)]).sum((0, 2)))
+        return torch.stack(found).cpu()  # a GPU is waited for once
+
+
+def _means(worth: Tensor, number: Tensor) -> Tensor:
+    """Return the mean [L, N] of the tokens of `worth` [L, T] that have the same number."""
+    count = torch.bincount(number)
+    return worth.new_zeros(len(worth), len(count)).index_add_(1, number, worth) / count

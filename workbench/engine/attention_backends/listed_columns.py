@@ -1,0 +1,135 @@
+"""Mask rules that list single columns. On a GPU kernels of plain causal attention carry them out, over copies of these.
+
+A mask of rows by columns costs more than the attention that it hides. Listed keys lie side by side in a copy, in rising
+order, so a row sees those up to its rank among them.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.masks import Sees, causal
+from workbench.core.page_table import INVALID_POS, Paged
+from workbench.engine.attention_backends import choice
+from workbench.engine.attention_backends.attention_problem import AttentionProblem, problem_of
+
+ROWS = 64  # rows of a passage that attend to it together
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """A row attends to the columns of `seen` [T] bool, and to all behind these T, as far as they are before it."""
+
+    seen: Tensor
+    _kept: dict[str, tuple[Tensor, Any]] = field(default_factory=dict, init=False, repr=False)
+
+    def __call__(self, row: Tensor, col: Tensor) -> Tensor:
+        return (col <= row) & ((col >= len(self.seen)) | self.lists(col))
+
+    def lists(self, col: Tensor) -> Tensor:
+        """Return whether columns before T are listed."""
+        return self.seen.to(col.device)[col.clamp(max=len(self.seen) - 1)]
+
+    def over_listed(
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: None, scale: float | None
+    ) -> Tensor:
+        """Attend by kernels: a `Plan.backend`."""
+        columns, ranks = self.once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
+        return plain(q, keys[:, columns], values[:, columns], ranks, scale)
+
+    def once(self, name: str, rows: Tensor, made: Any) -> Any:
+        """Return what was `made` for these very rows: by the first of the layers."""
+        if name not in self._kept or self._kept[name][0] is not rows:
+            self._kept[name] = rows, made()
+        return self._kept[name][1]
+
+    def _ranks(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return the listed columns [K] of `length`, and how many of them stand before each row [R]; -1: none."""
+        listed = self.seen[:length].nonzero()[:, 0]
+        columns = torch.cat((listed, torch.arange(len(self.seen), max(length, len(self.seen))))).to(rows.device)
+        return columns, torch.searchsorted(columns, rows, right=True) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class OwnOrListed(Listed):
+    """A row before T attends to its own block and to columns of `seen`; one from T on to all. None sees ahead.
+
+    `block_of` [T]: the block of every token before these rows.
+    """
+
+    block_of: Tensor
+
+    def __call__(self, row: Tensor, col: Tensor) -> Tensor:
+        end = len(self.seen)
+        of_row, of_col = (self.block_of.to(at.device)[at.clamp(max=end - 1)] for at in (row, col))
+        return (col <= row) & ((row >= end) | (of_row == of_col) | self.lists(col))
+
+    def over_listed(
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: None, scale: float | None
+    ) -> Tensor:
+        """Attend by kernels: a `Plan.backend`."""
+        end = len(self.seen)
+        first = self.once("first", rows, lambda: int((rows < end).sum()))  # a GPU is waited for once
+        parts = []
+        if first:
+            few = self.once("few", rows, lambda: rows[:first])
+            parts.append(self._in_parts(q[:, :first], keys[:, :end], values[:, :end], few, scale))
+        if first < len(rows):
+            parts.append(plain(q[:, first:], keys, values, rows[first:], scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _in_parts(self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
+        """Merge the attention to listed columns with that to the other tokens of each row's own block: [Hq, R, D]."""
+        launch, merge = choice.kernel("question_attention").launch_parts, choice.kernel("_pages.parts").merge
+        columns, ranks = self.once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
+        listed = choice.identity(len(columns), keys.device)
+        one, weight = launch(q[None], keys[:, columns], values[:, columns], ranks[None], listed, scale=scale)
+        source, place, at, pages = self.once("groups", rows, lambda: self._groups(rows, keys.shape[1]))
+        grouped = q[:, source].unflatten(1, at.shape).transpose(0, 1)
+        parts = launch(grouped, keys, values, at, pages, scale=scale)
+        two, rest = (part.transpose(0, 1).flatten(1, 2)[:, place][None] for part in parts)
+        out = torch.empty_like(q)
+        merge(torch.cat((one, two), 3), torch.cat((weight, rest), 3), out[None])
+        return out
+
+    def _groups(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Paged]:
+        """Put rows [R] in G groups of ROWS of one block, and list the pages of their blocks; nothing is waited for.
+
+        Returns the row of every place of a group [G · ROWS], the place of every row [R], positions [G, ROWS], -1 where
+        there is no row, and the pages, whose listed tokens are hidden.
+        """
+        device, page = rows.device, choice.PAGE
+        _, sizes = self.block_of.unique_consecutive(return_counts=True)
+        ends = sizes.cumsum(0)
+        of = self.block_of.to(device)[rows]
+        inside = torch.arange(len(rows), device=device) - torch.searchsorted(of, of)
+        group = (inside % ROWS == 0).cumsum(0) - 1
+        place, count = group * ROWS + inside % ROWS, len(rows) // ROWS + len(sizes)
+        source = torch.zeros(count * ROWS, dtype=torch.int64, device=device)
+        source.scatter_(0, place, torch.arange(len(rows), device=device))
+        at = torch.full_like(source, -1).scatter_(0, place, rows).view(count, ROWS)
+        block = torch.zeros(count, dtype=torch.int64, device=device).scatter_(0, group, of)
+        begin, end = (x.to(device)[block][:, None] for x in (ends - sizes, ends))
+        numbers = begin // page + torch.arange(int(sizes.max()) // page + 2, device=device)
+        positions = numbers[..., None] * page + torch.arange(page, device=device)
+        own = (positions >= begin[..., None]) & (positions < end[..., None])
+        positions = positions.masked_fill(~own | self.lists(positions), INVALID_POS)
+        return source, place, at, Paged.of(numbers.clamp(max=(length - 1) // page), positions)
+
+
+def plain(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
+    """Attend causally with q [Hq, R, D] at `rows` [R] over keys and values [H, T, D] by a kernel: [Hq, R, D]."""
+    problem = problem_of(q, keys, causal, None, False)
+    few = choice.few_programs(problem.rows, problem.heads[0], problem.device)
+    kernel = choice.named("question_attention" if few else "tile_attention")
+    return kernel(q, keys, values, rows, causal, None, scale)
+
+
+def by_kernels(rule: Sees, problem: AttentionProblem) -> Any:
+    """Return the backend of a rule that lists columns, on a GPU; None for other rules, and where no kernel takes it."""
+    if not isinstance(rule, Listed) or not choice.on_gpu(problem.device) or problem.dtype == torch.float32:
+        return None
+    refusal = problem.tile or choice.named("tile_attention").refuses(replace(problem, causal=True))
+    return None if refusal else rule.over_listed
