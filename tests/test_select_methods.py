@@ -8,6 +8,7 @@ import torch
 
 from tests.by_hand import forward
 from tests.random_models import model_of, prompt_of
+from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.engine import attention_maps
@@ -17,7 +18,7 @@ from workbench.engine.forward import prefill
 from workbench.methods import select
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.methods.select import cache_clip, cache_craft, choose
+from workbench.methods.select import cache_clip, cache_craft, choose, context_pass
 from workbench.methods.select.cache_craft import CacheCraft, Past
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.models.spec import attach
@@ -351,8 +352,28 @@ def test_a_chunk_behind_its_old_prefix_needs_nothing(model, kv):
     assert {int(PROMPT.block_of[i]) for i in forgetful.rows(model, [PROMPT], [kv])[0]} == {3}
     turned = Past((*past[PROMPT.blocks[3].key].prefix[::-1],), 0.8)
     swapped = CacheCraft(alpha=1.0, before=lambda block: turned if len(block) == 12 else past[block.key])
-    assert swapped.shares(PROMPT, attention) == pytest.approx([0, 0, 0.8]), "the same chunks in the other order: γ = 1"
+    assert swapped.shares(PROMPT, [0.5] * 3) == pytest.approx([0, 0, 0.8]), "the same chunks in the other order: γ = 1"
     assert past[PROMPT.blocks[3].key].prefix[0][0] == first
+
+
+def test_a_chunk_that_was_measured_once_costs_later_prompts_nothing(model, kv, monkeypatch):
+    asked, system = [], PROMPT.blocks[0]
+    one, two, three, question = PROMPT.blocks[1:]
+    monkeypatch.setattr(
+        cache_craft, "crossing", lambda *given: asked.append(given[1]) or attention_maps.crossing(*given)
+    )
+    selector, whole = CacheCraft(), context_pass(PROMPT, 3)
+    assert selector.passes(model, PROMPT) == whole
+    first = selector(model, PROMPT, kv)
+    assert selector.passes(model, PROMPT) == whole and asked == [[PROMPT]]
+    again = selector(model, PROMPT, kv)
+    assert torch.equal(first, again) and selector.passes(model, PROMPT) == () and asked[1:] == [[]]
+    other = Prompt((system, two, three, one, question))  # what stood first there was not measured
+    assert selector.passes(model, other) == context_pass(other, 3)
+    scores = selector(model, other, kv)
+    known = first[PROMPT.starts[3] : PROMPT.starts[4]]
+    torch.testing.assert_close(scores[other.starts[2] : other.starts[3]], known)
+    assert asked[2:] == [[other]] and selector.passes(model, other) == context_pass(other, 3)
 
 
 def test_prefix_fit_by_the_papers_formula():

@@ -53,10 +53,10 @@ class Asked:
     ms: list[float] = field(default_factory=list)
 
 
-def prompt_of(scene: Scene, shift: int = 0) -> Prompt:
-    """Return a prompt of random blocks; another `shift` is another prompt."""
+def prompt_of(scene: Scene) -> Prompt:
+    """Return a prompt of random blocks."""
     context = CONTEXT * scene.unit
-    ids = (scene.ids(context + min(QUESTION, scene.unit)) + shift) % scene.model.config.vocab_size
+    ids = scene.ids(context + min(QUESTION, scene.unit))
     runs = (*ids[:context].split(min(BLOCK, scene.unit // 2)), ids[context:])
     return Prompt(tuple(Block(tuple(run.tolist())) for run in runs))
 
@@ -92,10 +92,16 @@ def ours(scene: Scene, prompt: Prompt, share: float) -> Method:
 
 
 def share_of(scene: Scene, prompt: Prompt, method: Method, store: MemoryStore) -> float:
-    """Return the charged share of a request; what a method remembers of earlier requests, it has seen then."""
-    if getattr(getattr(method, "correct", None), "anchors", None) is not None:
-        for earlier in (prompt_of(scene, 1), prompt):
-            method.begin(scene.model, [earlier], store if earlier is prompt else None)
+    """Return the charged share of a request.
+
+    What a method remembers of earlier requests, it has seen then: the same blocks in another order, and these.
+    """
+    choices = (getattr(method, "correct", None), getattr(method, "select", None))
+    if any(hasattr(choice, name) for choice in choices for name in ("anchors", "kept")):
+        system, *blocks, question = prompt.blocks
+        for turn in (1, 0):
+            earlier = Prompt((system, *blocks[turn:], *blocks[:turn], question))
+            method.begin(scene.model, [earlier], store)
     (ready,) = method.begin(scene.model, [prompt], store)
     return charged_share(ready.passes, len(layers_of(scene.model, "all")), len(prompt))
 

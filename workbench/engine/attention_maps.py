@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor
@@ -103,15 +104,15 @@ def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers =
         requests.append(PrefillRequest(prompt.tokens, plan, empty(model, len(prompt))))
     found = []
     for prompt, request, output in zip(prompts, requests, prefill_many(model, requests), strict=True):
-        end, of = prompt.starts[-1], prompt.block_of[: prompt.starts[-1]].to(model.device)
+        of = prompt.block_of[: prompt.starts[-1]].to(model.device)
         member = torch.nn.functional.one_hot(of, len(prompt.context)).float()  # [T, B]
         paid, received = torch.zeros_like(member), torch.zeros_like(member[:, 0])
-        for layer in chosen:
-            keys = request.kv.keys[layer][:, :end]
-            for rows, scores in logits(model, layer, output.queries[layer], keys, request.plan.rows):
-                share = softmax(scores).mean(0) / len(chosen)  # [r, T]
-                paid[rows] += share @ member
-                received += share.masked_fill(of[rows, None] == of, 0).sum(0)
+        for layer, (first, last) in product(chosen, pairwise(prompt.starts)):
+            asked, keys = output.queries[layer][:, first:last], request.kv.keys[layer][:, :last]  # none sees ahead
+            for rows, scores in logits(model, layer, asked, keys, request.plan.rows[first:last]):
+                share = scores.softmax(-1).mean(0) / len(chosen)  # [r, T] up to the block's end; a row sees itself
+                paid[first:last][rows] += share @ member[:last]
+                received[:first] += share[:, :first].sum(0)
         found.append(Crossing(paid, received))
     return found
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.attention_maps import Crossing, crossing, layers_of
 from workbench.methods.select import KV, Pass, Select, context_pass, layers, ruled
+from workbench.store import fingerprint
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,12 @@ class CacheCraft(Select):
 
     alpha   Cache-Craft's α: what share is recomputed at most
     layers  that attention is averaged over: "all" or layer numbers
-    before  tells how a chunk was cached (see `pasts`). Without it a chunk was cached alone: β' is 0, and its CCI is
-            that of this prompt; a first chunk lacks nothing.
+    before  tells how a chunk was cached (see `pasts`). Without it a chunk was cached alone: β' is 0, and a first chunk
+            lacks nothing
+
+    CCI and inter-attention of a chunk are measured once, in the first prompt in which it stands behind others, as the
+    paper measures them where a chunk's cache is made; they are kept with this object. That prompt is computed in full
+    for it, and is charged so; later ones, of known chunks, compute nothing before their tokens are recomputed.
 
     Without a ratio these numbers decide; a ratio takes the best of these tokens.
 
@@ -44,32 +49,54 @@ class CacheCraft(Select):
     layers: str | tuple[int, ...] = layers("all", "all", "last")
     before: Callable[[Block], Past | None] | None = field(default=None, repr=False)
 
+    kept: dict[tuple[str, str], tuple[float, Tensor]] = field(  # CCI, and inter-attention [n] of every token
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    measured: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
+
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        attention = crossing(model, prompts, self.layers)
-        return [self._scores(prompt, each) for prompt, each in zip(prompts, attention, strict=True)]
+        known = fingerprint(model)
+        new = [prompt for prompt in prompts if self._lacks(known, prompt)]
+        self.measured.difference_update(map(_name, prompts))
+        self.measured.update(map(_name, new))
+        for prompt, attention in zip(new, crossing(model, new, self.layers), strict=True):
+            paid = attention.paid.cpu()
+            for i, past in enumerate(pasts(prompt, attention, self.system), self.system):
+                inter = paid[prompt.starts[i] : prompt.starts[i + 1], self.system : i].sum(1)
+                if i > self.system:
+                    self.kept.setdefault((known, prompt.blocks[i].content), (past.cci, inter))
+        return [self._scores(known, prompt) for prompt in prompts]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        if self.kept and _name(prompt) not in self.measured and not self._lacks(fingerprint(model), prompt):
+            return ()
         return context_pass(prompt, layers_of(model, self.layers)[-1] + 1)
 
-    def _scores(self, prompt: Prompt, attention: Crossing) -> Tensor:
-        paid = attention.paid.cpu()
-        scores = torch.full((len(paid),), -torch.inf)
-        shares = self.shares(prompt, attention)
-        for i, share in zip(range(self.system, len(prompt.context)), shares, strict=True):
-            here = slice(prompt.starts[i], prompt.starts[i + 1])
-            inter = paid[here, self.system : i].sum(1)
+    def _lacks(self, known: str, prompt: Prompt) -> bool:
+        """Return whether a chunk behind others was never measured."""
+        return any((known, block.content) not in self.kept for block in prompt.context[self.system + 1 :])
+
+    def _scores(self, known: str, prompt: Prompt) -> Tensor:
+        scores = torch.full((prompt.starts[-1],), -torch.inf)
+        chunks = prompt.context[self.system :]
+        kept = [self.kept.get((known, chunk.content), (0.5, torch.zeros(len(chunk)))) for chunk in chunks]
+        shares = self.shares(prompt, [cci for cci, _ in kept])
+        for begin, (_, inter), share in zip(prompt.starts[self.system :], kept, shares, strict=False):
             best = inter.sort(descending=True, stable=True).indices[: ceil(share * len(inter))]
-            scores[here][best] = inter[best]
+            scores[begin + best] = inter[best]
         return scores
 
-    def shares(self, prompt: Prompt, attention: Crossing) -> list[float]:
-        """Return CFO of every document block."""
-        shares = []
-        for i, now in zip(range(self.system, len(prompt.context)), pasts(prompt, attention, self.system), strict=True):
-            then = (self.before(prompt.blocks[i]) if self.before else None) or Past((), now.cci)
-            fit = prefix_fit(then.prefix, [prompt.blocks[j].key for j in range(self.system, i)])
-            shares.append(min(max(self.alpha * then.cci * (1 - fit), 0.0), 1.0))
+    def shares(self, prompt: Prompt, ccis: Sequence[float]) -> list[float]:
+        """Return CFO of every document block, of its CCI where `before` does not know it."""
+        shares, keys = [], [block.key for block in prompt.context[self.system :]]
+        for i, (block, cci) in enumerate(zip(prompt.context[self.system :], ccis, strict=True)):
+            then = (self.before(block) if self.before else None) or Past((), cci)
+            shares.append(min(max(self.alpha * then.cci * (1 - prefix_fit(then.prefix, keys[:i])), 0.0), 1.0))
         return shares
+
+
+def _name(prompt: Prompt) -> tuple[str, ...]:
+    return tuple(block.content for block in prompt.context)
 
 
 def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
