@@ -42,7 +42,8 @@ PROMPTS = [
 
 def both(mode, prompts=PROMPTS, **options):
     options = {"max_new_tokens": 12} | options
-    return [generate(MODEL, Letters(), prompts, mode, engine=name, **options) for name in ("contiguous", "paged")]
+    modes = {name: copy.deepcopy(mode) for name in ("contiguous", "paged")}  # neither knows what the other remembers
+    return [generate(MODEL, Letters(), prompts, mode, engine=name, **options) for name, mode in modes.items()]
 
 
 SELECTORS = [name for name in selectors.names() if name != "none"]
@@ -54,6 +55,8 @@ METHODS = {
     "block": Reuse(),
     "naive": Reuse("naive"),
     "after system": Reuse(prepare=AfterSystem()),
+    "shared": Reuse("shared"),
+    "shared after system": Reuse("shared", prepare=AfterSystem()),
     "block sparse": Reuse(sparse=BFLA),
     "block sparse chosen": Reuse(select=selectors.named("query_guided"), ratio=0.3, sparse=BFLA, chunk=32),
     "superposition": Superposition(paths=2),

@@ -296,7 +296,7 @@ def test_blocks_of_odd_pages_are_followed_by_an_empty_one_where_pages_are_rerota
     for name in ("numbers", "first", "slots", "shifts"):
         assert (getattr(paired, name)[paired.slots > 0] == getattr(plain, name)).all(), name
     assert _table([cached[0], cached[-1]], 49, run=2).run == 1, "too many would be empty"
-    assert _table(cached, 689, naive=True, run=2).shifts is None
+    assert _table(cached, 689, positions="naive", run=2).shifts is None
 
 
 def test_pages_in_pairs_compute_what_single_pages_do():

@@ -4,6 +4,7 @@ Whose pages they are is no matter here: `paged_pool.Pool` keeps that.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from workbench.engine.pages.stream_order import StreamOrder, current_stream
 from workbench.models.spec import attach
 
 STEP = 128  # tokens that a step of the kernels for Hopper takes, where they are rerotated alike
+RUNS = 8  # of slots side by side that are copied one by one, at most
 LEAST = 16  # tokens of a page that kernels on a GPU read: tensor cores multiply no fewer
 
 
@@ -99,11 +101,17 @@ class PageStorage:
         """Copy runs of tokens into the pages of `cached`, one copy a layer for all of them."""
         if not kvs:
             return
-        slots = torch.cat([self.slots(one) for one in cached]).to(self.device)
+        slots = torch.cat([self.slots(one) for one in cached])
+        ends = [0, *((slots.diff() != 1).nonzero()[:, 0] + 1).tolist(), len(slots)]  # of runs without gaps
+        runs = [(slice(a, b), slice(at := int(slots[a]), at + b - a)) for a, b in pairwise(ends)]
+        where = slots.to(self.device) if len(runs) > RUNS else None
         with self.in_order():
             for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
                 whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
-                mine.index_copy_(1, slots, whole.to(mine.device, mine.dtype))
+                if where is not None:
+                    mine.index_copy_(1, where, whole.to(mine.device, mine.dtype))
+                for source, target in runs if where is None else ():
+                    mine[:, target].copy_(whole[:, source])
 
     @checked
     def gather(self, context: Sequence[Cached], reserve: Count, positions: Positions = "re-encoded") -> KV:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from workbench.core.page_table import INVALID_POS, Paged
+from workbench.engine.assembly import Positions
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 EMPTY = 0  # the page that stands where there is none
@@ -117,10 +118,10 @@ class ContextTable:
     run: int
 
 
-def context_of(joined: Ints, size: int, naive: bool = False, run: int = 1) -> ContextTable:
+def context_of(joined: Ints, size: int, positions: Positions = "re-encoded", run: int = 1) -> ContextTable:
     """Make the table of a context whose blocks' `pages_of` are `joined` side by side [4, P].
 
-    `naive` leaves keys as they were cached. `run`: pages that should be rerotated alike; empty pages are put between
+    `positions` of keys: those of `engine.assembly.assemble`. `run`: pages that should be rerotated alike; empty pages are put between
     blocks for it where they are few.
     """
     numbers, slots, cached, place = joined
@@ -128,7 +129,9 @@ def context_of(joined: Ints, size: int, naive: bool = False, run: int = 1) -> Co
     first = ends - slots  # a block begins where the one before it ends
     length, pages = int(ends[-1]) if len(ends) else 0, len(numbers)
     shift = first - cached
-    shifted = not naive and bool(shift.any())
+    if positions == "shared" and pages:
+        shift = np.full_like(shift, length - (cached + slots).max())
+    shifted = positions != "naive" and bool(shift.any())
     partial = bool((slots[:-1] != size).any())
     runs = 1
     if run > 1 and shifted:

@@ -38,7 +38,7 @@ class Pool(PageStorage):
         super().__init__(model, pages, size, kernels)
         self.owners = PageOwners(pages)
         self._model = ref(model)
-        self._contexts: dict[tuple[int, ...] | None, tuple[int, ContextTable]] = {}
+        self._contexts: dict[tuple[object, ...] | None, tuple[int, ContextTable]] = {}
 
     @property
     def free(self) -> int:
@@ -178,7 +178,7 @@ class Pool(PageStorage):
         """Make the page table of a prompt whose context is these blocks, with pages for `reserve` more tokens.
 
         recompute  [R] rising positions of context tokens that are recomputed: their cached entries are not seen
-        positions  "re-encoded" where the blocks stand now, or "naive", as cached
+        positions  of keys: "re-encoded" where the blocks stand now, "naive", as cached, or "shared", as `assemble` does
         wait       seconds to wait for pages that others hold, until they give them back
 
         BadInput for a block of another pool or one whose pages were given back; NoPages where they are too few.
@@ -192,7 +192,7 @@ class Pool(PageStorage):
             )
         check_positions(positions)
         given = self.owners.given
-        table = self._context(context, positions == "naive", 1 if len(chosen) else self.run, given)
+        table = self._context(context, positions, 1 if len(chosen) else self.run, given)
         length = table.length
         places = np.arange(length, length + reserve, dtype=np.int32)
         if len(chosen):
@@ -209,19 +209,19 @@ class Pool(PageStorage):
             raise BadInput(f"room for {reserve} tokens: a prompt has one at least")
         return self._prompt((), np.arange(reserve, dtype=np.int32), context_of(joined_pages((), self.size), self.size))
 
-    def _context(self, context: Sequence[Cached], naive: bool, run: int, given: int) -> ContextTable:
+    def _context(self, context: Sequence[Cached], positions: Positions, run: int, given: int) -> ContextTable:
         """Return the table of a context whose blocks are in order; those of the last contexts are kept.
 
         `given`: how often pages had been given back before this; blocks that were in order then are so still.
         """
-        key = (naive, run, *map(_SERIAL_OF, context)) if {*map(type, context)} == {Cached} else None
+        key = (positions, run, *map(_SERIAL_OF, context)) if {*map(type, context)} == {Cached} else None
         known = self._contexts.get(key)
         if known is not None and known[0] == given:
             return known[1]
         joined = self.check_blocks(context)
         if joined is None or key is None:
-            return context_of(joined_pages(context, self.size), self.size, naive, run)
-        table = known[1] if known is not None else context_of(joined, self.size, naive, run)
+            return context_of(joined_pages(context, self.size), self.size, positions, run)
+        table = known[1] if known is not None else context_of(joined, self.size, positions, run)
         self._contexts[key] = given, table
         for old in list(self._contexts)[:-CONTEXTS]:
             self._contexts.pop(old, None)

@@ -82,9 +82,8 @@ class Reuse:
 
     @property
     def plain(self) -> bool:
-        """Whether cached rows are only read, where they stand, and computed rows attend to all that is before them."""
-        changed = self.correct or self.attend or self.positions == "shared"
-        return not (changed or getattr(self.select, "fresh", False))
+        """Whether cached rows are only read, and computed rows attend to all that is before them."""
+        return not (self.correct or self.attend or getattr(self.select, "fresh", False))
 
     def wrapped(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         """Return prompts as they are computed: with what the preparation puts around passages."""

@@ -33,7 +33,7 @@ from workbench.store.tiering.pages import PageTier
 class PagedEngine:
     """Computes requests by `method` over the pages of `pages`; blocks come from the tiers behind it.
 
-    method    `Reuse` by re-encoded or naive positions; tokens chosen by any selector are recomputed, or none
+    method    `Reuse` by any positions; tokens chosen by any selector are recomputed, or none
     quantum   tokens of an answer that are computed before another request may join
     The others are those of `generate`. Raises BadInput for another method: tiles and chunks, and a selector that writes
     to cached rows.
