@@ -61,14 +61,23 @@ def logits(
     size = declared_window(model.config, layer)
     scale = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None) or queries.shape[-1] ** -0.5
     rows, cols = rows.to(keys.device), torch.arange(keys.shape[1], device=keys.device)
-    grouped, wide = queries.float().unflatten(0, (keys.shape[0], -1)), keys.float()[:, None].mT  # GQA without copies
+    grouped = queries.unflatten(0, (keys.shape[0], -1))  # GQA without copies
     step = max(1, ELEMENTS // (queries.shape[0] * keys.shape[1]))
     for at in range(0, len(rows), step):
         part = slice(at, min(at + step, len(rows)))
         seen = visible(sees, rows[part], cols)
         if size:
             seen = seen & visible(window(size), rows[part], cols)
-        yield part, (grouped[:, :, part] @ wide * scale).flatten(0, 1).masked_fill_(~seen, -torch.inf)
+        found = products(grouped[:, :, part].flatten(1, 2), keys).mul_(scale)
+        yield part, found.unflatten(1, (grouped.shape[1], -1)).flatten(0, 1).masked_fill_(~seen, -torch.inf)
+
+
+def products(queries: Tensor, keys: Tensor) -> Tensor:
+    """Return queries [H, R, D] times keys [H, T, D] as [H, R, T], summed in fp32; on a GPU without copies in fp32."""
+    if keys.is_cuda and queries.dtype == keys.dtype != torch.float32:
+        found: Tensor = torch.bmm(queries, keys.mT, out_dtype=torch.float32)  # products of 16-bit numbers are exact
+        return found
+    return queries.float() @ keys.float().mT
 
 
 def softmax(scores: Tensor) -> Tensor:
@@ -104,12 +113,13 @@ def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers =
         requests.append(PrefillRequest(prompt.tokens, plan, empty(model, len(prompt))))
     found = []
     for prompt, request, output in zip(prompts, requests, prefill_many(model, requests), strict=True):
+        places = request.plan.rows.to(model.device)
         of = prompt.block_of[: prompt.starts[-1]].to(model.device)
         member = torch.nn.functional.one_hot(of, len(prompt.context)).float()  # [T, B]
         paid, received = torch.zeros_like(member), torch.zeros_like(member[:, 0])
         for layer, (first, last) in product(chosen, pairwise(prompt.starts)):
             asked, keys = output.queries[layer][:, first:last], request.kv.keys[layer][:, :last]  # none sees ahead
-            for rows, scores in logits(model, layer, asked, keys, request.plan.rows[first:last]):
+            for rows, scores in logits(model, layer, asked, keys, places[first:last]):
                 share = scores.softmax(-1).mean(0) / len(chosen)  # [r, T] up to the block's end; a row sees itself
                 paid[first:last][rows] += share @ member[:last]
                 received[:first] += share[:, :first].sum(0)
@@ -151,9 +161,9 @@ def from_question(
         lengths, first = [len(block) for block in prompt.blocks], -(last or len(prompt.question))
         begin = prompt.starts[min(system, len(prompt.context))] if over == "documents" else 0
         here = slice(begin, prompt.starts[-1] if over in ("documents", "context") else None)
-        total = torch.zeros(len(prompt), device=model.device)
+        total, rows = torch.zeros(len(prompt), device=model.device), prompt.question[first:].to(model.device)
         for layer in chosen:
-            queries, rows = output.queries[layer][:, first:], prompt.question[first:]
+            queries = output.queries[layer][:, first:]
             for _, scores in logits(model, layer, queries, request.kv.keys[layer][:, : len(prompt)], rows):
                 weights = within_blocks(scores, lengths) if over == "block" else softmax(scores[..., here])
                 total[here] += weights.sum((0, 1))

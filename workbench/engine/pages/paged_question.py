@@ -95,11 +95,12 @@ def weights(
     Over each "block" apart, else over all blocks but the first `skip`.
     """
     beyond = beyond | (torch.arange(len(beyond), device=beyond.device) < skip)[:, None]
-    grouped = queries.float().unflatten(0, (len(keys), -1)).flatten(1, 2) * (scale or queries.shape[-1] ** -0.5)
-    wide, total = keys.float().mT, torch.zeros(beyond.shape, device=keys.device)
-    step = max(1, attention_maps.ELEMENTS // (len(keys) * wide.shape[-1]))
+    grouped, total = queries.unflatten(0, (len(keys), -1)).flatten(1, 2), torch.zeros(beyond.shape, device=keys.device)
+    scale = scale or queries.shape[-1] ** -0.5
+    step = max(1, attention_maps.ELEMENTS // (len(keys) * keys.shape[1]))
     for part in grouped.split(step, 1):
-        logits = (part @ wide).unflatten(-1, beyond.shape).masked_fill_(beyond, -torch.inf)
+        logits = attention_maps.products(part, keys).mul_(scale)
+        logits = logits.unflatten(-1, beyond.shape).masked_fill_(beyond, -torch.inf)
         apart = logits if over == "block" else logits.flatten(-2)
         total += attention_maps.softmax(apart).sum((0, 1)).view_as(total)
     return total
