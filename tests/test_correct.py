@@ -10,9 +10,11 @@ from tests.by_hand import forward
 from tests.random_models import Letters, model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.masks import causal, visible
+from workbench.core.plan import Site
 from workbench.core.rope import rotate
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.attention_backends import choice, listed_columns
+from workbench.engine.attention_backends.attention import over_tiles
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.experiments.trials import budget
@@ -24,6 +26,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.link0 import Link0
+from workbench.methods.select.qc_fuse import Digest
 from workbench.metrics.cost import charged_share
 from workbench.models.spec import attach
 from workbench.store import MemoryStore
@@ -174,6 +177,19 @@ def test_listed_columns_by_kernels_are_those_of_the_mask(monkeypatch, name, comp
     found = rule.over_listed(q, keys, values, rows, rule, None, None)
     choice.identity.cache_clear()
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_digest_by_kernels_is_that_of_the_mask():
+    torch.manual_seed(0)
+    seen = torch.zeros(2, len(PROMPT), dtype=torch.bool)
+    seen[:, END:] = seen[0, [1, 5, 20]] = seen[1, [0, 7, 8]] = True
+    q, keys, values = torch.randn(4, 5, 16), torch.randn(2, len(PROMPT), 16), torch.randn(2, len(PROMPT), 16)
+    for layer in range(2):
+        tiles = Digest(seen)(q, keys, PROMPT.question, Site(layer))
+        assert tiles.listed.tolist() == seen[layer].nonzero()[:, 0].tolist()
+        expected = over_tiles(q, keys, values, PROMPT.question, tiles, None)
+        found = listed_columns.over_columns(tiles.listed, q, keys, values, PROMPT.question, causal, tiles, None)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("temperature", "scale"), [(1.0, 1.0), (0.9, 0.9), (0.5, 2.0)])

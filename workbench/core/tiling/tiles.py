@@ -25,6 +25,8 @@ class Tiles:
 
     `columns` [Hq, T] bool: single keys that all rows attend to besides (a choice of tokens, a vertical line).
 
+    `listed` [K]: the `columns`, rising, where these are all that is kept, alike for all heads (a digest).
+
     `shared`: every so many neighbouring heads are known to keep the same tiles, so one list serves them all.
 
     `alike`: all query tiles are known to keep the same tiles, but for those that none of their rows can see, so the
@@ -36,6 +38,7 @@ class Tiles:
     columns: Tensor | None = None
     shared: int = 1
     alike: bool = False
+    listed: Tensor | None = None
 
     def check_fits(self, heads: int, rows: int, keys: int) -> None:
         """Refuse tiles of other than `heads` query heads, and too few for this many rows and keys."""

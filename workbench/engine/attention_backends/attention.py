@@ -207,7 +207,7 @@ class PlannedRequest:
         keys, values = self.kv.keys[x.layer][:, :end], self.kv.values[x.layer][:, :end]
         tiles = self._tiles(x, keys, rows)
         problem = problem_of(x.q, keys, sees, x.window, self._whole and not self._first, tiles)
-        backend: Any = self.plan.backend or by_kernels(sees, problem) or backends.backend_for(problem)
+        backend: Any = self.plan.backend or by_kernels(sees, tiles, problem) or backends.backend_for(problem)
         self.backends[x.layer] = backends.name_of(backend)
         if backend is not backends.TORCH:
             backends.check(backend, problem)

@@ -5,6 +5,7 @@ order, so a row sees those up to its rank among them.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from workbench.core.masks import Sees, causal
 from workbench.core.page_table import INVALID_POS, Paged
+from workbench.core.tiling.tiles import Tiles
 from workbench.engine.attention_backends import choice
 from workbench.engine.attention_backends.attention_problem import AttentionProblem, problem_of
 
@@ -127,9 +129,30 @@ def plain(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | 
     return kernel(q, keys, values, rows, causal, None, scale)
 
 
-def by_kernels(rule: Sees, problem: AttentionProblem) -> Any:
-    """Return the backend of a rule that lists columns, on a GPU; None for other rules, and where no kernel takes it."""
-    if not isinstance(rule, Listed) or not choice.on_gpu(problem.device) or problem.dtype == torch.float32:
+def by_kernels(rule: Sees, tiles: Tiles | None, problem: AttentionProblem) -> Any:
+    """Return the backend of a rule, or of a choice, that lists columns; None for others, and where no kernel takes it.
+
+    Kernels run on a GPU, in 16-bit numbers.
+    """
+    listed = None if tiles is None else tiles.listed
+    known = isinstance(rule, Listed) if tiles is None else listed is not None and rule is causal
+    if not known or not choice.on_gpu(problem.device) or problem.dtype == torch.float32:
         return None
-    refusal = problem.tile or choice.named("tile_attention").refuses(replace(problem, causal=True))
-    return None if refusal else rule.over_listed
+    if choice.named("tile_attention").refuses(replace(problem, causal=True, tile=None, columns=False)):
+        return None
+    return partial(over_columns, listed) if listed is not None else getattr(rule, "over_listed", None)
+
+
+def over_columns(
+    columns: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    sees: Sees,
+    tiles: Tiles,
+    scale: float | None,
+) -> Tensor:
+    """Attend by a kernel with q [Hq, R, D] at `rows` [R] to `columns` [K], rising, of keys and values [H, T, D]."""
+    ranks = torch.searchsorted(columns, rows, right=True) - 1
+    return plain(q, keys[:, columns], values[:, columns], ranks, scale)

@@ -102,8 +102,7 @@ class PageStorage:
         if not kvs:
             return
         slots = torch.cat([self.slots(one) for one in cached])
-        ends = [0, *((slots.diff() != 1).nonzero()[:, 0] + 1).tolist(), len(slots)]  # of runs without gaps
-        runs = [(slice(a, b), slice(at := int(slots[a]), at + b - a)) for a, b in pairwise(ends)]
+        runs = _runs(slots)
         where = slots.to(self.device) if len(runs) > RUNS else None
         with self.in_order():
             for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
@@ -123,7 +122,9 @@ class PageStorage:
         check_positions(positions)
         if not context:
             raise BadInput("a prompt has at least one block")
-        slots = torch.cat([self.slots(block) for block in context]).to(self.device)
+        slots = torch.cat([self.slots(block) for block in context])
+        runs, where = _runs(slots), slots.to(self.device)
+        runs = runs if len(runs) <= RUNS else []
         lengths = torch.tensor([len(block) for block in context])
         shifts = shifts_of([(block.start, len(block)) for block in context], positions)
         distance = shifts.repeat_interleave(lengths).to(self.device)
@@ -131,9 +132,13 @@ class PageStorage:
         kv = self.spec.empty(length + reserve)
         with self.in_order():
             for layer, table in enumerate(self.inv_freq):
-                keys, out = self.keys[layer][:, slots], kv.keys[layer][:, :length]
-                rerotate(keys, distance, table, self.pairing, out, self.kernels)
-                kv.values[layer][:, :length] = self.values[layer][:, slots]
+                keys, values, out = self.keys[layer], self.values[layer], kv.keys[layer][:, :length]
+                for to, at in runs:
+                    rerotate(keys[:, at], distance[to], table, self.pairing, out[:, to], self.kernels)
+                    kv.values[layer][:, to] = values[:, at]
+                if not runs:
+                    rerotate(keys[:, where], distance, table, self.pairing, out, self.kernels)
+                    kv.values[layer][:, :length] = values[:, where]
         return kv
 
     def read(
@@ -167,3 +172,9 @@ class PageStorage:
             for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
                 mine.index_copy_(1, slots, theirs[:, places])
         prompt.written = rows
+
+
+def _runs(slots: Tensor) -> list[tuple[slice, slice]]:
+    """Return the runs of slots [T] side by side, each as its part of T and its slots in the pool."""
+    ends = [0, *((slots.diff() != 1).nonzero()[:, 0] + 1).tolist(), len(slots)]
+    return [(slice(a, b), slice(at := int(slots[a]), at + b - a)) for a, b in pairwise(ends)]

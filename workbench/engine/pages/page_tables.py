@@ -121,8 +121,8 @@ class ContextTable:
 def context_of(joined: Ints, size: int, positions: Positions = "re-encoded", run: int = 1) -> ContextTable:
     """Make the table of a context whose blocks' `pages_of` are `joined` side by side [4, P].
 
-    `positions` of keys: those of `engine.assembly.assemble`. `run`: pages that should be rerotated alike; empty pages are put between
-    blocks for it where they are few.
+    `positions` of keys: those of `engine.assembly.assemble`. `run`: pages that should be rerotated alike; empty pages
+    are put between blocks for it where they are few.
     """
     numbers, slots, cached, place = joined
     ends = slots.cumsum(dtype=np.int32)

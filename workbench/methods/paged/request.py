@@ -184,6 +184,9 @@ def begin_copied(
     for request, ready in zip(group, begun, strict=True):
         kv, rows = ready.request.kv, ready.request.plan.rows
         request.logits = logits.get(id(ready))
+        if request.logits is not None and request.limit == 1:  # nothing is decoded over pages
+            request.ready = ready
+            continue
         length = len(kv) if request.logits is not None else int(rows[0])
         keys, values = ([x[:, :length] for x in part] for part in (kv.keys, kv.values))
         request.context = blocks.place([KV(keys, values)])

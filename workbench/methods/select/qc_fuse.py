@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 
 import torch
@@ -103,11 +104,17 @@ class QcFuse(Select):
 
 @dataclass(frozen=True, eq=False)
 class Digest:
-    """A choice of keys by layer: `seen` [L, N] bool, for all rows and heads."""
+    """A choice of keys by layer: `seen` [L, N] bool, for all rows and heads; as many in every layer."""
 
     seen: Tensor
+
+    @cached_property
+    def listed(self) -> Tensor:
+        """[L, K] columns of every layer; a GPU is waited for once."""
+        return self.seen.nonzero()[:, 1].view(len(self.seen), -1)
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
         """Choose single columns; no tile is kept in whole."""
         columns = self.seen[site.layer, : keys.shape[1]].to(keys.device).expand(len(queries), -1)
-        return Tiles(torch.zeros(len(queries), 1, 1, dtype=torch.bool, device=keys.device), keys.shape[1], columns)
+        kept = torch.zeros(len(queries), 1, 1, dtype=torch.bool, device=keys.device)
+        return Tiles(kept, keys.shape[1], columns, listed=self.listed[site.layer].to(keys.device))
