@@ -41,6 +41,14 @@ def test_a_ratio_counts_document_tokens_and_the_question_is_extra(ratio):
     assert len(start.passes[-1].rows) == start.computed
 
 
+def test_superposition_reads_a_document_for_its_prior_once():
+    method = Superposition(paths=1)
+    (first,), (again,) = (method.begin(MODEL, [PROMPT]) for _ in range(2))
+    documents = sum(map(len, PROMPT.context[1:]))
+    assert first.computed - again.computed == documents == again.reused - first.reused
+    assert torch.equal(first.request.tokens, again.request.tokens) and len(again.passes) < len(first.passes)
+
+
 def superposed(prompt, kept):
     """Superposition by definition, documents of one length: one sequence with shared positions and a mask of paths."""
     system, *documents = prompt.context

@@ -96,8 +96,8 @@ def share_of(scene: Scene, prompt: Prompt, method: Method, store: MemoryStore) -
 
     What a method remembers of earlier requests, it has seen then: the same blocks in another order, and these.
     """
-    choices = (getattr(method, "correct", None), getattr(method, "select", None))
-    if any(hasattr(choice, name) for choice in choices for name in ("anchors", "kept")):
+    choices = (method, getattr(method, "correct", None), getattr(method, "select", None))
+    if any(hasattr(choice, name) for choice in choices for name in ("anchors", "kept", "priors")):
         system, *blocks, question = prompt.blocks
         for turn in (1, 0):
             earlier = Prompt((system, *blocks[turn:], *blocks[:turn], question))

@@ -41,7 +41,8 @@ class Kvcomm(Correct):
     prompt whose place has fewer than two such anchors is computed in full. Layer 0 is exact as cached.
 
     *Follows released code: `KVCOMM/llm/kvcomm_engine.py` of FastMAS/KVCOMM, for passages in place of agents' messages.*
-    On pages the corrected cache is copied: every layer of it is written.
+    On pages the corrected cache is copied: every layer of it is written. Its charged share counts tokens that are
+    computed; a request reads all cached keys and values of its own and of the anchors besides, so it takes longer.
 
     With stale $x$ of a passage and $x^a$, $\Delta^a$ cached and moved of anchor $a$ ($x$ keys, or values):
 

@@ -4,7 +4,7 @@ Merth et al., arXiv:2404.06910 (ICML 2024); a baseline of Block-Attention's tabl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
@@ -19,7 +19,7 @@ from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.methods import ReadyRequest
 from workbench.methods.registry import check_options
 from workbench.models.spec import ModelSpec, attach
-from workbench.store import UNLIMITED, MemoryStore, Store, fetch
+from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint
 
 Placed = tuple[KV, torch.Tensor]  # cached tokens, and the positions [T], whole or not, where their keys shall stand
 
@@ -30,7 +30,8 @@ class Superposition:
 
     A path's question sees the system block and its own document only. Paths are ranked by the posterior of their
     document, P(d | q) ∝ P(q | d) P(d), probabilities of the model after the system block. P(d) is taken per token, so
-    that a long document is not put behind for its length; `prior=False` leaves it out and saves reading the documents.
+    that a long document is not put behind for its length, and kept with this object: whoever reads a document first is
+    charged for it. `prior=False` leaves it out and saves reading the documents.
 
     Positions are at equilibrium: every document spans the harmonic mean of all lengths, so all paths end at the same
     position. A document is encoded at its own length and its keys are stretched afterwards, which keeps it cacheable
@@ -42,6 +43,7 @@ class Superposition:
 
     paths: int = 4
     prior: bool = True
+    priors: dict[tuple[str, str, str], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -71,7 +73,10 @@ class Superposition:
             late = len(document) - span  # the question stands so much behind its place at equilibrium
             placed = _place(spec, [(first, head + late), (kv, body + late)], len(asked), reserve=0)
             requests.append(PrefillRequest(path.tokens, Plan(path.question), placed))
-        best = self._best(model, system, documents, requests)
+        known = fingerprint(model)
+        keys = [(known, system.content, document.content) for document in documents]
+        read = [d for d, key in zip(documents, keys, strict=True) if self.prior and key not in self.priors]
+        best = self._best(model, system, keys, read, requests)
         end = len(system) + span + torch.arange(len(asked)).double()
         length = len(system) + sum(len(documents[i]) + len(asked) for i in best) + 1
         late = length - 1 - (len(system) + span + len(asked))
@@ -82,32 +87,40 @@ class Superposition:
         tokens = torch.tensor([*system.tokens, *kept, *asked.tokens * len(best), last])
         spec.check_tokens(tokens)
         request = PrefillRequest(tokens, Plan(torch.tensor([length - 1])), kv)
-        return ReadyRequest(request, *self._counts(system, documents, requests, length))
+        reused = len(system) + sum(map(len, documents)) - sum(map(len, read))
+        return ReadyRequest(request, *self._counts(system, read, requests, length), reused)
 
     def _best(
-        self, model: PreTrainedModel, system: Block, documents: Sequence[Block], requests: Sequence[PrefillRequest]
+        self,
+        model: PreTrainedModel,
+        system: Block,
+        keys: Sequence[tuple[str, str, str]],
+        read: Sequence[Block],
+        requests: Sequence[PrefillRequest],
     ) -> list[int]:
-        """Return the paths to keep, in reading order; runs every path's question, whose KV the requests then hold."""
+        """Return the paths to keep, in reading order; runs every path's question, whose KV the requests then hold.
+
+        `keys` name the priors of all documents; those of `read` are not known yet.
+        """
         outputs = prefill_many(model, requests)
         scores = torch.tensor([_likelihood(o.logits, request) for o, request in zip(outputs, requests, strict=True)])
+        whole = [all_rows(model, Prompt((system, document)).tokens) for document in read]
+        for document, request, output in zip(read, whole, prefill_many(model, whole), strict=True):
+            assert output.logits is not None
+            prior = _likelihood(output.logits[len(system) :], request) / (len(document) - 1 or 1)
+            self.priors[keys[0][0], system.content, document.content] = prior
         if self.prior:
-            whole = [all_rows(model, Prompt((system, document)).tokens) for document in documents]
-            for i, output in enumerate(prefill_many(model, whole)):
-                assert output.logits is not None
-                scores[i] += _likelihood(output.logits[len(system) :], whole[i]) / (len(documents[i]) - 1 or 1)
+            scores += torch.tensor([self.priors[key] for key in keys])
         return sorted(scores.topk(min(self.paths, len(requests))).indices.tolist())
 
     def _counts(
-        self, system: Block, documents: Sequence[Block], requests: Sequence[PrefillRequest], length: int
-    ) -> tuple[tuple[Pass, ...], int, int]:
-        """Return passes, tokens computed and tokens reused."""
+        self, system: Block, read: Sequence[Block], requests: Sequence[PrefillRequest], length: int
+    ) -> tuple[tuple[Pass, ...], int]:
+        """Return passes, and tokens computed."""
         passes = [Pass(request.plan.rows.tolist(), len(request.tokens), forward=1) for request in requests]
-        computed = sum(len(request.plan.rows) for request in requests) + 1
-        if self.prior:
-            passes += [Pass(range(len(system) + len(d)), len(system) + len(d)) for d in documents]
-            computed += sum(len(d) for d in documents)
-        passes.append(Pass([length - 1], length, forward=2))
-        return tuple(passes), computed, len(system) + (0 if self.prior else sum(map(len, documents)))
+        passes += [Pass(range(len(system) + len(d)), len(system) + len(d)) for d in read]
+        computed = sum(len(request.plan.rows) for request in requests) + 1 + sum(map(len, read))
+        return (*passes, Pass([length - 1], length, forward=2)), computed
 
 
 def _likelihood(logits: torch.Tensor | None, request: PrefillRequest) -> float:
