@@ -189,6 +189,22 @@ def test_deployers_of_dask_are_begun_by_name_with_as_many_workers(monkeypatch):
     assert runner._begun(distributed, "tcp://x:1", 1, None) is None
 
 
+def test_a_worker_has_the_number_that_dask_names_it_by():
+    options = {"processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(3, threads_per_worker=1, **options) as cluster, distributed.Client(cluster) as client:
+        for name, worker in cluster.workers.items():
+            asked = client.submit(runner.worker_number, workers=[worker.address], pure=False)
+            dealt = client.submit(runner.dealt, "cuda", lambda: 2, workers=[worker.address], pure=False)
+            assert (asked.result(), dealt.result()) == (name, f"cuda:{name % 2}")
+    assert runner.worker_number() == 0
+
+
+@pytest.mark.parametrize(("name", "number"), [(7, 7), ("7", 7), ("tcp://a:1", 3658067238)])
+def test_a_worker_that_is_named_otherwise_has_a_number_of_its_name(name, number, monkeypatch):
+    monkeypatch.setattr(distributed, "get_worker", lambda: type("worker", (), {"name": name}))
+    assert runner.worker_number() == number
+
+
 # --- A corpus encoded by Dask workers, in processes of their own: the result equals one process's, also where one d
 ASKED = {"samples": 8, "passages": 3, "prepare": "after_system", "shard": 1}
 

@@ -6,7 +6,7 @@ the scores of a selector by prompt and preparation.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -14,123 +14,28 @@ import torch
 from torch import Tensor
 
 from workbench.app.explore.editor import heat
+from workbench.app.explore.editor.answer_values import Answers, MethodRun, PromptAnswer, bill, bills, by_token, spoken
 from workbench.app.explore.editor.choices import MOST_COLUMNS, Wanted
-from workbench.app.explore.editor.heat import Recorded
 from workbench.app.explore.editor.text import PromptReader
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.core.plan import Pass
-from workbench.core.tiling.tiles import Tiles
 from workbench.engine import attention_maps
 from workbench.engine.assembly import assemble
 from workbench.engine.decoding import decode, text_of
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
-from workbench.methods import ReadyRequest
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.request_report import WatchedStore, receipts_of
+from workbench.methods.request_report import WatchedStore
 from workbench.methods.select import choose
 from workbench.metrics import cost
-from workbench.metrics.answers import exact_match
-from workbench.metrics.kv.kv_deviation import squared
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
-
-def bill(
-    prompt: Prompt,
-    ready: ReadyRequest,
-    watched: WatchedStore,
-    method: Reuse,
-    seconds: float,
-    shape: cost.ModelShape,
-    chosen: Recorded | None = None,
-) -> dict[str, Any]:
-    """Return rows by what became of them, operations and seconds to the first token, beside those of full attention.
-
-    A token that is encoded now and recomputed counts as recomputed in `rows`, and twice in `computed`. Operations are
-    those over the tiles that a sparse method chose, without its choosing, which has `seconds` of its own on a CPU.
-    """
-    (receipt,) = receipts_of([prompt], [ready], watched.lookups, method.positions)
-    rows = dict.fromkeys(("question", "recomputed", "encoded", "shifted", "reused"), 0)
-    rows["question"] = receipt.question
-    blocks = []
-    for block in receipt.blocks:
-        status = "encoded" if block.status == "encoded" else "shifted" if block.shift else "reused"
-        rows["recomputed"] += block.recomputed
-        rows[status] += block.tokens - block.recomputed
-        blocks.append({"status": status, "shift": block.shift, "recomputed": block.recomputed})
-    encoded = [block.tokens for block in receipt.blocks if block.status == "encoded"]
-    spent = cost.of_passes(shape, ready.passes, ready.reused).flops
-    kept = chosen.kept(len(shape.windows)) if chosen else 1.0
-    spent -= (1 - kept) * cost.of_passes(shape, ready.passes[-1:], 0).attention
-    full = cost.of_passes(shape, [Pass(range(len(prompt)), len(prompt))], 0).flops
-    encoding = cost.encoding(shape, encoded).flops if encoded else 0.0
-    return {
-        "rows": rows,
-        "blocks": blocks,
-        "length": len(prompt),
-        "computed": ready.computed + sum(encoded),
-        "flops": {"method": spent + encoding, "encoding": encoding, "full": full},
-        "seconds": {
-            "method": seconds,
-            "encoding": float(watched.seconds.get("encode", 0.0)),
-            "choosing": chosen.seconds if chosen else 0.0,
-        },
-        "kept": kept,
-    }
-
-
-KEPT, SHOWN = 6, 6  # prompts whose full attention is kept; tokens of a distribution that are shown
+KEPT = 6  # prompts whose full attention is kept
 STORED = 1 << 30  # bytes of cached blocks
 LOOKED = 1 << 27  # bytes of queries that are kept for a look from any token
 Stage = tuple[str, dict[str, Any]]  # name of what is known now, and its values
 Alive = Callable[[], None]  # raises where the answer is no longer wanted
-
-
-@dataclass
-class PromptAnswer:
-    """An answer under way: `text` grows while it is decoded."""
-
-    logits: Tensor  # [V] fp32 behind the prompt
-    kv: KV
-    seconds: float  # to the first token
-    attention: Tensor  # [L, T] from the question
-    queries: dict[int, Tensor]  # layer → [Hq, R, D], of the rows below
-    rows: Tensor  # [R] positions
-    text: str = ""
-    done: bool = False
-    compared: dict[str, Any] | None = None  # its first token beside that of full attention, once this is known
-
-
-@dataclass
-class MethodRun:
-    """What a method did with a prompt, and its answer."""
-
-    wanted: Wanted
-    answer: PromptAnswer
-    bill: dict[str, Any]
-    method: Reuse
-    cached: Sequence[KV]
-    scores: Tensor | None
-    chosen: Tensor
-    tiles: dict[int, Tiles]
-
-
-@dataclass
-class Answers:
-    """The answers to one prompt: of the chosen method, of those beside it, and of full attention once it is there."""
-
-    prompt: Prompt
-    expected: Sequence[str]
-    runs: list[MethodRun | None]
-    full: PromptAnswer | None = None
-
-    @property
-    def method(self) -> MethodRun:
-        """The chosen method."""
-        assert self.runs[0] is not None
-        return self.runs[0]
 
 
 class PromptAnswers:
@@ -168,19 +73,19 @@ class PromptAnswers:
         mine = self._run(wanted, prompt, alive)
         known = [self._kept["runs"].get(_key(prompt, column)) for column in columns[1:]]
         answers = Answers(prompt, self._expected(wanted), [mine, *known])
-        yield "bill", self._bill(answers)
-        yield "answers", self._answers(answers)
+        yield "bill", bills(answers)
+        yield "answers", spoken(answers, self.reader)
         answers.full = self._full(prompt, alive)
-        yield "answers", self._answers(answers)
+        yield "answers", spoken(answers, self.reader)
         alive()
         self._last = answers
-        yield "heat", self._heat(answers, mine)
+        yield "heat", by_token(answers, self.loaded)
         for at, column in enumerate(columns):
             if answers.runs[at] is None:
                 answers.runs[at] = self._run(column, prompt, alive)
-                yield "bill", self._bill(answers)
-                yield "answers", self._answers(answers)
-        yield from self._spoken(answers, alive)
+                yield "bill", bills(answers)
+                yield "answers", spoken(answers, self.reader)
+        yield from self._decoded(answers, alive)
         self._remember(answers)
 
     def look(self, token: int, layer: int) -> dict[str, Any] | None:
@@ -296,7 +201,7 @@ class PromptAnswers:
         request = all_rows(self.loaded.model, prompt.tokens, self._reserve(prompt))
         return self._keep("full", _tokens(prompt), lambda: self._prefill(prompt, request, alive)[0])
 
-    def _spoken(self, answers: Answers, alive: Alive) -> Iterator[Stage]:
+    def _decoded(self, answers: Answers, alive: Alive) -> Iterator[Stage]:
         """Decode the answers that are not there yet, in one batch; yields all after every token."""
         tokenizer, stop = self.loaded.tokenizer, self.loaded.layout.stop
         assert answers.full is not None
@@ -311,10 +216,10 @@ class PromptAnswers:
                 if token is not None:
                     tokens.append(token)
                     one.text = text_of(tokenizer, tokens, stop).strip()
-            yield "answers", self._answers(answers)
+            yield "answers", spoken(answers, self.reader)
         for one in waiting:
             one.done = True
-        yield "answers", self._answers(answers)
+        yield "answers", spoken(answers, self.reader)
 
     def _begun(self, logits: Tensor) -> str:
         """Return the first token of an answer as text: it needs no forward pass."""
@@ -323,63 +228,6 @@ class PromptAnswers:
         stream = decode(self.loaded.model, [kv], [logits], 1, stop=stop, tokenizer=tokenizer)
         return text_of(tokenizer, [token for (token,) in stream if token is not None], stop).strip()
 
-    def _bill(self, answers: Answers) -> dict[str, Any]:
-        return answers.method.bill | {"beside": [run and run.bill for run in answers.runs[1:]]}
-
-    def _answers(self, answers: Answers) -> dict[str, Any]:
-        """Return all answers as far as they are, their first-token distributions and how far they are from full."""
-        full, beside = answers.full, [run and self._answer(answers, run) for run in answers.runs[1:]]
-        said = self._answer(answers, answers.method) | {"beside": beside, "expected": list(answers.expected)}
-        said["full"] = full and self._said(full, answers.expected)
-        return said | ({"seconds_full": full.seconds} if full else {})
-
-    def _answer(self, answers: Answers, run: MethodRun) -> dict[str, Any]:
-        return self._compared(run.answer, answers.full) | {"method": self._said(run.answer, answers.expected)}
-
-    def _said(self, one: PromptAnswer, expected: Sequence[str]) -> dict[str, Any]:
-        right = bool(exact_match(one.text, expected)) if one.done and expected else None
-        return {"text": one.text, "done": one.done, "right": right}
-
-    def _compared(self, one: PromptAnswer, full: PromptAnswer | None) -> dict[str, Any]:
-        """Return the likeliest first tokens of an answer and of full attention, and how far apart the two are."""
-        if one.compared is not None:
-            return one.compared
-        logs = {"method": one.logits.log_softmax(-1)} | ({"full": full.logits.log_softmax(-1)} if full else {})
-        shown = {token for log in logs.values() for token in log.topk(min(SHOWN, len(log))).indices.tolist()}
-        order = sorted(shown, key=lambda token: -max(float(log[token]) for log in logs.values()))[:SHOWN]
-        first = [
-            {"token": self.reader.token(token), **{name: float(log[token].exp()) for name, log in logs.items()}}
-            for token in order
-        ]
-        if full is None:
-            return {"first": first, "kl": None, "agree": None}
-        kl = max(0.0, float((logs["full"].exp() * (logs["full"] - logs["method"])).sum()))
-        agree = int(logs["full"].argmax()) == int(logs["method"].argmax())
-        one.compared = {"first": first, "kl": kl, "agree": agree}
-        return one.compared
-
-    def _heat(self, answers: Answers, run: MethodRun) -> dict[str, Any]:
-        assert answers.full is not None
-        prompt, layers, length = answers.prompt, self.loaded.spec.layers, len(answers.prompt)
-        truth = _first(answers.full.kv, length)
-        before = squared(assemble(self.loaded.model, prompt, run.cached, run.method.positions), truth)
-        before[prompt.starts[-1] :] = 0  # the question is not cached
-        drawn = heat.tile_map(run.tiles, layers)
-        return {
-            "deviation": heat.deviation(before),
-            "left": heat.deviation(squared(_first(run.answer.kv, length), truth)),
-            "attention_full": heat.painted(answers.full.attention, clip=0.99),
-            "attention": heat.painted(run.answer.attention, clip=0.99),
-            "score": None if run.scores is None else heat.floats(run.scores),
-            "tiles": heat.painted(heat.kept_tokens(run.tiles, layers, length)) if run.tiles else None,
-            "tile_map": heat.painted(drawn) if drawn is not None else None,
-            "chosen": run.chosen.tolist(),
-            "layers": layers,
-            "heads": self.loaded.model.config.get_text_config().num_attention_heads,
-            "length": length,
-            "system": prompt.starts[1] if run.wanted.system and run.wanted.prepare == "after_system" else 0,
-        }
-
 
 def _key(prompt: Prompt, wanted: Wanted) -> Hashable:
     return _tokens(prompt), tuple(wanted.fields.items())
@@ -387,8 +235,3 @@ def _key(prompt: Prompt, wanted: Wanted) -> Hashable:
 
 def _tokens(prompt: Prompt) -> tuple[int, ...]:
     return tuple(prompt.tokens.tolist())
-
-
-def _first(kv: KV, length: int) -> KV:
-    """Return the prompt's part of a KV that has grown with an answer."""
-    return KV([x[:, :length] for x in kv.keys], [x[:, :length] for x in kv.values], kv.start)
