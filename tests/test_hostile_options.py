@@ -232,10 +232,10 @@ def test_a_rule_whose_products_outgrow_a_tensor_is_refused_where_they_do():
     refused("its numbers grow beyond", rule, rows[:, None], rows[None])
 
 
-def test_what_ships_is_checked_without_a_model_library():
+def test_notebooks_are_run_and_what_ships_is_checked_without_a_model_library():
     given = "model='lab-full', data='lab', device='cpu', layer=1, sample=3"
     kinds = "dict(model=str, data=str, device=str, layer=int, sample=int)"
-    code = "import sys; from workbench.app.notebooks import notebook\n"
+    code = "import sys; from workbench.app.notebooks import notebook, run\n"
     code += f"notebook.validate(dict({given}, __annotations__={kinds})); "
     subprocess.run(
         [sys.executable, "-c", f"{code}assert not {{'torch', 'transformers'}} & set(sys.modules)"], check=True

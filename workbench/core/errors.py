@@ -48,3 +48,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(x if x.isprintable() or x in SHOWN else x.encode("unicode_escape").decode() for x in text)
+
+
+def first_line(problem: Exception) -> str:
+    """Return the first line of an error's message, or the name of its class."""
+    return next(iter(str(problem).splitlines()), type(problem).__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, first_line, shown
 from workbench.core.utils import json_text
 from workbench.core.utils.files import is_file
 from workbench.models.model_names import folder
@@ -112,8 +112,3 @@ def check_weights(shard: Path) -> None:
 def read_json(path: Path, hint: str = "the checkpoint is not whole") -> dict[str, Any]:
     """Return the object in a JSON file. Raises BadInput that names the file."""
     return dict(json_text.read(path, hint=hint))
-
-
-def first_line(problem: Exception) -> str:
-    """Return the first line of an error's message, or the name of its class."""
-    return next(iter(str(problem).splitlines()), type(problem).__name__)

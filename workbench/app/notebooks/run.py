@@ -29,9 +29,8 @@ from papermill.exceptions import PapermillExecutionError
 
 from workbench.app.notebooks import notebook
 from workbench.app.reports import html, thumbnail
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, first_line
 from workbench.core.utils.files import write_text
-from workbench.models.checkpoints import first_line
 
 HERE = Path(__file__).resolve().parents[3]  # the folder that holds the package
 

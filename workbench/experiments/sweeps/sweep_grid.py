@@ -35,7 +35,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 
 from workbench import data, models
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, not_allowed, shown
+from workbench.core.errors import BadInput, first_line, not_allowed, shown
 from workbench.data import chat_template
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
@@ -52,7 +52,7 @@ from workbench.methods.sparse.seer_attention import SeerAttention
 from workbench.methods.sparse.xattention import Xattention
 from workbench.metrics import cost
 from workbench.metrics.faithfulness import check_judge
-from workbench.models.checkpoints import base_folder, first_line
+from workbench.models.checkpoints import base_folder
 from workbench.models.families import decoder_config
 from workbench.models.loading import DTYPES, Loaded
 from workbench.models.model_card import UNREADABLE, layout_of, tokenizer_of

@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from workbench import data, models
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, first_line
 from workbench.core.kv import KV
 from workbench.core.utils.annotations import check_fields, check_processes
 from workbench.core.utils.files import is_url
@@ -33,7 +33,6 @@ from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.methods.preprocessing.fields import PreparationFields
-from workbench.models.checkpoints import first_line
 from workbench.models.loading import Loaded
 from workbench.models.spec import attach
 from workbench.store import FolderStore, MemoryStore, fingerprint
