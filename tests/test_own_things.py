@@ -79,6 +79,8 @@ def test_documents_of_retrievers_are_passages(of):
     ("given", "message"),
     [
         (5, "data is 5: a name"),
+        (torch.tensor(1.0), "data is"),
+        ([{**RECORD, "ctxs": torch.tensor(1.0)}], "data, row 1: field 'ctxs'"),
         ({"question": "?"}, "data is"),
         ([], "data holds no rows"),
         ([RECORD, {"question": "?"}], "data, row 2: field 'ctxs' is missing"),

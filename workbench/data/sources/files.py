@@ -27,6 +27,7 @@ from typing import Any
 
 from workbench.core.errors import BadInput, brief, shown
 from workbench.core.utils import json_text
+from workbench.core.utils.annotations import fits
 from workbench.core.utils.files import is_file, write_text
 from workbench.core.utils.json_text import NotJson
 from workbench.data import segment
@@ -289,7 +290,7 @@ def samples(given: Any, answered: bool = True) -> list[Sample]:
     """
     if callable(to_dict := getattr(given, "to_dict", None)) and hasattr(given, "columns"):
         given = to_dict("records")
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+    if isinstance(given, Mapping) or not fits(given, Iterable):
         raise BadInput(f"data is {shown(given)}: a name, a file, a data frame or a list of records is needed")
     read = []
     for number, one in enumerate(given, 1):
@@ -328,7 +329,7 @@ def _record(row: Any) -> Any:
 
 def _documents(passages: Any) -> Any:
     """Return passages in which documents of LangChain and nodes of LlamaIndex, known by their fields, are records."""
-    if not isinstance(passages, Iterable) or isinstance(passages, str | Mapping):
+    if isinstance(passages, Mapping) or not fits(passages, Iterable):
         return passages
     return [_document(getattr(one, "node", one)) for one in passages]  # a node with its score holds the node
 
