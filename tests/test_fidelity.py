@@ -10,11 +10,14 @@ from tests import tiny
 from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
+from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.trials import fidelity as experiment
-from workbench.methods import finish, select
+from workbench.methods import finish, generation, select
+from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
+from workbench.methods.paged import answers
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.metrics import cost, fidelity
 
@@ -133,6 +136,36 @@ def test_a_sample_without_an_answer_has_divergence_and_agreement_only(loaded, sa
     for name in ("nll", "nll_full", "kl_gold", "agree_gold", "em", "f1", "full_em"):
         assert without[name] is None and with_answer[name] is not None
     assert without["kl"] > 0 and without["nll_own"] > 0 and without["answer"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_are_predicted_over_pages_as_over_copies_of_them(method, loaded, samples, monkeypatch):
+    model, tokenizer, layout = loaded
+    prompts, gold = layout.prompts(samples, tokenizer), fidelity.gold_answers(samples, layout, tokenizer)
+    known = fidelity.reference(model, tokenizer, prompts, gold, TOKENS)
+    params = SamplingParams(4 * TOKENS)
+    copied, paged = (
+        generation.answer(model, tokenizer, prompts, METHODS[method], None, params, engine=engine)
+        for engine in ("contiguous", "paged")
+    )
+    expected = fidelity.compared(fidelity.predictor(model, copied), known)
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "gather", None)  # nothing is copied out of the pages
+        patch.setattr(answers, "FORCED", 2 * TOKENS)  # in several steps
+        for _ in range(2):
+            for row, theirs in zip(fidelity.compared(fidelity.predictor(model, paged), known), expected, strict=True):
+                assert row == pytest.approx(theirs, abs=1e-4)
+    paged.ready[:] = []  # read: the pages are given back
+    assert paged.force([(1, 2)] * len(prompts)) is None
+
+
+def test_an_answer_that_pages_have_no_room_for_is_predicted_over_a_copy(loaded, samples):
+    model, tokenizer, layout = loaded
+    prompts, longer = layout.prompts(samples[:2], tokenizer), [tuple(range(9)), (1,)]
+    found = generation.answer(model, tokenizer, prompts, Reuse(), None, SamplingParams(2), engine="paged")
+    expected = generation.answer(model, tokenizer, prompts, Reuse(), None, SamplingParams(2), engine="contiguous")
+    for one, other in zip(*(fidelity.predictor(model, each)(longer) for each in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 def test_rows_do_not_depend_on_the_batch(loaded, samples, rows):

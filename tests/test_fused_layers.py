@@ -309,3 +309,16 @@ def test_layers_are_compiled_for_graphs():
     model = model_of()
     with pytest.raises(BadInput, match="graphs"):
         Runner(model, Pool(model, 9, 16), graphs=False, compile=True)
+
+
+@pytest.mark.parametrize("layers", ["fused", "model"])
+def test_logits_behind_every_row_are_those_of_the_rows_one_by_one(layers):
+    model = model_of(num_hidden_layers=2)
+    pool = Pool(model, 60, 16)
+    runner, asked = Runner(model, pool, layers=layers), [torch.tensor([1, 2, 3]), torch.tensor([4])]
+    cached = pool.encode(model, [block_of(20)])
+    found = runner.prefill_each([pool.open(cached, 3) for _ in asked], asked)
+    for ids, logits in zip(asked, found, strict=True):
+        held = pool.open(cached, 3)
+        rows = torch.cat([runner.prefill([held], [one[None]]) for one in ids])
+        torch.testing.assert_close(logits, rows, atol=1e-4, rtol=1e-4)

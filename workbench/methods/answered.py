@@ -30,12 +30,17 @@ class Answered:
 
     logits  [V] behind every prompt
     engine  that answered, and why it did
+    force   predicts given answers token by token, as decoding would see them: logits [A, V] behind each of their tokens
+            but the last; None where no pages hold the requests any more, or not as many tokens
     """
 
     generations: list[Generation]
     logits: list[Tensor]
     engine: str = field(compare=False)
     read: Callable[[], Sequence[ReadyRequest]] = field(repr=False, compare=False)
+    force: Callable[[Sequence[Sequence[int]]], list[Tensor] | None] = field(
+        default=lambda answers: None, repr=False, compare=False
+    )
 
     @cached_property
     def ready(self) -> list[ReadyRequest]:

@@ -190,13 +190,18 @@ class Pages:
 
 
 class Holder(Protocol):
-    """What holds requests over pages (`PagedAnswers`)."""
+    """What holds requests of a model over pages (`PagedAnswers`)."""
+
+    model: PreTrainedModel
 
     def read(self, request: Any) -> ReadyRequest:
         """Copy a request out of its pages, and give them back."""
 
     def release(self, request: Any) -> None:
         """Give the pages of a request back."""
+
+    def force(self, requests: Sequence[Any], answers: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
+        """Predict answers over the pages of requests, as `Answered.force` does."""
 
 
 class Unread:
@@ -210,6 +215,11 @@ class Unread:
         """Copy what is still in pages out of them."""
         with self.pages.lock:
             return [self.holder.read(request) for request in self.requests]
+
+    def force(self, answers: Sequence[Sequence[int]]) -> list[torch.Tensor] | None:
+        """Predict answers over the pages (`Answered.force`)."""
+        with self.pages.use(self.holder.model):
+            return self.holder.force(self.requests, answers)
 
     def __del__(self) -> None:
         self.pages.abandoned.append((self.holder.release, self.requests))  # whoever is at work now is not disturbed

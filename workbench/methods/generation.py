@@ -93,7 +93,10 @@ def answer(
             pass
     generations = [generation_of(request, tokenizer, begin) for request in requests]
     logits = [request.logits for request in requests if request.logits is not None]
-    return Answered(generations, logits, str(chosen), Unread(pages_of(model), answers, requests).read if keep else list)
+    if not keep:
+        return Answered(generations, logits, str(chosen), list)
+    unread = Unread(pages_of(model), answers, requests)
+    return Answered(generations, logits, str(chosen), unread.read, unread.force)
 
 
 def stream(

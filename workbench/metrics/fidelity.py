@@ -5,8 +5,9 @@ predicted from the prompt as the method computed it and from the answer's tokens
 Neither needs long decoding, and the second needs no labels. They tell methods apart where few answers match exactly.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import ReadyRequest
-from workbench.methods.answered import Answered
+from workbench.methods.answered import Answered, Generation
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
@@ -31,6 +32,7 @@ ROWS = 512  # rows of logits that are taken to log-probabilities at a time
 FIELDS = tuple("nll nll_full kl_gold agree_gold nll_own nll_own_full kl agree kl_first agree_first".split())
 OWN = ("kl", "kl_first", "agree", "agree_first")  # means of these and of the gold answer's nll are in a record
 Tokens = tuple[int, ...]
+Predict = Callable[[Sequence[Tokens]], list[Tensor]]  # of the answers of a batch: what `predict` returns
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,18 +89,23 @@ def predict(
     return predicted
 
 
-def _both(
-    model: PreTrainedModel,
-    ready: Sequence[ReadyRequest],
-    logits: Sequence[Tensor],
-    gold: Sequence[Tokens],
-    own: Sequence[Tokens],
-) -> tuple[list[Tensor], list[Tensor]]:
+def predictor(model: PreTrainedModel, answered: Answered) -> Predict:
+    """Return `predict` for requests that were answered: in one step over their pages, where they still hold them."""
+
+    def predicted(answers: Sequence[Tokens]) -> list[Tensor]:
+        if (later := answered.force(answers)) is None:
+            return predict(model, answered.ready, answered.logits, answers)
+        rows = zip(answered.logits, later, answers, strict=True)
+        return [torch.cat((first[None][: len(tokens)], behind)) for first, behind, tokens in rows]
+
+    return predicted
+
+
+def _both(predicted: Predict, gold: Sequence[Tokens], own: Sequence[Tokens]) -> tuple[list[Tensor], list[Tensor]]:
     """Predict the gold and the own answers; two that are the same but for the last token are predicted once."""
     same = [len(one) == len(other) and one[:-1] == other[:-1] for one, other in zip(gold, own, strict=True)]
-    golden = predict(model, ready, logits, gold)
-    asked = [() if alike else tokens for alike, tokens in zip(same, own, strict=True)]
-    others = predict(model, ready, logits, asked)
+    golden = predicted(gold)
+    others = predicted([() if alike else tokens for alike, tokens in zip(same, own, strict=True)])
     return golden, [one if alike else other for alike, one, other in zip(same, golden, others, strict=True)]
 
 
@@ -111,7 +118,7 @@ def references(
     stop: Sequence[str] = (),
 ) -> list[Reference]:
     """Return the reference of every prompt of a batch that full attention has answered greedily (`answer`)."""
-    limits = _limits(model, full.ready)
+    limits = _limits(model, full.generations)
     golden = [tokens[:limit] for tokens, limit in zip(gold, limits, strict=True)]
     said = [generation.tokens for generation in full.generations]
     ended = [
@@ -119,7 +126,7 @@ def references(
         for tokens, limit in zip(said, limits, strict=True)
     ]
     padded = [(*tokens, 0) if end else tokens for tokens, end in zip(said, ended, strict=True)]  # 0 is not read
-    of_gold, of_own = _both(model, full.ready, full.logits, golden, padded)
+    of_gold, of_own = _both(predictor(model, full), golden, padded)
     last = torch.stack([rows[-1].argmax() for rows in of_own]).tolist() if of_own else []
     own = [(*tokens, end) if more else tokens for tokens, more, end in zip(said, ended, last, strict=True)]
     texts = [generation.text.strip() for generation in full.generations]
@@ -143,7 +150,12 @@ def reference(
 def compare(
     model: PreTrainedModel, ready: Sequence[ReadyRequest], logits: Sequence[Tensor], known: Sequence[Reference]
 ) -> list[dict[str, float | None]]:
-    """Compare a method's requests, whose last forward pass has run, with full attention over the same prompts.
+    """Compare a method's requests, whose last forward pass has run, with full attention over the same prompts."""
+    return compared(partial(predict, model, ready, logits), known)
+
+
+def compared(predicted: Predict, known: Sequence[Reference]) -> list[dict[str, float | None]]:
+    """Compare what a method predicts of answers with full attention over the same prompts.
 
     Returns {`FIELDS`} a request, means over the tokens of an answer, in nats:
     nll, nll_full            negative log-likelihood of the gold answer's tokens, by the method and by full attention
@@ -153,7 +165,7 @@ def compare(
     kl_first, agree_first    of the answer's first token, which is the same for both answers
     What is of a gold answer is None where there is none.
     """
-    golden, own = _both(model, ready, logits, [one.gold for one in known], [one.own for one in known])
+    golden, own = _both(predicted, [one.gold for one in known], [one.own for one in known])
     return scores(known, [torch.cat(pair) for pair in zip(golden, own, strict=True)])
 
 
@@ -243,10 +255,10 @@ def _means(table: Tensor, gold: int) -> dict[str, float | None]:
     return dict(zip(FIELDS, (nll, nll_full, kl_gold, agree_gold, *of_own, *table[gold, 2:].tolist()), strict=True))
 
 
-def _limits(model: PreTrainedModel, ready: Sequence[ReadyRequest]) -> list[int]:
-    """Return how many tokens of an answer the model's context has room for, a request; the last is never read."""
+def _limits(model: PreTrainedModel, full: Sequence[Generation]) -> list[int]:
+    """Return how many tokens of an answer the model's context has room for, a prompt; the last is never read."""
     context = attach(model).context
-    return [context - len(one.request.tokens) + 1 if context else 1 << 62 for one in ready]
+    return [context - one.rows_computed + 1 if context else 1 << 62 for one in full]
 
 
 def _stopped(tokenizer: Any, tokens: Tokens, stop: Sequence[str]) -> bool:

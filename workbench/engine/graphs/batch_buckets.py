@@ -31,6 +31,7 @@ class Bucket:
     queries             layers whose queries are kept, for what is chosen by them
     hidden              tokens are hidden one by one, so the position of every slot is sent
     run                 so many pages side by side are rerotated alike
+    every               logits behind every row are wanted, not only behind the last
     """
 
     batch: int
@@ -43,6 +44,7 @@ class Bucket:
     queries: tuple[int, ...] = ()
     hidden: bool = False
     run: int = 1
+    every: bool = False
 
     @classmethod
     def of(cls, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0, queries: tuple[int, ...] = ()) -> "Bucket":

@@ -9,7 +9,7 @@ CUDA, and for large batches, whose kernels run longer than they take to start, t
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
 from weakref import ref
@@ -144,15 +144,23 @@ class Runner:
         """
         return self._prefill(prompts, tokens, layers, wait)
 
+    @annotations.checked
+    @torch.no_grad()
+    def prefill_each(self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor]) -> list[Tensor]:
+        """Compute what `prefill` does, and return the logits [R, V] behind every token of every request."""
+        logits, _ = self._prefill(prompts, tokens, every=True)
+        return [rows[: len(ids)] for rows, ids in zip(logits, tokens, strict=True)]
+
     def _prefill(
         self,
         prompts: Sequence[PagedPrompt],
         tokens: Sequence[Tensor],
         layers: tuple[int, ...] = (),
         wait: Callable[[int], None] | None = None,
+        every: bool = False,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         with self._turn:
-            return self._prefill_now(prompts, tokens, layers, wait)
+            return self._prefill_now(prompts, tokens, layers, wait, every)
 
     def _prefill_now(
         self,
@@ -160,9 +168,10 @@ class Runner:
         tokens: Sequence[Tensor],
         layers: tuple[int, ...],
         wait: Callable[[int], None] | None,
+        every: bool,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         host, most = token_arrays(self.pool, prompts, tokens), max(map(len, tokens))
-        bucket = self._bucket(prompts, most, queries=layers)
+        bucket = replace(self._bucket(prompts, most, queries=layers), every=every)
         ready = self._ready(bucket, wait is not None)
         batch = ready.batch
         batch.wait = wait
@@ -172,7 +181,10 @@ class Runner:
             batch.on_host["ids"][i, : len(ids)] = ids
         with self._leased(prompts):
             batch.send()
-            logits = ready.run()[: len(prompts)].clone()
+            logits = ready.run()
+            if every:
+                logits = logits.unflatten(0, (bucket.batch, bucket.rows))[:, :most]
+            logits = logits[: len(prompts)].clone()
             queries = {layer: x[: len(prompts), :, :most].clone() for layer, x in batch.queries.items()}
         for prompt, rows in zip(prompts, host, strict=True):  # where it fails, nothing counts as written
             prompt.written += len(rows)
@@ -302,7 +314,7 @@ class Runner:
         batch = (DecodeBatch if bucket.reserve else StaticBatch)(self.model, self.pool, bucket, self._fused)
         batch.send()
         if self._fused is not None and self.measured and self.graphs:
-            self._fused.prepare(bucket.batch * bucket.rows, bucket.batch)
+            self._fused.prepare(bucket.batch * bucket.rows, bucket.batch * (bucket.rows if bucket.every else 1))
         LOG.info("preparing %s, layers %s", bucket, self.layers)
         with fused(self.model) if self.compile else nullcontext():
             return self._captured(batch)

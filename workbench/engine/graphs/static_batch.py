@@ -200,26 +200,26 @@ class StaticBatch:
         return out
 
     def forward(self) -> Tensor:
-        """Compute the logits [B, V] after the last row of every request."""
+        """Compute the logits [B, V] after the last row of every request; those of all rows [B · R, V] where wanted."""
         self.expand()
         return self.step()
 
     def step(self) -> Tensor:
         """Do the same where positions are worked out already."""
         given = self.on_device
+        last = given["last"] if self.bucket.rows > 1 and not self.bucket.every else None
         if self.layers is not None:
             ids, positions, slots = given["ids"].view(-1), self.rows.clamp(min=0), given["slots"].view(-1)
             pools = list(zip(self.pool.keys, self.pool.values, strict=True))
-            wanted = given["last"] if self.bucket.rows > 1 else None
             # here, not before the last layer: attention may read positions while the kernel before it runs
             self.last_at = given["at"].view(-1, 1)[given["last"]]
-            return self.layers.forward(ids, positions, slots, pools, self.attend_written, wanted)
+            return self.layers.forward(ids, positions, slots, pools, self.attend_written, last)
         self.slots = given["slots"].view(-1).long()
         out = self.model(
             input_ids=given["ids"].view(1, -1),
             position_ids=self.rows.clamp(min=0)[None],
             use_cache=False,
-            logits_to_keep=given["last"].long(),
+            logits_to_keep=0 if last is None else last.long(),
             requests=[self],
         )
         logits: Tensor = out.logits[0]

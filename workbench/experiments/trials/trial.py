@@ -242,6 +242,7 @@ class Trial(TrialFields, MethodConfig):
             generations += answered.generations
             if watch:
                 watch(batch, answered)
+            del answered  # its pages are given back before the next batch
             if progress:
                 progress(len(generations), len(prompts))
         return generations

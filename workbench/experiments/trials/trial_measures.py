@@ -125,7 +125,7 @@ class Watch:
         """Take what a batch of questions, by number, was answered; the rows behind the prompts are overwritten."""
         begin = time.perf_counter()
         known = self._known(batch, answered)
-        rows = fidelity.compare(self.loaded.model, answered.ready, answered.logits, known)
+        rows = fidelity.compared(fidelity.predictor(self.loaded.model, answered), known)
         for i, one, row in zip(batch, known, rows, strict=True):
             self.rows.append({**row, **scores(one.text, self.samples[i].answers, "full_")})
         self.seconds += time.perf_counter() - begin
