@@ -171,9 +171,9 @@ def test_the_cache_is_where_the_variable_says_or_where_the_platform_keeps_caches
 def test_an_adapter_is_listed_beside_the_command_that_fetches_its_base(monkeypatch, tmp_path):
     monkeypatch.setenv(assets.CACHE, str(tmp_path))
     said = " ".join(CliRunner().invoke(cli.app, ["models"]).stdout.split())
-    assert "smollm2-block adapter of smollm2" in said
-    assert "smollm2: not fetched yet; `workbench models get smollm2` fetches it, and smollm2-block and" in said
-    refused(r"adapter of 'smollm2', which is not here \(workbench models get smollm2\)", models.load, "smollm2-block")
+    assert "smollm2-reader-block adapter of smollm2" in said
+    assert "smollm2: not fetched yet; `workbench models get smollm2` fetches it, and smollm2-reader and" in said
+    refused(r"adapter of 'smollm2', which is not here \(workbench models get smollm2\)", models.load, "smollm2-reader")
 
 
 def test_the_commands_print_the_folder_or_one_line_and_exit_code_2(without_pip, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from workbench.models import pretrained
 from workbench.models.checkpoints import weights_of
 from workbench.models.weights import adapters
 
+TUNED = "smollm2-reader-block"
 QUESTION = [{"role": "user", "content": "What is 7 times 12?"}]
 CHAT = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -84,11 +85,11 @@ def test_logits_are_those_of_the_file_as_transformers_dequantises_it(smollm2, tm
 
 
 def test_the_shipped_adapter_is_merged_into_the_fetched_model(smollm2):
-    path = models.folder("smollm2-block")
+    path = models.folder(TUNED)
     (base,) = weights_of(smollm2)
-    tuned, name = models.load("smollm2-block", dtype="bfloat16").model, "model.layers.7.self_attn.q_proj.weight"
+    tuned, name = models.load(TUNED, dtype="bfloat16").model, "model.layers.7.self_attn.q_proj.weight"
     with safe_open(base, "pt") as held, safe_open(path / adapters.WEIGHTS, "pt") as added:
         own = held.get_tensor(name).float()
         a, b = (added.get_tensor(f"base_model.model.{name.replace('weight', f'lora_{side}.weight')}") for side in "AB")
         assert torch.equal(tuned.get_parameter(name), (own + 2 * (b.float() @ a.float())).to(torch.bfloat16))
-    assert "4-bit" in models.note_of("smollm2-block") and models.note_of("smollm2-block") == models.note_of("smollm2")
+    assert "4-bit" in models.note_of(TUNED) and models.note_of(TUNED) == models.note_of("smollm2")

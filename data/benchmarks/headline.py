@@ -125,17 +125,24 @@ def speed(rows: pd.DataFrame) -> str:
     return markdown(["work", "this work", "fastest baseline", "speedup", "report"], cells)
 
 
+def over_runs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows at RATIO whose setting several training runs were measured at, not one run at other budgets."""
+    seeds = rows.groupby("setting").training_seed.transform("nunique")
+    return rows[(seeds > 1) & (rows.ratio == RATIO)]
+
+
 def answered() -> str:
     """Tabulate what a reader answers, over its training runs: scores, and what is lost to full attention."""
     found = tables.read()
     told = found.answers("trial")
-    told = told[(told.model == READER) & (told.data == HELD_OUT) & (told.positions == "re-encoded")]
+    told = over_runs(told[(told.model == READER) & (told.data == HELD_OUT) & (told.positions == "re-encoded")])
     keys = ["training_seed", "question"]
     full = told[told["mode"] == "full"].set_index(keys).em
     told = told.assign(lost=told.em - told.set_index(keys).index.map(full))
     by = ["mode", "prepare", "select"]
     scored = {measure: over_seeds(told, measure, by).set_index(by) for measure in ("em", "contains", "f1", "lost")}
-    spent = found.counts("trial").query("model == @READER and measure == 'rows_charged'").groupby(by).value.mean()
+    charged = found.counts("trial").query("model == @READER and data == @HELD_OUT and measure == 'rows_charged'")
+    spent = over_runs(charged).groupby(by).value.mean()
     cells = []
     for name, (prepare, select) in ANSWERED.items():
         key = ("full" if name == "full attention" else "block", prepare, select)
