@@ -8,6 +8,7 @@ import torch
 
 from tests.by_hand import forward
 from tests.random_models import Letters, model_of, prompt_of
+from workbench.core import rope
 from workbench.core.errors import BadInput
 from workbench.core.masks import causal, visible
 from workbench.core.plan import Site
@@ -24,6 +25,7 @@ from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.superposition import Superposition
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.link0 import Link0
 from workbench.methods.select.qc_fuse import Digest
@@ -136,6 +138,16 @@ def test_kvcomm_computes_in_full_what_is_like_all_anchors_alike_and_keeps_no_mor
         (ready,) = Reuse(prepare=AfterSystem(), correct=kept).begin(model, [prompt])
         assert ready.computed == len(prompt)
     assert {len(anchors) for anchors in kept.anchors.values()} == {2} and set(kept.anchors) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("method", [Reuse(prepare=AfterSystem(), correct=Kvcomm()), Superposition()])
+def test_angles_are_taken_once_a_rotation_whatever_the_number_of_blocks_and_layers(model, method, monkeypatch):
+    for prompt in (PROMPT, OTHER):
+        method.begin(model, [prompt])
+    taken = []
+    monkeypatch.setattr(rope, "cos_sin", lambda *given, of=rope.cos_sin: taken.append(given) or of(*given))
+    method.begin(model, [PROMPT])
+    assert len(taken) == 2
 
 
 # --- what rows attend to

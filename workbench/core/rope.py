@@ -4,6 +4,7 @@ RoPE rotates a key at position p by the angles p * inv_freq (RoFormer, arXiv:210
 R(p + s) = R(s) R(p): one more rotation by the constant s shifts the key. All tokens of a cached block share s.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -24,6 +25,17 @@ def rotate(keys: Tensor, distance: int | Tensor, inv_freq: Tensor, pairing: Pair
     """
     cos, sin = cos_sin(distance, inv_freq, keys.device)
     return rotate_by(keys, cos, sin, pairing)
+
+
+def rotate_layers(
+    layers: Sequence[Tensor], distance: Tensor, inv_freq: Sequence[Tensor], pairing: Pairing = "neox"
+) -> Iterator[Tensor]:
+    """Yield what `rotate` makes of the keys of every layer; angles are taken once for all layers of one table."""
+    known: dict[int, tuple[Tensor, Tensor]] = {}
+    for keys, table in zip(layers, inv_freq, strict=True):
+        if id(table) not in known:
+            known[id(table)] = cos_sin(distance, table, keys.device)
+        yield rotate_by(keys, *known[id(table)], pairing)
 
 
 def cos_sin(distance: int | Tensor, inv_freq: Tensor, device: torch.device | str) -> tuple[Tensor, Tensor]:

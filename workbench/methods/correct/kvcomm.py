@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.rope import rotate
+from workbench.core.rope import rotate_layers
 from workbench.methods import registry
 from workbench.methods.correct import KV, Correct, Correction, Prompt, write
 from workbench.methods.registry import whole
@@ -19,12 +19,15 @@ OLDEST = 5  # of these anchors the one that was used least makes room (released 
 NUCLEUS = 0.9  # anchors of so much weight count as used (released code)
 
 
+Pair = tuple[Tensor, Tensor]  # keys as of position 0, values: [heads of all layers, T, D] in fp32
+
+
 @dataclass(eq=False)
 class Anchor:
-    """A passage as cached, with how full attention moved it: keys, values [L][H, T, D], keys as of position 0."""
+    """A passage as cached, with how full attention moved it."""
 
-    cached: KV
-    moved: KV
+    cached: Pair
+    moved: Pair
     used: int = 0
 
 
@@ -70,33 +73,33 @@ class Kvcomm(Correct):
         places = range(self.system, len(prompt.context))
         if not self.most or not places:
             return Correction(rows)
-        cached = [_cut(spec, kv, prompt, place) for place in places]
-        near = [self._near(place, passage) for place, passage in zip(places, cached, strict=True)]
+        cached = _cut(spec, kv, prompt, places)
+        near = self._near(places, cached)
         if all(near):
-            for place, passage, alike in zip(places, cached, near, strict=True):
-                self._move(spec, kv, prompt.starts[place], passage, alike)
-            kv.changed()
+            self._move(spec, kv, prompt, places, cached, near)
             return Correction(rows)
         (truth,) = exact(model, [prompt], spec.layers)
         write(kv, truth, spec.layers)
-        for place, before in zip(places, cached, strict=True):
-            after = _cut(spec, kv, prompt, place)
-            keys = [x - y for x, y in zip(after.keys, before.keys, strict=True)]
-            moved = KV(keys, [x - y for x, y in zip(after.values, before.values, strict=True)])
-            self._keep(self.anchors.setdefault(place, []), Anchor(before, moved))
+        for place, before, after in zip(places, cached, _cut(spec, kv, prompt, places), strict=True):
+            moved = after[0] - before[0], after[1] - before[1]
+            kept = before[0].clone(), before[1].clone()  # not the whole prompt that they are parts of
+            self._keep(self.anchors.setdefault(place, []), Anchor(kept, moved))
         return Correction(NOTHING, passes=context_pass(prompt, spec.layers), computed=prompt.starts[-1])
 
-    def _near(self, place: int, passage: KV) -> list[Anchor]:
-        """Return the anchors that hold as many tokens; none where they are fewer than two, or none is near."""
-        count = len(passage)
-        known = [anchor for anchor in self.anchors.get(place, []) if len(anchor.cached) >= count]
-        if len(known) < 2:
-            return []
-        far = []
-        for anchor in known:
-            pairs = zip(passage.values, anchor.cached.values, strict=True)
-            far.append(torch.stack([(x - y[:, :count]).square().sum() for x, y in pairs]).sum())
-        alike = (-torch.stack(far).sqrt()).softmax(0).cpu()  # a GPU is waited for once
+    def _near(self, places: range, cached: Sequence[Pair]) -> list[list[Anchor]]:
+        """Return a place's anchors that hold as many tokens; none where they are fewer than two, or none is near."""
+        known, far = list[list[Anchor]](), list[Tensor]()
+        for place, (_, values) in zip(places, cached, strict=True):
+            held = [anchor for anchor in self.anchors.get(place, []) if anchor.cached[1].shape[1] >= values.shape[1]]
+            known.append(held if len(held) > 1 else [])
+            theirs = (anchor.cached[1][:, : values.shape[1]] for anchor in known[-1])
+            far += [(values - other).square().sum() for other in theirs]
+        each = torch.stack(far).sqrt().cpu().split(list(map(len, known))) if far else ()  # a GPU is waited for once
+        return [self._alike(*pair) for pair in zip(known, each, strict=True)] if far else known
+
+    def _alike(self, known: list[Anchor], far: Tensor) -> list[Anchor]:
+        """Return the anchors of a place where one is near, and count them as used."""
+        alike = (-far).softmax(0)
         entropy = -(alike * (alike + 1e-40).log2()).sum()
         if entropy > self.threshold * torch.tensor(float(len(known))).log2():
             return []
@@ -105,18 +108,36 @@ class Kvcomm(Correct):
             known[index].used += before < NUCLEUS
         return known
 
-    def _move(self, spec: ModelSpec, kv: KV, start: int, passage: KV, anchors: Sequence[Anchor]) -> None:
-        """Add the joined offsets to the passage that begins at `start`, from layer 1 on."""
-        here, count = slice(start, start + len(passage)), len(passage)
-        for name, part in (("keys", kv.keys), ("values", kv.values)):
-            far = torch.stack([_far(getattr(passage, name), getattr(anchor.cached, name)) for anchor in anchors])
-            weights = (-far / self.temperature).softmax(0)
+    def _move(
+        self,
+        spec: ModelSpec,
+        kv: KV,
+        prompt: Prompt,
+        places: range,
+        cached: Sequence[Pair],
+        near: Sequence[Sequence[Anchor]],
+    ) -> None:
+        """Add the joined offsets to all passages, from layer 1 on."""
+        heads, at = [count for count, _ in spec.shapes], _standing(prompt, places)
+        keys, values = (
+            torch.cat([self._offset(part, *pair) for pair in zip(cached, near, strict=True)], 1).split(heads)
+            for part in (0, 1)
+        )
+        turned = list(rotate_layers(keys, at, spec.inv_freq, spec.pairing))
+        for mine, offsets in ((kv.keys, turned), (kv.values, values)):
             for layer in range(1, spec.layers):
-                offsets = torch.stack([getattr(anchor.moved, name)[layer][:, :count] for anchor in anchors])
-                offset = (weights[:, None, :, None] * offsets).sum(0)
-                if name == "keys":
-                    offset = rotate(offset, start, spec.inv_freq[layer], spec.pairing)
-                part[layer][:, here] += offset.to(part[layer].dtype)
+                mine[layer][:, prompt.starts[self.system] : prompt.starts[-1]] += offsets[layer].to(spec.dtype)
+        kv.changed()
+
+    def _offset(self, part: int, passage: Pair, anchors: Sequence[Anchor]) -> Tensor:
+        """Return the mean offset of the tokens of a passage, of its keys or values, weighed by how alike they are."""
+        mine, count = passage[part], passage[part].shape[1]
+        far = torch.stack([(mine - anchor.cached[part][:, :count]).abs().mean((0, 2)) for anchor in anchors])
+        weights = (-far / self.temperature).softmax(0)[..., None]
+        offset = weights[0] * anchors[0].moved[part][:, :count]
+        for weight, anchor in zip(weights[1:], anchors[1:], strict=True):
+            offset.addcmul_(weight, anchor.moved[part][:, :count])
+        return offset
 
     def _keep(self, anchors: list[Anchor], new: Anchor) -> None:
         if len(anchors) >= self.most:
@@ -124,15 +145,17 @@ class Kvcomm(Correct):
         anchors.append(new)
 
 
-def _cut(spec: ModelSpec, kv: KV, prompt: Prompt, place: int) -> KV:
-    """Copy a block of a prompt in fp32, its keys rotated as if it stood at position 0."""
-    begin, end = prompt.starts[place : place + 2]
-    tables = zip(kv.keys, spec.inv_freq, strict=True)
-    keys = [rotate(layer[:, begin:end].float(), -begin, table, spec.pairing) for layer, table in tables]
-    return KV(keys, [layer[:, begin:end].to(torch.float32, copy=True) for layer in kv.values])
+def _standing(prompt: Prompt, places: range) -> Tensor:
+    """Return where the block of every token of these places begins [T]."""
+    starts = torch.tensor([prompt.starts[place] for place in places])
+    return starts.repeat_interleave(torch.tensor([len(prompt.context[place]) for place in places]))
 
 
-def _far(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> Tensor:
-    """Return the mean absolute difference of every token [T], over layers, heads and channels."""
-    each = [(x - y[:, : x.shape[1]]).abs().mean((0, 2)) for x, y in zip(mine, theirs, strict=True)]
-    return torch.stack(each).mean(0)
+def _cut(spec: ModelSpec, kv: KV, prompt: Prompt, places: range) -> list[Pair]:
+    """Copy blocks of a prompt in fp32, keys rotated as if each stood at position 0: all in one rotation a layer."""
+    here = slice(prompt.starts[places[0]], prompt.starts[-1])
+    lengths = [len(prompt.context[place]) for place in places]
+    stale = [layer[:, here].float() for layer in kv.keys]
+    keys = torch.cat(list(rotate_layers(stale, -_standing(prompt, places), spec.inv_freq, spec.pairing)))
+    values = torch.cat([layer[:, here] for layer in kv.values]).float()
+    return list(zip(keys.split(lengths, 1), values.split(lengths, 1), strict=True))

@@ -14,7 +14,7 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
-from workbench.core.rope import rotate
+from workbench.core.rope import rotate_layers
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.methods import ReadyRequest
 from workbench.methods.registry import check_options
@@ -67,22 +67,23 @@ class Superposition:
         span = len(documents) / sum(1 / len(document) for document in documents)  # harmonic mean of the lengths
         head = torch.arange(len(system), dtype=torch.float64)
         bodies = [len(system) + torch.arange(len(d)).double() * span / len(d) for d in documents]
-        requests = []
-        for document, kv, body in zip(documents, cached, bodies, strict=True):
-            path = Prompt((system, document, asked))
-            late = len(document) - span  # the question stands so much behind its place at equilibrium
-            placed = _place(spec, [(first, head + late), (kv, body + late)], len(asked), reserve=0)
-            requests.append(PrefillRequest(path.tokens, Plan(path.question), placed))
+        paths = [Prompt((system, document, asked)) for document in documents]
+        late = [len(document) - span for document in documents]  # a question stands so much behind its place
+        joined = [
+            [(first, head + more), (kv, body + more)] for kv, body, more in zip(cached, bodies, late, strict=True)
+        ]
+        placed = _place(spec, joined, len(asked))
+        requests = [PrefillRequest(p.tokens, Plan(p.question), kv) for p, kv in zip(paths, placed, strict=True)]
         known = fingerprint(model)
         keys = [(known, system.content, document.content) for document in documents]
         read = [d for d, key in zip(documents, keys, strict=True) if self.prior and key not in self.priors]
         best = self._best(model, system, keys, read, requests)
         end = len(system) + span + torch.arange(len(asked)).double()
         length = len(system) + sum(len(documents[i]) + len(asked) for i in best) + 1
-        late = length - 1 - (len(system) + span + len(asked))
+        more = length - 1 - (len(system) + span + len(asked))
         questions = [requests[i].kv.slice(len(requests[i].kv) - len(asked), len(requests[i].kv)) for i in best]
-        parts = [(first, head + late), *((cached[i], bodies[i] + late) for i in best)]
-        kv = _place(spec, [*parts, *((question, end + late) for question in questions)], 1, reserve)
+        parts = [(first, head + more), *((cached[i], bodies[i] + more) for i in best)]
+        (kv,) = _place(spec, [[*parts, *((question, end + more) for question in questions)]], 1, reserve)
         kept = chain.from_iterable(documents[i].tokens for i in best)
         tokens = torch.tensor([*system.tokens, *kept, *asked.tokens * len(best), last])
         spec.check_tokens(tokens)
@@ -103,12 +104,12 @@ class Superposition:
         `keys` name the priors of all documents; those of `read` are not known yet.
         """
         outputs = prefill_many(model, requests)
-        scores = torch.tensor([_likelihood(o.logits, request) for o, request in zip(outputs, requests, strict=True)])
+        scores = _likelihoods([output.logits for output in outputs], requests)
         whole = [all_rows(model, Prompt((system, document)).tokens) for document in read]
-        for document, request, output in zip(read, whole, prefill_many(model, whole), strict=True):
-            assert output.logits is not None
-            prior = _likelihood(output.logits[len(system) :], request) / (len(document) - 1 or 1)
-            self.priors[keys[0][0], system.content, document.content] = prior
+        found = [output.logits for output in prefill_many(model, whole)]
+        behind = _likelihoods([None if x is None else x[len(system) :] for x in found], whole)
+        for document, prior in zip(read, behind.tolist(), strict=True):
+            self.priors[keys[0][0], system.content, document.content] = prior / (len(document) - 1 or 1)
         if self.prior:
             scores += torch.tensor([self.priors[key] for key in keys])
         return sorted(scores.topk(min(self.paths, len(requests))).indices.tolist())
@@ -123,22 +124,28 @@ class Superposition:
         return (*passes, Pass([length - 1], length, forward=2)), computed
 
 
-def _likelihood(logits: torch.Tensor | None, request: PrefillRequest) -> float:
-    """Return log-probability of the last len(logits) tokens of a request, all but the first of them."""
-    assert logits is not None
-    tokens = request.tokens[len(request.tokens) - len(logits) + 1 :].to(logits.device)
-    return float(logits[:-1].float().log_softmax(-1).gather(1, tokens[:, None]).sum())
+def _likelihoods(logits: Sequence[torch.Tensor | None], requests: Sequence[PrefillRequest]) -> torch.Tensor:
+    """Return log-probabilities [B], on the CPU, of the last len(logits) tokens of requests, all but the first."""
+    found = []
+    for rows, request in zip(logits, requests, strict=True):
+        assert rows is not None
+        tokens = request.tokens[len(request.tokens) - len(rows) + 1 :].to(rows.device)
+        found.append(rows[:-1].float().log_softmax(-1).gather(1, tokens[:, None]).sum())
+    return torch.stack(found).cpu() if found else torch.empty(0)  # a GPU is waited for once
 
 
-def _place(spec: ModelSpec, parts: Sequence[Placed], unwritten: int, reserve: int) -> KV:
-    """Join all parts into one KV, every key rerotated to its position, with `unwritten` tokens behind them."""
-    kv = spec.empty(sum(len(part) for part, _ in parts) + unwritten, reserve)
-    at = 0
-    for part, positions in parts:
-        distance = positions - (part.start + torch.arange(len(part)))
-        for layer, inv_freq in enumerate(spec.inv_freq):
-            stand = slice(at, at + len(part))
-            kv.keys[layer][:, stand] = rotate(part.keys[layer], distance, inv_freq, spec.pairing)
-            kv.values[layer][:, stand] = part.values[layer]
-        at += len(part)
-    return kv
+def _place(spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int, reserve: int = 0) -> list[KV]:
+    """Join the parts of every path into one KV, `unwritten` tokens behind them; keys in one rotation a layer."""
+    gap, held, distance, lengths = spec.empty(unwritten + reserve), list[KV](), list[torch.Tensor](), list[int]()
+    for parts in paths:
+        held += [*(part for part, _ in parts), gap]
+        distance += [positions - (part.start + torch.arange(len(part))) for part, positions in parts]
+        distance.append(torch.zeros(len(gap)))
+        lengths.append(sum(len(part) for part, _ in parts) + len(gap))
+    keys = [torch.cat(layer, 1) for layer in zip(*(kv.keys for kv in held), strict=True)]
+    values = [torch.cat(layer, 1).split(lengths, 1) for layer in zip(*(kv.values for kv in held), strict=True)]
+    turned = rotate_layers(keys, torch.cat(distance), spec.inv_freq, spec.pairing)
+    each = zip(
+        zip(*(x.split(lengths, 1) for x in turned), strict=True), zip(*values, strict=True), lengths, strict=True
+    )
+    return [KV.within(list(k), list(v), length - reserve) for k, v, length in each]
