@@ -7,6 +7,13 @@ BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
 WANTED := --constraint constraints.txt --editable '.[dev]'
 READY := $(VENV)/.ready
+PACKAGES := 200
+# pip is silent while it unpacks: every 5 seconds how many packages are there, and how long the others take
+COUNTED = (now=0; begun=0; while sleep 5 && kill -0 $$$$ 2>/dev/null; do now=$$((now + 5)); \
+  there=$$(ls $(VENV)/lib/python3*/site-packages | grep -c 'dist-info$$'); \
+  if [ $$there -lt 5 ]; then begun=$$now; continue; fi; left=$$((($(PACKAGES) - there) * (now - begun) / there)); \
+  [ $$left -gt 0 ] && rest="about $$left s left" || rest="the last files are written"; \
+  echo "  $$there of about $(PACKAGES) packages are unpacked, $$rest"; done)
 
 .DEFAULT_GOAL := help
 .PHONY: help install report docs lab test check style format picture clean
@@ -17,9 +24,11 @@ help: ## list the targets
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, e.g. make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV): torch and some 150 packages, a few minutes the first time$(if $(UV),, (uv takes a third))."
-	@$(if $(UV),$(UV) pip install --python $(BIN)/python $(WANTED) ||) \
-	  $(BIN)/python -m pip install --disable-pip-version-check $(WANTED)
+	@echo "Installing into $(VENV): torch and some $(PACKAGES) packages, a few minutes the first time$(if $(UV),, (uv takes a third))."
+	@$(if $(UV),$(UV) pip install --python $(BIN)/python $(WANTED) || {) \
+	  $(COUNTED) & counter=$$!; \
+	  $(BIN)/python -m pip install --disable-pip-version-check --no-compile $(WANTED); \
+	  code=$$?; kill $$counter 2>/dev/null; exit $$code $(if $(UV),; })
 	@touch $@
 
 install: $(READY) ## create .venv and install into it (every other target does so when needed)

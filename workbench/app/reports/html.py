@@ -50,7 +50,7 @@ FIGURE = """<figure class="wb-figure">{head}<div class="wb-plot" id="{name}" sty
 </figure><script>workbench.draw("{name}", {figure});</script>"""
 TABLE = """<figure class="wb-figure" id="{name}">{head}<div class="wb-scroll"><table class="wb-table">
 <thead>{heads}</thead><tbody>{rows}</tbody></table></div>{foot}</figure>"""
-AGAIN = """<figure class="wb-figure"><h3>{title}</h3><div class="wb-plot" data-of="{name}"></div></figure>"""
+MOVED = '<p class="wb-own"><a href="#{name}">The picture at the top of this page</a> belongs here.</p>'
 
 
 def drawn(figure: Mapping[str, Any], name: str) -> str:
@@ -145,7 +145,7 @@ def _first_screen(notebook: Any, finding: str) -> str:
 
 
 def _main_picture(notebook: Any) -> str:
-    """Return a second place for the figure of the cell tagged `thumbnail`, unless a prompt to touch comes first."""
+    """Move the figure of the cell tagged `thumbnail` out of `notebook`, unless a prompt to touch comes first."""
     outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
     if any(prompt_html.MIME in data for data in outputs):
         return ""
@@ -153,8 +153,9 @@ def _main_picture(notebook: Any) -> str:
         for number, output in enumerate(cell.get("outputs", [])):
             figure = output.get("data", {}).get(PLOTLY) if "thumbnail" in cell.metadata.get("tags", []) else None
             if figure and any(trace.get("type") != "table" for trace in figure.get("data", [])):
-                said = theme.unframed(inert(figure))[0].get("title", "")
-                return AGAIN.format(name=f"figure-{index}-{number}", title=said)
+                name = f"figure-{index}-{number}"
+                output.data = {"text/html": MOVED.format(name=name)}
+                return drawn(figure, name)
     return ""
 
 

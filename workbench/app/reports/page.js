@@ -1,7 +1,7 @@
 // A page of a report: figures as wide as the page, its contents, and what is saved of a figure. Nothing is loaded.
 const workbench = (() => {
   const NARROWEST = 660, LEFT = 8, CROWDED = 0.4, DRAWN = 900;  // px; share of the width that names of rows take; px of a figure as it was made
-  const plots = [], texts = {};
+  const plots = [];
 
   function fitted(figure, place) {
     const wide = Math.max(NARROWEST, Math.floor(place.clientWidth));
@@ -49,11 +49,7 @@ const workbench = (() => {
   }
   const short = (line, most) => (line.length > most ? `${line.slice(0, most - 1)}…` : line);
   function draw(name, figure) {
-    const place = document.getElementById(name), again = document.querySelector(`[data-of="${name}"]`);
-    texts[name] = figure;
-    for (const one of [again, place]) if (one) plot(one, structuredClone(figure));
-  }
-  function plot(place, figure) {
+    const place = document.getElementById(name);
     place.titles = titles(figure.layout);
     place.left = figure.layout.margin?.l ?? 80;
     place.rows = figure.layout.yaxis?.ticktext || figure.layout.yaxis?.categoryarray;

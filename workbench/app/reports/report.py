@@ -113,6 +113,7 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
 def _watched(runs: Iterable[NotebookRun], total: int) -> Iterator[NotebookRun]:
     """Print one line a finished notebook, and a progress bar below them where a person watches."""
     with progress("notebooks") as advance:
+        advance(0, total)
         for done, run in enumerate(runs, 1):
             line = f"{run.name:<26} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
             typer.echo(line.rstrip(), err=True)

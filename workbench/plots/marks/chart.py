@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 
 from workbench.plots.marks.bars import Bars, Column, bar_chart, dots
 from workbench.plots.marks.lines import Panel, Series, line_chart
-from workbench.plots.marks.styles import Look
+from workbench.plots.marks.styles import Look, family_looks
 from workbench.plots.marks.table import drawn_width
 from workbench.plots.marks.table import table as text_table
 from workbench.plots.marks.theme import BLOCKS, FAINT, NARROW_PAGE, WIDTH, log_ticks
@@ -257,10 +257,12 @@ def _groups(
 ) -> list[tuple[str, Look, pd.DataFrame]]:
     """Return (label, style, rows) of every series of a panel: a value of `by` of a source."""
     sources, values = list(dict.fromkeys(rows.source)), list(dict.fromkeys(rows[by]))
+    plain = ((value, Look(BLOCKS[at % len(BLOCKS)], name=str(value))) for at, value in enumerate(values))
+    looks = family_looks(((value, look(value)) for value in values) if look else plain)
     found = []
     for (value, source), own in part.groupby([by, "source"], sort=False):
         number = sources.index(source)
-        style = look(value) if look else Look(BLOCKS[values.index(value) % len(BLOCKS)], name=str(value))
+        style = looks[value]
         name = style.name or str(value)
         label = f"{name} · {source}" if len(sources) > 1 and by != "source" else name
         if number:
