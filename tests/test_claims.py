@@ -269,6 +269,8 @@ def test_models_are_compared_across_where_a_claim_says_so(tmp_path):
         ({"left": {"like": "A", "em": "largest"}}, True),
         ({"left": {"like": "A", "ratio": None}}, True),
         ({"left": {"like": "A", "ratio": 0.15}}, False),
+        ({"left": {"like": "A", "correct": ["none", ""]}}, True),
+        ({"left": {"like": "A", "correct": ["none"]}}, False),
         ({"unless": ["c1"]}, False),
     ],
 )

@@ -2,7 +2,7 @@
 
 A selector is {column: wanted}. A column is one of the table, a key of `setting`, or a measure of the same method's
 counts (`density`). Wanted is a number, null, {"least": x, "most": y}, "smallest" or "largest" of numbers; of texts a
-pattern such as "bfla(*", one of several, and "!lab*" for all but those.
+pattern such as "bfla(*", one of several ("" where there is none), and "!lab*" for all but those.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,7 +135,7 @@ def fitting(rows: pd.DataFrame, wanted: Selector) -> np.ndarray:
     for name, want in wanted.items():
         if not _ordered(want):
             codes, values = pd.factorize(rows[name])  # -1 where there is none
-            fits &= np.array([*(_fits(_named(name, value), want) for value in values), want is None], bool)[codes]
+            fits &= np.array([*(_fits(_named(name, value), want) for value in values), _fits(None, want)], bool)[codes]
     return fits
 
 
@@ -150,7 +150,7 @@ def _ordered(want: Any) -> bool:
 
 def _fits(value: Any, want: Any) -> bool:
     if want is None or value is None or value == "":
-        return want is None and value in (None, "")
+        return value in (None, "") and (want is None or (isinstance(want, list) and "" in want))
     if isinstance(want, Mapping):
         return bool(want.get("least", -np.inf) <= float(value) <= want.get("most", np.inf))
     if not isinstance(want, str | list):
