@@ -75,3 +75,60 @@ def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
     constants = {"SPLITS": most, "D": width, "DP": padded, "PDL": pdl}
     constants |= {"num_warps": 1 if most * padded <= ONE_WARP else 4}
     _merge[(batch * heads * count,)](parts, lse, out, heads, count, splits, *out.stride()[:3], **constants, **options)
+
+
+@jit
+def _merge_lists(
+    one,
+    log_one,
+    two,
+    log_two,
+    at,
+    out,
+    heads,
+    count,
+    per,
+    splits_one,
+    splits_two,
+    gain,
+    out_head,
+    out_token,
+    ONE: tl.constexpr,
+    TWO: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One row of a head: parts of two lists, weighted; those of the first by what their whole weight gains, too."""
+    after_previous(PDL)
+    head, row, col = tl.program_id(0) // count, tl.program_id(0) % count, tl.arange(0, DP)
+    first, place = (head * count + row).to(tl.int64), tl.load(at + row).to(tl.int64)
+    second = (place // per * heads + head) * per + place % per
+    log, rest = part_weights(log_one, first, splits_one, ONE), part_weights(log_two, second, splits_two, TWO)
+    top = tl.max(log, 0)
+    whole = tl.sum(tl.exp2(log - tl.where(top == float("-inf"), 0.0, top)), 0)
+    log += tl.where(top == float("-inf"), 0.0, gain * (top + tl.log2(tl.where(whole > 0, whole, 1.0))))
+    top = tl.maximum(tl.max(log, 0), tl.max(rest, 0))
+    top = tl.where(top == float("-inf"), 0.0, top)
+    weight, other = tl.exp2(log - top), tl.exp2(rest - top)
+    whole = tl.sum(weight, 0) + tl.sum(other, 0)
+    result = part_sum(one, first, splits_one, weight, ONE, D, DP) + part_sum(two, second, splits_two, other, TWO, D, DP)
+    result /= tl.where(whole > 0, whole, 1.0)
+    tl.store(out + head * out_head + row * out_token + col, result.to(out.dtype.element_ty), mask=col < D)
+
+
+def merge_lists(
+    one: Tensor, weight: Tensor, two: Tensor, rest: Tensor, at: Tensor, out: Tensor, gain: float = 0.0
+) -> None:
+    """Parts [1, Hq, R, S, D] and those of a list that is [G, Hq, P, T, D], both with log-sums, into `out` [Hq, R, D].
+
+    at    [R] which of the G · P places of the second list is a row's
+    gain  the first list's log-sums grow by so many times the log-sum of all of them
+    """
+    heads, count, splits, width = one.shape[1:]
+    options, pdl = overlap(one.device)
+    most, padded = [triton.next_power_of_2(x.shape[3]) for x in (one, two)], padded_width(width)
+    constants = {"ONE": most[0], "TWO": most[1], "D": width, "DP": padded, "PDL": pdl}
+    constants |= {"num_warps": 1 if max(most) * padded <= ONE_WARP else 4}
+    numbers = heads, count, two.shape[2], splits, two.shape[3], gain, *out.stride()[:2]
+    _merge_lists[(heads * count,)](one, weight, two, rest, at, out, *numbers, **constants, **options)

@@ -84,16 +84,14 @@ class OwnOrListed(Listed):
 
     def _in_parts(self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
         """Merge the attention to listed columns with that to the other tokens of each row's own block: [Hq, R, D]."""
-        launch, merge = choice.kernel("question_attention").launch_parts, choice.kernel("_pages.parts").merge
+        launch, merge = choice.kernel("question_attention").launch_parts, choice.kernel("_pages.parts").merge_lists
         columns, ranks = self.once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
         listed = choice.identity(len(columns), keys.device)
         one, weight = launch(q[None], keys[:, columns], values[:, columns], ranks[None], listed, scale=scale)
         source, place, at, pages = self.once("groups", rows, lambda: self._groups(rows, keys.shape[1]))
         grouped = q[:, source].unflatten(1, at.shape).transpose(0, 1)
-        parts = launch(grouped, keys, values, at, pages, scale=scale)
-        two, rest = (part.transpose(0, 1).flatten(1, 2)[:, place][None] for part in parts)
         out = torch.empty_like(q)
-        merge(torch.cat((one, two), 3), torch.cat((weight, rest), 3), out[None])
+        merge(one, weight, *launch(grouped, keys, values, at, pages, scale=scale), place, out)
         return out
 
     def _groups(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Paged]:

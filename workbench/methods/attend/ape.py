@@ -1,7 +1,7 @@
 """Passages and the rest are attended to apart and merged, at a temperature and a scale (APE, arXiv:2502.05431)."""
 
-import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -76,14 +76,12 @@ class Merged:
     def over_parts(self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
         """Attend with rows [R] from `end` on by kernels: [Hq, R, D]. The weights of the parts are bent, then merged."""
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        launch, merge = choice.kernel("question_attention").launch_parts, choice.kernel("_pages.parts").merge
+        launch, merge = choice.kernel("question_attention").launch_parts, choice.kernel("_pages.parts").merge_lists
         passages, others = choice.apart(keys.shape[1], self.first, self.end, keys.device)
         one, weight = launch(q[None], keys, values, rows[None], passages, scale=scale / self.temperature)
         two, rest = launch(q[None], keys, values, rows[None], others, scale=scale)
-        whole = torch.logsumexp(weight * math.log(2), -1, keepdim=True) / math.log(2)
-        weight = weight + self._gain(whole)
         out = torch.empty_like(q)
-        merge(torch.cat((one, two), 3), torch.cat((weight, rest), 3), out[None])
+        merge(one, weight, two, rest, _numbers(len(rows), rows.device), out, self.scale * self.temperature - 1)
         return out
 
     def _before(self, rows: Tensor) -> int:
@@ -111,3 +109,9 @@ class Merged:
     def _gain(self, whole: Tensor) -> Tensor:
         """Return what the logits of passages gain, (S T - 1) times their log-sum-exp; 0 where a row sees none."""
         return ((self.scale * self.temperature - 1) * whole).masked_fill(whole.isinf(), 0)
+
+
+@lru_cache(maxsize=8)
+def _numbers(count: int, device: torch.device) -> Tensor:
+    """[R] the number of every row, made once for all layers."""
+    return torch.arange(count, device=device)
