@@ -214,7 +214,7 @@ def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, A
     """
     positive = [value for value in values if value > 0] or [1.0]
     low, high = floor(log10(min(positive))), ceil(log10(max(positive)))
-    if high - low > 3 or high > 5:
+    if high - low > 3 or high > 6:
         return {"dtick": 1, "exponentformat": "power"}
     decade = inf if wide is None else wide / max(0.1, log10(max(positive) / min(positive)))
     digits = (1, 2, 5) if decade * 0.3 > TICK else (1, 3) if decade * 0.47 > TICK else (1,)
