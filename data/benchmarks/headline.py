@@ -84,6 +84,8 @@ ANSWERED = {
     **{name: method for name, method in METHODS.items() if method[1] != "answer_guided"},
     "its choice alone": ("after_system", "query_guided"),
     "its 10 neighbours alone": ("with_neighbours(n=10, search=exact)", "none"),
+    "1 neighbour alone": ("with_neighbours(n=1, search=exact)", "none"),
+    "Cache-Craft's choice, 10 neighbours": ("with_neighbours(n=10, search=exact)", "inter_attention"),
     "full attention": ("independent", "none"),
 }
 
