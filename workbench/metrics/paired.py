@@ -96,13 +96,14 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def _paired(gaps: np.ndarray) -> float:
     """Return the p-value of paired differences [n] around 0; questions without a difference are left out."""
-    from scipy import stats
+    from scipy import special, stats
 
     gaps = gaps[gaps != 0]
     if not len(gaps):
         return 1.0
     if len(set(np.abs(gaps))) == 1:
-        return float(stats.binomtest(int((gaps > 0).sum()), len(gaps)).pvalue)
+        more = int((gaps > 0).sum())  # the sign test: both tails are alike
+        return min(1.0, 2 * float(special.bdtr(min(more, len(gaps) - more), len(gaps), 0.5)))
     return float(stats.wilcoxon(gaps).pvalue)
 
 

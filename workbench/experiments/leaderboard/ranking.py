@@ -6,6 +6,7 @@ for board in boards(results.read("runs/leaderboard"), budgets=(0.15,)):
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -375,16 +376,26 @@ def _whole(
         values = rows[name].dropna()
         if not len(values):
             continue
-        low, high = wilson(values.sum(), len(values)) if name in RIGHT else bootstrap(values.tolist())
+        low, high = wilson(values.sum(), len(values)) if name in RIGHT else _interval(tuple(values))
         scores[name] = (float(values.mean()), low, high)
         base = full[1][name].dropna() if full else values[:0]
         both = values.index.intersection(base.index)
         if len(both):
-            gap = difference(values[both].tolist(), base[both].tolist())
-            gaps[name] = (gap.mean, gap.low, gap.high)
+            gaps[name] = _gap(tuple(values[both]), tuple(base[both]))
     kinds = {str(kind): float(of[by].mean()) for kind, of in rows.groupby("kind") if kind}
     values = asdict(entry) | {"scores": scores, "gaps": gaps, "kinds": kinds if len(kinds) > 1 else {}} | more
     return Standing(**values)
+
+
+@lru_cache(maxsize=1024)  # a method stands on the boards of several budgets
+def _interval(values: tuple[float, ...]) -> tuple[float, float]:
+    return bootstrap(values)
+
+
+@lru_cache(maxsize=1024)
+def _gap(values: tuple[float, ...], base: tuple[float, ...]) -> Ends:
+    found = difference(values, base)
+    return found.mean, found.low, found.high
 
 
 def _front(charged: Sequence[float | None], quality: Sequence[float], higher: bool) -> set[int]:
