@@ -26,9 +26,9 @@ def _board(number: int, board: Board) -> dict[str, Any]:
     rows = [_row(board.full, "full")] if board.full else []
     rows += [_row(entry, "first" if entry.rank == 1 else "") for entry in board.entries]
     rows += [_row(entry, "over") for entry in board.over]
-    lines = [f"Not told apart: {', '.join(group)}." for group in board.together]
+    lines = [f"Not told apart: {'; '.join(group)}." for group in board.together]
     if board.over:
-        lines.append(f"Over the budget: {', '.join(entry.method for entry in board.over)}.")
+        lines.append(f"Over the budget: {'; '.join(entry.method for entry in board.over)}.")
     return {
         "title": board.title,
         "about": f"{drawn.about(board)} Ranked by {drawn.measure_of(board).words}.",
@@ -84,7 +84,7 @@ def report(board: Board) -> Group:
     if any(entry.kinds for entry in board.entries):
         parts += ["", *_kinds(board, short)]
     if board.over:
-        parts.append(f"over the budget: {plain(', '.join(short[entry.method] for entry in board.over))}")
+        parts.append(f"over the budget: {plain('; '.join(short[entry.method] for entry in board.over))}")
     parts += in_full(short)
     return Group(*parts)
 
@@ -113,7 +113,7 @@ def _table(columns: Sequence[str], entries: Iterable[Standing], short: Mapping[s
 def _groups(board: Board, short: Mapping[str, str]) -> list[str]:
     if not board.together:
         return ["every method is told apart from every other"]
-    return [f"not told apart: {plain(', '.join(short[name] for name in group))}" for group in board.together]
+    return [f"not told apart: {plain('; '.join(short[name] for name in group))}" for group in board.together]
 
 
 def _kinds(board: Board, short: Mapping[str, str]) -> list[RenderableType]:

@@ -49,7 +49,7 @@ def critical(board: Board) -> go.Figure:
             y=[place[group[0]] - 0.3, place[group[-1]] + 0.3],
             mode="lines",
             line={"color": colour, "width": 4},
-            name="not told apart: " + ", ".join(map(escaped, group)),
+            name="not told apart: " + "; ".join(map(escaped, group)),
             showlegend=False,
             hovertemplate="%{fullData.name}<extra></extra>",
         )
