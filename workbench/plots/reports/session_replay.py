@@ -16,17 +16,18 @@ from workbench.plots.marks.table import table, verdict
 from workbench.plots.marks.theme import RULE, Notes, finish, legend_over
 from workbench.plots.tokens.plans import turnover
 
-SCORES = {"em": "exact match", "f1": "F1"}
+SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an answer"}
 KINDS = ("all", "single-hop", "continuation", "two-hop", "comparison", "order")  # other kinds follow
 
 
 def quality(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Figure:
-    """Draw scores by kind: {mode, kind, n, em, em_low, em_high, f1, f1_low, f1_high}; a menu picks the score."""
+    """Draw scores by kind: {mode, kind, n, em, em_low, em_high, f1, …}; a menu picks the score."""
+    scores = {score: title for score, title in SCORES.items() if all(f"{score}_low" in r for r in records)}
     counts = {r["kind"]: r["n"] for r in records}
     kinds = sorted(counts, key=lambda kind: KINDS.index(kind) if kind in KINDS else len(KINDS))
     modes = list(dict.fromkeys(r["mode"] for r in records))
     fig = go.Figure()
-    for score, title in SCORES.items():
+    for score, title in scores.items():
         for index, mode in enumerate(modes):
             look = MODES[mode]
             rows = sorted((r for r in records if r["mode"] == mode), key=lambda r: kinds.index(r["kind"]))
@@ -52,8 +53,8 @@ def quality(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Fig
     fig.update_xaxes(showgrid=False, ticks="")
     fig.update_yaxes(title_text="exact match", tickformat=".0%", range=[-0.03, 1.03], dtick=0.2)
     buttons = [
-        button(title, [each == score for each in SCORES for _ in modes], {"yaxis.title.text": title})
-        for score, title in SCORES.items()
+        button(title, [each == score for each in scores for _ in modes], {"yaxis.title.text": title})
+        for score, title in scores.items()
     ]
     fig.update_layout(updatemenus=[switch(buttons, 340, 6)])
     return finish(fig, title="How well the model answers", height=340, above=48, below=56, legend=8, **notes)

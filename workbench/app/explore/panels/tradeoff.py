@@ -54,6 +54,7 @@ ACROSS = {"density": "density", "union": "density after the union", "cost": "ope
 UP = {
     "em": "exact match",
     "f1": "F1",
+    "contains": "contains an answer",
     "mass": "attention mass kept",
     "recall": "recall of the largest tiles",
     "error": "error of the output",
