@@ -30,6 +30,7 @@ ASKED = [
     if option.name not in LEFT_OUT
 ]
 MEASURING = "Measuring"  # panel of `--help`
+SEVERAL = 5  # boards that are printed whole; of more, a line each
 
 app = typer.Typer(add_completion=False)
 
@@ -101,7 +102,10 @@ def leaderboard(
         print(json.dumps({"boards": [board.to_json() for board in found], "left_out": notes, "failed": failures}))
     else:
         console = Console(highlight=False, width=None if Console().is_terminal else 80)
-        for board in found:
+        if len(found) > SEVERAL:
+            console.print(page.index(found))
+            console.print("[bold]Whole boards:[/] --html board.html, or --model M --data D --budgets B")
+        for board in found if len(found) <= SEVERAL else ():
             console.print(page.report(board))
             console.print()
         console.print(f"[dim]95% intervals over questions · results in {plain(', '.join(results or [str(out)]))}[/]")

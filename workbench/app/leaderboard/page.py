@@ -65,7 +65,27 @@ SHORT = {
     "nll": "nll",
     "contains": "in",
 }
+SHORTEST = 18  # letters of a method among many boards
 KINDS = 4  # columns of kinds of question
+
+
+def index(boards: Sequence[Board]) -> Table:
+    """Return a row a board: its best method, how many the questions do not tell apart from it, full attention's score.
+
+    Numbers of methods are of those within the budget.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("model", "data", "budget", "n", "methods", "by", "best", "score", "alike", "full"):
+        table.add_column(name, justify="left" if name in ("model", "data", "by", "best") else "right")
+    for board in boards:
+        best = board.entries[0]
+        alike = max((len(group) - 1 for group in board.together if best.method in group), default=0)
+        numbers = [drawn.written(one.scores[board.by][0] if one else None, board.by) for one in (best, board.full)]
+        within = "" if board.budget is None else f"{board.budget:.0%}"
+        named = [plain(board.model), plain(board.data), within, str(board.n), str(len(board.entries))]
+        label = plain(labels([best.method], SHORTEST)[best.method])
+        table.add_row(*named, drawn.head()[board.by], label, numbers[0], str(alike), numbers[1])
+    return table
 
 
 def report(board: Board) -> Group:
