@@ -109,7 +109,7 @@ def test_the_sparsest_setting_that_keeps_enough():
     assert cheapest(swept, "em", 0.95, same[40])[0]["sure"], "the same 120 questions are right"
     assert not cheapest(swept, "em", 0.95, same[2])[0]["sure"], "of six one cannot be sure"
     assert cheapest(swept[swept.rule != ""], "em", 0.95) == [], "without dense attention nothing is said"
-    refused("unknown measure 'error': allowed are em, f1, mass", cheapest, swept, "error", 0.95)
+    refused("unknown measure 'error': allowed are em, f1, contains, mass", cheapest, swept, "error", 0.95)
 
 
 def answered(swept, right):
