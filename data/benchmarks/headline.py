@@ -156,7 +156,7 @@ def answered() -> str:
         texts[-1] = "0" if key[0] == "full" else texts[-1]
         share = "" if select == "none" else f", {RATIO:.0%} recomputed"
         cells.append([name + share, *texts, f"{spent[key]:,.0f}"])
-    head = ["method", "exact match (95%)", "contains an answer", "F1", "exact match, to full attention (95%)"]
+    head = ["method", "exact match (95%)", "contains an alias", "F1", "exact match, to full attention (95%)"]
     one = scored["em"].iloc[0]
     return (
         f"**Quality of answers.** `{READER}`, SmolLM2-135M-Instruct fine-tuned under full attention to answer from ten "

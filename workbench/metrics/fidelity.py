@@ -258,7 +258,7 @@ def _means(table: Tensor, gold: int) -> dict[str, float | None]:
 def _limits(model: PreTrainedModel, full: Sequence[Generation]) -> list[int]:
     """Return how many tokens of an answer the model's context has room for, a prompt; the last is never read."""
     context = attach(model).context
-    return [context - one.rows_computed + 1 if context else 1 << 62 for one in full]
+    return [context - one.rows_computed - one.rows_reused + 1 if context else 1 << 62 for one in full]
 
 
 def _stopped(tokenizer: Any, tokens: Tokens, stop: Sequence[str]) -> bool:

@@ -192,14 +192,7 @@ def _costs(result: Record) -> Table:
 
 
 WIDE = 160  # columns of the table with all intervals
-SWEPT = {
-    "em": "exact match",
-    "f1": "F1",
-    "contains": "contains",
-    "nll": "gold nll",
-    "kl": "KL from full",
-    "agree": "agreement",
-}
+SWEPT = SCORES | {"nll": "gold nll", "kl": "KL from full", "agree": "agreement"}
 
 
 def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:

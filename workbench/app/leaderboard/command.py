@@ -105,9 +105,10 @@ def leaderboard(
         if len(found) > SEVERAL:
             console.print(page.index(found))
             console.print("[bold]Whole boards:[/] --html board.html, or --model M --data D --budgets B")
-        for board in found if len(found) <= SEVERAL else ():
-            console.print(page.report(board))
-            console.print()
+        else:
+            for board in found:
+                console.print(page.report(board))
+                console.print()
         console.print(f"[dim]95% intervals over questions · results in {plain(', '.join(results or [str(out)]))}[/]")
     for name, why in failures.items():
         typer.echo(f"failed: {name}: {why}", err=True)

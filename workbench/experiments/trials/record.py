@@ -116,7 +116,7 @@ class Record(Quality):
         return [{"mode": mode, "kind": kind} | _measured(of_kind) for kind, of_kind in scores.items()]
 
 
-SHOWN = {"em": "exact match", "f1": "F1", "contains": "contains", "kl": "KL from full"}  # scores in a notebook
+SHOWN = {"em": "exact match", "f1": "F1", "contains": "contains an alias", "kl": "KL from full"}  # scores in a notebook
 
 
 def _interval(row: dict[str, Any], name: str) -> str:

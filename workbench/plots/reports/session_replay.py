@@ -16,7 +16,7 @@ from workbench.plots.marks.table import table, verdict
 from workbench.plots.marks.theme import RULE, Notes, finish, legend_over
 from workbench.plots.tokens.plans import turnover
 
-SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an answer"}
+SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an alias"}
 KINDS = ("all", "single-hop", "continuation", "two-hop", "comparison", "order")  # other kinds follow
 
 

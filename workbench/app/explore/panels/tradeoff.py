@@ -54,7 +54,7 @@ ACROSS = {"density": "density", "union": "density after the union", "cost": "ope
 UP = {
     "em": "exact match",
     "f1": "F1",
-    "contains": "contains an answer",
+    "contains": "contains an alias",
     "mass": "attention mass kept",
     "recall": "recall of the largest tiles",
     "error": "error of the output",
