@@ -1,5 +1,6 @@
 """Corrections, attention rules and positions that passages share: each against a second, plain implementation."""
 
+from dataclasses import replace
 from functools import cache
 from math import ceil
 
@@ -11,6 +12,7 @@ from tests.random_models import Letters, model_of, prompt_of
 from workbench.core import rope
 from workbench.core.errors import BadInput
 from workbench.core.masks import causal, visible
+from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.plan import Site
 from workbench.core.rope import rotate
 from workbench.engine.assembly import assemble, empty
@@ -19,7 +21,11 @@ from workbench.engine.attention_backends.attention import over_tiles
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.experiments.trials import budget
+from workbench.kernels._pages import apart
+from workbench.kernels._pages.case import case
+from workbench.kernels.question_attention import reference
 from workbench.methods import attend, correct, finish, select
+from workbench.methods.config import MethodConfig
 from workbench.methods.correct.kvcomm import Kvcomm
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
@@ -28,6 +34,7 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.link0 import Link0
+from workbench.methods.presets import METHODS
 from workbench.methods.select.qc_fuse import Digest
 from workbench.metrics.cost import charged_share
 from workbench.models.spec import attach
@@ -237,21 +244,51 @@ def test_ape_by_kernels_merges_as_by_torch(monkeypatch, first):
     torch.testing.assert_close(backend(q, keys, values, rows, causal, None, None), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_ape_at_one_is_plain_attention_and_answers_from_contiguous_caches(model, logits):
+def test_ape_at_one_is_plain_attention(logits):
     plain = Reuse(prepare=AfterSystem(), positions="shared")
-    torch.testing.assert_close(
-        logits_of(
-            model, Reuse(prepare=AfterSystem(), positions="shared", attend=attend.named("ape(temperature=1, scale=1)"))
-        ),
-        logits_of(model, plain),
-        atol=1e-4,
-        rtol=1e-4,
+    one, bent = (replace(plain, attend=attend.named(name)) for name in ("ape(temperature=1, scale=1)", "ape"))
+    torch.testing.assert_close(logits(one), logits(plain), atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(logits(bent), logits(plain), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["ape", "psr"])
+@pytest.mark.parametrize("few", [1024, 0], ids=["in steps", "over copies"])
+def test_ape_answers_over_pages_as_from_contiguous_caches(model, monkeypatch, name, few):
+    monkeypatch.setattr("workbench.methods.paged.request.LARGE", few)
+    method, prompts = MethodConfig(**METHODS[name].fields).method(), [PROMPT, prompt_of(3, 70, 5, 8, seed=2), OTHER]
+    said = SamplingParams(max_new_tokens=4)
+    there, here = (
+        answer(model, Letters(), prompts, method, params=said, engine=one) for one in ("paged", "contiguous")
     )
-    torch.testing.assert_close(logits(plain), logits_of(model, plain), atol=1e-4, rtol=1e-4)
-    bent = Reuse(prepare=AfterSystem(), positions="shared", attend=attend.named("ape"))
-    assert not torch.allclose(logits_of(model, bent), logits_of(model, plain), atol=1e-3)
-    with pytest.raises(BadInput, match="engine 'paged' cannot answer: by attend=ape"):
-        answer(model, Letters(), [PROMPT], bent, engine="paged")
+    assert [one.tokens for one in there.generations] == [one.tokens for one in here.generations]
+    for mine, theirs in zip(there.logits, here.logits, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    asked = [(7, 3, 9)] * len(prompts)
+    forced = there.force(asked)
+    for ready, ids, found in zip(here.ready, asked, forced or [], strict=True):
+        plan, end = ready.request.plan, len(ready.request.tokens)
+        kv = ready.request.kv.slice(0, end).clone(2)
+        kv.grow(2)
+        rows = torch.arange(end, end + 2)
+        tokens = torch.cat((ready.request.tokens, torch.tensor(ids[:2])))
+        whole = prefill(model, tokens, replace(plan, rows=rows), kv)
+        torch.testing.assert_close(found, whole.logits[-2:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gain", [-0.2, 0.0, 0.5])
+def test_two_lists_of_pages_by_kernels_are_merged_as_by_torch(gain):
+    drawn = case(1, "cpu", torch.float32, [[0, 1], [1]], [37, 20], [3, 5], recompute=0.2, pairing="neox")
+    q, keys, values, rows, pages, inv_freq, pairing = drawn
+    lists = [
+        replace(pages, positions=pages.positions.masked_fill(hidden, INVALID_POS), partial_pages=True)
+        for hidden in (pages.positions >= 25, pages.positions < 25)
+    ]
+    lists = [Paged.of(one.table, one.positions, one.shifts) for one in lists]
+    told = (q, keys, values, rows, *lists, inv_freq, pairing, None, 0.8, gain)
+    torch.testing.assert_close(apart.launch(*told), apart.reference(*told), atol=1e-5, rtol=1e-4)
+    if not gain:
+        plain = apart.launch(*told[:-2], 1.0, 0.0)
+        torch.testing.assert_close(plain, reference(*drawn), atol=1e-5, rtol=1e-4)
 
 
 # --- positions and preparations

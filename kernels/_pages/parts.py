@@ -87,6 +87,7 @@ def _merge_lists(
     out,
     heads,
     count,
+    per_one,
     per,
     splits_one,
     splits_two,
@@ -97,12 +98,14 @@ def _merge_lists(
     TWO: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
+    MOVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One row of a head: parts of two lists, weighted; those of the first by what their whole weight gains, too."""
     after_previous(PDL)
-    head, row, col = tl.program_id(0) // count, tl.program_id(0) % count, tl.arange(0, DP)
-    first, place = (head * count + row).to(tl.int64), tl.load(at + row).to(tl.int64)
+    head, row, col = (tl.program_id(0) // count).to(tl.int64), tl.program_id(0) % count, tl.arange(0, DP)
+    place = tl.load(at + row) if MOVED else row
+    first = (row // per_one * heads + head) * per_one + row % per_one
     second = (place // per * heads + head) * per + place % per
     log, rest = part_weights(log_one, first, splits_one, ONE), part_weights(log_two, second, splits_two, TWO)
     top = tl.max(log, 0)
@@ -118,17 +121,18 @@ def _merge_lists(
 
 
 def merge_lists(
-    one: Tensor, weight: Tensor, two: Tensor, rest: Tensor, at: Tensor, out: Tensor, gain: float = 0.0
+    one: Tensor, weight: Tensor, two: Tensor, rest: Tensor, at: Tensor | None, out: Tensor, gain: float = 0.0
 ) -> None:
-    """Parts [1, Hq, R, S, D] and those of a list that is [G, Hq, P, T, D], both with log-sums, into `out` [Hq, R, D].
+    """Parts [B, Hq, R, S, D] and those of a list that is [G, Hq, P, T, D], with log-sums, into `out` [Hq, B · R, D].
 
-    at    [R] which of the G · P places of the second list is a row's
+    at    [B · R] which of the G · P places of the second list is a row's; None: the one of its own number
     gain  the first list's log-sums grow by so many times the log-sum of all of them
     """
-    heads, count, splits, width = one.shape[1:]
+    batch, heads, rows, splits, width = one.shape
     options, pdl = overlap(one.device)
     most, padded = [triton.next_power_of_2(x.shape[3]) for x in (one, two)], padded_width(width)
-    constants = {"ONE": most[0], "TWO": most[1], "D": width, "DP": padded, "PDL": pdl}
+    constants = {"ONE": most[0], "TWO": most[1], "D": width, "DP": padded, "MOVED": at is not None, "PDL": pdl}
     constants |= {"num_warps": 1 if max(most) * padded <= ONE_WARP else 4}
-    numbers = heads, count, two.shape[2], splits, two.shape[3], gain, *out.stride()[:2]
-    _merge_lists[(heads * count,)](one, weight, two, rest, at, out, *numbers, **constants, **options)
+    numbers = heads, batch * rows, rows, two.shape[2], splits, two.shape[3], gain, *out.stride()[:2]
+    tensors = one, weight, two, rest, rest if at is None else at, out
+    _merge_lists[(heads * batch * rows,)](*tensors, *numbers, **constants, **options)

@@ -51,17 +51,25 @@ def reference(
 
     `inv_freq` [R/2] of the rotary embedding is needed where pages are shifted. Computed in the dtype of `q`.
     """
-    out, size = torch.zeros_like(q), pages.positions.shape[-1]
+    out = torch.zeros_like(q)
     for b in range(len(q)):
-        at = pages.positions[b].flatten().long()
-        slots = (pages.table[b, :, None].long() * size + torch.arange(size, device=q.device)).flatten()
-        used = at != page_table.INVALID_POS
-        k, v = keys[:, slots[used]], values[:, slots[used]]
-        if pages.shifts is not None:
-            assert inv_freq is not None
-            k = rotate(k, pages.shifts[b].repeat_interleave(size)[used], inv_freq, pairing)
-        out[b] = attend(q[b], k, v, at[used] <= rows[b, :, None], scale)
+        k, v, at = read(keys, values, pages, b, inv_freq, pairing)
+        out[b] = attend(q[b], k, v, at <= rows[b, :, None], scale)
     return out
+
+
+def read(
+    keys: Tensor, values: Tensor, pages: Paged, request: int, inv_freq: Tensor | None, pairing: Pairing
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Copy what a request reads out of pages: keys, rotated to where they stand, values [H, N, D], positions [N]."""
+    at, size = pages.positions[request].flatten().long(), pages.positions.shape[-1]
+    slots = (pages.table[request, :, None].long() * size + torch.arange(size, device=keys.device)).flatten()
+    used = at != page_table.INVALID_POS
+    k, v = keys[:, slots[used]], values[:, slots[used]]
+    if pages.shifts is not None:
+        assert inv_freq is not None
+        k = rotate(k, pages.shifts[request].repeat_interleave(size)[used], inv_freq, pairing)
+    return k, v, at[used]
 
 
 @jit

@@ -11,6 +11,20 @@ from torch import Tensor
 INVALID_POS = 2**31 - 1  # position of a slot that no row sees
 
 
+@dataclass(frozen=True)
+class Apart:
+    """Positions `first` to `end`, which rows from `end` on attend to apart from all others; both parts are merged.
+
+    temperature  by which the logits of these positions are divided
+    gain         by so many times itself their log-sum-exp grows then
+    """
+
+    first: int
+    end: int
+    temperature: float
+    gain: float
+
+
 @dataclass(frozen=True, eq=False)
 class Paged:
     """The pages of B requests, P each at most, in the order of their first position; all int32.

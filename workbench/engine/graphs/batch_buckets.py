@@ -5,6 +5,7 @@ Inputs of a batch on the host: named views of one int32 array, page-locked where
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from workbench.engine.pages.paged_prompt import PagedPrompt
 LARGE = 1024  # rows of a request, above which a batch is neither padded nor captured
 SHARED = 8  # pages at the front that several requests must have in common to be read together
 UNIT = 8  # a number of rows is padded to a multiple of it
+PLAIN = (1.0, 0.0)  # temperature and gain of rows that attend to nothing apart
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Bucket:
     hidden              tokens are hidden one by one, so the position of every slot is sent
     run                 so many pages side by side are rerotated alike
     every               logits behind every row are wanted, not only behind the last
+    apart               pages of each that its rows attend to apart, beside `pages`
+    bend                temperature and gain of these
     """
 
     batch: int
@@ -45,15 +49,19 @@ class Bucket:
     hidden: bool = False
     run: int = 1
     every: bool = False
+    apart: int = 0
+    bend: tuple[float, float] = PLAIN
 
     @classmethod
     def of(cls, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0, queries: tuple[int, ...] = ()) -> "Bucket":
-        tables, shared = [prompt.table for prompt in prompts], common(prompts, rows)
+        (bend,), shared = {bend_of(prompt) for prompt in prompts}, common(prompts, rows)
+        lists = [(prompt.table,) if prompt.apart is None else prompt.lists for prompt in prompts]
+        tables = list(chain.from_iterable(lists))
         shifted = [table.run for table in tables if table.shifts is not None]
         return cls(
             _power(len(prompts)),
             1 if reserve else rows if rows > LARGE else max(16, _octave(rows, UNIT)),
-            _octave(max(map(len, tables)) - shared),
+            _octave(max(len(each[-1]) for each in lists) - shared),
             shared and _octave(shared),
             bool(shifted),
             any(table.partial_pages for table in tables),
@@ -61,6 +69,8 @@ class Bucket:
             queries,
             any(table.positions is not None for table in tables),
             min(shifted, default=1),
+            apart=0 if bend == PLAIN else _octave(max(len(each[0]) for each in lists)),
+            bend=bend,
         )
 
     @property
@@ -71,12 +81,18 @@ class Bucket:
     def coarse(self) -> "Bucket":
         """The bucket of powers of two that holds this one: fewer captures for requests of many lengths."""
         rows = self.rows if self.large else _power(self.rows)
-        return replace(self, rows=rows, pages=_power(self.pages), shared=self.shared and _power(self.shared), run=1)
+        pages, shared, apart = (count and _power(count) for count in (self.pages, self.shared, self.apart))
+        return replace(self, rows=rows, pages=pages, shared=shared, apart=apart, run=1)
+
+
+def bend_of(prompt: PagedPrompt) -> tuple[float, float]:
+    """Return temperature and gain of what a prompt attends to apart: prompts of one step have the same."""
+    return PLAIN if prompt.apart is None else (prompt.apart.temperature, prompt.apart.gain)
 
 
 def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
     """How many pages at the front all requests have in common, where it pays to read them together: else 0."""
-    if len(prompts) < 2 or rows > 1:
+    if len(prompts) < 2 or rows > 1 or any(prompt.apart for prompt in prompts):
         return 0
     count = common_pages([prompt.table for prompt in prompts])
     return count if count >= SHARED else 0

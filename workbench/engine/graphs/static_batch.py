@@ -81,11 +81,14 @@ class StaticBatch:
     def _tables(self) -> dict[str, tuple[int, int]]:
         """Requests and pages of every page table."""
         own = {"own": (self.bucket.batch, self.bucket.pages)}
+        if self.bucket.apart:
+            return {"apart": (self.bucket.batch, self.bucket.apart)} | own
         return {"shared": (1, self.bucket.shared)} | own if self.bucket.shared else own
 
     def _paged(self, whose: str) -> Paged:
         numbers, first, last, page_max, _, shifts = (self.on_device[f"{whose} {part}"] for part in PARTS)
-        length = self.bucket.pages * self.pool.size if not self.bucket.shared else None
+        alone = not (self.bucket.shared or self.bucket.apart)
+        length = self.bucket.pages * self.pool.size if alone else None
         shifted = shifts if self.bucket.shifted else None
         partial = self.bucket.partial_pages
         run = (
@@ -117,7 +120,11 @@ class StaticBatch:
         host, begin = self.on_host, prompt.written
         if self.bucket.shared and not i:
             self._fill("shared", 0, prompt.table, slice(0, self.skip))
-        self._fill("own", i, prompt.table, slice(self.skip, None))
+        if self.bucket.apart:
+            for whose, table in zip(("apart", "own"), prompt.lists, strict=True):
+                self._fill(whose, i, table, slice(None))
+        else:
+            self._fill("own", i, prompt.table, slice(self.skip, None))
         host["at"][i, :count] = prompt.places[begin : begin + count]
         host["slots"][i, :count] = prompt.own[begin : begin + count]
         host["last"][i] = i * self.bucket.rows + count - 1
@@ -153,8 +160,8 @@ class StaticBatch:
     @property
     def backend(self) -> str:
         """The kernel that carries the attention out."""
-        if self.bucket.shared:
-            return "shared_attention"
+        if self.bucket.shared or self.bucket.apart:
+            return "shared_attention" if self.bucket.shared else "_pages.apart"
         heads, rows = self.model.config.get_text_config(decoder=True).num_attention_heads, self.bucket.rows
         few = rows * heads // len(self.pool.keys[0]) <= ROWS
         few = few or few_programs(rows, heads * self.bucket.batch, self.pool.device)
@@ -189,14 +196,16 @@ class StaticBatch:
 
     def _over_pages(self, layer: int, queries: Tensor, at: Tensor, scale: float | None) -> Tensor:
         """Attention [B, Hq, R, D] of queries at positions `at` [B, R]; a single row needs no `q_sparse_attention`."""
-        name = "question_attention" if at.shape[1] == 1 and not self.bucket.shared else self.backend
+        name, bend = self.backend, self.bucket.bend if self.bucket.apart else ()
+        if at.shape[1] == 1 and not (self.bucket.shared or bend):
+            name = "question_attention"
         module = kernel(name)
         call = module.launch if self.pool.kernels else module.reference
-        if self.layers is not None and self.pool.kernels and name != "q_sparse_attention":
+        if self.layers is not None and self.pool.kernels and name in ("question_attention", "shared_attention"):
             call = partial(call, early=True)  # a kernel that writes the cache is between
         inv_freq = self.pool.inv_freq[layer] if self.bucket.shifted else None
         keys, values = self.pool.keys[layer], self.pool.values[layer]
-        out: Tensor = call(queries, keys, values, at, *self.pages, inv_freq, self.pool.pairing, scale)
+        out: Tensor = call(queries, keys, values, at, *self.pages, inv_freq, self.pool.pairing, scale, *bend)
         return out
 
     def forward(self) -> Tensor:

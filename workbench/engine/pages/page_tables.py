@@ -84,6 +84,29 @@ class PageTable:
         offset = np.arange(self.size, dtype=np.int32)
         return np.where(offset < self.slots[:, None], self.first[:, None] + offset, INVALID_POS).astype(np.int32)
 
+    def apart(self, begin: int, end: int) -> tuple["PageTable", "PageTable"]:
+        """Return the pages of positions `begin` to `end`, and those of all others; a page of both is in both."""
+        behind = self.first + self.slots
+        mixed = ((self.first < begin) & (behind > begin)) | ((self.first < end) & (behind > end))
+        if self.positions is None and not mixed.any():
+            inside = (self.first >= begin) & (self.first < end)
+            return self._some(inside), self._some(~inside)
+        inside = (self.every_position() >= begin) & (self.every_position() < end)
+        return self._hiding(~inside), self._hiding(inside)
+
+    def _some(self, which: Any) -> "PageTable":
+        positions, shifts = (None if x is None else x[which] for x in (self.positions, self.shifts))
+        parts = self.numbers[which], self.first[which], self.slots[which], shifts, positions
+        return PageTable(self.size, *parts, self.partial_pages, self.run)
+
+    def _hiding(self, hidden: Any) -> "PageTable":
+        """Return the pages that are left where slots [P, size] are hidden, in the order of their first position."""
+        positions = np.where(hidden, INVALID_POS, self.every_position()).astype(np.int32)
+        first = positions.min(1)
+        order = np.argsort(first, kind="stable")[: int((first != INVALID_POS).sum())]
+        parts = PageTable(self.size, self.numbers, first, self.slots, self.shifts, positions, True)
+        return parts._some(order)
+
     def paged(self) -> Paged:
         """Return it as tensors of one request, on the CPU."""
         parts = (self.numbers, self.every_position(), self.first, self.last)

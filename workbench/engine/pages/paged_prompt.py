@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from workbench.core.page_table import Paged
+from workbench.core.page_table import Apart, Paged
 from workbench.engine.pages.page_allocator import Taken
 from workbench.engine.pages.page_tables import Ints, PageTable, pages_of
 
@@ -63,6 +63,7 @@ class PagedPrompt:
     owned    pages of `own`; `context` the blocks it reads, both of `pool`
     chosen   how many of `own` are recomputed tokens of the context: the question comes behind them
     complete whether its context is the whole prompt, computed elsewhere: it may decode before any `prefill`
+    apart    what its rows attend to apart, at a temperature; none of them is before its end
     lease    held while a step reads and writes its pages: until then it cannot be closed
     """
 
@@ -77,6 +78,7 @@ class PagedPrompt:
     closed: bool = False
     chosen: int = 0
     complete: bool = False
+    apart: Apart | None = None
     lease: Any = field(default_factory=RLock, repr=False)
     checked: int = -1  # how often pages of the pool had been given back when all of these were in order
 
@@ -84,6 +86,12 @@ class PagedPrompt:
     def pages(self) -> Paged:
         """Its table as kernels take it: `Paged` of one request, [1, P]."""
         return self.table.paged()
+
+    @cached_property
+    def lists(self) -> tuple[PageTable, PageTable]:
+        """Its table as two: of what it attends to apart, and of the rest."""
+        assert self.apart is not None
+        return self.table.apart(self.apart.first, self.apart.end)
 
     @cached_property
     def held(self) -> tuple[Ints, Ints]:

@@ -20,7 +20,7 @@ class Attend:
     """Says what rows attend to. `system`: blocks at the front that are no passages.
 
     weighs  whether it needs the scores of a selector
-    answer  whether it rules tokens of the answer as well: they are decoded on contiguous caches then
+    answer  whether tokens of the answer do not see all that is before them: they are decoded on contiguous caches then
     """
 
     weighs: ClassVar[bool] = False

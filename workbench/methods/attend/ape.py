@@ -1,13 +1,13 @@
 """Passages and the rest are attended to apart and merged, at a temperature and a scale (APE, arXiv:2502.05431)."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.core.masks import Sees, causal, visible
+from workbench.core.page_table import Apart
 from workbench.engine.attention_backends import choice
 from workbench.engine.attention_backends.attention_problem import problem_of
 from workbench.methods import registry
@@ -26,8 +26,8 @@ class Ape(Attend):
     Rows of the question and of the answer attend so; recomputed tokens of passages attend plainly. APE itself
     recomputes nothing: `prepare=after_system, positions=shared`.
 
-    *Follows released code: `ape/ape_llama.py` of Infini-AI-Lab/APE, whose demonstration has T = S = 0.9.* Answers come
-    from contiguous caches: decoding over pages has no second softmax.
+    *Follows released code: `ape/ape_llama.py` of Infini-AI-Lab/APE, whose demonstration has T = S = 0.9.* On pages,
+    passages and the rest are two lists; where tokens are recomputed besides, these rows run over a contiguous copy.
 
     With logits $z$, passages $D$ and all other visible tokens $O$, outputs $o_D$ (of $z / T$) and $o_O$ are merged:
 
@@ -35,27 +35,23 @@ class Ape(Attend):
     o = \frac{e^{\ell_D} o_D + e^{\ell_O} o_O}{e^{\ell_D} + e^{\ell_O}}$$
     """
 
-    answer = True
-
     temperature: float = registry.positive(0.9)
     scale: float = registry.positive(0.9)
 
     def plan(self, prompt: Prompt, rows: Tensor, scores: Tensor | None) -> dict[str, Any]:
         first = prompt.starts[min(self.system, len(prompt.context))]
-        return {"backend": Merged(first, prompt.starts[-1], self.temperature, self.scale)}
+        gain = self.scale * self.temperature - 1
+        return {"backend": Merged(Apart(first, prompt.starts[-1], self.temperature, gain))}
 
 
 @dataclass(frozen=True)
 class Merged:
-    """Attention of which the part over columns `first` to `end` is merged with the rest, for rows from `end` on.
+    """Attention of which the part over the columns `apart` is merged with the rest, for rows behind these.
 
-    On a GPU both parts come from `question_attention`, and rows before `end` from the kernel of any other plan.
+    On a GPU both parts come from `question_attention`, and rows before from the kernel of any other plan.
     """
 
-    first: int
-    end: int
-    temperature: float
-    scale: float
+    apart: Apart
     _counted: list[tuple[Tensor, int]] = field(default_factory=list, repr=False, compare=False)
     name = "ape"
 
@@ -70,24 +66,16 @@ class Merged:
         if asked:
             parts.append(backend(q[:, :asked], keys, values, rows[:asked], causal, None, scale))
         if asked < len(rows):
-            parts.append(self.over_parts(q[:, asked:], keys, values, rows[asked:], scale))
+            lists = choice.apart(keys.shape[1], self.apart.first, self.apart.end, keys.device)
+            bent = {"scale": scale, "temperature": self.apart.temperature, "gain": self.apart.gain}
+            launch = choice.kernel("_pages.apart").launch
+            parts.append(launch(q[None, :, asked:], keys, values, rows[None, asked:], *lists, **bent)[0])
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def over_parts(self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
-        """Attend with rows [R] from `end` on by kernels: [Hq, R, D]. The weights of the parts are bent, then merged."""
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
-        launch, merge = choice.kernel("question_attention").launch_parts, choice.kernel("_pages.parts").merge_lists
-        passages, others = choice.apart(keys.shape[1], self.first, self.end, keys.device)
-        one, weight = launch(q[None], keys, values, rows[None], passages, scale=scale / self.temperature)
-        two, rest = launch(q[None], keys, values, rows[None], others, scale=scale)
-        out = torch.empty_like(q)
-        merge(one, weight, two, rest, _numbers(len(rows), rows.device), out, self.scale * self.temperature - 1)
-        return out
-
     def _before(self, rows: Tensor) -> int:
-        """Return how many rows stand before `end`; asked once for all layers, as a GPU is waited for."""
+        """Return how many rows are not behind the columns; asked once for all layers, as a GPU is waited for."""
         if not self._counted or self._counted[0][0] is not rows:
-            self._counted[:] = [(rows, int((rows < self.end).sum()))]
+            self._counted[:] = [(rows, int((rows < self.apart.end).sum()))]
         return self._counted[0][1]
 
     def _dense(self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, scale: float | None) -> Tensor:
@@ -96,22 +84,17 @@ class Merged:
         parts, step = [], max(1, ELEMENTS // (len(q) * keys.shape[1]))
         for part, at in zip(grouped.split(step, 2), rows.split(step), strict=True):
             logits = (part @ wide).masked_fill_(~visible(sees, at, columns), -torch.inf)
-            parts.append(self._bent(logits, at[:, None] >= self.end).softmax(-1) @ high)
+            parts.append(self._bent(logits, at[:, None] >= self.apart.end).softmax(-1) @ high)
         return torch.cat(parts, 2).flatten(0, 1).to(q.dtype)
 
     def _bent(self, logits: Tensor, asks: Tensor) -> Tensor:
         """Return logits whose one softmax is the merge."""
-        passages = logits[..., self.first : self.end]
-        cold = passages / self.temperature
+        first, end = self.apart.first, self.apart.end
+        passages = logits[..., first:end]
+        cold = passages / self.apart.temperature
         bent = torch.where(asks, cold + self._gain(cold.logsumexp(-1, keepdim=True)), passages)
-        return torch.cat((logits[..., : self.first], bent, logits[..., self.end :]), -1)
+        return torch.cat((logits[..., :first], bent, logits[..., end:]), -1)
 
     def _gain(self, whole: Tensor) -> Tensor:
         """Return what the logits of passages gain, (S T - 1) times their log-sum-exp; 0 where a row sees none."""
-        return ((self.scale * self.temperature - 1) * whole).masked_fill(whole.isinf(), 0)
-
-
-@lru_cache(maxsize=8)
-def _numbers(count: int, device: torch.device) -> Tensor:
-    """[R] the number of every row, made once for all layers."""
-    return torch.arange(count, device=device)
+        return (self.apart.gain * whole).masked_fill(whole.isinf(), 0)

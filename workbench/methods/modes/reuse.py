@@ -85,6 +85,11 @@ class Reuse:
         """Whether cached rows are only read, and computed rows attend to all that is before them."""
         return not (self.correct or self.attend or getattr(self.select, "fresh", False))
 
+    @property
+    def in_place(self) -> bool:
+        """Whether cached rows are only read, and what computed rows attend to is known without the cache."""
+        return self.plain or not (self.correct or self.select)
+
     def wrapped(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         """Return prompts as they are computed: with what the preparation puts around passages."""
         wrap = getattr(self.prepare, "wrapped", None)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.engine.graphs.batch_buckets import LARGE
+from workbench.engine.graphs.batch_buckets import LARGE, bend_of
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.page_allocator import NoPages
@@ -39,7 +39,7 @@ def prefill(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest]) ->
     begin = perf_counter()
     watched = WatchedStore(group[0].store)
     method, prompts = group[0].method, [request.prompt for request in group]
-    if type(method) is Reuse and method.plain:
+    if type(method) is Reuse and method.in_place:
         begin_reused(runner, blocks, group, watched)
     elif method == Full() and max(map(len, prompts)) <= (LARGE if runner.graphs else UNCAPTURED):
         begin_blank(blocks, group)
@@ -247,13 +247,16 @@ class PagedAnswers:
 
     def _decode(self) -> Iterator[tuple[PageRequest, int]]:
         """Decode some tokens of all that run."""
-        greedy = [request for request in self.running if not request.choose.temperature]
-        drawn = [request for request in self.running if request.choose.temperature]
-        if greedy:
-            yield from self._decode_greedily(greedy)
-        for _ in range(QUANTUM):
-            if live := [request for request in drawn if request.ended is None]:
-                yield from self._decode_drawn(live)
+        alike: dict[tuple[object, bool], list[PageRequest]] = {}
+        for request in self.running:
+            bend = None if request.paged is None else bend_of(request.paged)
+            alike.setdefault((bend, bool(request.choose.temperature)), []).append(request)
+        for (_, drawn), group in alike.items():
+            if not drawn:
+                yield from self._decode_greedily(group)
+            for _ in range(QUANTUM if drawn else 0):
+                if live := [request for request in group if request.ended is None]:
+                    yield from self._decode_drawn(live)
 
     def _decode_greedily(self, group: list[PageRequest]) -> Iterator[tuple[PageRequest, int]]:
         prompts = [request.paged for request in group if request.paged is not None]

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
+from workbench.core.page_table import Apart
 from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import Positions
 from workbench.engine.decoding import StopStrings, TokenChoice, eos_ids, special_ids, text_of
@@ -135,8 +136,16 @@ NOTHING = KV([], [])  # of a request whose keys and values lie in pages
 
 def in_steps(ready: ReadyRequest) -> bool:
     """Return whether a request's last pass is a step of fixed shape over pages."""
-    plan = ready.request.plan
+    plan, apart = ready.request.plan, apart_of(ready)
+    if apart is not None and int(plan.rows[0]) >= apart.end:  # pages are read in two lists
+        plan = replace(plan, backend=None)
     return ready.chunk is None and len(plan.rows) <= LARGE and not why_not_captured(plan)
+
+
+def apart_of(ready: ReadyRequest) -> Apart | None:
+    """Return what the rows of a request, and of its answer, attend to apart."""
+    found: Apart | None = getattr(ready.request.plan.backend, "apart", None)
+    return found
 
 
 def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest], store: Store) -> None:
@@ -159,7 +168,10 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
             request.paged = blocks.pool.open(request.context, reserve, some, method.positions)
         else:
             request.paged = blocks.pool.blank(reserve)
-        request.ready = method.start(runner.model, prompt, NOTHING, rows if some is None else torch.cat((some, rows)))
+        rows = rows if some is None else torch.cat((some, rows))
+        seen = method.attend.plan(prompt, rows, None) if method.attend else {}
+        request.ready = method.start(runner.model, prompt, NOTHING, rows, **seen)
+        request.paged.apart = apart_of(request.ready)
 
 
 def begin_blank(blocks: BlockPages, group: Sequence[PageRequest]) -> None:
@@ -193,7 +205,7 @@ def begin_copied(
         reserve = request.limit + (len(rows) if request.logits is None else 0)
         blocks.make_room(-(-reserve // blocks.pool.size))
         request.paged = blocks.pool.open(request.context, reserve)
-        request.paged.complete = request.logits is not None
+        request.paged.complete, request.paged.apart = request.logits is not None, apart_of(ready)
         request.ready = replace(ready, request=replace(ready.request, kv=NOTHING))
 
 
