@@ -12,7 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
 from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.trials import fidelity as experiment
-from workbench.methods import finish, generation, select
+from workbench.methods import attend, finish, generation, select
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
@@ -29,6 +29,7 @@ METHODS = {
     "all recomputed": Reuse(select=select.named("random"), ratio=1.0, prepare=AfterSystem()),
     "query_guided": Reuse(select=select.named("query_guided"), ratio=0.15),
     "superposition": Superposition(paths=2),
+    "ape": Reuse("shared", prepare=AfterSystem(), attend=attend.named("ape(temperature=0.5)")),
 }
 TOKENS = 6  # of an answer
 
@@ -191,7 +192,7 @@ def test_a_pass_of_few_layers_counts_for_its_share():
 def test_bad_questions_are_refused_before_any_work(loaded, samples, monkeypatch):
     monkeypatch.setattr(fidelity, "reference", None)
     for given, methods, problem in (
-        ([], METHODS, "0 samples and 7 methods"),
+        ([], METHODS, "0 samples and 8 methods"),
         (samples, {}, "5 samples and 0 methods"),
         ([samples[0]] * 2, METHODS, "two samples have the id 'lab-0-0'"),
     ):

@@ -9,8 +9,8 @@ import pytest
 
 from workbench.app.reports import html, report
 from workbench.app.reports import index as report_index
-from workbench.app.reports.html import inert
 from workbench.core.errors import BadInput
+from workbench.plots.marks.pages import inert
 from workbench.plots.marks.table import table
 
 ROOT = Path(__file__).parents[1]

@@ -76,7 +76,8 @@ def predict(
         before, kv = one.request.tokens, one.request.kv
         whole = torch.cat((before, torch.tensor(tokens[:-1])))
         kv.grow(max(0, len(whole) - len(kv)))
-        plan = Plan(torch.arange(len(before), len(whole)), one.request.plan.sees)
+        under = one.request.plan
+        plan = Plan(torch.arange(len(before), len(whole)), under.sees, backend=under.backend)
         requests.append(PrefillRequest(whole, plan, kv))
         asked.append(i)
     later = dict(zip(asked, prefill_many(model, requests), strict=True))

@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.app.console.text import in_full, labels, plain
-from workbench.app.reports.html import inert
 from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing
-from workbench.plots.marks.pages import render
+from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports import leaderboard as drawn
 
 

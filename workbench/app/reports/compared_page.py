@@ -8,10 +8,9 @@ from rich import table as rich_table
 from rich.console import Group
 
 from workbench.app.console.text import plain
-from workbench.app.reports.html import inert
 from workbench.experiments.trials.run_differences import COSTS, RunComparison
 from workbench.metrics import latency
-from workbench.plots.marks.pages import render
+from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports.run_differences import difference_rows, differences, said
 
 COST = ("run", "cost", "value", "of the base", "range", "requests")

@@ -21,6 +21,7 @@ from workbench.methods import Method
 from workbench.methods.answered import Answered, Generation
 from workbench.methods.generation import first_token
 from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
 from workbench.metrics import answers, cost, fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.fidelity import Quality, Reference, Tokens
@@ -163,7 +164,10 @@ def first_tokens(
     """
     for prompt in prompts:
         store = MemoryStore(UNLIMITED, behind=kept)
-        method.begin(model, [prompt], store)
+        if isinstance(method, Reuse):
+            method.prepare(model, method.wrapped(model, [prompt]), store)
+        else:
+            method.begin(model, [prompt], store)
         yield partial(first_token, model, prompt, method, store, engine)
 
 

@@ -1,5 +1,6 @@
 """Pages as Jinja templates (`plots/pages/*.html`), which load nothing; texts stay text."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from plotly.offline import get_plotlyjs
 from workbench.plots.marks.theme import PAGE_STYLE
 
 FOLDER = Path(__file__).parents[1] / "pages"
+PLAIN = re.compile(r"</?(?:b|i|u|s|em|strong|sub|sup|br|extra)\s*/?>", re.IGNORECASE)
+TAG = re.compile(r"<(?=[a-zA-Z/!])[^<>]*>?")
 
 
 def render(page: str, /, **texts: Any) -> str:
@@ -23,3 +26,16 @@ def _templates() -> Environment:
     made = Environment(autoescape=True, loader=FileSystemLoader(FOLDER), keep_trailing_newline=True)
     made.globals |= {"plotlyjs": lambda: Markup(get_plotlyjs()), "figure_style": Markup(PAGE_STYLE)}
     return made
+
+
+def inert(value: Any) -> Any:
+    """Return plotly's JSON with every other tag, and every attribute, as text."""
+    if isinstance(value, dict):
+        return {name: inert(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [inert(each) for each in value]
+    return TAG.sub(_kept, value) if isinstance(value, str) and "<" in value else value
+
+
+def _kept(found: re.Match[str]) -> str:
+    return found[0] if PLAIN.fullmatch(found[0]) else "&lt;" + found[0][1:]
