@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from workbench.core.errors import BadInput, first_line, shown
 from workbench.core.utils import json_text
 from workbench.core.utils.files import is_file
+from workbench.data import assets
 from workbench.models.model_names import folder
 from workbench.models.weights import adapters
 from workbench.models.weights.adapters import Adapter
@@ -63,6 +64,12 @@ def base_folder(path: Path) -> Path:
     if adapters.is_adapter(base):
         raise BadInput(f"{path} is an adapter of {name!r}, which is an adapter too: a whole model is needed")
     return base
+
+
+def base_name(model: str) -> str:
+    """Return the name of the model that a shipped adapter is over; any other model is its own."""
+    path = assets.model_path(model) if model in assets.models() else None
+    return adapter_of(path).base if path is not None and adapters.is_adapter(path) else model
 
 
 def weights_of(path: Path) -> list[Path]:

@@ -17,7 +17,6 @@ from workbench.methods import Method
 from workbench.methods.config import MethodConfig
 from workbench.methods.select import Select
 from workbench.models import checkpoints, pretrained
-from workbench.models.weights import adapters
 from workbench.plots.marks.method_names import named
 
 LAB = "lab"  # the corpus of generated text; models trained on it are named after it
@@ -42,7 +41,6 @@ def notice(model: str, data: str = "", measured: Sequence[str] = (), tuned: str 
     """
     if is_lab(model):
         return None
-    from workbench import models  # waits for torch
 
     said = [f"**{model}** is the model here. {models.note_of(model)}".rstrip()]
     if data == LAB:
@@ -88,20 +86,21 @@ def selector(source: str, name: str) -> Select:
 
 
 def absent(model: str) -> str:
-    """Return what to say of a model that can be fetched and is not there yet; "" for any other."""
-    if model not in pretrained.CATALOGUE:
+    """Return what to say of a model whose weights, or whose base's, are to be fetched first; "" for any other."""
+    base = checkpoints.base_name(model)
+    if base not in pretrained.CATALOGUE:
         return ""
     try:
-        pretrained.folder(model)
+        pretrained.folder(base)
     except BadInput as problem:
         return f"{str(problem)[0].upper()}{str(problem)[1:]}. Until then this notebook shows results that were read."
     return ""
 
 
 def is_tuned(tuned: str, model: str) -> bool:
-    """Return whether `tuned` is a shipped adapter of `model`."""
-    path = models.folder(tuned) if tuned in models.names() else None
-    return path is not None and adapters.is_adapter(path) and checkpoints.adapter_of(path).base == model
+    """Return whether `tuned` is a shipped adapter over the same base as `model`, or over `model`."""
+    base = checkpoints.base_name(tuned)
+    return tuned != model and base != tuned and base == checkpoints.base_name(model)
 
 
 def compared(corpus: Corpus, neighbours: int, selectors: Sequence[str], ratio: float) -> dict[str, MethodConfig]:

@@ -77,7 +77,8 @@ def _declared(name: str) -> dict[str, Any]:
     if folder is None or not (folder / "config.json").is_file():
         from workbench.models import checkpoints, model_names, pretrained
 
-        if name in pretrained.CATALOGUE and not pretrained.is_there(name):
+        base = checkpoints.base_name(name)
+        if base in pretrained.CATALOGUE and not pretrained.is_there(base):
             return {}
         folder = checkpoints.base_folder(model_names.folder(name))
     config = json_text.read(folder / "config.json")

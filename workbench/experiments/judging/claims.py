@@ -24,6 +24,7 @@ from workbench.results import EXPERIMENTS, Results
 
 RUNS, TIMED, LEVEL = 3, 20, 0.05  # least training runs and timed runs that decide; risk of a false verdict an item
 TOYS = ("lab-full", "lab-block")  # what models of the synthetic corpus are called
+OBSERVED = {"answers": "questions", "timings": "runs", "counts": "observations"}  # what n counts, by table
 CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
 VERDICTS = (CONFIRMED, CONTRADICTED, OPEN)
 
@@ -180,7 +181,7 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
         bar = places[0].high if claim.side == "above" else places[0].low
     said = compare(number.value, number.low, number.high, claim.side, bar)
     short = [name for name, least in claim.reach.items() if float(number.where[name]) < least]
-    needs = _more(number, bar) if said == OPEN else ""
+    needs = _more(claim, number, bar) if said == OPEN else ""
     if short:
         said = OPEN
         needs = f"{short[0]} {claim.reach[short[0]]:,.0f} is claimed, {float(number.where[short[0]]):,.0f} measured"
@@ -189,7 +190,7 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
     decides = claim.kind == "finding"
     least = max(claim.least, TIMED if claim.table == "timings" else 1)
     if decides and number.n < least:
-        decides, needs = False, f"at least {least} of which {number.n} are measured"
+        decides, needs = False, f"at least {least} {OBSERVED[claim.table]}, of which {number.n} are measured"
     if decides and str(number.where.get("model") or "").startswith(TOYS):
         decides, needs = False, "a model of a synthetic corpus decides nothing about models: ask one that reads text"
     if decides and 0 < number.seeds < RUNS:
@@ -248,17 +249,18 @@ def _beside(one: Judged, of_item: Sequence[Judged]) -> Judged:
 
 def _command(claim: Claim) -> str:
     """Say what to measure where nothing was."""
-    command = EXPERIMENTS.get(claim.experiment, "")
+    command = EXPERIMENTS.get(claim.experiment, "").format(model="MODEL", data="FILE", out="DIR")
     what = f"{claim.measure or 'times'} of {claim.experiment}"
     return f"{what}: `{command}` measures it" if command else f"{what} is not measured"
 
 
-def _more(number: Number, bar: float) -> str:
+def _more(claim: Claim, number: Number, bar: float) -> str:
     """Say how many observations would decide, if the number stays as it is."""
     away, half = abs(number.value - bar), max(number.high - number.value, number.value - number.low)
     if not away or number.n < 2:
         return "the interval holds the bar"
-    return f"the interval holds the bar: about {number.n * (half / away) ** 2 * 1.1:,.0f} decide, if the number stays"
+    wanted = f"{number.n * (half / away) ** 2 * 1.1:,.0f} {OBSERVED[claim.table]}"
+    return f"the interval holds the bar: about {wanted} decide, if the number stays"
 
 
 __all__ = [
