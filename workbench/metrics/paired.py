@@ -22,12 +22,12 @@ Ends = tuple[float, float, float]  # value, low, high
 
 def mean_over_seeds(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of a number a seed, and half of its 95% interval (Student's t)."""
-    from scipy.stats import t as student
+    from scipy.special import stdtrit
 
     numbers = np.asarray(values, float)
     if len(numbers) < 2:
         return float(numbers.mean()), 0.0
-    half = student.ppf(0.975, len(numbers) - 1) * numbers.std(ddof=1) / len(numbers) ** 0.5
+    half = stdtrit(len(numbers) - 1, 0.975) * numbers.std(ddof=1) / len(numbers) ** 0.5
     return float(numbers.mean()), float(half)
 
 

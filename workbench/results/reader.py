@@ -170,8 +170,7 @@ def table_of(path: Path) -> pd.DataFrame:
     except (OSError, pa.ArrowException) as problem:
         raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
     frame = packed.to_pandas()
-    texts = [field.name for field in packed.schema if pa.types.is_string(field.type)]
-    return frame.assign(**{name: frame[name].fillna("") for name in texts})
+    return frame.fillna(dict.fromkeys((each.name for each in packed.schema if pa.types.is_string(each.type)), ""))
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

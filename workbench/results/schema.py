@@ -185,7 +185,8 @@ def frame(table: str, whole: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 def typed(table: str, made: pd.DataFrame) -> pd.DataFrame:
     """Return a frame with all columns of `table` in their order, numbers as floats."""
     numbers = [name for name, kind in columns(table).items() if kind not in (str, list[float] | None)]
-    return made.reindex(columns=list(columns(table))).astype(dict.fromkeys(numbers, float))
+    whole = made.reindex(columns=list(columns(table)))
+    return whole.astype({name: float for name in numbers if whole[name].dtype != float})
 
 
 def json_text(values: Mapping[str, Any]) -> str:

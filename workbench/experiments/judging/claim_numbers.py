@@ -8,6 +8,7 @@ pattern such as "bfla(*", one of several ("" where there is none), and "!lab*" f
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,12 +19,12 @@ from workbench.metrics.answers import normalised
 from workbench.metrics.latency import ratio
 from workbench.metrics.paired import bits_explained, difference, mean_over_seeds, over_runs
 from workbench.results import Results, expanded
-from workbench.results.schema import METHOD, columns
+from workbench.results.schema import METHOD, Origin
 
 UNUSED = ["versions", "weights", "answer", "expected", "samples"]
-OF_ANSWER = "source model data passages seed training_seed device command time question trial em".split()
 ORDER = ("smallest", "largest")
 Selector = Mapping[str, Any]
+Scores = tuple[np.ndarray, np.ndarray]  # numbers of questions, and their scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,60 +54,62 @@ class ClaimScope:
 
 
 class Tables:
-    """The tables of results as claims read them: each once, texts as categories, keys of `setting` as columns."""
+    """The tables of results as claims read them: each once, keys of `setting` as columns.
+
+    Answers stand there as runs, rows that differ in their questions alone: `start` to `stop` of `scores`.
+    """
 
     def __init__(self, found: Results):
-        self.found = found
         self.sources = found.sources
-        self.numbers: dict[str, Any] = {}  # that were asked for, as claims of several items do
-        self._kept: dict[tuple[str, str], pd.DataFrame] = {}
-        self._fits: dict[tuple[str, ...], np.ndarray] = {}
+        self.numbers: dict[str, list[Number]] = {}  # that were asked for, as claims of several items do
+        self._table = cache(lambda *of: found.table(*of).drop(columns=UNUSED, errors="ignore"))
+        self._rows, self._runs, self.scores = cache(self._rows_of), cache(self._runs_of), cache(self._scores_of)
 
     def rows(self, asked: ClaimScope) -> pd.DataFrame:
         """Return the rows of either side, with a column for every name that a selector uses."""
-        rows = self._rows(asked.table, asked.experiment)
+        rows = self._rows(asked.table, asked.experiment, asked.measure)
         sides = [each for each in (asked.left, asked.right, asked.full) if each is not None]
-        names = {name for each in (*sides, asked.scope) for name in each}
-        known = [{name: want for name, want in each.items() if name in rows} for each in sides]
-        either = np.logical_or.reduce([self._fitting(rows, asked, each) for each in known])
-        if asked.table == "counts":
-            either &= self._fitting(rows, asked, {"measure": asked.measure})
-        if asked.table == "answers":
-            needed = {*OF_ANSWER, *METHOD, asked.measure, *names}
-            rows = rows[[name for name in rows if name in needed]]
-        rows = rows[either]
-        for name in sorted(names - set(rows)):
-            rows = _with_measure(rows, self._rows("counts", asked.experiment), name)
-        if known != sides:
-            rows = rows[np.logical_or.reduce([fitting(rows, each) for each in sides])]
-        return chosen(rows, asked.scope)
+        for name in sorted({name for each in (*sides, asked.scope) for name in each} - set(rows)):
+            rows = _with_measure(rows, self._rows("counts", asked.experiment, name), name)
+        return chosen(rows[np.logical_or.reduce([fitting(rows, each) for each in sides])], asked.scope)
 
-    def _fitting(self, rows: pd.DataFrame, asked: ClaimScope, wanted: Selector) -> np.ndarray:
-        """Return which rows of a table fit a selector, each of whose columns is looked at once for all claims."""
-        fits = np.ones(len(rows), bool)
-        for name, want in wanted.items():
-            place = (asked.table, asked.experiment, name, repr(want))
-            if place not in self._fits:
-                self._fits[place] = fitting(rows, {name: want})
-            fits &= self._fits[place]
-        return fits
+    def _rows_of(self, table: str, experiment: str, measure: str) -> pd.DataFrame:
+        if table != "answers":
+            rows = self._table(table, experiment)
+            return _with_settings(rows[rows.measure == measure] if table == "counts" else rows)
+        runs = self._runs(experiment)[0]
+        scores, em = (self.scores(experiment, name)[1] for name in (measure, "em"))
+        known, both = ~np.isnan(scores), ~np.isnan(scores + em)
+        sums = {"n": known, "em_n": both, "em": np.where(both, em, 0.0)}
+        runs = runs.assign(**{name: np.add.reduceat(each, runs.start, dtype=float) for name, each in sums.items()})
+        return runs[runs.n > 0].copy()
 
-    def _rows(self, table: str, experiment: str) -> pd.DataFrame:
-        if (table, experiment) not in self._kept:
-            rows = _with_settings(self.found.table(table, experiment).drop(columns=UNUSED, errors="ignore"))
-            texts = [name for name, kind in columns(table).items() if kind is str and name in rows]
-            rows = rows.astype(dict.fromkeys(("source", "setting", *texts), "category"))
-            trial = rows.groupby(list(METHOD), sort=False, dropna=False, observed=True).ngroup()
-            numbered = {"question": rows.question.cat.codes} if table == "answers" else {}
-            self._kept[table, experiment] = rows.assign(trial=trial, **numbered)
-        return self._kept[table, experiment]
+    def _runs_of(self, experiment: str) -> tuple[pd.DataFrame, np.ndarray]:
+        """Return the runs of answers, and the rows of the table one run behind the other."""
+        rows = self._table("answers", experiment)
+        about = rows[[name for name in ("source", *(each.name for each in fields(Origin))) if name in rows]]
+        run = np.zeros(len(rows), int)
+        for name in about:
+            codes, values = pd.factorize(about[name], use_na_sentinel=False)
+            run = pd.factorize(run * len(values) + codes)[0]
+        order, stop = np.argsort(run, kind="stable"), np.cumsum(np.bincount(run))
+        start = np.r_[0, stop][:-1]
+        runs = _with_settings(about.iloc[order[start]].assign(start=start, stop=stop))
+        return runs.assign(trial=runs.groupby(list(METHOD), sort=False, dropna=False).ngroup()), order
+
+    def _scores_of(self, experiment: str, measure: str) -> Scores:
+        """Return the number of every answer's question and a measure of it, run by run."""
+        rows, (_, order) = self._table("answers", experiment), self._runs(experiment)
+        numbered = pd.factorize(rows.question)[0][order] if measure == "em" else self.scores(experiment, "em")[0]
+        return numbered, rows[measure].to_numpy(float)[order]
 
 
 def _with_settings(rows: pd.DataFrame) -> pd.DataFrame:
     """Add a column for every key of `setting`; where it is named as one of the table, the table's own value stands."""
-    more = expanded(rows)
-    both = [name for name in rows if not more[name].equals(rows[name])]
-    return more.assign(**{name: rows[name].where(rows[name].notna(), more[name]) for name in both})
+    more = expanded(rows[["setting"]])
+    both = {name: rows[name].where(rows[name].notna(), more[name]) for name in more if name in rows}
+    whole = pd.concat([rows, more.drop(columns=list(both))], axis=1).assign(**both)
+    return whole.astype(dict.fromkeys(whole.select_dtypes(["str"]), object)).copy()  # one array: taken from at once
 
 
 def _with_measure(rows: pd.DataFrame, counts: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -123,8 +126,9 @@ def chosen(rows: pd.DataFrame, wanted: Selector) -> pd.DataFrame:
     for name, want in wanted.items():
         if _ordered(want) and len(rows):
             values = pd.to_numeric(rows[name])
-            if "em" in rows:  # answers: of a method, not of its questions
-                values = values.groupby(rows.trial).transform("mean")
+            if name == "em":  # of a method, not of its questions
+                right, n = (rows[each].groupby(rows.trial).transform("sum") for each in ("em", "em_n"))
+                values = right / n
             rows = rows[values == (values.max() if want == "largest" else values.min())]
     return rows
 
@@ -134,8 +138,9 @@ def fitting(rows: pd.DataFrame, wanted: Selector) -> np.ndarray:
     fits = np.ones(len(rows), bool)
     for name, want in wanted.items():
         if not _ordered(want):
-            codes, values = pd.factorize(rows[name])  # -1 where there is none
-            fits &= np.array([*(_fits(_named(name, value), want) for value in values), _fits(None, want)], bool)[codes]
+            values = [None if value != value else value for value in rows[name].tolist()]
+            picked = {value: _fits(_named(name, value), want) for value in set(values)}
+            fits &= np.array([picked[value] for value in values], bool)
     return fits
 
 
@@ -199,25 +204,21 @@ def numbers(tables: Tables, asked: ClaimScope) -> list[Number]:
     """Return the number of every group of rows, as (source, model, data), that has both sides; none where none has."""
     wanted = repr([getattr(asked, each.name) for each in fields(ClaimScope)])
     if wanted not in tables.numbers:
-        rows = tables.rows(asked)
         apart = (*asked.across, "seed") if asked.over == "seeds" else asked.across
         keys = [name for name in SHARED[asked.table] if name not in apart]
-        groups = rows.groupby(keys, sort=False, dropna=False, observed=True)
-        tables.numbers[wanted] = [number for _, group in groups for number in _of_group(group, asked)]
-    found: list[Number] = tables.numbers[wanted]
-    return found
+        groups = tables.rows(asked).groupby(keys, sort=False, dropna=False)
+        tables.numbers[wanted] = [number for _, group in groups for number in _of_group(group, asked, tables)]
+    return tables.numbers[wanted]
 
 
-def _of_group(group: pd.DataFrame, asked: ClaimScope) -> Iterator[Number]:
-    if asked.table == "answers":
-        group = group.dropna(subset=[asked.measure])
+def _of_group(group: pd.DataFrame, asked: ClaimScope, tables: Tables) -> Iterator[Number]:
     left = chosen(group, asked.left)
     others = [chosen(group, each) for each in (asked.right, asked.full) if each is not None]
     if left.empty or any(each.empty for each in others):
         return
     if asked.table == "answers":
         for _, own in left.groupby("trial", sort=False):
-            if number := _of_answers(own, others, asked):
+            if number := _of_answers(own, others, asked, tables.scores(asked.experiment, asked.measure)):
                 yield number
     elif asked.over == "seeds":
         pairs = [(row, [other[other.seed == row.seed] for other in others]) for _, row in left.iterrows()]
@@ -239,8 +240,8 @@ def _of_group(group: pd.DataFrame, asked: ClaimScope) -> Iterator[Number]:
 # Answers: a score a question, of one or several training seeds
 
 
-def _of_answers(left: pd.DataFrame, others: Sequence[pd.DataFrame], asked: ClaimScope) -> Number | None:
-    sides = [_by_seed(left, asked.measure), *(_by_seed(_closest(each, left), asked.measure) for each in others)]
+def _of_answers(left: pd.DataFrame, others: Sequence[pd.DataFrame], asked: ClaimScope, scores: Scores) -> Number | None:
+    sides = [_by_seed(left, scores), *(_by_seed(_closest(each, left, scores), scores) for each in others)]
     values = _aligned(sides)
     if values is None:
         return None
@@ -255,40 +256,40 @@ def _of_answers(left: pd.DataFrame, others: Sequence[pd.DataFrame], asked: Claim
     return Number(*got, where=where, seeds=len(values[0]) if several else 0, beside=beside, method=str(where["method"]))
 
 
-def _closest(rows: pd.DataFrame, left: pd.DataFrame) -> pd.DataFrame:
+def _closest(rows: pd.DataFrame, left: pd.DataFrame, scores: Scores) -> pd.DataFrame:
     """Return, of several methods that a selector picks, the one that shares most questions with the left side.
 
     Of equals the one that the left side's command measured; its rows come last.
     """
-    asked = set(left.question)
+    asked = _scores(left, scores).keys()
     rows = rows.assign(same=rows.command.isin(set(left.command))).sort_values("same", kind="stable")
     methods = [own for _, own in rows.groupby("trial", sort=False)]
-    return max(methods, key=lambda own: (len(asked & set(own.question)), len(asked & set(own[own.same].question))))
+    return max(methods, key=lambda own: [len(asked & _scores(each, scores).keys()) for each in (own, own[own.same])])
 
 
-def _by_seed(rows: pd.DataFrame, measure: str) -> dict[int, pd.Series]:
+def _scores(rows: pd.DataFrame, scores: Scores) -> dict[int, float]:
+    """Return the scores of runs by question; of a question that was asked again, the last."""
+    at = np.concatenate([np.arange(0), *map(np.arange, rows.start, rows.stop)])
+    questions, values = (each[at].tolist() for each in scores)
+    return {question: score for question, score in zip(questions, values, strict=True) if score == score}
+
+
+def _by_seed(rows: pd.DataFrame, scores: Scores) -> dict[int, dict[int, float]]:
     """Return {training seed: score by question}; -1 stands for a model without one."""
-    runs = rows[["question", measure]].assign(run=rows.training_seed.fillna(-1).astype(int))
-    runs = runs.drop_duplicates(["run", "question"], keep="last")
-    return {int(run): own.set_index("question")[measure] for run, own in runs.groupby("run")}
+    return {int(seed): _scores(own, scores) for seed, own in rows.groupby(rows.training_seed.fillna(-1))}
 
 
-def _aligned(sides: Sequence[Mapping[int, pd.Series]]) -> list[np.ndarray] | None:
+def _aligned(sides: Sequence[Mapping[int, Mapping[int, float]]]) -> list[np.ndarray] | None:
     """Return [seeds, questions] of every side, of what all of them have; None where they share nothing.
 
     A side without training seeds stands beside every seed of the others.
     """
     trained = [set(side) for side in sides if set(side) != {-1}]
     seeds = sorted(set.intersection(*trained)) if trained else [-1]
-    if not seeds or not all(sides):
-        return None
-    runs = [[side[seed] if seed in side else side[-1] for seed in seeds] for side in sides]
-    questions = runs[0][0].index
-    for run in (run for side in runs for run in side):
-        questions = questions[questions.isin(run.index)]
-    if not len(questions):
-        return None
-    return [np.array([run[questions].to_numpy(float) for run in side]) for side in runs]
+    runs = [side[seed] if seed in side else side[-1] for side in sides for seed in seeds]
+    shared = [question for question in runs[0] if all(question in run for run in runs)] if runs else []
+    values = np.array([[run[question] for question in shared] for run in runs])
+    return list(values.reshape(len(sides), len(seeds), -1)) if shared else None
 
 
 def _of_runs(values: Sequence[np.ndarray], statistic: "Statistic") -> Ends | None:
