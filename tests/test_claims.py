@@ -282,7 +282,7 @@ def test_what_decides_an_item(tmp_path, claim, decides):
 def test_what_was_not_measured_names_the_command(tmp_path):
     judged = claims.judge(counted(a=1.0), items_of(tmp_path, ANSWERS | SIDES, COUNTS | {"measure": "right"}))
     assert [(one.verdict, one.decides, one.number) for one in judged] == [(OPEN, False, None)] * 2
-    assert results.EXPERIMENTS["trial"] in judged[0].needs
+    assert "workbench sweep --model MODEL" in judged[0].needs
 
 
 @pytest.mark.parametrize(
