@@ -10,6 +10,7 @@ from workbench.core.masks import MaskRule
 from workbench.core.plan import Plan
 from workbench.core.rope import rotate
 from workbench.engine.assembly import empty
+from workbench.engine.attention_backends import choice
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill, prefill_many
 from workbench.methods.generation import first_token, generate
@@ -78,6 +79,23 @@ def test_superposition_is_a_mask_of_paths_over_shared_positions():
     torch.testing.assert_close(logits_of(start), superposed(EVEN, [0, 1, 2]), atol=2e-5, rtol=1e-4)
     (start,) = Superposition(paths=3, prior=True).begin(MODEL, [EVEN])
     torch.testing.assert_close(logits_of(start), superposed(EVEN, [0, 1, 2]), atol=2e-5, rtol=1e-4)
+
+
+def test_paths_by_one_kernel_call_a_layer_are_those_path_by_path(monkeypatch):
+    prompt = prompt_of(6, 20, 5, 130, 4)
+    store = MemoryStore()
+    (expected,) = Superposition(paths=3, prior=False).begin(MODEL, [prompt], store)
+    wanted, launched = logits_of(expected), []
+    kernel = choice.kernel("question_attention")
+    monkeypatch.setattr(choice, "backend_for", lambda problem: choice.named("question_attention"))
+    monkeypatch.setattr(
+        kernel, "launch", lambda *given, of=kernel.launch, **more: launched.append(1) or of(*given, **more)
+    )
+    (start,) = Superposition(paths=3, prior=False).begin(MODEL, [prompt], store)
+    assert len(launched) == MODEL.config.num_hidden_layers
+    monkeypatch.undo()
+    assert torch.equal(start.request.tokens, expected.request.tokens)
+    torch.testing.assert_close(logits_of(start), wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("prior", [False, True])

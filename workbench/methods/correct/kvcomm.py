@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from transformers import PreTrainedModel
 
 from workbench.core.rope import rotate_layers
@@ -19,16 +20,19 @@ OLDEST = 5  # of these anchors the one that was used least makes room (released 
 NUCLEUS = 0.9  # anchors of so much weight count as used (released code)
 
 
-Pair = tuple[Tensor, Tensor]  # keys as of position 0, values: [heads of all layers, T, D] in fp32
+Pair = tuple[Tensor, Tensor]  # keys as of position 0, values: [heads of all layers, T, D]
 
 
 @dataclass(eq=False)
 class Anchor:
-    """A passage as cached, with how full attention moved it."""
+    """A passage as cached, with how full attention moved it; in the numbers of the model."""
 
     cached: Pair
     moved: Pair
     used: int = 0
+
+
+Near = tuple[Anchor, Tensor]  # how far a passage's values are from the anchor's, token by token [T]
 
 
 @dataclass(frozen=True)
@@ -86,18 +90,21 @@ class Kvcomm(Correct):
             self._keep(self.anchors.setdefault(place, []), Anchor(kept, moved))
         return Correction(NOTHING, passes=context_pass(prompt, spec.layers), computed=prompt.starts[-1])
 
-    def _near(self, places: range, cached: Sequence[Pair]) -> list[list[Anchor]]:
+    def _near(self, places: range, cached: Sequence[Pair]) -> list[list[Near]]:
         """Return a place's anchors that hold as many tokens; none where they are fewer than two, or none is near."""
-        known, far = list[list[Anchor]](), list[Tensor]()
+        known, far = list[list[Near]](), list[Tensor]()
         for place, (_, values) in zip(places, cached, strict=True):
-            held = [anchor for anchor in self.anchors.get(place, []) if anchor.cached[1].shape[1] >= values.shape[1]]
-            known.append(held if len(held) > 1 else [])
-            theirs = (anchor.cached[1][:, : values.shape[1]] for anchor in known[-1])
-            far += [(values - other).square().sum() for other in theirs]
-        each = torch.stack(far).sqrt().cpu().split(list(map(len, known))) if far else ()  # a GPU is waited for once
+            count = values.shape[1]
+            held = [anchor for anchor in self.anchors.get(place, []) if anchor.cached[1].shape[1] >= count]
+            known.append([])
+            for anchor in held if len(held) > 1 else ():
+                apart = values - anchor.cached[1][:, :count]
+                far.append(vector_norm(apart, dtype=torch.float32))
+                known[-1].append((anchor, _mean(apart)))
+        each = torch.stack(far).cpu().split(list(map(len, known))) if far else ()  # a GPU is waited for once
         return [self._alike(*pair) for pair in zip(known, each, strict=True)] if far else known
 
-    def _alike(self, known: list[Anchor], far: Tensor) -> list[Anchor]:
+    def _alike(self, known: list[Near], far: Tensor) -> list[Near]:
         """Return the anchors of a place where one is near, and count them as used."""
         alike = (-far).softmax(0)
         entropy = -(alike * (alike + 1e-40).log2()).sum()
@@ -105,7 +112,7 @@ class Kvcomm(Correct):
             return []
         order = alike.sort(descending=True)
         for index, before in zip(order.indices.tolist(), (order.values.cumsum(0) - order.values).tolist(), strict=True):
-            known[index].used += before < NUCLEUS
+            known[index][0].used += before < NUCLEUS
         return known
 
     def _move(
@@ -115,7 +122,7 @@ class Kvcomm(Correct):
         prompt: Prompt,
         places: range,
         cached: Sequence[Pair],
-        near: Sequence[Sequence[Anchor]],
+        near: Sequence[Sequence[Near]],
     ) -> None:
         """Add the joined offsets to all passages, from layer 1 on."""
         heads, at = [count for count, _ in spec.shapes], _standing(prompt, places)
@@ -129,13 +136,13 @@ class Kvcomm(Correct):
                 mine[layer][:, prompt.starts[self.system] : prompt.starts[-1]] += offsets[layer].to(spec.dtype)
         kv.changed()
 
-    def _offset(self, part: int, passage: Pair, anchors: Sequence[Anchor]) -> Tensor:
+    def _offset(self, part: int, passage: Pair, near: Sequence[Near]) -> Tensor:
         """Return the mean offset of the tokens of a passage, of its keys or values, weighed by how alike they are."""
         mine, count = passage[part], passage[part].shape[1]
-        far = torch.stack([(mine - anchor.cached[part][:, :count]).abs().mean((0, 2)) for anchor in anchors])
-        weights = (-far / self.temperature).softmax(0)[..., None]
-        offset = weights[0] * anchors[0].moved[part][:, :count]
-        for weight, anchor in zip(weights[1:], anchors[1:], strict=True):
+        far = [known if part else _mean(mine - anchor.cached[0][:, :count]) for anchor, known in near]
+        weights = (-torch.stack(far) / self.temperature).softmax(0)[..., None]
+        offset = torch.zeros_like(mine, dtype=torch.float32)
+        for weight, (anchor, _) in zip(weights, near, strict=True):
             offset.addcmul_(weight, anchor.moved[part][:, :count])
         return offset
 
@@ -145,6 +152,11 @@ class Kvcomm(Correct):
         anchors.append(new)
 
 
+def _mean(apart: Tensor) -> Tensor:
+    """[T] mean of the absolute differences of every token."""
+    return vector_norm(apart, 1, (0, 2), dtype=torch.float32) / (apart.numel() // apart.shape[1])
+
+
 def _standing(prompt: Prompt, places: range) -> Tensor:
     """Return where the block of every token of these places begins [T]."""
     starts = torch.tensor([prompt.starts[place] for place in places])
@@ -152,10 +164,10 @@ def _standing(prompt: Prompt, places: range) -> Tensor:
 
 
 def _cut(spec: ModelSpec, kv: KV, prompt: Prompt, places: range) -> list[Pair]:
-    """Copy blocks of a prompt in fp32, keys rotated as if each stood at position 0: all in one rotation a layer."""
+    """Copy blocks of a prompt, keys rotated as if each stood at position 0: all in one rotation a layer."""
     here = slice(prompt.starts[places[0]], prompt.starts[-1])
     lengths = [len(prompt.context[place]) for place in places]
-    stale = [layer[:, here].float() for layer in kv.keys]
+    stale = [layer[:, here] for layer in kv.keys]
     keys = torch.cat(list(rotate_layers(stale, -_standing(prompt, places), spec.inv_freq, spec.pairing)))
-    values = torch.cat([layer[:, here] for layer in kv.values]).float()
+    values = torch.cat([layer[:, here] for layer in kv.values])
     return list(zip(keys.split(lengths, 1), values.split(lengths, 1), strict=True))

@@ -16,6 +16,7 @@ from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.core.rope import rotate_layers
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
+from workbench.engine.side_by_side import prefill_parts
 from workbench.methods import ReadyRequest
 from workbench.methods.registry import check_options
 from workbench.models.spec import ModelSpec, attach
@@ -72,18 +73,18 @@ class Superposition:
         joined = [
             [(first, head + more), (kv, body + more)] for kv, body, more in zip(cached, bodies, late, strict=True)
         ]
-        placed = _place(spec, joined, len(asked))
+        placed, *layers = _place(spec, joined, len(asked))
         requests = [PrefillRequest(p.tokens, Plan(p.question), kv) for p, kv in zip(paths, placed, strict=True)]
         known = fingerprint(model)
         keys = [(known, system.content, document.content) for document in documents]
         read = [d for d, key in zip(documents, keys, strict=True) if self.prior and key not in self.priors]
-        best = self._best(model, system, keys, read, requests)
+        best = self._best(model, system, keys, read, requests, prefill_parts(model, requests, *layers))
         end = len(system) + span + torch.arange(len(asked)).double()
         length = len(system) + sum(len(documents[i]) + len(asked) for i in best) + 1
         more = length - 1 - (len(system) + span + len(asked))
         questions = [requests[i].kv.slice(len(requests[i].kv) - len(asked), len(requests[i].kv)) for i in best]
         parts = [(first, head + more), *((cached[i], bodies[i] + more) for i in best)]
-        (kv,) = _place(spec, [[*parts, *((question, end + more) for question in questions)]], 1, reserve)
+        ((kv,), *_) = _place(spec, [[*parts, *((question, end + more) for question in questions)]], 1, reserve)
         kept = chain.from_iterable(documents[i].tokens for i in best)
         tokens = torch.tensor([*system.tokens, *kept, *asked.tokens * len(best), last])
         spec.check_tokens(tokens)
@@ -98,16 +99,16 @@ class Superposition:
         keys: Sequence[tuple[str, str, str]],
         read: Sequence[Block],
         requests: Sequence[PrefillRequest],
+        logits: Sequence[torch.Tensor],
     ) -> list[int]:
-        """Return the paths to keep, in reading order; runs every path's question, whose KV the requests then hold.
+        """Return the paths to keep, in reading order, by the logits of every path's question.
 
         `keys` name the priors of all documents; those of `read` are not known yet.
         """
-        outputs = prefill_many(model, requests)
-        scores = _likelihoods([output.logits for output in outputs], requests)
+        scores = _likelihoods(logits, requests)
         whole = [all_rows(model, Prompt((system, document)).tokens) for document in read]
         found = [output.logits for output in prefill_many(model, whole)]
-        behind = _likelihoods([None if x is None else x[len(system) :] for x in found], whole)
+        behind = _likelihoods([x[len(system) :] for x in found if x is not None], whole)
         for document, prior in zip(read, behind.tolist(), strict=True):
             self.priors[keys[0][0], system.content, document.content] = prior / (len(document) - 1 or 1)
         if self.prior:
@@ -124,18 +125,22 @@ class Superposition:
         return (*passes, Pass([length - 1], length, forward=2)), computed
 
 
-def _likelihoods(logits: Sequence[torch.Tensor | None], requests: Sequence[PrefillRequest]) -> torch.Tensor:
+def _likelihoods(logits: Sequence[torch.Tensor], requests: Sequence[PrefillRequest]) -> torch.Tensor:
     """Return log-probabilities [B], on the CPU, of the last len(logits) tokens of requests, all but the first."""
     found = []
     for rows, request in zip(logits, requests, strict=True):
-        assert rows is not None
         tokens = request.tokens[len(request.tokens) - len(rows) + 1 :].to(rows.device)
         found.append(rows[:-1].float().log_softmax(-1).gather(1, tokens[:, None]).sum())
     return torch.stack(found).cpu() if found else torch.empty(0)  # a GPU is waited for once
 
 
-def _place(spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int, reserve: int = 0) -> list[KV]:
-    """Join the parts of every path into one KV, `unwritten` tokens behind them; keys in one rotation a layer."""
+def _place(
+    spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int, reserve: int = 0
+) -> tuple[list[KV], list[torch.Tensor], list[torch.Tensor]]:
+    """Join the parts of every path into one KV, `unwritten` tokens behind them; keys in one rotation a layer.
+
+    Returns the KVs, and the keys and values of every layer of which they are parts, side by side.
+    """
     gap, held, distance, lengths = spec.empty(unwritten + reserve), list[KV](), list[torch.Tensor](), list[int]()
     for parts in paths:
         held += [*(part for part, _ in parts), gap]
@@ -143,9 +148,8 @@ def _place(spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int, r
         distance.append(torch.zeros(len(gap)))
         lengths.append(sum(len(part) for part, _ in parts) + len(gap))
     keys = [torch.cat(layer, 1) for layer in zip(*(kv.keys for kv in held), strict=True)]
-    values = [torch.cat(layer, 1).split(lengths, 1) for layer in zip(*(kv.values for kv in held), strict=True)]
-    turned = rotate_layers(keys, torch.cat(distance), spec.inv_freq, spec.pairing)
-    each = zip(
-        zip(*(x.split(lengths, 1) for x in turned), strict=True), zip(*values, strict=True), lengths, strict=True
-    )
-    return [KV.within(list(k), list(v), length - reserve) for k, v, length in each]
+    values = [torch.cat(layer, 1) for layer in zip(*(kv.values for kv in held), strict=True)]
+    keys = list(rotate_layers(keys, torch.cat(distance), spec.inv_freq, spec.pairing))
+    each = (zip(*(x.split(lengths, 1) for x in layers), strict=True) for layers in (keys, values))
+    kvs = [KV.within(list(k), list(v), n - reserve) for k, v, n in zip(*each, lengths, strict=True)]
+    return kvs, keys, values
