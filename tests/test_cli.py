@@ -156,6 +156,24 @@ def watched(lines: list[str]) -> list[list[str]]:
     return [line.split("|", 2) for line in ran.stdout.splitlines()]
 
 
+UNKNOWN = {  # command lines: what is said of them
+    "trial --model x|sweep --model lab-full,x|verify --model x|tune --model x": "unknown model 'x'",
+    "trial --data x.jsonl|sweep --data lab,x.jsonl|store encode x.md --to y|data x.csv": "no such file",
+    "trial --method x|sweep --method full,x|leaderboard --methods x --out y": "unknown method",
+    "trial --select x|sweep --select none,x": "unknown select 'x'",
+    "trial --sparse x|sweep --sparse none,x": "unknown sparse 'x'",
+    "store stats x|store verify x|store gc x --budget 1MB|store explain x --model lab-full": "no folder of cached",
+    "claims --results x|leaderboard --results x|report --results x": "no results at 'x'",
+    "report x.ipynb": "no notebook file",
+}
+
+
+def test_names_that_are_not_known_are_refused_before_anything_heavy_is_imported():
+    lines = {line: message for text, message in UNKNOWN.items() for line in text.split("|")}
+    for line, (code, heavy, said) in zip(lines, watched(list(lines)), strict=True):
+        assert (line, code, heavy) == (line, "2", "nothing") and lines[line] in said
+
+
 def test_help_of_a_command_imports_nothing_heavy():
     parts = {"store": "encode verify repair stats gc export import explain", "sparse": "names distill profile"}
     parts |= {"lab": "train ship", "models": "get convert ordinary difference"}

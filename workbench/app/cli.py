@@ -100,7 +100,7 @@ def _check_given(command: Any) -> None:
     for param in command.params:
         if param.name in OUTPUTS:
             param.callback = partial(_writable, param.callback)
-        if param.opts[0] in NAMES and not param.multiple:
+        if param.opts[0] in NAMES:
             param.callback = partial(_known, param.callback)
         if param.name in LEAST and param.metavar != "LIST":
             param.callback = partial(_at_least, LEAST[param.name], param.callback)
@@ -128,9 +128,15 @@ def _refuse_unfit(args: Sequence[str]) -> None:
 
 
 def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    named = isinstance(value, str) and param.metavar != "LIST" and "://" not in value
-    if named and not ctx.params.get("results"):  # results may be of what is not here
-        NAMES[param.opts[0]](value)
+    given = [value] if isinstance(value, str) else value or []
+    if param.metavar == "LIST":
+        from workbench.methods.registry import split
+
+        given = [name for name in split(value or "") if name]
+    if not ctx.params.get("results") or param.name == "results":  # results may be of what is not here
+        for name in given:
+            if "://" not in name:
+                NAMES[param.opts[0]](name)
     return own(ctx, param, value) if own else value
 
 
@@ -146,7 +152,28 @@ def _known_data(name: str) -> None:
     check_name(name)
 
 
-NAMES: dict[str, Callable[[str], None]] = {"--model": _known_model, "--data": _known_data}
+def _known_method(name: str) -> None:
+    from workbench.methods.presets import options
+
+    options(name, {})
+
+
+def _known_policy(kind: str, spec: str) -> None:
+    from workbench.methods.registry import check_name
+
+    if spec != "none":
+        check_name(f"workbench.methods.{kind}", spec)
+
+
+def _known_results(place: str) -> None:
+    from workbench.data.assets import results_path
+
+    results_path(place)
+
+
+NAMES: dict[str, Callable[[str], Any]] = {"--model": _known_model, "--data": _known_data, "--results": _known_results}
+NAMES |= {"--method": _known_method, "--methods": _known_method}
+NAMES |= {f"--{kind}": partial(_known_policy, kind) for kind in ("prepare", "select", "correct", "attend", "sparse")}
 
 
 def _at_least(least: int, own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:

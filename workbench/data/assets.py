@@ -9,10 +9,11 @@ import os
 from pathlib import Path
 
 from workbench.core.errors import BadInput, shown
-from workbench.core.utils.files import is_file
+from workbench.core.utils.files import is_dir, is_file
 
 _package, _checkout = Path(__file__).resolve().parents[1:3]
 CACHE = "WORKBENCH_CACHE"  # environment variable: folder for what is fetched
+SHIPPED = "shipped"  # the place of results that ship
 ROOT = _checkout / "data" if (_checkout / "pyproject.toml").is_file() else _package / "shipped"
 
 
@@ -48,6 +49,15 @@ def corpus_path(name: str) -> Path:
     if name not in corpora():
         raise BadInput(f"unknown corpus {name!r}: shipped are {', '.join(corpora()) or 'none'}")
     return ROOT / name / "sample.jsonl"
+
+
+def results_path(place: str | Path) -> Path:
+    """Return the folder of results at "shipped", FOLDER or NAME=FOLDER. Raises BadInput where it is missing."""
+    name, equals, given = str(place).partition("=")
+    path = ROOT / "benchmarks" if str(place) == SHIPPED else Path(given if equals else name)
+    if not is_dir(path):
+        raise BadInput(f"no results at {shown(str(path))}: a folder that `--out` wrote, or {SHIPPED!r}, is needed")
+    return path
 
 
 def tokenizer_file(model: str) -> Path:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from workbench.core import spec_parser
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, not_allowed, shown
 from workbench.core.utils import annotations
 from workbench.methods import own
 
@@ -69,10 +69,8 @@ def required(policy: type) -> list[str]:
 
 def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, dict[str, Any]]:
     """Return the class and the options that `spec` describes; options named in `given` are not for a spec to say."""
-    name, options = parse(spec)
-    known, what = names(package), package.rpartition(".")[2]
-    if name not in known:
-        raise BadInput(f"unknown {what} {shown(name)}: allowed are {', '.join(known)}")
+    name, options = check_name(package, spec)
+    what = package.rpartition(".")[2]
     policy = own.policy(package, name) or _policy(import_module(f"{package}.{name}"), _class(name))
     allowed = [field.name for field in fields(policy) if field.init and field.name not in given]
     if unknown := [option for option in options if option not in allowed]:
@@ -80,6 +78,14 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
             f"{what} {name!r} has no option {unknown[0]!r}; allowed: {', '.join(allowed) or 'it has no options'}"
         )
     return policy, options
+
+
+def check_name(package: str, spec: str) -> tuple[str, dict[str, Any]]:
+    """Return name and options of a spec, without importing the policy. Raises BadInput for an unknown name."""
+    name, options = parse(spec)
+    if name not in (known := names(package)):
+        raise not_allowed(package.rpartition(".")[2], name, known)
+    return name, options
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:

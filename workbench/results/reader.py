@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.core.errors import BadInput, brief, shown
-from workbench.data.assets import ROOT
+from workbench.data.assets import SHIPPED, results_path
 from workbench.results import schema
 
 MARK = "results.json"
-SHIPPED = "shipped"
 HERE = "here"  # source of what a notebook measures while it runs
-FOLDER = ROOT / "benchmarks"
+FOLDER = results_path(SHIPPED)
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,7 @@ def read(places: str | Path | Sequence[str | Path] = SHIPPED) -> Results:
         raise BadInput(f"results is {shown(places)}: at least one place is needed, as {SHIPPED!r} or a folder")
     folders: dict[str, list[Path]] = {}
     for place in several:
-        name, equals, given = str(place).partition("=")
-        path = FOLDER if str(place) == SHIPPED else Path(given if equals else place)
+        name, path = str(place).partition("=")[0], results_path(place)
         if name in folders:
             raise BadInput(f"results names {name!r} twice: each source needs a name of its own, as mine=runs/mine")
         folders[name] = list(_folders(path))
@@ -122,8 +120,6 @@ def expanded(rows: pd.DataFrame, *needed: str) -> pd.DataFrame:
 
 def _folders(path: Path) -> Iterator[Path]:
     """Return the folders of results under `path`, each checked."""
-    if not path.is_dir():
-        raise BadInput(f"no results at {shown(str(path))}: a folder that `--out` wrote, or {SHIPPED!r}, is needed")
     marks = [path / MARK] if (path / MARK).is_file() else sorted(path.glob(f"**/{MARK}"))
     if not marks:
         raise BadInput(f"{brief(path)} holds no results of this workbench: no {MARK} lies in it")

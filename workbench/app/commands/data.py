@@ -44,6 +44,7 @@ def show_data(
         return
     if out is not None and (out.suffix != ".jsonl" or not out.absolute().parent.is_dir()):
         raise BadInput(f"out is {out}: a file that ends in .jsonl is needed, in a folder that is there")
+    datasets.check_name(name)
     listed = datasets.load(name, samples, seed, passages)
     if out is not None:
         write_text(out, "".join(f"{json.dumps(sample.to_json(), ensure_ascii=False)}\n" for sample in listed))

@@ -8,7 +8,7 @@ import typer
 
 from workbench.app.console.options import parse
 from workbench.core.errors import BadInput, brief
-from workbench.core.utils.files import is_dir
+from workbench.core.utils.files import is_dir, is_file
 from workbench.data.assets import ROOT
 
 NOTEBOOKS = "Notebooks, or folders of NN_*.ipynb; without any, notebooks/ here or of the checkout"
@@ -40,11 +40,11 @@ def command(
     real: Annotated[bool | None, typer.Option(help=REAL)] = None,
 ) -> None:
     """Run the notebooks and write a website of figures, metrics and tables."""
-    from workbench.app.reports import real_pages  # papermill and plotly: not for `--help`
-    from workbench.app.reports.report import parameters_of, run, takes_results
-
     try:
         chosen = _listed(notebooks)
+        from workbench.app.reports import real_pages  # papermill and plotly: not for `--help`
+        from workbench.app.reports.report import parameters_of, run, takes_results
+
         given = parse(parameter or [])
         if results:
             chosen = chosen if notebooks else takes_results(chosen)
@@ -72,5 +72,7 @@ def _listed(named: Sequence[Path] | None) -> list[Path]:
         own = sorted(path.glob("[0-9][0-9]_*.ipynb")) if is_dir(path) else [path]
         if not own or not (named or own[0].exists()):
             raise BadInput(f"{brief(path)} holds no notebooks NN_*.ipynb: name notebooks, or their folder")
+        if missing := [each for each in own if not is_file(each)]:
+            raise BadInput(f"{brief(missing[0])} is no notebook file")
         found += own
     return found

@@ -26,8 +26,8 @@ import typer
 from workbench.app.commands.prepare import report as prepared_report
 from workbench.app.console.options import AsJson, of_fields, taking
 from workbench.app.console.text import progress, show
-from workbench.core.errors import BadInput
-from workbench.core.utils.files import bytes_of, is_url
+from workbench.core.errors import BadInput, shown
+from workbench.core.utils.files import bytes_of, is_dir, is_url
 from workbench.methods.preprocessing.fields import LookupFields, PreparationFields
 
 if TYPE_CHECKING:
@@ -44,8 +44,16 @@ def folder_of(text: str) -> Path:
     return Path(text)
 
 
-Folder = Annotated[str, typer.Argument(help="Folder of cached blocks, as `workbench store encode` fills them")]
-Place = Annotated[str, typer.Argument(help="Folder or URL of cached blocks, as `workbench store encode` fills them")]
+def there(text: str) -> str:
+    """Return the folder or URL. Raises BadInput for a folder that is not there, before torch is imported."""
+    if not is_url(text) and not is_dir(text):
+        raise BadInput(f"{shown(text)} is no folder of cached blocks: there is no such folder")
+    return text
+
+
+FILLED = "of cached blocks, as `workbench store encode` fills them"
+Folder = Annotated[str, typer.Argument(help=f"Folder {FILLED}", callback=there)]
+Place = Annotated[str, typer.Argument(help=f"Folder or URL {FILLED}", callback=there)]
 Archive = Annotated[Path, typer.Argument(help="Archive: .tar, or .tar.zst")]
 CORPUS = "Name of a data set or a file of questions, whose passages are encoded"
 
@@ -72,6 +80,9 @@ def encode(
     """Encode a corpus into a store, once; with several workers, over a Dask cluster where Dask is installed."""
     if given["workers"] > 1 and given["cluster"] is None and find_spec("distributed") is not None:
         given["cluster"] = "local"
+    from workbench.data import check_name
+
+    check_name(corpus)
     with progress("encoding", f"encoded passages are kept in {to}, and the same command goes on") as advance:
         from workbench.methods.preprocessing.precompute import Preparation
 
@@ -155,7 +166,9 @@ def export(folder: Folder, archive: Archive, as_json: AsJson = False) -> None:
 
 
 @app.command("import", epilog="Example: workbench store import prepared.tar.zst prepared")
-def import_command(archive: Archive, folder: Folder, as_json: AsJson = False) -> None:
+def import_command(
+    archive: Archive, folder: Annotated[str, typer.Argument(help="New folder")], as_json: AsJson = False
+) -> None:
     """Make a new folder of an archive, after its checksums were verified."""
     from workbench.store.files import transfer
 
