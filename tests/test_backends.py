@@ -11,6 +11,7 @@ from tests.random_models import model_of, prompt_of
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
+from tests.refusals import refused
 from workbench.core.errors import BadInput
 from workbench.core.masks import window
 from workbench.core.plan import Plan
@@ -154,8 +155,7 @@ def test_a_sliding_window_is_refused_before_any_work():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(BadInput, match="tile_attention"):
-        named("no_such")
+    refused("tile_attention", named, "no_such")
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="tests/test_engine_gpu.py does it on a GPU")

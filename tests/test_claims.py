@@ -11,7 +11,6 @@ from tests.refusals import refused
 from workbench import results
 from workbench.app.cli import app
 from workbench.app.notebooks import run as notebook_run
-from workbench.core.errors import BadInput
 from workbench.experiments.judging import claim_file, claims
 from workbench.experiments.judging.claims import CONFIRMED, CONTRADICTED, OPEN
 from workbench.plots.reports import claims as figures
@@ -236,8 +235,7 @@ def test_a_claim_that_was_changed_is_dated_anew(tmp_path):
     row = ANSWERS | SIDES
     stated = row | {"stated": f"2026-11-24 {claim_file.digest(row)}"}
     assert items_of(tmp_path, stated)[0].claims[0].stated.startswith("2026-11-24")
-    with pytest.raises(BadInput, match="was changed since it was stated"):
-        items_of(tmp_path, stated | {"bar": 0.5})
+    refused("was changed since it was stated", items_of, tmp_path, stated | {"bar": 0.5})
 
 
 @pytest.mark.parametrize(("time", "after"), [("2026-11-23T10:00:00", True), ("2026-11-24T00:00:00", False)])

@@ -9,6 +9,7 @@ import torch
 
 from tests.by_hand import forward
 from tests.random_models import Letters, model_of, prompt_of
+from tests.refusals import refused
 from workbench.core import rope
 from workbench.core.errors import BadInput
 from workbench.core.masks import causal, visible
@@ -324,14 +325,12 @@ def test_dummies_are_seen_by_a_passage_and_dropped(model):
     ],
 )
 def test_choices_that_do_not_go_together_are_refused(options, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        Reuse(**options)
+    refused(sentence, Reuse, **options)
 
 
 def test_a_model_without_a_first_token_needs_a_dummy_by_id(model):
     bare = model_of("llama", bos_token_id=None)
-    with pytest.raises(BadInput, match="token is None"):
-        Link0()(bare, [PROMPT], MemoryStore(1 << 30))
+    refused("token is None", lambda: Link0()(bare, [PROMPT], MemoryStore(1 << 30)))
 
 
 def test_an_adjusted_plan_is_carried_out_before_its_rows_attend(model):
@@ -349,5 +348,4 @@ def test_a_charged_budget_is_kept_by_a_correction_that_chooses_its_tokens(model,
     ready = within.begin(deep, [PROMPT, OTHER])
     shares = [charged_share(one.passes, 12, len(one.request.tokens)) for one in ready]
     assert sum(shares) / 2 <= charged < sum(shares) / 2 + 0.35
-    with pytest.raises(BadInput, match="a method with a selector is needed"):
-        budget.within(deep, Reuse(correct=Kvcomm()), [PROMPT], 0.5)
+    refused("a method with a selector is needed", lambda: budget.within(deep, Reuse(correct=Kvcomm()), [PROMPT], 0.5))

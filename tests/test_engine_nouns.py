@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import workbench
 from tests.random_models import model_of, prompt_of
+from tests.refusals import refused
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
@@ -72,8 +73,7 @@ def test_a_prompt_knows_where_its_blocks_stand(lengths):
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_sentence(make, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        make()
+    refused(sentence, make)
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.lists(st.integers(1, 5), max_size=5))

@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
+from tests.refusals import refused
 from workbench import Block, MemoryStore, Prompt, data, explore, fetch
 from workbench.app.explore import live
 from workbench.app.explore.given import loaded_of, reading_of
@@ -105,14 +106,12 @@ def test_models_and_prompts_come_in_many_forms(loaded, folder, sample):
 
 @pytest.mark.parametrize("prompt", ["one paragraph", [], ["one"], 7, None, [1, 2], ""])
 def test_what_is_no_prompt_is_refused(loaded, prompt):
-    with pytest.raises(BadInput):
-        reading_of(loaded, prompt)
+    refused(".", reading_of, loaded, prompt)
 
 
 def test_what_is_no_model_is_refused():
     for model in (7, None, (1, 2), "no-such-model"):
-        with pytest.raises(BadInput):
-            loaded_of(model)
+        refused(".", loaded_of, model)
 
 
 def test_figures_of_32k_tokens_stay_small():
@@ -149,8 +148,7 @@ def test_tradeoff_takes_tables_records_and_files(loaded, tmp_path):
     for given in (record, record.to_json(), path, [record, str(path)]):
         assert figures(explore.tradeoff(given))
     for wrong in ("nowhere.json", 7, [], tmp_path):
-        with pytest.raises(BadInput):
-            explore.tradeoff(wrong)
+        refused(".", explore.tradeoff, wrong)
 
 
 def test_a_store_and_receipts_are_shown(loaded, tmp_path):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tiny
+from tests.refusals import refused
 from workbench import data, models
-from workbench.core.errors import BadInput
 from workbench.data.lab_corpus import samples as lab
 from workbench.data.lab_corpus.facts import supported
 from workbench.data.sample import Passage, Sample
@@ -66,8 +66,7 @@ def test_what_is_not_retrieved_supports_nothing():
 
 
 def test_a_question_of_another_corpus_cannot_be_checked_exactly():
-    with pytest.raises(BadInput, match="the lab corpus does not ask 'Why\\?'"):
-        LabJudge()([about("Why?")], ["because"])
+    refused("the lab corpus does not ask 'Why\\?'", lambda: LabJudge()([about("Why?")], ["because"]))
 
 
 def test_faithfulness_is_the_mean_share_of_supported_claims():
@@ -81,8 +80,7 @@ def test_faithfulness_is_the_mean_share_of_supported_claims():
     assert (silent.mean, silent.claims) == (0, 0)
     graded = faithfulness(lambda *_: [[True, False], [True, True, True, False]], samples[:2], right[:2])
     assert graded.mean == (0.5 + 0.75) / 2
-    with pytest.raises(BadInput, match="1 answers for 2 samples"):
-        faithfulness(LabJudge(), samples[:2], right[:1])
+    refused("1 answers for 2 samples", lambda: faithfulness(LabJudge(), samples[:2], right[:1]))
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +162,7 @@ def test_a_random_model_judges_end_to_end_and_again_the_same(loaded):
     ],
 )
 def test_a_judge_that_cannot_judge_is_refused(loaded, change, message):
-    with pytest.raises(BadInput, match=message):
-        ModelJudge(*loaded, **change)
+    refused(message, ModelJudge, *loaded, **change)
 
 
 def test_chat_models_are_asked_in_their_own_template(loaded):

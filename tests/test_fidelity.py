@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests import tiny
+from tests.refusals import refused
 from workbench import data, models
-from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
 from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.trials import fidelity as experiment
@@ -196,8 +196,7 @@ def test_bad_questions_are_refused_before_any_work(loaded, samples, monkeypatch)
         (samples, {}, "5 samples and 0 methods"),
         ([samples[0]] * 2, METHODS, "two samples have the id 'lab-0-0'"),
     ):
-        with pytest.raises(BadInput, match=problem):
-            experiment.measure(loaded, given, methods)
+        refused(problem, experiment.measure, loaded, given, methods)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -11,7 +11,6 @@ from torch import nn
 
 from tests.random_models import block_of, model_of, prompt_of
 from tests.refusals import refused
-from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.engine import forward
 from workbench.engine.assembly import assemble, empty
@@ -307,8 +306,7 @@ def test_layers_share_compilations_and_compute_the_same(name):
 
 def test_layers_are_compiled_for_graphs():
     model = model_of()
-    with pytest.raises(BadInput, match="graphs"):
-        Runner(model, Pool(model, 9, 16), graphs=False, compile=True)
+    refused("graphs", lambda: Runner(model, Pool(model, 9, 16), graphs=False, compile=True))
 
 
 @pytest.mark.parametrize("layers", ["fused", "model"])

@@ -329,8 +329,7 @@ def test_a_budget_is_a_positive_number(budget):
 
 def test_what_is_no_pool_no_prompt_and_no_place_is_named(loaded):
     refused("pool is None", Runner, loaded.model, None)
-    with pytest.raises(BadInput, match="context is None"):
-        Pool(loaded.model, 8, 16).open(None, 1)
+    refused("context is None", lambda: Pool(loaded.model, 8, 16).open(None, 1))
     refused(r"2,147,483,647 pages takes [\d,.]+ GB", Pool, loaded.model, (1 << 31) - 1, 1 << 20)
     refused("prompt is None", block_attention, None)
     refused("nothing can be written there", FolderStore, "a\0b", new=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tests.refusals import refused
 from workbench.app.reports import html, report
 from workbench.app.reports import index as report_index
-from workbench.core.errors import BadInput
 from workbench.plots.marks.pages import inert
 from workbench.plots.marks.table import table
 
@@ -72,8 +72,7 @@ NAMES = ["javascript:alert(1)", "<img src=x onerror=alert(1)>", "a'b", 'a"b', ".
 def test_a_notebook_whose_name_is_no_plain_address_is_refused(name, tmp_path):
     path = tmp_path / f"{name}.ipynb"
     nbformat.write(nbformat.v4.new_notebook(), path)
-    with pytest.raises(BadInput, match="the name of a notebook"):
-        report.run([path], tmp_path / "out")
+    refused("the name of a notebook", report.run, [path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -9,8 +9,8 @@ import tiny
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from tests.refusals import refused
 from workbench.app import cli
-from workbench.core.errors import BadInput
 from workbench.core.utils.files import check_folder, check_place, write_text
 
 OPTIONS = {f"--{name}" for name in cli.OUTPUTS}
@@ -64,8 +64,7 @@ def test_equals_and_nothing_is_an_empty_name_too():
 def test_a_place_that_can_be_made_is_taken(tmp_path):
     for place in ("file", "new", "new/folder/below", "."):
         check_place("--out", place)
-    with pytest.raises(BadInput, match="--out 'file' is a file: a folder is needed"):
-        check_folder("--out", "file")
+    refused("--out 'file' is a file: a folder is needed", check_folder, "--out", "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.refusals import refused
 from workbench import data, models
-from workbench.core.errors import BadInput
 from workbench.data.lab_corpus import facts as lab_facts
 from workbench.data.lab_corpus import samples as lab
 from workbench.data.lab_corpus import words as lab_words
@@ -114,8 +114,7 @@ def test_any_text_round_trips_through_the_tokenizer():
     ],
 )
 def test_bad_requests_are_refused_in_words(arguments, named):
-    with pytest.raises(BadInput, match=named):
-        next(lab.samples(1, 0, **arguments))
+    refused(named, lambda: next(lab.samples(1, 0, **arguments)))
 
 
 def test_a_style_without_hints_gives_titles_that_say_nothing():
@@ -167,5 +166,4 @@ def test_every_question_is_answered_by_its_passages_and_has_one_answer(seed, pas
     ],
 )
 def test_switches_that_do_not_exist_are_refused_in_one_sentence(spec, message):
-    with pytest.raises(BadInput, match=message):
-        data.load(spec, 1)
+    refused(message, data.load, spec, 1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.core.errors import BadInput
+from tests.refusals import refused
 from workbench.data.layouts import LAB
 from workbench.experiments.serving import sessions
 
@@ -57,5 +57,4 @@ def test_a_prompt_has_a_block_a_passage():
     ],
 )
 def test_frames_that_cannot_be_are_refused(asked, words):
-    with pytest.raises(BadInput, match=words):
-        lab_frames.samples(**asked)
+    refused(words, lab_frames.samples, **asked)

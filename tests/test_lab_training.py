@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from tests.refusals import refused
 from workbench import data, models
 from workbench.app.cli import app
-from workbench.core.errors import BadInput
 from workbench.data.lab_corpus.world import Style
 from workbench.training.common import watched
 from workbench.training.lab import checkpoint
@@ -118,11 +118,9 @@ def test_the_loss_falls_and_the_curriculum_moves_on(whole):
 def test_a_folder_of_another_recipe_is_refused_and_left_alone(tokenizer, tmp_path):
     train(SMALL, tokenizer, tmp_path, EASY, minutes=0)
     before = (tmp_path / "state" / "progress.json").read_bytes()
-    with pytest.raises(BadInput, match="lr"):
-        train(replace(SMALL, lr=1e-4), tokenizer, tmp_path, EASY)
+    refused("lr", lambda: train(replace(SMALL, lr=1e-4), tokenizer, tmp_path, EASY))
     assert (tmp_path / "state" / "progress.json").read_bytes() == before
-    with pytest.raises(BadInput, match="sgd"):
-        replace(SMALL, optimizer="sgd")
+    refused("sgd", replace, SMALL, optimizer="sgd")
 
 
 def test_a_finished_model_is_a_whole_checkpoint_with_a_card(whole, written):
@@ -151,10 +149,8 @@ def test_a_shipped_model_answers_as_the_one_it_was(written, tmp_path, storage):
 
 
 def test_what_cannot_be_shipped_is_refused_and_nothing_written(written, tmp_path):
-    with pytest.raises(BadInput, match="storage is 'int4': allowed are bfloat16, float16, int8"):
-        ship(written, tmp_path / "out", "int4")
-    with pytest.raises(BadInput, match="only models of `workbench lab train` are shipped"):
-        ship(tmp_path, tmp_path / "out", "int8")
+    refused("storage is 'int4': allowed are bfloat16, float16, int8", ship, written, tmp_path / "out", "int4")
+    refused("only models of `workbench lab train` are shipped", ship, tmp_path, tmp_path / "out", "int8")
     assert not (tmp_path / "out").exists()
 
 

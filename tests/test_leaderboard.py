@@ -9,11 +9,11 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from tests.random_models import model_of, prompt_of
+from tests.refusals import refused
 from workbench import data, results
 from workbench.app import cli
 from workbench.app.console.text import in_full, labels
 from workbench.app.leaderboard import page
-from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
 from workbench.engine.attention_backends.attention import PlannedRequest
 from workbench.experiments.leaderboard import ranking
@@ -130,8 +130,7 @@ def test_a_correction_is_tried_for_its_ratio(model):
     ],
 )
 def test_a_budget_that_cannot_be_kept_is_refused(model, method, charged, message):
-    with pytest.raises(BadInput, match=message):
-        budget.within(model, method, [prompt_of(*SIZES)], charged)
+    refused(message, lambda: budget.within(model, method, [prompt_of(*SIZES)], charged))
 
 
 # --- ranks
@@ -222,10 +221,8 @@ def test_without_a_budget_that_of_the_results_is_taken_and_a_measure_can_be_name
     assert board.budget == 0.15 and {one.method for one in board.entries} == {"none", "first-k"}
     (board,) = boards(found, (0.5,), by="em")
     assert board.entries[-1].method == "none" and ("query-guided", "kv-deviation") in board.together
-    with pytest.raises(BadInput, match="unknown by 'speed'"):
-        boards(found, by="speed")
-    with pytest.raises(BadInput, match="no 2 methods of one model"):
-        boards(found, model="another")
+    refused("unknown by 'speed'", boards, found, by="speed")
+    refused("no 2 methods of one model", boards, found, model="another")
 
 
 def test_a_trial_of_an_earlier_version_is_the_same_trial(tmp_path):

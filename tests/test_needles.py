@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+from tests.refusals import refused
 from workbench import data
-from workbench.core.errors import BadInput
 from workbench.data.lab_corpus.words import RELATIONS
 from workbench.data.sources import needles
 from workbench.data.sources.needles import named, samples, values
@@ -96,10 +96,8 @@ def test_tasks_are_data_sets_by_name():
     assert mixed[:7] == data.load("needles", 7, 7, 9) and len({sample.id for sample in mixed}) == len(mixed) == 12
     assert {"needles", *(f"needles-{task}" for task in needles.TASKS)} <= set(data.names())
     assert len(data.load("needles-single", 1)[0].ctxs) == data.HAYSTACK
-    with pytest.raises(BadInput, match=r"unknown data 'needles-essay': allowed are lab, needles, needles-single"):
-        data.load("needles-essay")
-    with pytest.raises(BadInput, match="passages is 3: common has 5 to 60"):
-        data.load("needles", 5, 0, 3)
+    refused(r"unknown data 'needles-essay': allowed are lab, needles, needles-single", data.load, "needles-essay")
+    refused("passages is 3: common has 5 to 60", data.load, "needles", 5, 0, 3)
 
 
 @pytest.mark.parametrize(("depth", "place"), [(0, 0), (0.5, 10), (1, 20)])
@@ -128,5 +126,4 @@ def test_values_that_an_answer_names():
     ],
 )
 def test_tasks_that_cannot_be(arguments, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        next(samples(1, 0, **arguments))
+    refused(sentence, lambda: next(samples(1, 0, **arguments)))

@@ -6,6 +6,7 @@ import pytest
 import tiny
 from typer.testing import CliRunner
 
+from tests.refusals import refused
 from workbench import models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
@@ -65,8 +66,7 @@ def test_a_difference_takes_no_place_of_a_model_that_is_there(there):
 def test_a_cluster_that_does_not_answer_leaves_nothing_of_a_preparation(there):
     pytest.importorskip("distributed")
     asked = {"data": "q.jsonl", "prepare": "independent", "cluster": "nowhere"}
-    with pytest.raises(BadInput, match="no Dask scheduler answers at 'nowhere'"):
-        Preparation("model", there / "out", **asked).run()
+    refused("no Dask scheduler answers at 'nowhere'", lambda: Preparation("model", there / "out", **asked).run())
     assert not (there / "out").exists()
 
 

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from tests.refusals import refused
 from workbench import Trial, data
 from workbench.app.cli import app
-from workbench.core.errors import BadInput
 from workbench.data import Passage, Sample
 from workbench.data.sources import folders
 from workbench.methods import own, registry
@@ -161,8 +160,7 @@ def test_questions_of_a_folder_get_the_passages_most_alike(tmp_path):
     ],
 )
 def test_cuts_that_do_not_fit_are_refused(cut, message, tmp_path):
-    with pytest.raises(BadInput, match=message):
-        data.load(f"{notes(tmp_path / 'notes')}{cut}")
+    refused(message, lambda: data.load(f"{notes(tmp_path / 'notes')}{cut}"))
 
 
 def test_a_folder_needs_one_file_of_questions(tmp_path):

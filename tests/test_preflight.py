@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
+from tests.refusals import refused
 from workbench import models
 from workbench.core.errors import BadInput
 from workbench.experiments.sweeps import sweep_grid
@@ -39,8 +40,7 @@ def trials(base, **lists):
 def test_each_problem_is_named_before_a_run(base, lists, words, monkeypatch, tmp_path):
     monkeypatch.setattr(Trial, "run_each", None)
     monkeypatch.setattr(models, "load", None)
-    with pytest.raises(BadInput, match=words):
-        sweep(base, tmp_path / "out", **lists)
+    refused(words, sweep, base, tmp_path / "out", **lists)
     assert not (tmp_path / "out").exists()
 
 
@@ -58,8 +58,7 @@ def test_what_can_run_passes_and_devices_of_other_machines_are_only_read(base):
     sweep_grid.check(trials(base, mode=["block"], prepare=["with_neighbours(n=2)", "behind_document"]))
     sweep_grid.check(trials(base, mode=["full"], prepare=["with_neighbours(n=40)"]))
     sweep_grid.check(trials(base, device=["cuda:7"]), here=False)
-    with pytest.raises(BadInput, match="unknown device 'tpu'"):
-        sweep_grid.check(trials(base, device=["tpu"]), here=False)
+    refused("unknown device 'tpu'", lambda: sweep_grid.check(trials(base, device=["tpu"]), here=False))
 
 
 def test_what_is_finished_is_not_checked_again(base, tmp_path, monkeypatch):

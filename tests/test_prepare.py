@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from tests.random_models import block_of, model_of, prompt_of
+from tests.refusals import refused
 from workbench import data
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
@@ -93,8 +94,7 @@ def test_preparations_are_the_files_of_their_folder():
     ],
 )
 def test_what_is_not_there_is_refused_in_one_sentence(spec, message):
-    with pytest.raises(BadInput, match=message):
-        prepare.named(spec, corpus=CORPUS)
+    refused(message, prepare.named, spec, corpus=CORPUS)
 
 
 def test_alone_sees_nothing_else():
@@ -148,8 +148,7 @@ def test_a_document_is_read_from_the_last_passages_on_and_alone_it_is_after_syst
     for undocumented in (BehindDocument(DOCUMENTS, n=0), BehindDocument(CORPUS)):
         (kvs,) = undocumented(model, [PROMPT], store)
         assert all(a is b for a, b in zip(alone, kvs, strict=True))
-    with pytest.raises(BadInput, match="is not in the corpus of 6 passages: its document is only known"):
-        policy.neighbours(QUESTION)
+    refused("is not in the corpus of 6 passages: its document is only known", policy.neighbours, QUESTION)
 
 
 def test_a_corpus_knows_which_passages_come_before_one_in_its_document():
@@ -231,8 +230,7 @@ def test_work_is_shared_and_a_second_request_computes_nothing(monkeypatch):
 
 def test_a_passage_outside_the_corpus_is_refused():
     model, policy = model_of(), WithNeighbours(CORPUS, n=2)
-    with pytest.raises(BadInput, match="is not in the corpus of 6 passages"):
-        policy(model, [prompt_of(3, 4, 2, seed=9)], MemoryStore())
+    refused("is not in the corpus of 6 passages", lambda: policy(model, [prompt_of(3, 4, 2, seed=9)], MemoryStore()))
 
 
 def test_more_neighbours_than_there_are_or_fit_are_those_that_there_are_and_fit():

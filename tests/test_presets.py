@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.refusals import refused
 from workbench import models
-from workbench.core.errors import BadInput
 from workbench.experiments.trials.trial import Trial
 from workbench.methods.presets import METHODS, options
 from workbench.models.weights import soft_tokens
@@ -74,5 +74,4 @@ def test_options_change_a_method():
     ],
 )
 def test_unknown_options_are_refused(method, given, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        options(method, given)
+    refused(sentence, options, method, given)

@@ -132,8 +132,7 @@ def test_what_cannot_be_compared_is_refused(call, problem):
 @pytest.mark.parametrize("text", ["", "[]", "nonsense", "{}", "[1]", '{"trial": 1}', "[" * 5000, "\x00"])
 def test_files_without_records_are_refused(tmp_path, text):
     (path := tmp_path / "r.json").write_text(text)
-    with pytest.raises(BadInput):
-        reading.read(path)
+    refused(".", reading.read, path)
 
 
 def test_a_page_figure_and_markdown_keep_markup_of_users_as_text():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.random_models import block_of, model_of
+from tests.refusals import refused
 from workbench.core.errors import BadInput
 from workbench.core.utils import runner
 from workbench.core.utils.runner import Outcome, Workers
@@ -48,8 +49,7 @@ def test_every_task_has_an_outcome_and_only_what_may_change_is_tried_again(jobs,
 
 def test_an_outcome_gives_its_value_or_raises_its_problem():
     assert Outcome(4).value() == 4
-    with pytest.raises(BadInput, match="not this"):
-        Outcome(problem="not this", refused=True).value()
+    refused("not this", lambda: Outcome(problem="not this", refused=True).value())
     with pytest.raises(RuntimeError, match="no room\nwhere"):
         Outcome(problem="no room", trace="where").value()
 
@@ -168,8 +168,7 @@ def test_the_next_step_is_refused_once_what_it_reads_is_not_its_own(pool, change
     change(pool, runner, cached, prompt)
     taken = pool.free
     before = [x.clone() for x in pool.keys]
-    with pytest.raises(BadInput):
-        list(steps)
+    refused(".", list, steps)
     assert pool.free == taken and all(torch.equal(a, b) for a, b in zip(before, pool.keys, strict=True))
 
 
@@ -229,8 +228,7 @@ LOGITS = {
 def test_logits_that_are_none_are_refused_and_leave_the_prompt_as_it_was(pool, name):
     runner, _, prompt, logits = begun(pool)
     written = prompt.written
-    with pytest.raises(BadInput):
-        list(runner.decode([prompt], LOGITS[name], 4))
+    refused(".", lambda: list(runner.decode([prompt], LOGITS[name], 4)))
     assert prompt.written == written
     assert len(list(runner.decode([prompt], logits, 4))) == 4
 
@@ -248,8 +246,7 @@ def test_decode_before_the_question_is_computed_is_refused(pool, recompute):
     prompt = pool.open(cached, 16, recompute)
     if recompute:
         runner.prefill([prompt], [torch.tensor([1, 2])])
-    with pytest.raises(BadInput):
-        runner.decode([prompt], torch.zeros(1, VOCABULARY), 4)
+    refused(".", lambda: runner.decode([prompt], torch.zeros(1, VOCABULARY), 4))
 
 
 @pytest.mark.parametrize(
@@ -272,8 +269,7 @@ def test_decode_before_the_question_is_computed_is_refused(pool, recompute):
 def test_wrong_kinds_are_refused_before_any_page_is_written(pool, call):
     cached = pool.encode(MODEL, BLOCKS)
     before = [x.clone() for x in pool.keys]
-    with pytest.raises(BadInput):
-        call(pool, cached)
+    refused(".", call, pool, cached)
     assert all(torch.equal(a, b) for a, b in zip(before, pool.keys, strict=True))
 
 
@@ -283,8 +279,7 @@ def test_a_prompt_computed_elsewhere_answers_at_once(pool):
     logits = runner.prefill([blank], [torch.tensor(whole.tokens)])
     expected = [step[0] for step in runner.decode([blank], logits, 6)]
     prompt = pool.open(pool.encode(MODEL, [whole]), 8)
-    with pytest.raises(BadInput):
-        list(runner.decode([prompt], logits, 6))
+    refused(".", lambda: list(runner.decode([prompt], logits, 6)))
     prompt.complete = True
     assert [step[0] for step in runner.decode([prompt], logits, 6)] == expected
 

@@ -9,7 +9,6 @@ from tests.random_models import VOCABULARY, Letters
 from tests.refusals import refused
 from tests.scheduler_cases import BLOCKS, MODEL, PROMPTS, finished, one_by_one, served, simulated
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.select.first_k import FirstK
@@ -254,8 +253,7 @@ def test_a_request_that_found_no_room_is_computed_by_layers_later():
 def test_what_cannot_be_computed_is_refused_when_it_is_submitted():
     engine = ContiguousEngine(MODEL, Letters(), MemoryStore())
     scheduler = Scheduler(engine)
-    with pytest.raises(BadInput, match="vocabulary"):
-        scheduler.submit(Prompt((Block((VOCABULARY + 1,)), BLOCKS[0])))
+    refused("vocabulary", lambda: scheduler.submit(Prompt((Block((VOCABULARY + 1,)), BLOCKS[0]))))
     refused("max_new_tokens 0", scheduler.submit, PROMPTS[0], 0)
     scheduler.close()
     for options in ({"mode": "fast"}, {"batch": 0}, {"loading": 0}, {"waiting": 0}, {"loaders": 0}):

@@ -7,7 +7,6 @@ from tests.random_models import block_of
 from tests.refusals import refused
 from tests.scheduler_cases import BLOCKS, MODEL, PROMPTS, one_by_one, paged, simulated
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
 from workbench.engine.encoding import encode_many
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
@@ -142,8 +141,7 @@ def test_pages_that_are_too_few_are_used_by_one_request_after_the_other(mode):
     assert engine.pages.evictions > 0 and engine.pages.bytes <= engine.pages.budget_bytes
     tiers = {tier for ticket in tickets for tier in ticket.generation.receipt.bytes}
     assert tiers == {"gpu", "host"}, "what had to make room went to the host, and came back"
-    with pytest.raises(BadInput, match="the pool has 6"):
-        scheduler.submit(Prompt((block_of(60), block_of(9))), 4)
+    refused("the pool has 6", lambda: scheduler.submit(Prompt((block_of(60), block_of(9))), 4))
 
 
 def test_a_block_is_copied_into_pages_and_out_again():

@@ -135,15 +135,13 @@ def test_all_tokens_are_full_attention_and_none_is_reuse(logits, spec):
 
 
 def test_a_cache_of_another_prompt_is_refused(model):
-    with pytest.raises(BadInput, match="assemble it from this prompt"):
-        select.named("random")(model, prompt_of(3, 4, 5), empty(model, 11))
+    refused("assemble it from this prompt", lambda: select.named("random")(model, prompt_of(3, 4, 5), empty(model, 11)))
 
 
 @pytest.mark.parametrize("spec", ["query_guided(layers=(7,))", "oracle(layers=(-4,))", "kv_deviation(layer=3)"])
 def test_a_layer_the_model_does_not_have_is_refused(model, spec):
     prompt = prompt_of(3, 4, 5)
-    with pytest.raises(BadInput, match="layers"):
-        select.named(spec)(model, prompt, stitched(model, prompt))
+    refused("layers", lambda: select.named(spec)(model, prompt, stitched(model, prompt)))
 
 
 # --- scores become rows
@@ -181,8 +179,7 @@ def test_without_a_ratio_the_selector_says_how_many():
 @pytest.mark.parametrize("bad", [{"ratio": -0.1}, {"ratio": 1.01}, {"ratio": float("nan")}, {"tokens": -1}])
 def test_a_budget_that_makes_no_sense_is_refused(model, bad):
     prompt = prompt_of(2, 4, 3)
-    with pytest.raises(BadInput):
-        choose(torch.zeros(6), prompt, **bad)
+    refused(".", lambda: choose(torch.zeros(6), prompt, **bad))
     with pytest.raises(BadInput):  # before any work: this cache could not be scored
         select.named("oracle").rows(model, [prompt], [empty(model, 1)], **bad)
 
@@ -194,8 +191,7 @@ def test_two_budgets_at_once_nan_scores_and_a_wrong_length_are_refused():
         (torch.full((6,), torch.nan), {}),
         (torch.zeros(9), {}),
     ):
-        with pytest.raises(BadInput):
-            choose(scores, prompt, **options)
+        refused(".", choose, scores, prompt, **options)
 
 
 # --- recomputation

@@ -8,8 +8,8 @@ import torch
 
 from tests.by_hand import forward
 from tests.random_models import model_of, prompt_of
+from tests.refusals import refused
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.engine import attention_maps
 from workbench.engine.assembly import assemble, empty
@@ -211,8 +211,7 @@ def test_gradual_filtering_goes_on_with_those_that_deviate_most_layer_by_layer()
         assert (found.argsort(descending=True)[:count] + SIZES[0]).sort().values.tolist() == alive.tolist()
     passes = select.named("kv_deviation(stages=(0.5, 0.2))").passes(deep, PROMPT)
     assert [(len(done.rows), done.num_layers) for done in passes] == [(END, 2), (14, 3), (6, 4)]
-    with pytest.raises(BadInput, match="the model has layers 0 to 3"):
-        scores("kv_deviation(stages=(0.5, 0.4, 0.3))", deep, kv)
+    refused("the model has layers 0 to 3", scores, "kv_deviation(stages=(0.5, 0.4, 0.3))", deep, kv)
 
 
 def test_the_question_of_qcfuse_reads_what_a_passage_would_be_repeated_from(model, kv):
@@ -413,5 +412,4 @@ def test_none_chooses_nothing_and_all_chooses_everything(model, kv):
 
 def test_layers_are_refused_by_what_they_are():
     for bad in ((), ("a",), (True,), "middle", 3):
-        with pytest.raises(BadInput, match="layers"):
-            attention_maps.check_layers(bad, ("last",))
+        refused("layers", attention_maps.check_layers, bad, ("last",))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from self_teacher import CONFIG, LORA, same, tuned, weights
 from torch.nn.functional import kl_div
 
+from tests.refusals import refused
 from workbench import generate, models
-from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
 from workbench.training import common
 from workbench.training.tuning import train as loop
@@ -182,5 +182,4 @@ def test_a_model_is_tuned_on_prompts_of_the_layout_that_is_asked_for(sharp, text
     words = run.loaded.tokenizer
     assert words.decode(source[0].context[0]).endswith("Answer.\n") and run.loaded.layout.name == "short"
     train(run, source)
-    with pytest.raises(BadInput, match="holds a run with another layout"):
-        start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run")
+    refused("holds a run with another layout", lambda: start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run"))

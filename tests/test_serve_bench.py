@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import tiny
+from tests.refusals import refused
 from workbench import data, models, results
 from workbench.app import cli
-from workbench.core.errors import BadInput
 from workbench.experiments.serving.serve_bench import measure
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.first_k import FirstK
@@ -132,5 +132,4 @@ def test_wrong_arguments_are_refused_before_any_work(loaded, prompts, monkeypatc
     )  # the first thing that is made
     wrong = [{"modes": []}, {"modes": ["quick"]}, {"rate": 0.0}, {"rate": math.nan}, {"batch": 0}, {"loaders": 0}]
     for options in [*wrong, {"start": "x"}, {"engine": "x"}, {"max_new_tokens": 0}, {"prompts": []}]:
-        with pytest.raises(BadInput):
-            measure(loaded, **{"prompts": prompts, **options})
+        refused(".", measure, loaded, **{"prompts": prompts, **options})

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
+from tests.refusals import refused
 from workbench.core.errors import BadInput
 from workbench.core.masks import window
 from workbench.core.plan import Plan, Site
@@ -298,8 +299,7 @@ def test_the_fewest_that_hold_a_share():
 def test_every_step_of_the_threshold_keeps_more(name):
     choose = method(SPECS[name])
     if name == "dense":
-        with pytest.raises(BadInput, match="Dense has no option"):
-            choose.with_threshold(0.5)
+        refused("Dense has no option", choose.with_threshold, 0.5)
         return
     choose = replace(choose, top=0) if isinstance(choose, SeerAttention) else choose
     option, steps = choose.threshold_steps

@@ -7,6 +7,7 @@ import torch
 
 from tests.by_tile import HEADS, IDS, KV_HEADS, LENGTH, ROWS, WIDTH, blocks, covering, every_rows, expected, states
 from tests.random_models import model_of, prompt_of
+from tests.refusals import refused
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tiling import tiles
@@ -158,10 +159,8 @@ def test_thresholds_are_profiled_per_head_and_read_back(tmp_path):
             assert torch.equal(kept[head], alone[head])
     with pytest.raises(BadInput, match="are of another model"):
         Xattention(block=8, stride=4, threshold=str(path)).ready(model_of("llama", seed=1))
-    with pytest.raises(BadInput, match="are for block 8 and stride 4"):
-        Xattention(block=8, stride=8, threshold=str(path)).ready(model)
-    with pytest.raises(BadInput, match="holds no thresholds"):
-        Xattention(threshold=str(tmp_path / "none.json")).ready(model)
+    refused("are for block 8 and stride 4", lambda: Xattention(block=8, stride=8, threshold=str(path)).ready(model))
+    refused("holds no thresholds", lambda: Xattention(threshold=str(tmp_path / "none.json")).ready(model))
 
 
 def test_the_profile_is_the_share_at_or_above_the_smallest_estimate_that_matters():
@@ -317,8 +316,7 @@ def test_heads_of_several_kinds_choose_in_one_call(rows):
     assert torch.equal(ours.kept[1], Window(block=8, sink=1, local=1)(q, k, rows).kept[1])
     assert torch.equal(ours.kept[2], inner.kept[2]) and torch.equal(ours.columns[2], inner.columns[2])
     assert not ours.columns[[0, 1, 3]].any()
-    with pytest.raises(BadInput, match="5 letters for 4 query heads"):
-        ByHead(kinds="dscds", over="dense")(q, k, rows)
+    refused("5 letters for 4 query heads", lambda: ByHead(kinds="dscds", over="dense")(q, k, rows))
 
 
 # --- static choices and the oracle

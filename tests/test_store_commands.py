@@ -12,7 +12,6 @@ from tests import tiny
 from tests.refusals import refused
 from workbench import models
 from workbench.app import cli
-from workbench.core.errors import BadInput
 from workbench.core.utils.files import bytes_of
 from workbench.methods.preprocessing.precompute import Preparation
 from workbench.results import expanded, scores
@@ -398,5 +397,4 @@ def test_a_reordering_prefix_cache_finds_more_of_the_same_blocks():
 
 
 def test_prompts_over_the_context_are_refused(folder):
-    with pytest.raises(BadInput, match="2048"):
-        list(runs(models.load(folder), TINY | {"block": 800}, False))
+    refused("2048", lambda: list(runs(models.load(folder), TINY | {"block": 800}, False)))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.refusals import refused
 from tests.store_blocks import earlier_folder, key_for, kv_of, rewritten, same
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.files import file_header, quarantine, scrub
@@ -20,8 +20,7 @@ def test_values_that_are_no_numbers_are_never_kept(tmp_path, value, dtype):
     store = FolderStore(tmp_path / "a", new=True)
     store.put("key", kv)
     kv.values[1][0, 2, 1] = value
-    with pytest.raises(BadInput, match="the values of layer 1 of block key hold NaN or infinity: such a block is not"):
-        store.put("key", kv)
+    refused("the values of layer 1 of block key hold NaN or infinity: such a block is not", store.put, "key", kv)
     assert store.get("key") is not None and len(list((tmp_path / "a").iterdir())) == 2
 
 

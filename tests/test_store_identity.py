@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests import tiny
 from tests.random_models import block_of, model_of
+from tests.refusals import refused
 from tests.store_blocks import kv_of
-from workbench.core.errors import BadInput
 from workbench.methods import prepare
 from workbench.methods.preprocessing.precompute import kind_of
 from workbench.store import FolderStore, key_of
@@ -56,8 +56,7 @@ def test_a_folder_of_another_kind_is_refused(tmp_path, changed, says):
     kind = {"model": "m", "dtype": "torch.float32", "preparation": "independent", "corpus": "any", "tokenizer": "t"}
     FolderStore(tmp_path / "a", kind, new=True).put("key", kv_of(1))
     assert len(FolderStore(tmp_path / "a", kind)) == 1
-    with pytest.raises(BadInput, match=says):
-        FolderStore(tmp_path / "a", kind | changed)
+    refused(says, FolderStore, tmp_path / "a", kind | changed)
 
 
 def test_a_folder_that_does_not_name_its_tokenizer_is_read(tmp_path):

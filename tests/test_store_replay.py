@@ -5,9 +5,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from tests.refusals import refused
 from workbench import data
 from workbench.app.explore.panels.latency import store_explorer
-from workbench.core.errors import BadInput
 from workbench.experiments.latency import ttft
 from workbench.experiments.latency.ttft_model import TtftModel
 from workbench.experiments.serving import serve_bench
@@ -77,8 +77,7 @@ def test_faster_tiers_and_less_work_bring_the_first_token_sooner():
     ],
 )
 def test_a_wrong_machine_is_one_sentence(fields, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        Machine(**fields)
+    refused(sentence, Machine, **fields)
 
 
 def test_the_timeline_shows_every_stage_of_the_requests_it_names(runs):

@@ -7,7 +7,6 @@ import torch
 
 from tests.random_models import model_of, prompt_of
 from tests.refusals import refused
-from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tiling import tiles
 from workbench.methods import sparse
@@ -146,5 +145,4 @@ def test_attention_is_that_of_a_causal_softmax_over_all_keys():
 @pytest.mark.parametrize("window", [0, 12])
 def test_a_window_without_keys_before_it_is_refused(window):
     states = States({0: torch.zeros(1, 12, 2)}, {0: torch.zeros(1, 12, 2)})
-    with pytest.raises(BadInput, match=f"window is {window}: between 1 and 11 rows"):
-        rankings(states, window)
+    refused(f"window is {window}: between 1 and 11 rows", rankings, states, window)

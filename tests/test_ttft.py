@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench.core.errors import BadInput
+from tests.refusals import refused
 from workbench.experiments.latency import ttft, ttft_model
 from workbench.methods import sparse
 from workbench.methods.generation import first_token
@@ -38,8 +38,7 @@ def test_every_method_answers_repeatedly(store):
     for _ in range(2):
         assert jobs["full"]() == jobs["stock full"]() == jobs["stock prefix"]()
         assert jobs["block"]() == first_token(MODEL, PROMPT, "block", store)
-    with pytest.raises(BadInput, match="no_such"):
-        ttft.jobs_of(MODEL, PROMPT, store, methods=["no_such"])
+    refused("no_such", ttft.jobs_of, MODEL, PROMPT, store, methods=["no_such"])
 
 
 def test_jobs_run_interleaved():

@@ -9,8 +9,8 @@ import pytest
 from self_teacher import CONFIG
 from typer.testing import CliRunner
 
+from tests.refusals import refused
 from workbench.app.cli import app
-from workbench.core.errors import BadInput
 from workbench.training.tuning import train as loop
 
 SELF_TAUGHT = "--warmup 1 --batch 2 --teacher self --lora-rank 2"
@@ -36,8 +36,7 @@ def tune(model, texts, out, options):
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused(change, message):
-    with pytest.raises(BadInput, match=message):
-        replace(CONFIG, **change)
+    refused(message, replace, CONFIG, **change)
 
 
 @pytest.mark.parametrize(

@@ -295,8 +295,7 @@ def test_the_command_ends_in_one_sentence_with_nothing_written(base, tmp_path, a
 def test_a_model_the_family_refuses_is_refused_by_name(base, questions, tmp_path):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     other = tiny.checkpoint(tmp_path / "dynamic", rope_parameters=rope)
-    with pytest.raises(BadInput, match="dynamic: frequencies change"):
-        start(CONFIG, str(other), Data(questions), tmp_path / "run")
+    refused("dynamic: frequencies change", lambda: start(CONFIG, str(other), Data(questions), tmp_path / "run"))
 
 
 def test_the_command_tunes_and_says_where_the_model_is(base, questions, tmp_path):

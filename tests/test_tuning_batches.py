@@ -12,9 +12,9 @@ from random_models import FAMILIES, block_of, model_of
 from self_teacher import CONFIG
 from torch.nn.attention.flex_attention import create_block_mask
 
+from tests.refusals import refused
 from workbench import data, engine
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
 from workbench.core.masks import visible
 from workbench.core.plan import Plan
 from workbench.data.layouts import LAB
@@ -212,5 +212,4 @@ def test_lengths_up_to_a_hundred_thousand_tokens_are_compiled_for_at_most_64_tim
 def test_the_training_attention_refuses_other_uses():
     model = model_of("llama")
     model.set_attn_implementation(NAME)
-    with pytest.raises(BadInput, match="is for training"):
-        model(input_ids=torch.tensor([[1, 2, 3]]))
+    refused("is for training", lambda: model(input_ids=torch.tensor([[1, 2, 3]])))

@@ -8,6 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.random_models import FAMILIES, model_of
+from tests.refusals import refused
 from workbench.app import cli
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
@@ -75,8 +76,7 @@ def test_logits_that_are_no_numbers_fail_and_can_be_written_as_json():
 
 
 def test_too_few_blocks_and_no_prompts_are_refused_before_any_work():
-    with pytest.raises(BadInput, match="no prompts"):
-        verify_model(LLAMA, [])
+    refused("no prompts", verify_model, LLAMA, [])
     with pytest.raises(BadInput, match="a prompt has 1 blocks before its question: a system prompt and two passages"):
         verify_model(LLAMA, [Prompt((Block((1,)), Block((2,))))])
 

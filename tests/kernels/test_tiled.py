@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.core.errors import BadInput
+from tests.refusals import refused
 from workbench.core.tiling.tiles import Tiles
 from workbench.kernels import page_list_attention, tile_attention
 from workbench.kernels._pages.lists import PageLists, pages
@@ -130,12 +130,10 @@ def test_pages_of_a_batch_equal_tiles_request_by_request():
 def test_what_the_kernel_does_not_take_is_refused(change):
     arguments, kept, size, queries = example()
     options = {"size": size, "queries": queries, **change}
-    with pytest.raises(BadInput):
-        tile_attention.launch(*arguments, *tile_attention.lists(kept), **options)
+    refused(".", lambda: tile_attention.launch(*arguments, *tile_attention.lists(kept), **options))
 
 
 def test_a_cache_that_is_not_made_of_whole_pages_is_refused():
     q, keys, values = _tiles_reference.pool(5, 1, (2, 2), 4, 50, 64, DEVICE, torch.float32)
     one = PageLists(torch.zeros(3, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 32, 1)
-    with pytest.raises(BadInput, match="50 tokens"):
-        page_list_attention.launch(q, keys, values, torch.arange(46, 50)[None], one)
+    refused("50 tokens", lambda: page_list_attention.launch(q, keys, values, torch.arange(46, 50)[None], one))
