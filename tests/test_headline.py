@@ -6,10 +6,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import headline
+import made_up
 import pandas as pd
 import pytest
+import torch
 import touch
 
+from tests.refusals import refused
+from workbench.experiments import bench_reports
+from workbench.results import read
 from workbench.results.reader import FOLDER
 
 
@@ -77,3 +82,38 @@ def test_what_was_measured_are_the_commands_of_the_page(monkeypatch):
 
     asked, _, told = measured.PAGE.read_text().partition(measured.PLACE)
     assert [line for line in measured.commands(asked) if f"| `{line}` |" not in told] == []
+
+
+# --- Reports of `workbench bench`: written as rows of tables and read back as they were
+@pytest.fixture
+def found(tmp_path):
+    for name in made_up.WORKS:
+        bench_reports.write(tmp_path, made_up.report(name))
+    return read(tmp_path)
+
+
+def test_a_report_is_read_back_as_it_was_written(found):
+    for name, report in bench_reports.reports(found).items():
+        given = made_up.report(name)
+        assert report["card"] == made_up.CARD and report["copy_tbps"] == made_up.COPY
+        for work, same in zip(given["workloads"], report["workloads"], strict=True):
+            assert {key: same[key] for key in ("name", "shape", "flops", "bytes", "floor_ms")} == {
+                key: work[key] for key in ("name", "shape", "flops", "bytes", "floor_ms")
+            }
+            for one, other in zip(work["contestants"], same["contestants"], strict=True):
+                assert other == pytest.approx(one) if "ms" in one else other == one
+
+
+def test_a_workload_that_is_measured_again_of_the_same_gpu_replaces_its_rows(found, tmp_path):
+    assert bench_reports.before(tmp_path, "question", "another GPU") == []
+    (work,) = bench_reports.before(tmp_path, "question", made_up.CARD)
+    bench_reports.write(tmp_path, {**made_up.report("question"), "workloads": [{**work, "name": "renamed"}]})
+    timed = read(tmp_path).timings("bench")
+    assert "renamed" in set(timed.workload) and work["name"] not in set(timed.workload)
+
+
+def test_a_kernel_is_measured_here_only_where_it_can_be(found):
+    refused("no_such", bench_reports.with_measured, found, ["no_such"], [])
+    if not torch.cuda.is_available():
+        pytest.importorskip("triton")
+        refused("GPU", bench_reports.with_measured, found, ["tile_attention"], ["flash"])

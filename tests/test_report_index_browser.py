@@ -4,7 +4,7 @@ Tables there: no row is cut, no space is left."""
 from pathlib import Path
 
 import pytest
-from test_report_index import STRANGE, card, executed
+from test_report import STRANGE, card, executed
 
 from workbench.app.reports import html, thumbnail
 from workbench.app.reports import index as report_index

@@ -1,22 +1,31 @@
 """Self-distillation in miniature: block mode nears full attention; runs resume and keep to their budget."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from self_teacher import CONFIG, LORA, same, tuned, weights
 from torch.nn.functional import kl_div
+from typer.testing import CliRunner
 
 from tests.refusals import refused
 from workbench import generate, models
+from workbench.app.cli import app
+from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
+from workbench.models.weights import adapters
 from workbench.training import common
 from workbench.training.tuning import train as loop
+from workbench.training.tuning.output import save_adapter
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import CACHE, TuneRun, draw_own_answers, start
 from workbench.training.tuning.teacher import divergence, logits_of, pack_taught
@@ -183,3 +192,202 @@ def test_a_model_is_tuned_on_prompts_of_the_layout_that_is_asked_for(sharp, text
     assert words.decode(source[0].context[0]).endswith("Answer.\n") and run.loaded.layout.name == "short"
     train(run, source)
     refused("holds a run with another layout", lambda: start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run"))
+
+
+# --- `workbench tune` with a model as its own teacher: what it refuses, what it leaves, and how it ends when asked to
+SELF_TAUGHT = "--warmup 1 --batch 2 --teacher self --lora-rank 2"
+
+
+def tune(model, texts, out, options):
+    """Run the command on the file of training questions."""
+    common = ["--model", model, "--data", texts["train"], "--out", str(out), "--max-length", "2000"]
+    return CliRunner().invoke(app, ["tune", *common, *options.split()])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"teacher": "other"}, "unknown teacher 'other': allowed are gold, self"),
+        ({"mode": "full"}, "teacher 'self' teaches nothing in mode full"),
+        ({"question_weight": 1.5}, "question_weight is 1.5: from 0 to 1"),
+        ({"question_weight": float("nan")}, "question_weight is nan"),
+        ({"budget": 0.0}, "budget is 0.0: more than 0"),
+        ({"own_tokens": 0}, "own_tokens is 0: at least 1"),
+        ({"own_answers": "none"}, "unknown own_answers 'none'"),
+        ({"lora_targets": "q"}, "unknown lora_targets 'q'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(change, message):
+    refused(message, replace, CONFIG, **change)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "HELD", "--exclude", "HELD"], "shares a question with sample"),
+        (["--data", "HELD", "--evaluate-every", "2", "--evaluate-data", "HELD"], "which is scored on"),
+        (["--data", "lab", "--passages", "2", "--exclude", "HELD"], "mix and exclude are for files"),
+        (["--data", "TRAIN", "--overlap", "keep"], "overlap is 'keep': allowed are refuse, drop"),
+        (["--data", "TRAIN", "--mix", "some"], "mix is 'some'"),
+        (["--data", "TRAIN", "--mix", "4-2"], "mix is 4-2"),
+        (["--data", "TRAIN", "--questions", "2"], "are for data 'lab'"),
+    ],
+)
+def test_the_command_ends_in_one_sentence_with_nothing_written(sharp, texts, tmp_path, arguments, message):
+    named = [{"HELD": texts["held"], "TRAIN": texts["train"]}.get(each, each) for each in arguments]
+    common = ["--model", sharp, "--out", str(tmp_path / "run"), "--max-length", "2000", "--teacher", "self"]
+    result = CliRunner().invoke(app, ["tune", *common, *named])
+    assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_leaves_an_adapter_under_the_name_of_its_base(sharp, texts, tmp_path):
+    pytest.importorskip("peft")
+    out = tmp_path / "tiny-block"
+    result = tune(
+        sharp, texts, out, f"{SELF_TAUGHT} --steps 2 --mix 2-3 --exclude {texts['held']} --base-name known-name"
+    )
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in (out / "adapter").iterdir()}
+    assert names == {"README.md", "adapter_config.json", "adapter_model.safetensors", "tuning.json", "workbench.json"}
+    declared = json.loads((out / "adapter" / "workbench.json").read_text())
+    config = json.loads((out / "adapter" / "adapter_config.json").read_text())
+    assert declared["adapter"]["base"] == config["base_model_name_or_path"] == "known-name"
+    assert sorted(config["target_modules"]) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+
+
+def test_a_run_that_is_asked_to_end_keeps_state_curve_and_adapter_and_goes_on(sharp, texts, tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    out, steps = tmp_path / "run", []
+    real = loop.step
+
+    def step(*given):
+        steps.append(given)
+        if len(steps) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*given)
+
+    monkeypatch.setattr(loop, "step", step)
+    before = signal.getsignal(signal.SIGTERM)
+    result = tune(sharp, texts, out, f"{SELF_TAUGHT} --steps 4")
+    assert result.exit_code == 128 + signal.SIGTERM and "ended by SIGTERM at step 2 of 4" in result.output
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert json.loads((out / "adapter" / "tuning.json").read_text())["steps"] == 2
+    assert json.loads((out / "curve.json").read_text())["seconds"] > 0 and not (out / "model").exists()
+    result = tune(sharp, texts, out, f"{SELF_TAUGHT} --steps 4")
+    assert result.exit_code == 0 and len(steps) == 4
+    assert json.loads((out / "adapter" / "tuning.json").read_text())["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--attention dense", "unknown attention 'dense': allowed are auto, tiles, parts"),
+        ("--attention tiles", "attention 'tiles' (FlexAttention) trains on a GPU only"),
+        ("--layout nowhere", "unknown layout 'nowhere'"),
+    ],
+)
+def test_an_attention_or_a_layout_that_is_not_there_is_refused(sharp, texts, tmp_path, more, message):
+    result = tune(sharp, texts, tmp_path / "run", more)
+    assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
+    assert not (tmp_path / "run").exists()
+
+
+# --- An adapter that was trained loads alone, says what it is, and is refused where it does not fit
+@pytest.fixture(scope="module")
+def adapter(sharp, texts, tmp_path_factory):
+    """An adapter of a few steps, and the logits of the model it was trained in."""
+    pytest.importorskip("peft")
+    out = tmp_path_factory.mktemp("adapter")
+    evaluation = Evaluation(every=6, samples=4, data=texts["held"])
+    run, progress = tuned(replace(LORA, lr=5e-2), sharp, texts["train"], out / "run", evaluation)
+    save_adapter(run, progress, out / "tiny-block")
+    run.loaded.model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        return out / "tiny-block", run.loaded.model.eval()(torch.arange(40)[None]).logits
+
+
+def test_an_adapter_loads_back_to_the_logits_it_was_trained_to_without_peft(adapter, sharp, monkeypatch):
+    folder, wanted = adapter
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    loaded, plain = models.load(folder), models.load(sharp)
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        for each in (loaded, plain):
+            each.model.set_attn_implementation("sdpa")
+        found, before = loaded.model(ids).logits, plain.model(ids).logits
+    assert (before - wanted).abs().max() > 0.1
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.02 * float((before - wanted).abs().max()))  # bf16
+    assert loaded.layout == plain.layout
+
+
+def test_an_adapter_is_described_by_its_card_and_its_header(adapter, sharp):
+    folder, _ = adapter
+    about = models.describe(folder)
+    assert about["type"] == f"adapter of {sharp}" and about["layers"] == 2 and about["context"] == 2048
+    assert {x.dtype for x in load_file(folder / "adapter_model.safetensors").values()} == {torch.bfloat16}
+    tuning, card = json.loads((folder / "tuning.json").read_text()), (folder / "README.md").read_text()
+    assert about["parameters"] == tuning["parameters"] and f"{tuning['parameters']:,}" in card
+    assert tuning["overlap"]["scored_passages"] and tuning["overlap"]["digest"]
+    last = tuning["scores"][-1]["block"]
+    assert f"{last['kl']:.3f} [{last['kl_low']:.3f}, {last['kl_high']:.3f}]" in card and "no labels" in card
+
+
+def spoiled(adapter, tmp_path, **declared):
+    folder = tmp_path / "spoiled"
+    folder.mkdir()
+    for path in adapter[0].iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    about = json.loads((folder / "workbench.json").read_text())
+    (folder / "workbench.json").write_text(json.dumps(about | {"adapter": about["adapter"] | declared}))
+    return folder
+
+
+def test_an_adapter_of_other_weights_is_refused(adapter, tmp_path):
+    other = tiny.checkpoint(tmp_path / "other", initializer_range=0.2)
+    with pytest.raises(BadInput, match=r"was trained on other weights of .*other"):
+        models.load(spoiled(adapter, tmp_path, base=str(other)))
+
+
+def test_a_missing_base_is_refused_with_the_command_that_fetches_it(adapter, tmp_path):
+    folder = spoiled(adapter, tmp_path, base="not-fetched")
+    refused(r"adapter of 'not-fetched', which is not here \(workbench models get not-fetched", models.load, folder)
+    assert models.describe(folder)["context"] is None  # it is listed all the same
+
+
+def test_the_digest_is_of_the_weights_however_they_are_split(tmp_path):
+    whole, split = tiny.checkpoint(tmp_path / "whole"), tiny.checkpoint(tmp_path / "split", shard="40KB")
+    one, other = (adapters.digest_of(models.weights_of(folder)) for folder in (whole, split))
+    assert one == other != adapters.digest_of(models.weights_of(tiny.checkpoint(tmp_path / "x", vocab_size=410)))
+
+
+BROKEN = {
+    "another kind": (lambda config, kept: config.update(peft_type="IA3"), "peft_type is 'IA3'"),
+    "more than LoRA": (lambda config, kept: config.update(use_dora=True), "use_dora is True"),
+    "no rank": (lambda config, kept: config.update(r=0), "r is 0"),
+    "half a module": (lambda config, kept: kept.pop(sorted(kept)[0]), "does not fit its base model"),
+    "something else": (lambda config, kept: kept.update(odd=torch.zeros(1)), "holds 'odd', which is no part of a LoRA"),
+    "another shape": (
+        lambda config, kept: kept.update({sorted(kept)[0]: torch.zeros(4, 7)}),
+        "does not fit its base model: .* is .* for",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_adapter_that_does_not_fit_is_refused(adapter, tmp_path, name):
+    spoil, message = BROKEN[name]
+    folder = spoiled(adapter, tmp_path)
+    config, kept = (
+        json.loads((folder / "adapter_config.json").read_text()),
+        load_file(folder / "adapter_model.safetensors"),
+    )
+    spoil(config, kept)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(kept, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    refused(message, models.load, folder)
+
+
+def test_an_adapter_is_no_base_for_another(adapter, texts, tmp_path):
+    with pytest.raises(BadInput, match="is an adapter: LoRA of its base model"):
+        start(LORA, str(adapter[0]), Data(texts["train"]), tmp_path / "run")

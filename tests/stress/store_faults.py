@@ -2,7 +2,7 @@
 
 An oracle knows what every key must give: the key's number is the seed of its block (as in RocksDB's stress test). Lost
 is a block that was acknowledged and is not found; wrong, one that is not what was put.
-`tests.stress.run_store_faults` writes counts of experiment "faults", `tests/test_store_faults.py` runs some of each.
+`tests.stress.run_store_faults` writes counts of experiment "faults", `tests/test_store_damage.py` runs some of each.
 """
 
 import os

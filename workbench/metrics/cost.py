@@ -66,7 +66,9 @@ def shell(config: PretrainedConfig) -> PreTrainedModel:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except (ValueError, KeyError, AttributeError) as problem:
-        raise BadInput(f"no causal language model can be built from a {type(config).__name__}: {brief(problem)}") from None
+        raise BadInput(
+            f"no causal language model can be built from a {type(config).__name__}: {brief(problem)}"
+        ) from None
     return model
 
 
