@@ -11,7 +11,6 @@ from tests.by_hand import forward
 from tests.random_models import Letters, model_of, prompt_of
 from tests.refusals import refused
 from workbench.core import rope
-from workbench.core.errors import BadInput
 from workbench.core.masks import causal, visible
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.plan import Site
