@@ -1,0 +1,92 @@
+"""Every published method by name, over both engines: it is full attention at 100%, and its reuse at 0."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from tests.random_models import Letters, model_of, prompt_of
+from workbench.core.errors import BadInput
+from workbench.core.masks import MaskRule
+from workbench.methods.config import MethodConfig
+from workbench.methods.generation import answer
+from workbench.methods.method import SamplingParams
+from workbench.methods.modes.full import Full
+from workbench.methods.prepare.packet import Packet
+from workbench.methods.presets import METHODS
+from workbench.models.weights import soft_tokens
+from workbench.store import MemoryStore
+
+PROMPT = prompt_of(4, 9, 7, 12, 5)
+END = PROMPT.starts[-1]
+PLAIN = {"block", "prompt-cache", "full-reuse", "ape", "turborag", "link0", "kv-packet"}  # they recompute nothing
+OTHERWISE = {"superposition"}  # joins paths: it has neither limit (`test_methods` holds it against its definition)
+CONTIGUOUS = {"sam-kv"}  # what it does not recompute is hidden from the answer, too
+HERE = {  # what a random model of four layers, without a corpus, has in place of their own
+    "fusionrag": {"prepare": "after_system"},
+    "cacheclip": {"select": "cache_clip"},
+}
+ALL = {  # by which everything is recomputed, where that is not a ratio alone; what bends attention besides is off
+    "full": {},
+    "cache-craft": {"select": "cache_craft(alpha=1e6)"},
+    "mepic": {"select": "first_k(k=100)"},
+    "kvlink": {"select": "first_k(k=100, last=True)"},
+    "sam-kv": {"select": "sam_kv(first=100)", "correct": "fuse(theta=1)"},
+    "psr": {"ratio": 1.0, "attend": "ape(temperature=1, scale=1)"},
+    "kvcomm": {},  # a prompt without two anchors
+}
+NONE = {
+    "full": {},
+    "kvcomm": {"correct": "kvcomm(most=0)"},
+    "psr": {"ratio": 0.0, "attend": "ape(temperature=1, scale=1)"},
+    "ape": {"attend": "ape(temperature=1, scale=1)"},
+    "cacheblend-gradual": {"ratio": 0.0, "select": "kv_deviation(stages=(0.3, 0.2))"},  # else its stages stay fresh
+} | {name: {} for name in PLAIN - {"ape"}}
+BENT = ("select", "correct", "attend", "ratio")  # fields of what comes on top of reuse
+
+
+@pytest.fixture(scope="module", params=["contiguous", "paged"])
+def logits(request):
+    return _logits(request.param)
+
+
+@cache
+def _logits(engine):
+    model, one = model_of("llama", num_hidden_layers=4), SamplingParams(max_new_tokens=1)
+    torch.manual_seed(1)
+    soft_tokens.grow(model, soft_tokens.drawn(model, (2, 1, 2)))
+
+    def of(method, wrapped=False):
+        prompt = Packet().wrapped(model, [PROMPT])[0] if wrapped else PROMPT
+        return answer(model, Letters(), [prompt], method, MemoryStore(1 << 30), one, engine).logits[0]
+
+    return of
+
+
+def made(name, **changes):
+    return MethodConfig(**{**METHODS[name].fields, **HERE.get(name, {}), **changes}).method()
+
+
+def engine_fits(name, logits):
+    if name in CONTIGUOUS and logits is _logits("paged"):
+        with pytest.raises(BadInput, match="engine 'paged' cannot answer: by attend=chosen"):
+            logits(made(name))
+        pytest.skip("it answers from contiguous caches")
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - PLAIN - OTHERWISE))
+def test_a_method_that_recomputes_everything_is_full_attention(name, logits):
+    engine_fits(name, logits)
+    found = logits(made(name, **ALL.get(name, {"ratio": 1.0})))
+    torch.testing.assert_close(found, _logits("contiguous")(Full(), name == "kvlink"), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - OTHERWISE))
+def test_a_method_that_recomputes_nothing_is_its_reuse(name, logits):
+    engine_fits(name, logits)
+    found = logits(made(name, **NONE.get(name, {"ratio": 0.0})))
+    plain = {key: value for key, value in METHODS[name].fields.items() if key not in BENT}
+    reuse = MethodConfig(**plain | {k: v for k, v in HERE.get(name, {}).items() if k not in BENT}).method()
+    if name in CONTIGUOUS:  # of the passages nothing is left
+        reuse = Full(lambda prompt: MaskRule(lambda r, c: (c <= r) & ((c < 4) | (c >= END)), "no passage"))
+    torch.testing.assert_close(found, _logits("contiguous")(reuse), atol=1e-4, rtol=1e-4)
