@@ -36,6 +36,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from workbench import data, models
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, first_line, not_allowed, shown
+from workbench.core.utils.files import digest
 from workbench.data import chat_template
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
@@ -229,6 +230,7 @@ def _check_choices(trial: Trial, model: _Model, prompts: Sequence[Prompt]) -> No
 
 
 FIELDS = tuple(field.name for field in fields(Trial))
+READ = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -282,14 +284,22 @@ def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[C
 
 
 def files_of(trial: Trial) -> list[list[Any]]:
-    """List name, size and time of the files that a trial reads."""
+    """List name and state of the files that a trial reads: contents, or size and time of files over READ bytes.
+
+    So a folder of results goes on beside copies of the same files, on another machine too.
+    """
     try:
         paths = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())
     except BadInput:
         paths = []  # a model that is in memory only
     named = (trial.data, trial.prepared, trial.store, trial.layout)
     paths += [path for path in map(Path, filter(None, named)) if path.exists()] + own.files()
-    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    return [_state(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+@lru_cache(maxsize=4096)
+def _state(path: Path, size: int, changed: int) -> list[Any]:
+    return [path.name, digest(path)] if size <= READ else [path.name, size, changed]
 
 
 LABELS = ("label", "training_of")
