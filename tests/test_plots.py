@@ -303,11 +303,10 @@ def score(mode, kind, em):
 
 def test_quality_orders_kinds_and_carries_intervals():
     records = [score(m, k, 0.5) for m in ("full", "block") for k in ("two-hop", "odd", "all", "single-hop")]
-    check(fig := quality(records, **SAID))
-    assert [t.split("<br>")[0] for t in fig.layout.xaxis.ticktext] == ["all", "single-hop", "two-hop", "odd"]
-    assert "n = 40" in fig.layout.xaxis.ticktext[0]
-    assert fig.data[0].error_y.array == pytest.approx([0.1] * 4)
-    assert [trace.visible for trace in fig.data] == [True, True, False, False]
+    fig = quality(records, caption="Greedy.")
+    assert list(fig.layout.yaxis.ticktext) == [f"{kind}, n = 40" for kind in ("all", "single-hop", "two-hop", "odd")]
+    assert fig.data[0].error_x.array == pytest.approx([0.1] * 4)
+    assert [trace.xaxis for trace in fig.data] == ["x", "x", "x2", "x2"], "a panel a score, of which it has two"
 
 
 def test_table_keeps_texts_left_and_groups_apart():

@@ -3,8 +3,7 @@
 And how far reused keys and values drift from full attention, with re-encoded and with naive positions.
 """
 
-from collections.abc import Mapping, Sequence
-from math import log10
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -13,9 +12,10 @@ from plotly.subplots import make_subplots
 
 from workbench.metrics.kv.position_encoding import SCHEMES, TOLERANCE, KeyRotation
 from workbench.plots.attention.masks import shown
-from workbench.plots.marks.elements import frame_slider, frames, interval
-from workbench.plots.marks.lines import rounding
-from workbench.plots.marks.styles import MODES
+from workbench.plots.marks.bars import Column, dots
+from workbench.plots.marks.elements import frame_slider, frames
+from workbench.plots.marks.lines import Panel, Series, line_chart, rounding
+from workbench.plots.marks.styles import MODES, Look
 from workbench.plots.marks.table import table
 from workbench.plots.marks.theme import (
     BLUE,
@@ -26,6 +26,7 @@ from workbench.plots.marks.theme import (
     RED,
     RULE,
     Notes,
+    Texts,
     finish,
     legend_over,
     panel_titles,
@@ -140,40 +141,26 @@ def scheme_errors(records: Sequence[dict[str, Any]], *, about: str) -> go.Figure
     )
 
 
+DIFFERENCES = {
+    "keys": Look(BLUE, name="largest difference in keys"),
+    "values": Look(ORANGE, "square", name="in values"),
+    "logits": Look(INK, "diamond", name="in the question's logits"),
+    "naive": Look(RED, "x", name="in the logits with naive positions"),
+}
+
+
 def exactness(records: Sequence[dict[str, Any]], tolerance: float, **notes: Unpack[Notes]) -> go.Figure:
     """Draw cached and moved blocks against blocks computed in place, for every supported family.
 
     `records`: {family, keys, values, logits (largest absolute differences), naive (same for the logits, keys not
-    moved)}.
+    moved)}; an exact zero is drawn at 1e-9, the tolerance as a dotted line.
     """
-    floor = 1e-9  # where an exact zero is drawn
-    names = [r["family"] for r in records]
-    fig = go.Figure()
-    for key, name, colour, symbol in (
-        ("keys", "largest difference in keys", BLUE, "circle"),
-        ("values", "in values", ORANGE, "square"),
-        ("logits", "in the question's logits", INK, "diamond"),
-        ("naive", "in the logits with naive positions", RED, "x"),
-    ):
-        values = [r[key] for r in records]
-        fig.add_scatter(
-            x=[max(value, floor) for value in values],
-            y=names,
-            mode="markers",
-            name=name,
-            marker={"color": colour, "symbol": symbol, "size": 10},
-            customdata=values,
-            hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{customdata:.2e}}<extra></extra>",
-        )
-    fig.add_vline(tolerance, line={"color": MUTED, "dash": "dot", "width": 1})
-    place = {"x": log10(tolerance), "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "left"}
-    text = f"tolerance {tolerance:.0e}"
-    fig.add_annotation(text=text, showarrow=False, font={"size": 11, "color": MUTED}, **place)
-    powers = {"type": "log", "dtick": 1, "exponentformat": "power"}
-    fig.update_xaxes(title_text="largest absolute difference (fp32)", **powers)
-    fig.update_yaxes(autorange="reversed", showgrid=True)
-    title = "Moved blocks beside blocks computed in place"
-    return finish(fig, title=title, height=30 * len(names), above=56, below=58, left=170, legend=22, **notes)
+    shown = [(r["family"], key, max(r[key], 1e-9)) for r in records for key in DIFFERENCES]
+    rows = [{"name": name, "series": key, "mean": x, "low": x, "high": x} for name, key, x in shown]
+    column = Column("", "largest absolute difference (fp32)", rows, log=True)
+    texts: Texts = {**notes, "title": "Moved blocks beside blocks computed in place"}
+    fig = dots([column], DIFFERENCES, **texts)
+    return fig.add_vline(tolerance, line={"color": MUTED, "dash": "dot", "width": 1})
 
 
 def family_differences(records: Sequence[dict[str, Any]], *, seed: int, device: str) -> go.Figure:
@@ -212,79 +199,31 @@ def positions_drift(records: Sequence[dict[str, Any]], logits: Sequence[dict[str
     sample), agree (share of samples whose first token is the one of full attention), low, high (95% interval of
     agree)}.
     """
-    titles = ["drift of the question's keys and values", "next-token distribution", "same first token"]
-    fig = make_subplots(1, 3, column_widths=[0.46, 0.27, 0.27], horizontal_spacing=0.085, subplot_titles=titles)
-    _errors(fig, records)
-    for r in logits:
-        _divergence(fig, r)
-        _agreement(fig, r)
-    fig.update_xaxes(title_text="layer", dtick=1, row=1, col=1)
-    fig.update_yaxes(title_text="relative L2 distance to full attention", rangemode="tozero", row=1, col=1)
-    powers = {"type": "log", "exponentformat": "power", "dtick": 1}
-    fig.update_yaxes(title_text="KL from full attention (nats)", **powers, row=1, col=2)
-    fig.update_yaxes(title_text="share of samples", tickformat=".0%", range=[-0.04, 1.04], row=1, col=3)
-    fig.update_xaxes(range=[-0.6, 1.6], row=1, col=3)
-    fig.update_layout(legend_font={"color": MUTED})
-    panel_titles(fig)
-    title = "What naive positions do to the question"
-    caption = (
-        f"{about}. Left: mean and quartiles over prompts of the relative L2 distance of the question's keys and "
-        "values. Right: 95% Wilson intervals. fp32."
-    )
-    return finish(fig, title=title, height=300, above=66, below=58, legend=24, caption=caption)
-
-
-def _errors(fig: go.Figure, records: Sequence[dict[str, Any]]) -> None:
-    """Add the error of every mode by layer, mean and quartiles over samples, to the first panel."""
+    drift, kl, same = list[Series](), list[Series](), list[Series]()
     for mode in dict.fromkeys(r["mode"] for r in records):
-        rows = [r for r in records if r["mode"] == mode]
-        means = [sum(r["error"]) / len(r["error"]) for r in rows]
-        ordered = [sorted(r["error"]) for r in rows]
-        low = [errors[len(errors) // 4] for errors in ordered]
-        high = [errors[(3 * len(errors) - 1) // 4] for errors in ordered]
-        look = MODES[mode]
-        fig.add_scatter(
-            x=[r["layer"] for r in rows],
-            y=means,
-            mode="lines+markers",
-            name=look.name,
-            line={"color": look.colour},
-            legendgroup=mode,
-            error_y=interval(means, low, high, 1),
-            hovertemplate=f"layer %{{x}}: %{{y:.3f}} of the norm<extra>{look.name}</extra>",
-            row=1,
-            col=1,
+        look, rows = MODES[mode], [r for r in records if r["mode"] == mode]
+        errors = np.array([r["error"] for r in rows])
+        mean, low, high = (each.tolist() for each in (errors.mean(1), *np.quantile(errors, [0.25, 0.75], axis=1)))
+        hover = "layer %{x}: %{y:.3f} of the norm"
+        drift.append(Series(look.name, [r["layer"] for r in rows], mean, low, high, hover, look=look))
+    for r in logits:
+        look, x = MODES[r["mode"]], POSITIONS[r["mode"]]
+        dots: dict[str, Any] = {"look": look, "mode": "markers"}
+        kl.append(
+            Series(look.name, [x] * len(r["kl"]), np.maximum(r["kl"], 1e-6).tolist(), hover="%{y:.3g} nats", **dots)
         )
-
-
-def _divergence(fig: go.Figure, r: Mapping[str, Any]) -> None:
-    """Add the KL of every sample of one mode to the second panel."""
-    fig.add_box(
-        y=[max(x, 1e-6) for x in r["kl"]],
-        name=POSITIONS[r["mode"]],
-        marker={"color": MODES[r["mode"]].colour, "size": 4},
-        boxpoints="all",
-        jitter=0.5,
-        pointpos=0,
-        fillcolor="rgba(0,0,0,0)",
-        line={"width": 1.5},
-        hovertemplate="%{y:.3g} nats<extra></extra>",
-        showlegend=False,
-        row=1,
-        col=2,
-    )
-
-
-def _agreement(fig: go.Figure, r: Mapping[str, Any]) -> None:
-    """Add the share of samples with the same first token of one mode to the third panel."""
-    fig.add_scatter(
-        x=[POSITIONS[r["mode"]]],
-        y=[r["agree"]],
-        mode="markers",
-        marker={"color": MODES[r["mode"]].colour, "size": 11},
-        error_y=interval([r["agree"]], [r["low"]], [r["high"]], 2, 6),
-        hovertemplate="%{y:.1%} of samples<extra></extra>",
-        showlegend=False,
-        row=1,
-        col=3,
+        ends = [r["agree"]], [r["low"]], [r["high"]]
+        same.append(Series(look.name, [x], *ends, "%{y:.1%} of samples", size=11, **dots))
+    powers = {"type": "log", "exponentformat": "power", "dtick": 1}
+    across = {"range": [-0.6, 1.6]}
+    return line_chart(
+        [
+            Panel("drift of keys and values", drift, {"title_text": "layer", "dtick": 1}, {"rangemode": "tozero"}),
+            Panel("KL from full attention (nats)", kl, across, powers),
+            Panel("same first token", same, across, {"tickformat": ".0%", "range": [-0.04, 1.04]}),
+        ],
+        bars=True,
+        title="What naive positions do to the question",
+        caption=f"{about}. Left: mean and quartiles over prompts of the relative L2 distance of the question's keys "
+        "and values to full attention's. Middle: a mark a prompt. Right: 95% Wilson intervals. fp32.",
     )

@@ -92,7 +92,7 @@ def _marks(
     shifts: Mapping[tuple[str, str], float],
 ) -> None:
     """Add the marks of a panel, one trace a series."""
-    form = ".1%" if column.percent else ".3f"
+    form = ".1%" if column.percent else ".3g" if column.log else ".3f"
     for series, look in looks.items():
         rows = [r for r in column.rows if r["series"] == series]
         if not rows:

@@ -21,7 +21,7 @@ class Series:
     """
 
     name: str
-    x: Sequence[float]
+    x: Sequence[Any]
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()

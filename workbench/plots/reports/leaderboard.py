@@ -8,9 +8,10 @@ import plotly.graph_objects as go
 from workbench.core.errors import BadInput
 from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing, boards
 from workbench.plots.marks import chart
-from workbench.plots.marks.elements import interval
+from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.method_names import MEASURES, Measure
-from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, finish, legend_lines
+from workbench.plots.marks.styles import Look
+from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, finish
 from workbench.results import Results
 
 MOST, NAME = 24, 52  # methods that are drawn; letters of a name
@@ -89,39 +90,24 @@ def critical(board: Board) -> go.Figure:
 def front(board: Board) -> go.Figure:
     """Draw the measure that ranks against the charged share, with intervals; a line joins the Pareto front."""
     measure = measure_of(board)
-    fig = go.Figure()
     shown = [e for e in (*board.entries, *board.over) if e.charged is not None and board.by in e.scores]
     best = sorted((e for e in shown if e.front), key=lambda entry: entry.charged or 0)
-    fig.add_scatter(
-        x=[e.charged for e in best],
-        y=[e.scores[board.by][0] for e in best],
-        mode="lines",
-        line={"color": MUTED, "dash": "dot", "width": 1.5},
-        name="Pareto front",
-        hoverinfo="skip",
-    )
+    places = [e.charged or 0.0 for e in best], [e.scores[board.by][0] for e in best]
+    lines = [Series("Pareto front", *places, look=Look(MUTED, dash="dot"), width=1.5, mode="lines")]
     for at, entry in enumerate(shown):
         value, low, high = entry.scores[board.by]
-        colour = BLOCKS[at % len(BLOCKS)]
-        fig.add_scatter(
-            x=[entry.charged],
-            y=[value],
-            error_y={**interval([value], [low], [high], 1.3, 2), "color": colour},
-            mode="markers",
-            marker={"size": 9, "color": colour, "symbol": "circle-open" if entry in board.over else "circle"},
-            name=escaped(entry.method),
-            hovertemplate=f"<b>{escaped(entry.method)}</b><br>%{{x:.1%}} charged: {measure.say(value)}<extra></extra>",
-        )
-    fig.update_xaxes(title_text="charged share of the prompt's tokens", tickformat=".0%", gridcolor=FAINT)
-    fig.update_yaxes(title_text=measure.axis, gridcolor=FAINT, **({"tickformat": ".0%"} if measure.percent else {}))
-    lines = legend_lines(trace.name for trace in fig.data)
-    return finish(
-        fig,
+        look = Look(BLOCKS[at % len(BLOCKS)], "circle-open" if entry in board.over else "circle")
+        hover = f"<b>{escaped(entry.method)}</b><br>%{{x:.1%}} charged: {measure.say(value)}"
+        ends = [entry.charged or 0.0], [value], [low], [high]
+        lines.append(Series(escaped(entry.method), *ends, hover, look=look, size=9, mode="markers"))
+    across = {"title_text": "charged share of the prompt's tokens", "tickformat": ".0%", "gridcolor": FAINT}
+    up = {"title_text": measure.axis, "gridcolor": FAINT, **({"tickformat": ".0%"} if measure.percent else {})}
+    return line_chart(
+        [Panel("", lines, across, up)],
+        bars=True,
+        height=360,
         title=f"Quality against what a request computes: {escaped(board.title)}",
         caption=f"95% intervals over questions; rings are over the budget. {escaped(about(board))}",
-        height=360,
-        above=30 + 20 * lines,
-        legend=8,
     )
 
 

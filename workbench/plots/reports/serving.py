@@ -5,15 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.marks.bars import Bars, bar_chart
+from workbench.plots.marks import chart
 from workbench.plots.marks.elements import steps, swatches
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import SCHEDULERS, Look
 from workbench.plots.marks.table import table
 from workbench.plots.marks.theme import BLUE, GREEN, MUTED, ORANGE, RED, RULE, SKY, finish, panel_titles
+from workbench.results import HERE
 from workbench.store.events import Event
 
 STAGES = {"wait": RULE, "load": ORANGE, "encode": RED, "prefill": BLUE, "decode": SKY}
@@ -174,20 +176,11 @@ def heat(run: ReplayedRun, *, most: int = 60, machine: str) -> go.Figure:
 
 def misses(run: ReplayedRun, *, machine: str) -> go.Figure:
     """Draw misses by their reason."""
-    reasons = Counter(event.detail.split(":")[0] for event in run.events if event.what == "miss")
-    rows = [reason for reason, _ in reasons.most_common()] or ["none"]
-    bars = [Bars("misses", RED, rows, [reasons[row] for row in rows], "%{y}: %{x:,}<extra></extra>")]
-    return bar_chart(
-        [Bars(**{**vars(bars[0]), "more": {"showlegend": False}})],
-        height=34 * len(rows) + 16,
-        above=16,
-        left=160,
-        x={"title_text": "look-ups"},
-        y={"autorange": "reversed", "showgrid": False, "ticks": ""},
-        ends=[(row, f"{reasons[row]:,}", {"x": reasons[row], "xshift": 6}) for row in rows],
-        title="Misses by reason",
-        caption=machine,
-    )
+    reasons = Counter(event.detail.split(":")[0] for event in run.events if event.what == "miss").most_common()
+    rows = pd.DataFrame(reasons or [("none", 0)], columns=["reason", "value"]).assign(source=HERE)
+    figure = chart.bars(rows, y="reason", axis="look-ups", form=",", title="Misses by reason", caption=machine)
+    assert figure is not None  # there is a row
+    return figure
 
 
 def receipts_table(rows: Sequence[Mapping[str, Any]], *, model: str, device: str) -> go.Figure:

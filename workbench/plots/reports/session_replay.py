@@ -4,60 +4,46 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.data.sources.game import Frame
 from workbench.experiments.serving.sessions import total
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
-from workbench.plots.marks import elements
-from workbench.plots.marks.elements import button, interval, steps, swatches, switch
+from workbench.plots.marks import chart, elements
+from workbench.plots.marks.elements import steps, swatches
 from workbench.plots.marks.styles import MODES, REUSE_STATUSES, block_hovers
 from workbench.plots.marks.table import table, verdict
-from workbench.plots.marks.theme import RULE, Notes, finish, legend_over
+from workbench.plots.marks.theme import Notes, finish, legend_over
 from workbench.plots.tokens.plans import turnover
+from workbench.results import HERE
 
 SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an alias"}
 KINDS = ("all", "single-hop", "continuation", "two-hop", "comparison", "order")  # other kinds follow
 
 
-def quality(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Figure:
-    """Draw scores by kind: {mode, kind, n, em, em_low, em_high, f1, …}; a menu picks the score."""
-    scores = {score: title for score, title in SCORES.items() if all(f"{score}_low" in r for r in records)}
-    counts = {r["kind"]: r["n"] for r in records}
-    kinds = sorted(counts, key=lambda kind: KINDS.index(kind) if kind in KINDS else len(KINDS))
-    modes = list(dict.fromkeys(r["mode"] for r in records))
-    fig = go.Figure()
-    for score, title in scores.items():
-        for index, mode in enumerate(modes):
-            look = MODES[mode]
-            rows = sorted((r for r in records if r["mode"] == mode), key=lambda r: kinds.index(r["kind"]))
-            values, low, high = ([r[key] for r in rows] for key in (score, f"{score}_low", f"{score}_high"))
-            shift = (index - (len(modes) - 1) / 2) * 0.2
-            fig.add_scatter(
-                x=[kinds.index(r["kind"]) + shift for r in rows],
-                y=values,
-                error_y=interval(values, low, high, 2, 5),
-                name=look.name,
-                mode="markers",
-                visible=score == "em",
-                marker={"color": look.colour, "symbol": look.symbol, "size": 11},
-                customdata=[[r["kind"], r["n"], *ends] for r, *ends in zip(rows, low, high, strict=True)],
-                hovertemplate=f"<b>%{{customdata[0]}}</b>: {title} %{{y:.1%}}<br>95% interval %{{customdata[2]:.1%}} "
-                f"to %{{customdata[3]:.1%}}, n = %{{customdata[1]}}<extra>{look.name}</extra>",
-            )
-    for edge in range(len(kinds) - 1):
-        fig.add_vline(edge + 0.5, line={"color": RULE, "width": 0.7})
-    heads = [f"{kind}<br>n = {counts[kind]}" for kind in kinds]
-    ends = [-0.5, len(kinds) - 0.5]
-    fig.update_xaxes(tickvals=list(range(len(kinds))), ticktext=heads, range=ends, tickfont={"size": 12})
-    fig.update_xaxes(showgrid=False, ticks="")
-    fig.update_yaxes(title_text="exact match", tickformat=".0%", range=[-0.03, 1.03], dtick=0.2)
-    buttons = [
-        button(title, [each == score for each in scores for _ in modes], {"yaxis.title.text": title})
-        for score, title in scores.items()
+def quality(records: Sequence[Mapping[str, Any]], *, caption: str) -> go.Figure | None:
+    """Draw scores by kind of question and mode: {mode, kind, n, em, em_low, em_high, f1, …}, a panel a score."""
+    kinds = sorted({r["kind"]: r for r in records}, key=lambda kind: (*KINDS, kind).index(kind))
+    rows = [
+        {"mode": r["mode"], "kind": f"{kind}, n = {r['n']}", "score": score, "value": r[score], "source": HERE}
+        | {end: r[f"{score}_{end}"] for end in ("low", "high")}
+        for kind in kinds
+        for r in records
+        for score in SCORES
+        if r["kind"] == kind and f"{score}_low" in r
     ]
-    fig.update_layout(updatemenus=[switch(buttons, 340, 6)])
-    return finish(fig, title="How well the model answers", height=340, above=48, below=56, legend=8, **notes)
+    shares = {score: {"title": title, "axis": title, "percent": True, "whole": True} for score, title in SCORES.items()}
+    return chart.dot_plot(
+        pd.DataFrame(rows),
+        y="kind",
+        by="mode",
+        panel="score",
+        panels=shares,
+        look=MODES.of,
+        title="How well the model answers",
+        caption=caption,
+    )
 
 
 def frames(

@@ -5,15 +5,17 @@ And what a store of cached blocks holds, and what requests found in one.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.plots.marks.lines import Panel, Series, line_chart
+from workbench.core.errors import BadInput
+from workbench.plots.marks import chart
 from workbench.plots.marks.method_names import FIELDS, MEASURES, measure_of
-from workbench.plots.marks.styles import MODES, SELECTORS, Look, family_looks
+from workbench.plots.marks.styles import MODES, SELECTORS, Look
 from workbench.plots.marks.table import table
 from workbench.plots.marks.theme import BLUE, GREEN, INK, ORANGE, RED, escaped, finish
 from workbench.plots.reports.findings import joined
@@ -112,28 +114,31 @@ CHOICES = ("model", *(name for name in FIELDS if name != "ratio"))  # what makes
 
 
 def quality_by_cost(trials: pd.DataFrame, score: str, cost: str) -> go.Figure:
-    """Draw a score of trials of one kind of question against a cost, with 95% intervals."""
+    """Draw a score of trials of one kind of question against a cost, 95% intervals. BadInput where none has both."""
     measure = measure_of(score, trials)
     known = trials[trials[score].notna() & trials[cost].notna()]
-    groups = [(name, part.sort_values(cost)) for name, part in known.groupby(method_names(known), sort=False)]
-    looks = family_looks([(name, _look(part.iloc[0])) for name, part in groups])
-    lines = []
-    for name, part in groups:
-        x, y = (part[cost] * SCALES.get(cost, 1)).tolist(), part[score].tolist()
-        low, high = part[f"{score}_low"].tolist(), part[f"{score}_high"].tolist()
-        mode = "lines+markers" if len(x) > 1 else "markers"
-        form = ".1%" if measure.percent else ".3g"
-        hover = f"{COSTS[cost]} %{{x:.3g}}: %{{y:{form}}}"
-        lines.append(Series(name, x, y, low, high, hover, look=looks[name], size=8, mode=mode))
-    across = {"title_text": COSTS[cost], "rangemode": "tozero", **({"tickformat": ".0%"} if cost == "ratio" else {})}
-    up = {"title_text": measure.axis.split(",")[0], **({"tickformat": ".0%"} if measure.percent else {})}
-    panel = Panel("", lines, across, up)
-    asked = int(known.n.max()) if len(known) and "n" in known else 0
-    caption = f"n = {asked:,} questions; 95% intervals ({measure.interval}). {len(known):,} trials."
-    rows = sum(len(name) * 7 + 50 for name, _ in groups) // 800 + 1
-    title = f"{measure.words.split(',')[0]} against {COSTS[cost].split(' (')[0]}"
-    notice = best_of(known, score, cost)
-    return line_chart([panel], lines=rows, bars=True, title=title, notice=notice, caption=caption)
+    if known.empty:
+        raise BadInput(f"no trial has both: {measure.words.split(',')[0]} and {COSTS[cost]}")
+    rows = known.assign(name=method_names(known), source="", **{cost: known[cost] * SCALES.get(cost, 1)})
+    looks = {row["name"]: replace(_look(row), name=row["name"]) for _, row in rows.iterrows()}
+    lines = sum(len(name) * 7 + 50 for name in looks) // 800 + 1
+    figure = chart.lines(
+        rows,
+        x=cost,
+        y=score,
+        by="name",
+        look=looks.__getitem__,
+        x_axis={"title_text": COSTS[cost], "rangemode": "tozero", **({"tickformat": ".0%"} if cost == "ratio" else {})},
+        y_axis={"title_text": measure.axis.split(",")[0]},
+        percent=measure.percent,
+        bars=True,
+        lines=lines,
+        title=f"{measure.words.split(',')[0]} against {COSTS[cost].split(' (')[0]}",
+        notice=best_of(known, score, cost),
+        caption=f"95% intervals ({measure.interval}). {len(known):,} trials.",
+    )
+    assert figure is not None  # there are rows
+    return figure
 
 
 def method_names(trials: pd.DataFrame) -> pd.Series:
@@ -165,8 +170,6 @@ def _look(row: pd.Series) -> Look:
 def best_of(trials: pd.DataFrame, score: str, cost: str) -> str:
     """Say which trial scores best, and the cheapest one whose interval reaches it."""
     measure = MEASURES[score]
-    if not len(trials):
-        return "No trial has both."
     lower = measure.better == "lower"
     ordered = trials.assign(name=method_names(trials)).sort_values(score, ascending=lower)
     best = ordered.iloc[0]
