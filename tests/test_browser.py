@@ -1,14 +1,17 @@
 """What a reader sees in a real JupyterLab and in a report page: figures that move, and no request to anywhere."""
 
 import ast
+import json
 from typing import Any
 
 import nbformat
+import plotly.graph_objects as go
 import pytest
 import report_notebooks as tiny
 from short_runs import NOTEBOOKS, TINY
 
 from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
+from workbench.app.reports.html import PLOTLY, notebook_page
 
 pytestmark = pytest.mark.browser
 
@@ -79,6 +82,37 @@ def test_report_page_is_interactive_without_a_network(lab, report):
         assert reader.wait_for_figures() == 1
         assert "4" in reader.hover()  # the third of five squares
         assert reader.left_the_machine == []
+        assert reader.problems == []
+
+
+OPEN = "() => [...document.querySelectorAll('.wb-part')].map(part => part.open)"
+PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
+WIDTHS = f"() => {PLOTS}.map(plot => plot._fullLayout.width - plot.clientWidth)"
+
+
+def test_sections_of_a_page_are_folded_and_what_is_pointed_at_is_opened(lab, tmp_path):
+    figure = nbformat.v4.new_output("display_data", {PLOTLY: json.loads(go.Figure(go.Scatter(y=[1, 2])).to_json())})
+    cells = [nbformat.v4.new_markdown_cell("# Title")]
+    for name in ("One", "Two", "Three"):
+        cells += [nbformat.v4.new_markdown_cell(f"## {name}\n\ntext of {name}")]
+        cells += [nbformat.v4.new_code_cell("1", outputs=[figure])]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "folded.ipynb")
+    notebook_page(tmp_path / "folded.ipynb", tmp_path / "folded.html")
+    with lab.page(tmp_path / "folded.html") as reader:
+        page = reader.page
+        assert page.evaluate(OPEN) == [True, False, False]
+        assert not page.get_by_text("text of Two").is_visible()
+        page.locator(".wb-contents a").nth(2).click()
+        page.wait_for_function(f"() => String(({OPEN})()) === 'true,false,true'")
+        page.set_viewport_size({"width": 900, "height": 700})
+        page.locator(".wb-part > summary").nth(1).focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function(f"() => String(({WIDTHS})()) === '0,0,0'")
+        page.get_by_text("Close all").click()
+        page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+        assert page.evaluate(OPEN) == [True] * 3
+        page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate(OPEN) == [False] * 3
         assert reader.problems == []
 
 

@@ -135,10 +135,42 @@ const workbench = (() => {
   let asked = 0;
   function refit() {
     cancelAnimationFrame(asked);
-    asked = requestAnimationFrame(() => plots.forEach(place => {
+    asked = requestAnimationFrame(() => plots.filter(place => place.clientWidth).forEach(place => {
       const change = fitted(place, place);
       if (change.width !== place._fullLayout.width) Plotly.relayout(place, change).then(() => Plotly.redraw(place));  // or the legend stays where it was
     }));
+  }
+  function folded(heading, at) {  // a section, from its heading to the next one's cell; the first is open
+    const part = document.createElement("details"), first = heading.closest(".jp-Cell");
+    Object.assign(part, { className: "wb-part", open: at === 0 });
+    first.before(part);
+    part.append(Object.assign(document.createElement("summary"), { title: "Open or close this section" }), first);
+    part.firstChild.append(heading);
+    for (let cell; (cell = part.nextElementSibling)?.matches(".jp-Cell") && !cell.querySelector("h2[id]");) part.append(cell);
+    part.addEventListener("toggle", refit);
+    return part;
+  }
+  function reveal() {  // what the address points at
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target) return;
+    for (let part = target.closest(".wb-part"); part; part = part.parentElement.closest(".wb-part")) part.open = true;
+    target.scrollIntoView();
+  }
+  function fold(headings) {
+    const parts = headings.map(folded), closed = [], all = document.createElement("button");
+    const name = () => { all.textContent = parts.every(part => part.open) ? "Close all" : "Open all"; };
+    Object.assign(all, { type: "button", onclick: () => {
+      const open = !parts.every(part => part.open);
+      parts.forEach(part => { part.open = open; });
+    } });
+    parts.forEach(part => part.addEventListener("toggle", name));
+    name();
+    addEventListener("hashchange", reveal);
+    document.addEventListener("click", event => event.target.closest?.("a[href^='#']") && setTimeout(reveal));  // the same address again
+    addEventListener("beforeprint", () => parts.filter(part => !part.open).forEach(part => { part.open = true; closed.push(part); }));
+    addEventListener("afterprint", () => closed.splice(0).forEach(part => { part.open = false; }));
+    reveal();
+    return all;
   }
   document.addEventListener("DOMContentLoaded", () => {
     for (const table of document.querySelectorAll(".wb-table")) {
@@ -146,7 +178,7 @@ const workbench = (() => {
     }
     const parts = [...document.querySelectorAll("main h2[id]")], contents = document.querySelector(".wb-contents");
     if (contents && parts.length > 1) contents.append("On this page:", ...parts.map(part =>
-      Object.assign(document.createElement("a"), { href: `#${part.id}`, textContent: part.firstChild.textContent })));
+      Object.assign(document.createElement("a"), { href: `#${part.id}`, textContent: part.firstChild.textContent })), fold(parts));
     addEventListener("resize", refit);
   });
   return { draw };
