@@ -19,13 +19,11 @@ from typing import Any
 import torch
 from script import TINY, options, writer
 
-from workbench.core.blocks import Block
 from workbench.engine.graphs.cuda_graphs import Runner
-from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.models.over_pages import replayed
-from workbench.experiments.bench.models.whole_model import GPU, LLAMA, Scene, build, clock
+from workbench.experiments.bench.models.whole_model import GPU, LLAMA, Scene, build, clock, filled
 
 QUESTION, CONTEXT, BLOCK, PAGE = 50, 32, 512, 64  # tokens, units, tokens, tokens
 AXES = {
@@ -63,13 +61,14 @@ def point(scene: Scene, axis: str, x: int, runs: int) -> dict[str, Any]:
     own = x * (question + STEPS + PAGE) if axis == "batch" else question + PAGE
     if GPU:
         torch.cuda.reset_peak_memory_stats()
-    pool, cached, encoding = _filled(scene, context, block, own)
+    facts: dict[str, Any] = {}
+    pool, cached = filled(scene, context, own, facts, block)
     runner = Runner(scene.model, pool)
     if axis == "batch":
         found = _decoded(scene, runner, cached, x, question, runs)
     else:
         found = _first_tokens(scene, runner, cached, question, runs)
-    found |= {"context": context, "question": question, "block": block, "encode_ms": encoding}
+    found |= {"context": context, "question": question, "block": block, "encode_ms": 1e3 * facts["encode_s"]}
     found |= {"pool_gb": sum(t.nbytes for t in (*pool.keys, *pool.values)) / 1e9}
     found |= {"peak_gb": torch.cuda.max_memory_allocated() / 1e9} if GPU else {}
     del runner, pool, cached
@@ -77,19 +76,6 @@ def point(scene: Scene, axis: str, x: int, runs: int) -> dict[str, Any]:
     if GPU:
         torch.cuda.empty_cache()
     return found
-
-
-def _filled(scene: Scene, context: int, block: int, own: int) -> tuple[Pool, list[Cached], float]:
-    """Return a pool of cached blocks, and the milliseconds that encoding took.
-
-    The blocks stand in another order than they were encoded.
-    """
-    ids = scene.ids(context).split(block)
-    pool = Pool(scene.model, 2 + sum(-(-len(run) // PAGE) for run in ids) + -(-own // PAGE), PAGE)
-    cached: list[Cached] = []
-    blocks = [Block(tuple(run.tolist())) for run in ids]
-    ms = clock(lambda: cached.extend(pool.encode(scene.model, blocks)))
-    return pool, cached[::-1], ms
 
 
 def _first_tokens(scene: Scene, runner: Runner, cached: list[Cached], count: int, runs: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def settings(pool: Pool, overlap: bool = True, unit: int = 0, run: int = 0) -> I
 
 def question(scene: Scene, context: int, count: int, candidate: Candidate, graphs: bool = True, **how: Any) -> Sample:
     """Compute the question over a pool: page table, copy to the device, forward pass, token on the host."""
-    pool, cached = filled(scene, context, count, candidate)
+    pool, cached = filled(scene, context, count, candidate.facts)
     layers, best = how.pop("layers", None), how.pop("measured", True)
     ids = scene.ids(count)
 
@@ -83,7 +83,7 @@ def question(scene: Scene, context: int, count: int, candidate: Candidate, graph
 def answers(scene: Scene, context: int, batch: int, candidate: Candidate, count: int = 33, **how: Any) -> Sample:
     """Decode requests over the same pages; a sample is the mean of some steps, fetching of tokens included."""
     own = min(QUESTION, scene.unit) + count
-    pool, cached = filled(scene, context, batch * (own + 64), candidate)
+    pool, cached = filled(scene, context, batch * (own + 64), candidate.facts)
     layers, best = how.pop("layers", None), how.pop("measured", True)
     candidate.after.enter_context(settings(pool, **how))
     runner, ids = Runner(scene.model, pool, layers=layers if GPU else None, measured=best), scene.ids(own - count)
@@ -107,7 +107,7 @@ def encoding(scene: Scene, context: int, candidate: Candidate, packed: bool = Tr
 
     `packed`: by the fused layers of packed passes; else by the model's own.
     """
-    pool, cached = filled(scene, context, 0, candidate)
+    pool, cached = filled(scene, context, 0, candidate.facts)
     size = min(BLOCK, scene.unit)
     blocks = [Block(tuple(run.tolist())) for run in scene.ids(context).split(size)]
     if not packed:

@@ -66,7 +66,7 @@ class Online:
     def __post_init__(self) -> None:
         self.context, self.asked = sizes(self.scene)
         self.count = int(self.context * self.share)
-        self.pool, self.blocks = filled(self.scene, self.context, self.asked + self.count, self.candidate)
+        self.pool, self.blocks = filled(self.scene, self.context, self.asked + self.count, self.candidate.facts)
         self.runner = Runner(self.scene.model, self.pool, self.captured and GPU)
         runs = self.scene.ids(self.context).split(len(self.blocks[-1]))
         self.tokens = torch.cat((*runs[::-1], self.scene.ids(self.asked)))  # blocks stand in another order

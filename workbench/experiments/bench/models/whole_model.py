@@ -149,18 +149,16 @@ def measured(work: KernelWorkload, candidates: list[Candidate], ceiling: Roof, r
 BLOCK = 512  # tokens of a cached block
 
 
-def filled(scene: Scene, context: int, own: int, candidate: Candidate) -> tuple[Pool, list[Any]]:
-    """Make a pool with a context of blocks of BLOCK tokens, and a reserve of `own` tokens.
+def filled(scene: Scene, context: int, own: int, facts: dict[str, Any], block: int = 0) -> tuple[Pool, list[Any]]:
+    """Make a pool with a context of blocks (of BLOCK tokens), and a reserve of `own` tokens.
 
-    The blocks stand in another order than they were encoded.
+    The blocks stand in another order than they were encoded; `facts` are told how long that took.
     """
-    size = min(BLOCK, scene.unit)
-    ids = scene.ids(context).split(size)
+    ids = scene.ids(context).split(block or min(BLOCK, scene.unit))
     pool = Pool(scene.model, 2 + sum(-(-len(run) // 64) for run in ids) + -(-own // 64))
     blocks = [Block(tuple(run.tolist())) for run in ids]
     cached: list[Any] = []
-    encoding = clock(lambda: cached.extend(pool.encode(scene.model, blocks)))
-    candidate.facts["encode_s"] = encoding / 1e3
+    facts["encode_s"] = clock(lambda: cached.extend(pool.encode(scene.model, blocks))) / 1e3
     return pool, cached[::-1]
 
 
