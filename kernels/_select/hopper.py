@@ -252,18 +252,15 @@ def squares(
     heads: range,
     stride: int,
     block: int,
-    stages: int = STAGES,
-    wide: int = N,
-    band: int = BAND,
 ) -> None:
     """Write `sums` [B, heads, blocks, rows of squares] fp32 of some query heads."""
     batch, q_heads, count = q.shape[:3]
     row_squares, columns, blocks = count // stride, keys.shape[2] // stride, -(-keys.shape[2] // block)
-    row_tiles, key_tiles = triton.cdiv(row_squares, pipe.ROWS), triton.cdiv(columns, wide)
+    row_tiles, key_tiles = triton.cdiv(row_squares, pipe.ROWS), triton.cdiv(columns, N)
     programs = min(processors(q.device), row_tiles * key_tiles * len(heads))
     order = torch.empty(batch, 1 + row_tiles * key_tiles, dtype=torch.int32, device=q.device)
-    write_order(rows, order, count, row_squares, row_tiles, key_tiles, stride, pipe.ROWS, wide, band)
-    tensors = descriptor(q, stride, 64), descriptor(keys, stride, wide), sums, rows, order, count, row_squares, blocks
+    write_order(rows, order, count, row_squares, row_tiles, key_tiles, stride, pipe.ROWS, N, BAND)
+    tensors = descriptor(q, stride, 64), descriptor(keys, stride, N), sums, rows, order, count, row_squares, blocks
     sizes = scale, row_tiles * key_tiles, len(heads), heads.start
     constants = {"GROUP": q_heads // keys.shape[1], "STRIDE": stride, "PER": block // stride, "D": q.shape[3]}
-    _squares[(programs, batch)](*tensors, *sizes, **constants, N=wide, STAGES=stages, num_warps=4, maxnreg=168)
+    _squares[(programs, batch)](*tensors, *sizes, **constants, N=N, STAGES=STAGES, num_warps=4, maxnreg=168)

@@ -53,15 +53,10 @@ def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> Atten
     return _measure(model, prompt, torch.arange(len(prompt)), empty(model, len(prompt)), sees)
 
 
-def reused(
-    model: PreTrainedModel, prompt: Prompt, positions: Positions, cached: list[KV] | None = None
-) -> AttentionMass:
-    """Compute the question over cached passages, and measure its attention.
-
-    The passages are encoded here unless `cached` is given.
-    """
-    blocks = encode_many(model, prompt.context) if cached is None else cached
-    return _measure(model, prompt, prompt.question, assemble(model, prompt, blocks, positions), causal)
+def reused(model: PreTrainedModel, prompt: Prompt, positions: Positions) -> AttentionMass:
+    """Compute the question over passages that are encoded apart, and measure its attention."""
+    kv = assemble(model, prompt, encode_many(model, prompt.context), positions)
+    return _measure(model, prompt, prompt.question, kv, causal)
 
 
 def _measure(model: PreTrainedModel, prompt: Prompt, rows: Tensor, kv: KV, sees: Sees) -> AttentionMass:

@@ -147,7 +147,6 @@ def _bare(figure: go.Figure) -> go.Figure:
 def explorer(
     controls: Sequence[widgets.Widget],
     draw: Callable[..., go.Figure | Sequence[go.Figure]],
-    note: str = "",
     selection: Selection | None = None,
     name_of: Callable[[int], str] | None = None,
 ) -> Explorer:
@@ -162,7 +161,7 @@ def explorer(
         drawn = draw(*(control.value for control in controls))
         return [drawn] if isinstance(drawn, go.Figure) else list(drawn)
 
-    message, chosen = widgets.HTML(note), widgets.HTML(STYLE_TAG)
+    message, chosen = widgets.HTML(), widgets.HTML(STYLE_TAG)
     shown = figures()
     lives = [Live(figure, selection) for figure in shown]
 
@@ -172,7 +171,7 @@ def explorer(
         except BadInput as problem:
             message.value = f'<span style="color:#b00020">{escape(str(problem), quote=False)}</span>'
             return
-        message.value = note
+        message.value = ""
         shown[:] = drawn
         for live, figure in zip(lives, drawn, strict=True):
             live.show(figure)

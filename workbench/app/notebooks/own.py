@@ -33,11 +33,10 @@ def tuned_version(model: str) -> str:
     return name if name in assets.models() else model
 
 
-def notice(model: str, data: str = "", measured: Sequence[str] = (), tuned: str = "") -> Markdown | None:
+def notice(model: str, data: str = "", tuned: str = "") -> Markdown | None:
     """Say what a reader has to know of `model` and of the questions it is asked; None of a lab model.
 
-    `data` is what the notebook asks about, `measured` the sections that show what was measured once on the lab models,
-    and `tuned` the model after block fine-tuning, where the notebook has one.
+    `data` is what the notebook asks about, `tuned` the model after block fine-tuning, where the notebook has one.
     """
     if is_lab(model):
         return None
@@ -45,15 +44,9 @@ def notice(model: str, data: str = "", measured: Sequence[str] = (), tuned: str 
     said = [f"**{model}** is the model here. {models.note_of(model)}".rstrip()]
     if data == LAB:
         said.append("It is asked about people and places of the lab corpus, which are made up: it has to read them.")
-    if measured:
-        said.append(f"Measured once on the lab models, and not on this one: {_listed(measured)}.")
     if tuned == model:
         said.append("No version of it after block fine-tuning is given: it stands in that place itself.")
     return Markdown(" ".join(said))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return "; ".join(f"*{name}*" for name in names)
 
 
 def from_source(source: str, name: str) -> type:
