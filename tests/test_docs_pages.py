@@ -14,6 +14,7 @@ from workbench.methods.presets import METHODS
 
 ROOT = Path(__file__).parents[1]
 PLAIN = {"all", "none", "random", "dense", "full"}  # a sentence says what these do
+OURS = PLAIN | {"answer_guided", "behind_document", "oracle"}  # and what nobody published
 POLICIES = [(folder, name) for folder in docs_methods.KINDS for name in docs_methods.names(folder)]
 
 
@@ -42,6 +43,12 @@ def test_formulas_are_drawn_without_a_network(folder, name):
     formulas = re.findall(r"\$\$(.+?)\$\$", policy.__doc__, re.S)
     assert formulas or name in PLAIN, f"{name} has no formula: put one in its docstring, between $$"
     assert all("<math" in convert(formula, display="block") for formula in formulas)
+
+
+@pytest.mark.parametrize(("folder", "name"), POLICIES)
+def test_a_page_says_whether_a_method_follows_its_paper_its_code_or_a_description(folder, name):
+    policy, _ = registry.found(f"workbench.methods.{folder}", name, docs_methods.GIVEN)
+    assert name in OURS or re.search(r"\*Follows (the papers?\b|released code|a description)", policy.__doc__)
 
 
 def test_the_reference_names_every_public_module_once():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from workbench.methods import correct, finish, own, select
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
+from workbench.methods.presets import METHODS
 from workbench.metrics.cost import charged_share, rows_charged
 from workbench.metrics.paired import holm, ranks
 from workbench.store import MemoryStore
@@ -235,6 +237,15 @@ def test_a_trial_of_an_earlier_version_is_the_same_trial(tmp_path):
     ]
 
 
+def test_a_page_holds_what_is_published_of_a_method_beside_its_score_here(tmp_path):
+    (board,) = boards(written(tmp_path), (0.2,))
+    names = dict(zip(("query-guided", "first-k"), ("prophetkv", "epic"), strict=True))
+    known = replace(board, entries=tuple(replace(e, method=names.get(e.method, "mine")) for e in board.entries))
+    (row,) = page._board(0, known)["reported"]
+    assert row[:2] == ("ProphetKV", "arXiv:2602.02579") and row[2] == METHODS["prophetkv"].reported
+    assert row[3].startswith("EM 100.0%, ") and "Published, and here" in page.page([known])
+
+
 def test_a_page_loads_nothing_and_keeps_texts_of_users_as_text(tmp_path):
     shown = page.page(boards(written(tmp_path), (0.2,)), ["<b>left</b>: out"])
     assert "&lt;b&gt;left&lt;/b&gt;" in shown and "<b>left" not in shown
@@ -296,7 +307,7 @@ def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, monkeypa
     monkeypatch.setenv(own.FILES, "")
     monkeypatch.setattr(own, "_known", {kind: {} for kind in own.KINDS})
     (tmp_path / "mine.py").write_text(LAST)
-    asked = ["--model", folder, *QUICK, "--methods", "full-reuse", "--method-file", tmp_path / "mine.py"]
+    asked = ["--model", folder, *QUICK, "--method", "full-reuse", "--method-file", tmp_path / "mine.py"]
     ended = invoke(*asked, "--budgets", "0.4", "--out", tmp_path / "out", "--json")
     assert ended.exit_code == 0, ended.output
     entries = json.loads(ended.stdout)["boards"][0]["entries"]

@@ -41,7 +41,13 @@ def leaderboard(
     *,
     methods: Annotated[
         str | None,
-        typer.Option(help=f"Some of {', '.join(METHODS)}; without it all", metavar="LIST", rich_help_panel=MEASURING),
+        typer.Option(
+            "--method",
+            "--methods",
+            help=f"Some of {', '.join(METHODS)}; without it all",
+            metavar="LIST",
+            rich_help_panel=MEASURING,
+        ),
     ] = None,
     budgets: Annotated[
         str | None,

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from workbench.app.console.text import in_full, labels, plain
 from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing
+from workbench.methods.presets import METHODS
 from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports import leaderboard as drawn
 
@@ -33,12 +34,24 @@ def _board(number: int, board: Board) -> dict[str, Any]:
         "about": f"{drawn.about(board)} Ranked by {drawn.measure_of(board).words}.",
         "rows": rows,
         "lines": lines,
+        "reported": list(map(_reported, filter(_known, (*board.entries, *board.over)))),
         "figures": [
             (f"{name}-{number}", inert(json.loads(figure.to_json())))
             for name, figure in figures.items()
             if figure is not None
         ],
     }
+
+
+def _known(entry: Standing) -> bool:
+    return entry.method in METHODS and bool(METHODS[entry.method].reported)
+
+
+def _reported(entry: Standing) -> tuple[str, str, str, str]:
+    """Return a method, its source, what is reported there, and its score on this board beside full attention's."""
+    published, name = METHODS[entry.method], next((one for one in REPORTED if one in entry.gaps), "")
+    here = f"{drawn.head()[name]} {drawn.cells(entry)[name][1]}, {drawn.ends(entry, name, 'gaps')}" if name else "–"
+    return published.title, published.source, published.reported, here
 
 
 def _row(entry: Standing, look: str) -> dict[str, Any]:
@@ -54,6 +67,7 @@ def _row(entry: Standing, look: str) -> dict[str, Any]:
     return {"look": look, "cells": made}
 
 
+REPORTED = ("f1", "em", "kl")  # measures that stand beside what is published, the first that is known
 QUALITY = ("rank", "method", "average", *HIGHER)
 COSTS = ("method", "charged", "ttft", "storage", "preprocess", "front")
 SHORT = {

@@ -41,6 +41,8 @@ def positions_named(name: str) -> Positions:
 class Reuse:
     r"""Every context block is cached and reused at its new place; the question is always computed.
 
+    *Follows the paper, Block-Attention's; the other choices have pages of their own.*
+
     positions   of the reused keys: "re-encoded" for where their block stands now (Block-Attention, Full Reuse),
                 "naive", as cached (PromptCache, arXiv:2311.04934), or "shared", as cached and with the longest block
                 directly before the question (APE, arXiv:2502.05431; TurboRAG's composite positions, arXiv:2410.07590)

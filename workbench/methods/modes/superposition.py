@@ -29,6 +29,8 @@ Placed = tuple[KV, torch.Tensor]  # cached tokens, and the positions [T], whole 
 class Superposition:
     r"""Paths system → document → question run side by side; the `paths` best of them are joined for the answer.
 
+    *Follows the paper, but for what is said below.*
+
     A path's question sees the system block and its own document only. Paths are ranked by the posterior of their
     document, P(d | q) ∝ P(q | d) P(d), probabilities of the model after the system block. P(d) is taken per token, so
     that a long document is not put behind for its length, and kept with this object: whoever reads a document first is

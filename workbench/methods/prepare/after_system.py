@@ -14,6 +14,8 @@ from workbench.store import Store, fetch
 class AfterSystem:
     r"""Each passage is encoded after the first `system` blocks of its prompt, from position |S| on.
 
+    *Follows the paper.*
+
     With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $S$ the system blocks:
 
     $$\mathrm{cached}_i = \mathrm{KV}(B_i \mid S)$$

@@ -13,6 +13,8 @@ from workbench.store import Store, fetch
 class Independent:
     r"""Every block is encoded at position 0 with nothing before it.
 
+    *Follows the paper.*
+
     With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$:
 
     $$\mathrm{cached}_i = \mathrm{KV}(B_i \mid \varnothing)$$

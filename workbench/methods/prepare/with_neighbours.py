@@ -30,6 +30,8 @@ TOKENS = 32768  # most tokens, neighbours included, that are in work at one time
 class WithNeighbours:
     r"""Each passage is computed over the `n` passages of `corpus` that are most like it, and its own KV is kept.
 
+    *Follows the paper.*
+
     The system blocks and these neighbours, each cached `after_system`, are put one behind the other, the most alike
     first.
 

@@ -27,6 +27,8 @@ class Past:
 class CacheCraft(Select):
     r"""Of every chunk, the ⌈CFO · length⌉ tokens that pay most attention to other chunks.
 
+    *Follows the paper.*
+
     CFO = clip(α · CCI · (1 - β'), 0, 1), the share of a chunk that must be recomputed
     CCI = σ(a / b), how much its KV depends on other chunks: inter-attention against intra-attention, per token pair
     β'  = β (1 - γ), how much of its old context is back: β by attention, γ by order

@@ -12,6 +12,8 @@ from workbench.methods.select import Prompt, Select, whole
 class FirstK(Select):
     r"""The nearer to its block's start, the sooner: blocks of any length lose their attention sink first.
 
+    *Follows the papers, and KVLink's released code in the place of its links.*
+
     k     never more than this many tokens of a block, and just those without a ratio (LegoLink-k); None: as many as the
           ratio says, evenly over the blocks
     last  tokens at the block's end instead: with trained links there (`prepare=packet`), KVLink

@@ -25,6 +25,8 @@ from workbench.methods.sparse import (
 class Bfla(Sparse):
     r"""Blocks that hold `mass` of a softmax over pooled blocks; then local, sink and rescued tiles (section 3).
 
+    *Follows the paper; its released code is the options `rescue=blocks` and `anchor=chunk`.*
+
     Defaults are the paper's recommended row of table 5; it does not say its tile.
 
     block    tokens of a coarse block, b

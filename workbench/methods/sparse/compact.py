@@ -13,6 +13,8 @@ from workbench.methods.sparse import HERE, Grid, OverSparse, Site, Sparse, Tiles
 class Compact(OverSparse):
     r"""What any query block of the chunk and any head of the execution group selects is read by all of them.
 
+    *Follows the paper.*
+
     The chunk itself is kept in whole; the union only ever adds (section 3.2).
 
     over    the method, or its spec: `compact(over=bfla(mass=0.95))`. It decides per query block and head, first; tokens

@@ -16,6 +16,8 @@ from workbench.methods.sparse import Grid, Site, Sparse, TileRule, Tiles, count,
 class FlashPrefill(Sparse):
     r"""A block is kept where its score is at least `alpha` times the largest of its row.
 
+    *Follows the paper.*
+
     Every query is scored against the mean key of every block that it sees in whole; scores of a query block are summed.
 
     block    tokens of a block

@@ -15,6 +15,8 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction,
 class Quoka(Sparse):
     r"""Per KV head, the share `keep` of the past tokens; the chunk itself is seen in whole.
 
+    *Follows the paper, where it leaves choices open CompactAttention's released code.*
+
     Of each head the share `queries` of the chunk's rows with the lowest cosine to their mean query vote.
 
     group    what is averaged over the heads of a GQA group. "queries": the voting queries, made unit vectors, the n-th

@@ -12,6 +12,8 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 class RandomTiles(Sparse):
     """Every tile with probability `share`, for each head apart.
 
+    *Follows a description: BigBird's random blocks.*
+
     Drawn by `seed` and the tile's place in the prompt: the same tiles whatever the chunks. `sink` tiles at the front
     and `local` tiles before a row's own are kept besides.
     """

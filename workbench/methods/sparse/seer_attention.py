@@ -18,6 +18,8 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 class SeerAttention(Sparse):
     r"""Blocks whose gate, a softmax over the key blocks, is at least `threshold`; its weights come with `ready(model)`.
 
+    *Follows the paper.*
+
     gate       file of the gate; "" for the one beside the weights of the model
     threshold  published: 5e-4 to 5e-3
     top        keep this many blocks of each query block instead; 0: by threshold

@@ -12,6 +12,8 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count
 class Strided(Sparse):
     r"""Tiles at a distance of a multiple of `stride` tiles from a row's own, and the `local` tiles before its own.
 
+    *Follows the paper, in tiles.*
+
     $$(i - j) \bmod \text{stride} = 0 \quad \text{or} \quad i - \text{local} \le j \le i$$
     """
 

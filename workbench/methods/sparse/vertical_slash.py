@@ -14,6 +14,8 @@ from workbench.methods.sparse import Site, Sparse, Tiles, count
 class VerticalSlash(Sparse):
     r"""Columns and diagonals that the last rows attend to most; columns are single keys, diagonals take whole tiles.
 
+    *Follows the paper.*
+
     vertical, slash   how many columns and diagonals (the published search: 30 to 3,000 and 200 to 2,048)
     last              rows at the end that are asked (of every chunk, where a prompt is prefilled in chunks)
     front, near       columns at the front, and diagonals nearest to the row, that are among them in any case

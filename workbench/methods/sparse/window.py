@@ -11,6 +11,8 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count
 class Window(Sparse):
     r"""`sink` tiles at the front, a row's own tile and the `local` tiles before it; `block` tokens a tile.
 
+    *Follows the paper, in tiles.*
+
     $$j < \text{sink} \quad \text{or} \quad i - \text{local} \le j \le i$$
     """
 

@@ -26,6 +26,8 @@ from workbench.methods.sparse import Grid, Sparse, Tiles, check_count, check_div
 class Xattention(Sparse):
     r"""Fewest blocks that hold `threshold` of the estimated attention; column 0 and a row's own are counted first.
 
+    *Follows the paper; its released code is the option `column=released`.*
+
     Of every `stride` × `stride` square the antidiagonal is summed: query stride - 1 - s times key s. A softmax over the
     squares of a row of squares, scale 1/(sqrt(D) stride), is summed over the squares of each block.
 
