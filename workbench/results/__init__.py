@@ -6,7 +6,8 @@ found = results.read(["shipped", "runs/mine"])
 results.scores(found.counts("trial"))          # a row a method and kind of question, a column a measure
 """
 
-from workbench.results.reader import HERE, SHIPPED, Missing, Results, expanded, read
+from workbench.data.assets import SHIPPED
+from workbench.results.reader import HERE, Missing, Results, expanded, read
 from workbench.results.schema import EXPERIMENTS, MEASURES, METHOD, Answer, Count, Origin, Timing
 from workbench.results.summary import (
     beside,

@@ -7,7 +7,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -166,12 +166,5 @@ def _row(task: NotebookTask, problem: str) -> dict[str, Any]:
     given = {
         name: value if isinstance(value, str | int | float) else str(value) for name, value in task.parameters.items()
     }
-    return about | dict(_flat({**metrics.pop(notebook.HERE, {}), **metrics}.items())) | given
-
-
-def _flat(items: Iterable[tuple[str, Any]], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in items:
-        if isinstance(value, Mapping):
-            yield from _flat(value.items(), f"{before}{name}.")
-        elif isinstance(value, str | int | float):
-            yield f"{before}{name}", value
+    (flat,) = pd.json_normalize({**metrics.pop(notebook.HERE, {}), **metrics}, sep=".").to_dict("records")
+    return about | {name: value for name, value in flat.items() if isinstance(value, str | int | float)} | given

@@ -7,10 +7,12 @@ A record of `--out FOLDER` has its questions in the answers table of that folder
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from workbench.core.errors import BadInput
 from workbench.experiments.trials import rows
@@ -136,7 +138,9 @@ def _of_notebook(folder: Path) -> Run:
         raise BadInput(f"{folder / 'metrics.json'} is no whole JSON file: {problem}") from None
     metrics = metrics.get("here", {})  # of other sources nothing was measured by this notebook
     texts = {key: value for key, value in metrics.items() if isinstance(value, str)}
-    return Run(folder.name, str(folder), _given(folder) | texts, dict(_numbers(metrics)))
+    (flat,) = pd.json_normalize(metrics, sep=".").to_dict("records")
+    numbers = {k: float(v) for k, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return Run(folder.name, str(folder), _given(folder) | texts, numbers)
 
 
 def _given(folder: Path) -> dict[str, Any]:
@@ -145,11 +149,3 @@ def _given(folder: Path) -> dict[str, Any]:
         metadata = json.loads(path.read_text(encoding="utf-8")).get("metadata", {})
         return dict(metadata.get("papermill", {}).get("parameters", {}))
     return {}
-
-
-def _numbers(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, float]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _numbers(value, f"{before}{key}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{before}{key}", float(value)
