@@ -85,7 +85,7 @@ def test_report_page_is_interactive_without_a_network(lab, report):
         assert reader.problems == []
 
 
-OPEN = "() => [...document.querySelectorAll('.wb-part')].map(part => part.open)"
+OPEN = "() => [...document.querySelectorAll('.wb-section')].map(part => part.open)"
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 WIDTHS = f"() => {PLOTS}.map(plot => plot._fullLayout.width - plot.clientWidth)"
 
@@ -105,7 +105,7 @@ def test_sections_of_a_page_are_folded_and_what_is_pointed_at_is_opened(lab, tmp
         page.locator(".wb-contents a").nth(2).click()
         page.wait_for_function(f"() => String(({OPEN})()) === 'true,false,true'")
         page.set_viewport_size({"width": 900, "height": 700})
-        page.locator(".wb-part > summary").nth(1).focus()
+        page.locator(".wb-section > summary").nth(1).focus()
         page.keyboard.press("Enter")
         page.wait_for_function(f"() => String(({WIDTHS})()) === '0,0,0'")
         page.get_by_text("Close all").click()

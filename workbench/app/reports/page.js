@@ -140,20 +140,22 @@ const workbench = (() => {
       if (change.width !== place._fullLayout.width) Plotly.relayout(place, change).then(() => Plotly.redraw(place));  // or the legend stays where it was
     }));
   }
-  function folded(heading, at) {  // a section, from its heading to the next one's cell; the first is open
+  let seen = false;  // something that is drawn, in an open section
+  function folded(heading) {  // a section, from its heading to the next one's cell; open up to the first that draws
     const part = document.createElement("details"), first = heading.closest(".jp-Cell");
-    Object.assign(part, { className: "wb-part", open: at === 0 });
+    Object.assign(part, { className: "wb-section", open: !seen });
     first.before(part);
     part.append(Object.assign(document.createElement("summary"), { title: "Open or close this section" }), first);
     part.firstChild.append(heading);
     for (let cell; (cell = part.nextElementSibling)?.matches(".jp-Cell") && !cell.querySelector("h2[id]");) part.append(cell);
+    seen ||= part.querySelector(".jp-OutputArea-output :is(figure, table, input)") !== null;
     part.addEventListener("toggle", refit);
     return part;
   }
   function reveal() {  // what the address points at
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
-    for (let part = target.closest(".wb-part"); part; part = part.parentElement.closest(".wb-part")) part.open = true;
+    for (let part = target.closest(".wb-section"); part; part = part.parentElement.closest(".wb-section")) part.open = true;
     target.scrollIntoView();
   }
   function fold(headings) {

@@ -176,10 +176,11 @@ def by_order(records: Records, *, about: str) -> go.Figure:
         profile("KL from full attention (nats)", curves(records, specs, "kl"), "share recomputed"),
     ]
     orders = len({record["order"] for record in records})
+    over = "One order" if orders == 1 else f"Mean over {orders} orders"
     return profiles(
         [replace(panel, x={**panel.x, "tickformat": ".0%"}) for panel in panels],
         title="How much the order of the passages decides",
-        caption=f"Mean over {orders} orders of the passages, some without one of them; at 0%: reuse alone. {about}.",
+        caption=f"{over} of the passages{', some without one of them' * (orders > 1)}; at 0%: reuse alone. {about}.",
         **selector_looks(specs),
     )
 
