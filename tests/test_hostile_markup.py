@@ -1,4 +1,4 @@
-"""Markup of strangers stays text: in the figures of a page, in its index and in names; no code or pickle is run."""
+"""Strangers' markup and data: markup stays text, no code or pickle is run; files end in one sentence or are read."""
 
 import gzip
 import json

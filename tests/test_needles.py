@@ -1,4 +1,4 @@
-"""Needles: what is asked for stands in the needle and nowhere else, at the depth that is asked for."""
+"""Needles and the lab corpus: what is asked stands where it is said to, nowhere else, and can be read from the text."""
 
 import json
 import re

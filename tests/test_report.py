@@ -1,4 +1,4 @@
-"""A report keeps going on failure, shows it, and never passes a partial run off as complete."""
+"""A report keeps going on failure, shows it, and never passes a partial run off as complete; its index names all."""
 
 import json
 import os

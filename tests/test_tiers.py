@@ -1,7 +1,9 @@
 """Tiers: hot blocks above, cold ones below, never over a budget, and what is read is what was written."""
 
+from threading import Event as Signal
 from threading import Thread
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,13 +12,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.random_models import block_of, model_of
 from tests.refusals import refused
 from tests.tier_cases import KEYS, Shelf, kv_of, two
+from workbench.core.blocks import Block, Prompt
 from workbench.core.kv import KV
 from workbench.engine.encoding import encode
-from workbench.store import key_of
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.metrics.kv.position_encoding import tiny
+from workbench.store import FolderStore, MemoryStore, fingerprint, key_of
 from workbench.store.events import Events
+from workbench.store.remote import RemoteStore
+from workbench.store.tiering.alternative_path import AlternativePath, chain_keys
 from workbench.store.tiering.quantized import quantize, size_in_bytes
 from workbench.store.tiering.tier import Heat, HostTier, StoreTier
 from workbench.store.tiering.tiered_store import TieredStore
+from workbench.store.views import ReadOnlyStore, RecordingStore, StagingStore
 
 
 class Model(RuleBasedStateMachine):
@@ -200,3 +208,301 @@ def test_a_tier_of_eight_bits_holds_more_blocks():
     refused("not finite", store.put, "c", broken)
     refused("storage is 'int4'", HostTier, storage="int4")
     refused("not page-locked", HostTier, storage="int8", pinned=True)
+
+
+# --- Tiers that lie in stores: disks that are full or fail, files that come and go, blocks on their way, budgets
+def test_a_disk_that_is_full_costs_an_encoding_and_no_answer():
+    store = two(16)
+    store.tiers[1].store.broken = True
+    for key in "ab":
+        store.put(key, kv_of(1))
+    assert store.get("b") is not None and store.get("a") is None
+    assert "no space left" in store.recent[-1].detail
+
+
+def test_a_disk_that_cannot_be_written_to_keeps_what_it_holds():
+    store = two(16, 16)
+    store.put("a", kv_of(1))
+    store.put("b", kv_of(1))
+    store.tiers[1].store.broken = True
+    store.put("c", kv_of(1))
+    assert [store.where(key) for key in "abc"] == ["disk", None, "host"] and store.get("a") is not None
+
+
+def test_a_budget_smaller_than_a_block_is_one_clear_error_and_nothing_is_written():
+    store = two(16, 32)
+    refused(r"a block of 48 bytes is larger than every budget \(host 16, disk 32 bytes\)", store.put, "a", kv_of(3))
+    store.put("b", kv_of(2))
+    assert store.where("a") is None and store.where("b") == "disk"
+
+
+def test_a_folder_that_holds_more_than_its_budget_is_refused_and_left_alone():
+    shelf = Shelf()
+    shelf.put("a", kv_of(2))
+    refused("disk holds 32 bytes of blocks already", StoreTier, shelf, 16)
+    refused("removes no blocks", StoreTier, MemoryStore(), 16)
+    assert list(shelf) == ["a"]
+
+
+@pytest.mark.parametrize("options", [{"write": "never"}, {"loaders": 0}])
+def test_options_are_checked(options):
+    refused(next(iter(options)), two, 16, **options)
+    refused("each with its own name", lambda: TieredStore([HostTier(1), HostTier(1)]))
+
+
+class Slow(Shelf):
+    """Reads wait until they are let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads, self.begun, self.go = 0, Signal(), Signal()
+
+    def get(self, key):
+        self.reads += 1
+        self.begun.set()
+        assert self.go.wait(10)
+        return super().get(key)
+
+
+def test_a_block_on_its_way_is_read_once_and_missed_by_those_who_do_not_wait():
+    shelf = Slow()
+    shelf.held["a"], shelf.held["b"] = kv_of(1, 3), kv_of(2)
+    store = TieredStore([HostTier(64), StoreTier(shelf, name="remote")])
+    (first,) = store.prefetch(["a"])
+    assert shelf.begun.wait(10)
+    assert store.find("a", wait=False) is None and store.recent[-1].reason == "still loading"
+    got = []
+    other = Thread(target=lambda: got.append(store.get("a")))
+    other.start()
+    store.put("c", kv_of(1))
+    assert store.get("c") is not None, "a hit in memory waits for no read"
+    shelf.go.set()
+    other.join(10)
+    assert first.result(10).tier == "remote" and len(got[0]) == 1 and shelf.reads == 1
+    assert store.where("a") == "host"
+    store.close()
+
+
+def test_a_read_that_fails_fails_those_who_asked_and_nobody_later():
+    class Failing(Shelf):
+        def get(self, key):
+            raise TimeoutError("the remote is silent")
+
+    store = TieredStore([HostTier(64), StoreTier(Failing(), name="remote")])
+    with pytest.raises(TimeoutError):
+        store.get("a")
+    store.put("a", kv_of(1))
+    assert store.get("a") is not None
+
+
+def test_a_folder_is_a_tier_whose_files_come_and_go(tmp_path):
+    model, blocks = model_of(), [block_of(4, seed) for seed in range(3)]
+    kvs = [encode(model, block).lock() for block in blocks]
+    keys = [key_of("m", torch.float32, block) for block in blocks]
+    size = kvs[0].nbytes
+
+    def opened():
+        return StoreTier(FolderStore(tmp_path / "blocks", {"model": "m"}, new=True), 2 * size)
+
+    store = TieredStore([HostTier(size), opened()])
+    for key, kv in zip(keys, kvs, strict=True):
+        store.put(key, kv)
+    assert [store.where(key) for key in keys] == ["disk", "disk", "host"]
+    assert store.get(keys[1]) is not None, "it comes up, and the one above goes down, where the coldest makes room"
+    assert [store.where(key) for key in keys] == [None, "host", "disk"]
+    assert store.why(keys[0]).reason == "evicted"
+    assert len(list((tmp_path / "blocks").glob("*.safetensors"))) == 2
+    again = TieredStore([HostTier(size), opened()])
+    found = again.find(keys[2])
+    assert found.tier == "disk" and torch.equal(found.kv.keys[1], kvs[2].keys[1])
+    other = key_of("m", torch.bfloat16, blocks[2])
+    assert again.get(other) is None and again.recent[-1].reason == "other dtype"
+
+
+def test_a_remote_is_the_last_tier(tmp_path):
+    model, blocks = model_of(), [block_of(4, seed) for seed in range(4)]
+    kvs = [encode(model, block).lock() for block in blocks]
+    keys = [key_of("m", torch.float32, block) for block in blocks]
+    url, kind = f"file://{tmp_path}/remote", {"model": "m"}
+
+    def opened():
+        folder = FolderStore(tmp_path / "disk", kind, new=True)
+        remote = RemoteStore(url, kind, new=True)
+        size = kvs[0].nbytes
+        return TieredStore([HostTier(size), StoreTier(folder, size), StoreTier(remote, 1 << 20, "remote")])
+
+    store = opened()
+    for key, kv in zip(keys, kvs, strict=True):
+        store.put(key, kv)
+    assert [store.where(key) for key in keys] == ["remote", "remote", "disk", "host"]
+    assert store.find(keys[0]).tier == "remote" and store.where(keys[0]) == "host"
+    later = opened()
+    found = later.find(keys[1])
+    assert found.tier == "remote" and torch.equal(found.kv.values[2], kvs[1].values[2])
+    assert later.find(keys[1]).tier == "host"
+
+
+def test_a_file_of_several_blocks_is_written_without_the_one_that_is_removed(tmp_path):
+    folder = FolderStore(tmp_path / "blocks", {"model": "m"}, new=True)
+    folder.write("many", {"a": kv_of(2, 1), "b": kv_of(3, 2)})
+    assert folder.size_of("b") == 48 and folder.size_of("x") == 0
+    folder.remove("a")
+    folder.remove("a")
+    assert folder.get("a") is None and folder.why("a").reason == "evicted" and len(folder.get("b")) == 3
+    folder.remove("b")
+    assert not list((tmp_path / "blocks").glob("*.safetensors")) and len(folder) == 0
+
+
+def test_a_block_of_a_store_that_removes_none_is_not_dropped():
+    class Kept:
+        """A store without `remove`."""
+
+        def __init__(self):
+            self.held = {}
+
+        def get(self, key):
+            return self.held.get(key)
+
+        def put(self, key, kv):
+            self.held[key] = kv
+
+    tier = StoreTier(Kept(), name="kept")
+    kv = kv_of(4)
+    tier.keep("a", kv)
+    refused("Kept removes no blocks: a stays", tier.drop, "a")
+    assert tier.get("a") is kv
+
+
+# --- Alternative Path serves the same tokens and preparation, or `moved`; one copy of a chunk; in order a prefix ca
+CHUNKS = [Block((10 + i, 20 + i)) for i in range(6)]
+SYSTEM = Block((1, 2))
+BLOCK_KEYS = chain_keys("weights", torch.float32, [SYSTEM])
+ENCODINGS = ["after_system", "in_place"]
+PROMPTS = st.lists(
+    st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True).map(lambda at: [CHUNKS[i] for i in at]), max_size=8
+)
+A, B = CHUNKS[:2]
+
+
+class PrefixCache:
+    """A plain prefix cache: a chunk is found behind exactly the chunks that it was computed behind."""
+
+    def __init__(self):
+        self.kept = set()
+
+    def serve(self, chunks):
+        keys = [BLOCK_KEYS(chunk, chunks[:at]) for at, chunk in enumerate(chunks)]
+        found = [key in self.kept for key in keys]
+        self.kept |= set(keys)
+        return found
+
+
+def test_figure_10_a_chunk_is_found_behind_another_one():
+    index = AlternativePath(BLOCK_KEYS)
+    index.serve([B])
+    first, second = index.serve([A, B])
+    assert first.computed and not second.computed and second.moved
+    b, a = index.serve([B, A])
+    assert not b.computed and not b.moved
+    assert not a.computed and a.moved and a.seen == 0 and a.tried == 2, "(system, b, a) fails, (system, a) is known"
+    assert a.key == BLOCK_KEYS(A, []) and len(index) == 2
+
+
+def test_the_longest_path_is_served_where_it_is_known():
+    index = AlternativePath(BLOCK_KEYS, "in_place")
+    index.serve([A, B])
+    match = index.find([CHUNKS[2], A, B])[-1]
+    assert match is not None and match.seen == 1 and match.moved, "b saw a, and not what now stands before a"
+    assert index.find([A, B])[-1].moved is False
+
+
+def test_what_saw_a_chunk_is_not_served_where_that_chunk_does_not_stand_before_it():
+    index = AlternativePath(BLOCK_KEYS, "in_place")
+    attacker, passage = A, B
+    index.serve([attacker, passage])
+    assert index.find([passage]) == [None] and index.find([CHUNKS[3], passage])[-1] is None
+    (served,) = index.serve([passage])
+    assert served.computed and served.seen == 0 and len(index) == 2, "the clean copy replaces the other one"
+
+
+@given(PROMPTS, st.sampled_from(ENCODINGS))
+def test_served_is_the_same_chunk_behind_what_the_match_says(prompts, encoding):
+    index = AlternativePath(BLOCK_KEYS, encoding)
+    for chunks in prompts:
+        for at, (chunk, match) in enumerate(zip(chunks, index.serve(chunks), strict=True)):
+            assert match.before == at and 0 <= match.seen <= at and match.moved == (match.seen < at)
+            assert match.key == BLOCK_KEYS(chunk, chunks[at - match.seen : at]), "same tokens, same preparation"
+
+
+@given(PROMPTS, st.sampled_from(ENCODINGS))
+def test_there_is_one_copy_of_a_chunk_and_it_is_computed_at_most_twice(prompts, encoding):
+    index, computed = AlternativePath(BLOCK_KEYS, encoding), []
+    for chunks in prompts:
+        matches = index.serve(chunks)
+        computed += [chunk for chunk, match in zip(chunks, matches, strict=True) if match.computed]
+        assert len(index) == len(set(index)) == len({chunk for prompt in prompts for chunk in prompt} & set(computed))
+        assert all(match.key in index or encoding == "in_place" for match in matches)
+    most = 1 if encoding == "after_system" else 2
+    assert all(computed.count(chunk) <= most for chunk in computed)
+
+
+@given(st.lists(st.integers(1, 6), max_size=8), st.sampled_from(ENCODINGS))
+def test_where_the_order_never_changes_it_finds_what_a_prefix_cache_finds(lengths, encoding):
+    index, plain = AlternativePath(BLOCK_KEYS, encoding), PrefixCache()
+    for length in lengths:
+        matches, found = index.serve(CHUNKS[:length]), plain.serve(CHUNKS[:length])
+        assert [not match.computed for match in matches] == found
+        if encoding == "in_place":
+            assert not any(match.moved for match in matches) and set(index) == plain.kept
+
+
+def test_looking_keeps_nothing_and_a_removed_chunk_is_not_found():
+    index = AlternativePath(BLOCK_KEYS)
+    assert index.find([A, B]) == [None, None] and len(index) == 0
+    index.serve([A])
+    index.remove(A)
+    index.remove(B)
+    assert index.find([A]) == [None] and BLOCK_KEYS(A, []) not in index
+
+
+def test_an_unknown_encoding_is_refused():
+    refused("encoding is 'alone': allowed are after_system, in_place", AlternativePath, BLOCK_KEYS, "alone")
+
+
+def test_its_keys_are_those_under_which_prepared_blocks_are_stored():
+    model, store = tiny({"model_type": "llama"}), MemoryStore()
+    AfterSystem()(model, [Prompt((SYSTEM, A, B, Block((7,))))], store)
+    index = AlternativePath(chain_keys(fingerprint(model), model.dtype, [SYSTEM]))
+    assert all(match.key in store for match in index.serve([B, A]))
+
+
+# --- Stores in front of other stores: what they show, record and hold back
+@pytest.fixture
+def store():
+    store = MemoryStore()
+    for i, key in enumerate("ab", 1):
+        store.put(key, kv_of(i))
+    return store
+
+
+def test_a_read_only_store_keeps_nothing_and_shows_the_keys_it_is_given(store):
+    view = ReadOnlyStore(store)
+    view.put("c", kv_of(3))
+    assert view.get("a") is store.get("a") and view.get("c") is None and "c" not in store
+    assert ReadOnlyStore(store, {"a"}).get("a") is not None and ReadOnlyStore(store, {"a"}).get("b") is None
+
+
+def test_a_recording_store_passes_on_what_it_records(store):
+    view = RecordingStore(store)
+    assert view.get("a") is store.get("a") and view.stored == set()
+    view.put("c", kv_of(3))
+    assert view.stored == {"c"} and len(store.get("c")) == 3
+
+
+def test_a_staging_store_reads_through_and_holds_what_is_put(store):
+    behind = MemoryStore()
+    behind.put("z", kv_of(4))
+    view = StagingStore(store, behind)
+    view.put("a", kv_of(5))
+    assert [len(view.get(key)) for key in "abz"] == [5, 2, 4] and view.get("gone") is None
+    assert list(view.staged) == ["a"] and len(store.get("a")) == 1

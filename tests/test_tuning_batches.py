@@ -1,4 +1,4 @@
-"""Batches for self-distillation: contexts are mixed, filled up to one length, and stay the same examples."""
+"""Batches and examples to tune on: contexts are mixed, filled up to one length, and stay the same examples."""
 
 from dataclasses import replace
 from itertools import pairwise
