@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
 import numpy
 
+from workbench.core.utils import versions as installed
 from workbench.data.installed_docs.questions import DocQuestion, DocstringItem, items, questions
 
 LEAST, MOST = 60, 220  # words of a passage
@@ -53,7 +53,7 @@ class Page:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that pages are cut from."""
-    return {package: _version(package) or "not installed" for package in PLACES}
+    return installed.versions(PLACES)
 
 
 @cache
@@ -164,10 +164,3 @@ def _doc(thing: Any) -> str:
     own = inspect.isroutine(thing) or inspect.isclass(thing) or isinstance(thing, kinds)
     doc = getattr(thing, "__doc__", None) if own else None
     return doc if isinstance(doc, str) else ""
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from workbench.core.errors import BadInput
+from workbench.core.utils.versions import version_of
 from workbench.experiments.bench import CHUNKS, named
 from workbench.experiments.bench.kernels import choices, chunk_attention, page_workloads
 from workbench.experiments.bench.kernels.workloads import KernelWorkload, variants
 from workbench.experiments.bench.timing import Roof, Time, measure, roof
-from workbench.experiments.trials.record import version_of
 
 WORKLOADS = {
     **page_workloads.WORKLOADS,

@@ -5,7 +5,6 @@ import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from workbench.core.errors import BadInput
 from workbench.core.utils import html_views
+from workbench.core.utils import versions as installed
 from workbench.metrics.answers import Score
 from workbench.metrics.fidelity import Quality
 from workbench.metrics.latency import Quantiles
@@ -136,16 +136,7 @@ def dumps(record: Record) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that a measurement depends on."""
-    packages = ("cached-block-workbench", "torch", "transformers")
-    return {"python": platform.python_version()} | {name: version_of(name) or "not installed" for name in packages}
-
-
-def version_of(package: str) -> str | None:
-    """Return the version of a package; None where it is not installed, as in a plain checkout."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {"python": platform.python_version()} | installed.versions()
 
 
 def device_name(device: torch.device) -> str:

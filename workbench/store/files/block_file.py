@@ -30,8 +30,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,7 @@ from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
+from workbench.core.utils.versions import versions
 from workbench.store.files import file_header
 from workbench.store.files.file_header import (
     ALIGNED,
@@ -229,15 +228,3 @@ def short(name: str) -> str:
     """`keys of layer 3`, from the name of a tensor."""
     part, layer = name.split(".")[-2:]
     return f"the {'keys' if part == 'k' else 'values'} of layer {layer}"
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that compute blocks."""
-    found = {}
-    for package in ("cached-block-workbench", "torch", "transformers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found

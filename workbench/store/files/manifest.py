@@ -12,7 +12,8 @@ from zlib import crc32
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import check_place, sync, write_new, write_text, writing
-from workbench.store.files.block_file import SUFFIX, versions
+from workbench.core.utils.versions import versions
+from workbench.store.files.block_file import SUFFIX
 from workbench.store.files.file_header import Contents, Unusable, contents, quietly
 from workbench.store.keys import FORMAT_VERSION
 
