@@ -291,6 +291,15 @@ def test_the_command_measures_ranks_and_goes_on(folder, tmp_path, monkeypatch):
     assert json.loads(ranked.stdout)["boards"][0]["entries"] == found["boards"][1]["entries"]
 
 
+def test_a_leaderboard_that_is_stopped_says_that_its_trials_are_kept(folder, tmp_path, monkeypatch):
+    def stopped(*_given, **_more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ranking, "measure", stopped)
+    ended = invoke("--model", folder, *QUICK, "--method", "block", "--out", tmp_path / "out")
+    assert f"finished trials are kept in {tmp_path / 'out'}" in " ".join(ended.stderr.split())
+
+
 LAST = """
 from dataclasses import dataclass
 import torch

@@ -142,7 +142,8 @@ def _measured(
 
     for note in notes:
         typer.echo(f"left out: {plain(note)}", err=True)
-    with progress(f"{len(plan.cases)} trials") as advance:
+    kept = f"finished trials are kept in {out}, and the same command goes on"
+    with progress(f"{len(plan.cases)} trials", kept) as advance:
         return ranking.measure(plan, out, jobs, advance, cluster=cluster, retries=retries)
 
 
