@@ -97,8 +97,10 @@ def report(found: RunComparison) -> Group:
         if not rows:
             parts += [f"[dim]{plain(title)}: none[/]", ""]
             continue
-        table = rich_table.Table(box=None, pad_edge=False, title=plain(title), title_justify="left", title_style="dim")
         of_runs = head[0] == "run"
+        if head[-1] == "questions" and len({row[-1] for row in rows}) == 1:
+            title, head, rows = f"{title}, n = {rows[0][-1]}", head[:-1], [row[:-1] for row in rows]
+        table = rich_table.Table(box=None, pad_edge=False, title=plain(title), title_justify="left", title_style="dim")
         if of_runs and len({row[0] for row in rows}) == 1:  # the headline names it
             head, rows = head[1:], [row[1:] for row in rows]
         for number, name in enumerate(head):
