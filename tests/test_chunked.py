@@ -147,8 +147,7 @@ def test_chunks_that_do_not_fit():
         return PrefillRequest(PROMPT.tokens, Plan(ALL, **plan), empty(MODEL, LENGTH))
 
     for chunk in (0, -3, 2.5, True):
-        with pytest.raises(BadInput, match="it is a number of rows, 1 or more"):
-            prefill_chunked(MODEL, request(), chunk)
+        refused("it is a number of rows, 1 or more", prefill_chunked, MODEL, request(), chunk)
     with pytest.raises(BadInput, match="chunk 63 is smaller than a tile of the sparse method: choose 64 or more"):
         prefill_chunked(MODEL, request(sparse=sparse.named("bfla")), 63)
     asked = request(sees=same_block(PROMPT))

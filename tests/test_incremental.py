@@ -9,7 +9,6 @@ from tests.random_models import block_of, model_of
 from tests.refusals import refused
 from workbench import models
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine.encoding import encode
 from workbench.engine.forward import prefill_many
@@ -146,8 +145,7 @@ def test_a_prefix_cache_keeps_what_stands_before_the_first_change(llama):
 
 def test_a_prompt_over_the_context_is_refused_before_anything_is_encoded(llama):
     store = MemoryStore()
-    with pytest.raises(BadInput, match="over the model's context of 512"):
-        revise(llama, Prompt((*[block_of(60, i) for i in range(9)], Q)), store)
+    refused("over the model's context of 512", revise, llama, Prompt((*[block_of(60, i) for i in range(9)], Q)), store)
     assert not len(store)
 
 

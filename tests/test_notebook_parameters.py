@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import refused
 from workbench.app.notebooks import notebook
 from workbench.core.errors import BadInput
 
@@ -85,8 +86,7 @@ def test_values_out_of_range_are_refused(value, rule, message):
 
 
 def test_a_rule_for_a_name_that_is_no_parameter_is_refused():
-    with pytest.raises(BadInput, match="no parameter is named smaples: there are p"):
-        notebook.validate(cell(int, 1), smaples=notebook.at_least(1))
+    refused("no parameter is named smaples: there are p", notebook.validate, cell(int, 1), smaples=notebook.at_least(1))
 
 
 @given(low=st.integers(), high=st.integers(), value=st.integers())
@@ -133,8 +133,7 @@ def test_a_parameter_that_was_chosen_keeps_its_value(chosen):
 
 
 def test_a_size_for_a_name_that_is_no_parameter_is_refused():
-    with pytest.raises(BadInput, match="no parameter is named smaples: there are p"):
-        notebook.sized(cell(int, 1), model_of(1), smaples=(60, 6))
+    refused("no parameter is named smaples: there are p", notebook.sized, cell(int, 1), model_of(1), smaples=(60, 6))
 
 
 def test_nobody_watches_outside_a_notebook():

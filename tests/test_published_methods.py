@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.random_models import Letters, model_of, prompt_of
-from workbench.core.errors import BadInput
+from tests.refusals import refused
 from workbench.core.masks import MaskRule
 from workbench.methods.config import MethodConfig
 from workbench.methods.generation import answer
@@ -69,8 +69,7 @@ def made(name, **changes):
 
 def engine_fits(name, logits):
     if name in CONTIGUOUS and logits is _logits("paged"):
-        with pytest.raises(BadInput, match="engine 'paged' cannot answer: by attend=chosen"):
-            logits(made(name))
+        refused("engine 'paged' cannot answer: by attend=chosen", logits, made(name))
         pytest.skip("it answers from contiguous caches")
 
 

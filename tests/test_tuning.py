@@ -211,8 +211,7 @@ def test_a_run_of_something_else_is_refused_and_left_alone(base, questions, tmp_
         (replace(CONFIG, steps=2), str(other), questions, "from another base model"),
         (replace(CONFIG, steps=2), base, "lab-sample", "on other data"),
     ):
-        with pytest.raises(BadInput, match=message):
-            start(config, model, Data(source), out)
+        refused(message, start, config, model, Data(source), out)
     assert (out / "state" / "progress.json").read_bytes() == before
 
 
