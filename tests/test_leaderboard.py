@@ -225,6 +225,7 @@ def test_without_a_budget_that_of_the_results_is_taken_and_a_measure_can_be_name
     assert board.entries[-1].method == "none" and ("query-guided", "kv-deviation") in board.together
     refused("unknown by 'speed'", boards, found, by="speed")
     refused("no 2 methods of one model", boards, found, model="another")
+    refused("fewer than 2 methods compute at most 0%", boards, found, (0.001,))
 
 
 def test_a_trial_of_an_earlier_version_is_the_same_trial(tmp_path):

@@ -210,9 +210,21 @@ def boards(
         entries = _entries(asked, costs)
         wanted = budgets or sorted({e.fields["charged"] for e, _ in entries if e.fields.get("charged")}) or (None,)
         made += [board for budget in wanted if (board := _board(asked, entries, budget, by, least))]
+    if not made and budgets and (costly := _cheapest(answers, costs)):
+        raise BadInput(
+            f"{' and '.join(found.sources)}: fewer than {max(2, least)} methods compute at most {max(budgets):.0%} of "
+            f"these prompts (the cheapest {costly:.1%}): give larger --budgets, or rank all of them by --results alone"
+        )
     if not made:
         raise BadInput(f"{' and '.join(found.sources)}: no {least} methods of one model were asked the same questions")
     return made
+
+
+def _cheapest(answers: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> float:
+    """Return the smallest charged share of a method but full attention, 0 where there is none."""
+    groups = answers.groupby(ASKED, sort=False, dropna=False)
+    shares = [e.charged for _, asked in groups for e, _ in _entries(asked, costs) if not _is_full(e)]
+    return min((share for share in shares if share), default=0.0)
 
 
 def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
