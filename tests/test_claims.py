@@ -329,6 +329,11 @@ def test_every_numbered_table_and_figure_is_listed_once_and_mechanisms_name_thei
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, test
 
 
+def test_results_of_which_no_claim_speaks_confirm_mechanisms_alone():
+    held = claims.verdicts(claims.judge(counted(a=1.0)), "mine")
+    assert [item.item for item in claims.items() if held[item.item] != OPEN and not item.is_mechanism] == []
+
+
 def test_shipped_results_give_the_verdicts_that_documents_state(shipped):
     wanted = {item: verdict for verdict, names in SHIPPED.items() for item in names.split()}
     found = claims.verdicts(shipped, results.SHIPPED)

@@ -80,7 +80,8 @@ class PaperItem:
     @property
     def is_mechanism(self) -> bool:
         """Whether it shows how a method works, which tests of our own code hold, and finds nothing."""
-        return bool(self.claims) and all(claim.kind == "mechanism" for claim in self.claims)
+        kinds = {claim.kind for claim in self.claims}
+        return "mechanism" in kinds and "finding" not in kinds
 
     @property
     def name(self) -> str:
