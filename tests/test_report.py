@@ -159,7 +159,8 @@ def test_command_line_exits_with_2_and_one_sentence_on_bad_input(tmp_path):
 def test_command_line_exits_with_1_when_a_notebook_failed(monkeypatch, tmp_path, message, code):
     ended = report.ReportResult(tmp_path / "index.html", (report.NotebookRun("01_good", "Good", message=message),))
     monkeypatch.setattr(report, "run", lambda *_, **__: ended)
-    result = invoke("any.ipynb")
+    (notebook := tmp_path / "any.ipynb").write_text("{}")
+    result = invoke(str(notebook))
     assert (result.exit_code, result.stdout) == (code, f"{ended.index}\n")
 
 

@@ -128,13 +128,13 @@ def _refuse_unfit(args: Sequence[str]) -> None:
 
 
 def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    given = [value] if isinstance(value, str) else value or []
+    given = [value] if isinstance(value, str | os.PathLike) else value or []
     if param.metavar == "LIST":
         from workbench.methods.registry import split
 
         given = [name for name in split(value or "") if name]
     if not ctx.params.get("results") or param.name == "results":  # results may be of what is not here
-        for name in given:
+        for name in map(str, given):
             if "://" not in name:
                 NAMES[param.opts[0]](name)
     return own(ctx, param, value) if own else value
