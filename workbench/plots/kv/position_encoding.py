@@ -169,7 +169,8 @@ def family_differences(records: Sequence[dict[str, Any]], *, seed: int, device: 
         records,
         TOLERANCE,
         caption="Random models of the real architectures in miniature (3 layers, 64 wide), 8 blocks of 12 tokens and a "
-        f"question of 12, shifted by up to {records[0]['distance']} tokens; fp32, seed {seed}, {device}.",
+        f"question of 12, shifted by up to {records[0]['distance']} tokens; fp32, seed {seed}, {device}. Dotted: the "
+        f"tolerance of the tests, {TOLERANCE:.0e}.",
     )
 
 

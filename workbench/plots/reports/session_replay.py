@@ -33,7 +33,7 @@ def quality(records: Sequence[Mapping[str, Any]], *, caption: str) -> go.Figure 
         for score in SCORES
         if r["kind"] == kind and f"{score}_low" in r
     ]
-    shares = {score: {"title": title, "axis": title, "percent": True, "whole": True} for score, title in SCORES.items()}
+    shares = {score: {"title": title, "axis": "", "percent": True, "whole": True} for score, title in SCORES.items()}
     return chart.dot_plot(
         pd.DataFrame(rows),
         y="kind",
