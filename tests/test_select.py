@@ -24,7 +24,7 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.data import embedders
 from workbench.data.retrieval_corpus import nearest
-from workbench.engine import attention_maps
+from workbench.engine import attention_maps, encoding
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
@@ -35,7 +35,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
-from workbench.methods.select import budget, cache_clip, cache_craft, choose, context_pass, documents
+from workbench.methods.select import budget, cache_clip, cache_craft, choose, context_pass, documents, qc_fuse
 from workbench.methods.select.cache_craft import CacheCraft, Past
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.models.spec import attach
@@ -528,9 +528,15 @@ def test_gradual_filtering_goes_on_with_those_that_deviate_most_layer_by_layer()
     refused("the model has layers 0 to 3", scores, "kv_deviation(stages=(0.5, 0.4, 0.3))", deep, kv)
 
 
-def test_the_question_of_qcfuse_reads_what_a_passage_would_be_repeated_from(model, kv):
-    chooser = select.named("qc_fuse(layers=all, digest=0.3, sink=1)")
+@pytest.mark.parametrize("packed", [False, True], ids=["by plans", "as on a GPU"])
+def test_the_question_of_qcfuse_reads_what_a_passage_would_be_repeated_from(model, packed, monkeypatch):
+    chooser, scored = select.named("qc_fuse(layers=all, digest=0.3, sink=1)"), []
+    if packed:  # by the kernel's reference
+        monkeypatch.setattr(encoding, "_by_kernels", lambda *given: True)
+        monkeypatch.setattr(encoding, "packed_pass", lambda *a, kernels, of=encoding.packed_pass: of(*a, kernels=False))
+    monkeypatch.setattr(qc_fuse, "logits", lambda *a, of=qc_fuse.logits: scored.append(a[1]) or of(*a))
     seen = chooser._seen(model, PROMPT)
+    assert scored == [*range(len(seen))], "a layer scores all passages at once"
     assert seen[:, : SIZES[0]].all() and seen[:, END:].all(), "the system prompt and the question are read in whole"
     for block, here in zip(PROMPT.context[1:], BLOCKS[1:], strict=False):
         twice = torch.tensor(block.tokens * 2)

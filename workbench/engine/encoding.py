@@ -21,7 +21,7 @@ from workbench.models.transformers_attention import LayerInput, StopForward
 
 PACK = 8192  # most tokens that are packed in one forward pass (a longer block goes alone)
 
-Write = Callable[[int, Tensor, Tensor], None]  # (layer, keys [H, N, D], values [H, N, D]) of all blocks
+Write = Callable[[LayerInput], None]  # of all blocks: queries [Hq, N, D], keys [H, N, D], values [H, N, D]
 
 
 @annotations.checked
@@ -58,22 +58,43 @@ def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence
 def _encode(model: PreTrainedModel, spec: ModelSpec, texts: Sequence[Tensor], kvs: Sequence[KV]) -> None:
     """One packed forward pass; on a GPU one launch a layer carries out all blocks (`kernels/encode_blocks.py`)."""
     lengths = [len(tokens) for tokens in texts]
-    within_window = spec.window is None or max(lengths) <= spec.window
-    if not (on_gpu(spec.device) and spec.dtype != torch.float32 and within_window):
+    if not _by_kernels(spec, lengths):
         plans = [Plan(torch.arange(n), num_layers=spec.layers) for n in lengths]
         run(model, list(zip(texts, plans, kvs, strict=True)))
         return
 
-    def write(layer: int, *fresh: Tensor) -> None:
-        for kv, k, v in zip(kvs, *(x.split(lengths, 1) for x in fresh), strict=True):
-            kv.keys[layer].copy_(k)
-            kv.values[layer].copy_(v)
+    def write(x: LayerInput) -> None:
+        for kv, k, v in zip(kvs, x.k.split(lengths, 1), x.v.split(lengths, 1), strict=True):
+            kv.keys[x.layer].copy_(k)
+            kv.values[x.layer].copy_(v)
 
     packed_pass(model, texts, spec.layers, write, kernels=True)()
 
 
+def _by_kernels(spec: ModelSpec, lengths: Sequence[int]) -> bool:
+    within_window = spec.window is None or max(lengths) <= spec.window
+    return on_gpu(spec.device) and spec.dtype != torch.float32 and within_window
+
+
+def watch(model: PreTrainedModel, texts: Sequence[Tensor], see: Callable[[int, Tensor, Tensor], None]) -> None:
+    """Compute texts of token ids [T], each apart, in one packed forward pass; nothing of them is kept.
+
+    `see(layer, queries [Hq, N, D], keys [H, N, D])` is called once a layer, with those of all texts, rotated.
+    """
+    spec, lengths = spec_for(model, texts), [len(tokens) for tokens in texts]
+    if _by_kernels(spec, lengths):
+        packed_pass(model, texts, spec.layers, lambda x: see(x.layer, x.q, x.k), kernels=True)()
+        return
+    kvs, layers = [spec.empty(n) for n in lengths], range(spec.layers)
+    plans = [Plan(torch.arange(n), return_queries=tuple(layers), num_layers=spec.layers) for n in lengths]
+    found = run(model, list(zip(texts, plans, kvs, strict=True)))
+    for layer in layers:
+        queries = torch.cat([one.queries[layer] for one in found], 1)
+        see(layer, queries, torch.cat([kv.keys[layer] for kv in kvs], 1))
+
+
 class PackedBlocks:
-    """Blocks as one request: every block stands at positions from 0 and sees itself. `write` gets keys and values.
+    """Blocks as one request: every block stands at positions from 0 and sees itself. `write` gets what it computes.
 
     kernels  the kernel `encode_blocks` carries the attention out; without it, its reference in torch does
     """
@@ -88,7 +109,7 @@ class PackedBlocks:
 
     def attend(self, x: LayerInput) -> Tensor | None:
         """Attend within every block. No block is longer than the sliding window: that is refused before."""
-        self.write(x.layer, x.k, x.v)
+        self.write(x)
         if x.last:
             return None
         arguments = (x.q, x.k, x.v, self.cu_seqlens, self.max_seqlen, x.scale)

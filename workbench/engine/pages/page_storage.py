@@ -21,6 +21,7 @@ from workbench.engine.encoding import index_copy, packed_pass, packs
 from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
 from workbench.engine.pages.stream_order import StreamOrder, current_stream
 from workbench.models.spec import attach
+from workbench.models.transformers_attention import LayerInput
 
 STEP = 128  # tokens that a step of the kernels for Hopper takes, where they are rerotated alike
 RUNS = 8  # of slots side by side that are copied one by one, at most
@@ -87,9 +88,9 @@ class PageStorage:
         for group in packs([len(block) for block in blocks]):
             slots = torch.cat([self.slots(cached[i]) for i in group]).to(self.device)
 
-            def write(layer: int, k: Tensor, v: Tensor, at: Tensor = slots) -> None:
-                index_copy(self.keys[layer], at, k)
-                index_copy(self.values[layer], at, v)
+            def write(x: LayerInput, at: Tensor = slots) -> None:
+                index_copy(self.keys[x.layer], at, x.k)
+                index_copy(self.values[x.layer], at, x.v)
 
             texts = [torch.tensor(blocks[i].tokens) for i in group]
             passes.append(packed_pass(model, texts, self.spec.layers, write, self.kernels))

@@ -10,12 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
-from workbench.core.plan import Pass, Plan, Site
+from workbench.core.plan import Pass, Site
 from workbench.core.tiling.tiles import Tiles
-from workbench.engine.assembly import empty
 from workbench.engine.attention_maps import from_question, layers_of, logits, question_pass
-from workbench.engine.attention_maps import softmax as weigh
-from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.engine.encoding import packs, watch
 from workbench.methods import registry
 from workbench.methods.select import KV, Prompt, Select, layers, softmax, whole
 from workbench.store import fingerprint
@@ -76,30 +74,40 @@ class QcFuse(Select):
         for block, digest in zip(missing, self._made(model, list(missing)), strict=True):
             self.digests[known, block.content] = digest
         count, first = len(layers_of(model, "all")), prompt.starts[min(self.system, len(prompt.context))]
-        front, back = (torch.ones(count, n, dtype=torch.bool) for n in (first, len(prompt.question)))
-        parts = (front, *(self.digests[known, block.content] for block in passages), back)
-        return torch.cat([part.to(model.device) for part in parts], 1)
+        front, back = (torch.ones(count, n, dtype=torch.bool).to(model.device) for n in (first, len(prompt.question)))
+        return torch.cat((front, *(self.digests[known, block.content] for block in passages), back), 1)
 
     def _made(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Tensor]:
         """Return the digest of every block, [L, n] bool: sinks, then what its repetition reads most."""
-        chosen, prompts = layers_of(model, "all"), [Prompt((b, Block(self.ask) if self.ask else b)) for b in blocks]
-        requests = []
-        for prompt in prompts:
-            plan = Plan(torch.arange(len(prompt)), return_queries=tuple(chosen), num_layers=len(chosen))
-            requests.append(PrefillRequest(prompt.tokens, plan, empty(model, len(prompt))))
-        found = []
-        for prompt, request, output in zip(prompts, requests, prefill_many(model, requests), strict=True):
-            ends = prompt.starts[-1]
-            digest = torch.zeros(len(chosen), ends, dtype=torch.bool, device=model.device)
-            for number, layer in enumerate(chosen):
-                best = torch.zeros(ends, device=model.device)
-                asked = output.queries[layer][:, ends:]
-                for _, scores in logits(model, layer, asked, request.kv.keys[layer], prompt.question):
-                    best = best.maximum(weigh(scores)[..., :ends].amax((0, 1)))
-                best[: self.sink] = torch.inf
-                digest[number, best.sort(descending=True, stable=True).indices[: ceil(self.digest * ends)]] = True
-            found.append(digest)
-        return found
+        groups = packs([len(block) + len(self.ask or block.tokens) for block in blocks])
+        return [digest for group in groups for digest in self._together(model, [blocks[i] for i in group])]
+
+    def _together(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Tensor]:
+        """Return digests of one packed pass; a layer scores all blocks at once, side by side where their ends meet."""
+        asks = [self.ask or block.tokens for block in blocks]
+        sizes, asked = (torch.tensor([*map(len, each)])[:, None] for each in (blocks, asks))
+        wide, most = int(sizes.max()), list[Tensor]()
+        column = torch.arange(-wide, int(asked.max()))  # from the end of a block
+        ends = (sizes + asked).cumsum(0) - asked
+        place = (ends + column).where(inside := (column >= -sizes) & (column < asked), 0).to(model.device)
+        hidden, rows = ~inside[:, None, None].to(model.device), torch.arange(wide, len(column)).to(model.device)
+
+        def see(layer: int, queries: Tensor, keys: Tensor) -> None:
+            queries, keys = (x.transpose(0, 1).flatten(0, 1) for x in (queries[:, place[:, wide:]], keys[:, place]))
+            best = torch.zeros(len(blocks), wide, device=model.device)
+            for part, scores in logits(model, layer, queries, keys, rows):
+                weights = scores.unflatten(0, (len(blocks), -1)).masked_fill(hidden, -torch.inf).softmax(-1)
+                none = hidden[..., wide:][..., part].mT
+                best = best.maximum(weights[..., :wide].masked_fill_(none, 0).amax((1, 2)))
+            most.append(best)
+
+        watch(model, [torch.tensor((*block.tokens, *ask)) for block, ask in zip(blocks, asks, strict=True)], see)
+        token = (sizes + column[:wide]).to(model.device)
+        scores = torch.stack(most).masked_fill_(token < self.sink, torch.inf).masked_fill_(token < 0, -1)
+        counts = torch.tensor([ceil(self.digest * len(block)) for block in blocks])[:, None]
+        chosen = (torch.arange(wide) < counts).to(model.device).expand(scores.shape)
+        kept = torch.zeros_like(chosen).scatter_(-1, scores.sort(descending=True, stable=True).indices, chosen)
+        return [kept[:, i, wide - len(block) :] for i, block in enumerate(blocks)]
 
 
 @dataclass(frozen=True, eq=False)
