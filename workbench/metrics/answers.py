@@ -5,7 +5,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ from workbench.core.errors import BadInput
 Interval = tuple[float, float]
 Records = list[dict[str, Any]]  # rows of a table
 DRAWS = 1 << 16  # of resamples that are held at once
+KEPT = 1 << 23  # draws of one number of questions that are kept for the next method
 FIRST_CJK = "\u2e80"  # from here on scripts that set no spaces between words
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -100,8 +101,17 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000, lev
     return float(low), float(high)
 
 
-def _draws(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+def _draws(n: int, resamples: int, seed: int) -> Iterable[np.ndarray]:
     """Draw n of n questions with replacement, many resamples at once: [resamples of this part, n]."""
+    return _kept(n, resamples, seed) if n * resamples <= KEPT else _drawn(n, resamples, seed)
+
+
+@lru_cache(maxsize=2)  # methods are compared on the same questions
+def _kept(n: int, resamples: int, seed: int) -> list[np.ndarray]:
+    return [drawn.astype(np.uint32) for drawn in _drawn(n, resamples, seed)]
+
+
+def _drawn(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
     rng, at_once = np.random.default_rng(seed), max(1, DRAWS // n)
     for begun in range(0, resamples, at_once):
         yield rng.integers(0, n, (min(at_once, resamples - begun), n))

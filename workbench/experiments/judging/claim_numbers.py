@@ -23,6 +23,7 @@ from workbench.results.schema import METHOD, Origin
 
 UNUSED = ["versions", "weights", "answer", "expected", "samples"]
 ORDER = ("smallest", "largest")
+BY = ["source", "model", "data", *METHOD]  # of counts that stand beside a method's other rows
 Selector = Mapping[str, Any]
 Scores = tuple[np.ndarray, np.ndarray]  # numbers of questions, and their scores
 
@@ -64,13 +65,17 @@ class Tables:
         self.numbers: dict[str, list[Number]] = {}  # that were asked for, as claims of several items do
         self._table = cache(lambda *of: found.table(*of).drop(columns=UNUSED, errors="ignore"))
         self._rows, self._runs, self.scores = cache(self._rows_of), cache(self._runs_of), cache(self._scores_of)
+        self._means = cache(self._means_of)
 
     def rows(self, asked: ClaimScope) -> pd.DataFrame:
         """Return the rows of either side, with a column for every name that a selector uses."""
         rows = self._rows(asked.table, asked.experiment, asked.measure)
+        if rows.empty:
+            return rows
         sides = [each for each in (asked.left, asked.right, asked.full) if each is not None]
         for name in sorted({name for each in (*sides, asked.scope) for name in each} - set(rows)):
-            rows = _with_measure(rows, self._rows("counts", asked.experiment, name), name)
+            means = self._means(asked.experiment, name)
+            rows = rows.merge(means, on=BY, how="left") if len(means) else rows.assign(**{name: np.nan})
         return chosen(rows[np.logical_or.reduce([fitting(rows, each) for each in sides])], asked.scope)
 
     def _rows_of(self, table: str, experiment: str, measure: str) -> pd.DataFrame:
@@ -83,6 +88,12 @@ class Tables:
         sums = {"n": known, "em_n": both, "em": np.where(both, em, 0.0)}
         runs = runs.assign(**{name: np.add.reduceat(each, runs.start, dtype=float) for name, each in sums.items()})
         return runs[runs.n > 0].copy()
+
+    def _means_of(self, experiment: str, measure: str) -> pd.DataFrame:
+        """Return a measure of every method's counts over all questions, a mean over training seeds."""
+        own = self._rows("counts", experiment, measure)
+        means = own[own.kind.isin(["", "all"])].groupby(BY, dropna=False, observed=True).value.mean()
+        return means.rename(measure).reset_index()
 
     def _runs_of(self, experiment: str) -> tuple[pd.DataFrame, np.ndarray]:
         """Return the runs of answers, and the rows of the table one run behind the other."""
@@ -110,14 +121,6 @@ def _with_settings(rows: pd.DataFrame) -> pd.DataFrame:
     both = {name: rows[name].where(rows[name].notna(), more[name]) for name in more if name in rows}
     whole = pd.concat([rows, more.drop(columns=list(both))], axis=1).assign(**both)
     return whole.astype(dict.fromkeys(whole.select_dtypes(["str"]), object)).copy()  # one array: taken from at once
-
-
-def _with_measure(rows: pd.DataFrame, counts: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Add a measure of the same method's counts over all questions, a mean over training seeds; nan without one."""
-    keys = ["source", "model", "data", *METHOD]
-    own = counts[(counts.measure == measure) & counts.kind.isin(["", "all"])]
-    means = own.groupby(keys, dropna=False, observed=True).value.mean().rename(measure).reset_index()
-    return rows.merge(means, on=keys, how="left") if len(means) else rows.assign(**{measure: np.nan})
 
 
 def chosen(rows: pd.DataFrame, wanted: Selector) -> pd.DataFrame:
