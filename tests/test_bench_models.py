@@ -2,17 +2,19 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import method_ttft
 import pytest
 import scale
 import torch
+from script import TINY
 
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.engine.graphs import batch_buckets
-from workbench.experiments.bench.models import chunked, operations, recompute, whole_model
+from workbench.experiments.bench.models import chunked, operations, over_pages, recompute, whole_model
 from workbench.experiments.bench.models.operations import OPERATIONS
 from workbench.experiments.bench.models.whole_model import LLAMA, Scene, build
 from workbench.experiments.bench.timing import Roof
@@ -21,20 +23,15 @@ from workbench.store import UNLIMITED, MemoryStore
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 
-TINY = LLAMA | {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 97,
-}
-
-
 @pytest.fixture(scope="module")
 def scene():
-    return Scene(build(TINY), [], unit=16)
+    return Scene(build(LLAMA | TINY), [], unit=16)
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """Decode 4 tokens a sample instead of 32: what interprets kernels takes 60 ms a token."""
+    monkeypatch.setattr(over_pages, "answers", partial(over_pages.answers, count=5))
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
@@ -112,7 +109,7 @@ def test_a_context_that_is_loaded_from_the_host_is_the_one_that_was_encoded(scen
 
 
 def test_every_method_is_prefilled_in_chunks_and_every_length_is_reported(monkeypatch):
-    scene = Scene(build(TINY), [], unit=64)
+    scene = Scene(build(LLAMA | TINY), [], unit=64)
     for name, value in {"LENGTHS": (2, 3), "HALVINGS": 3, "RUNS": 1}.items():
         monkeypatch.setattr(chunked, name, value)
     found = {entry["name"]: entry for entry in chunked.entries(scene, Roof(1e9, 1e9))}
