@@ -225,7 +225,15 @@ def test_without_a_budget_that_of_the_results_is_taken_and_a_measure_can_be_name
     assert board.entries[-1].method == "none" and ("query-guided", "kv-deviation") in board.together
     refused("unknown by 'speed'", boards, found, by="speed")
     refused("no 2 methods of one model", boards, found, model="another")
-    refused("fewer than 2 methods compute at most 0%", boards, found, (0.001,))
+
+
+def test_a_budget_that_no_two_methods_keep_gives_a_board_of_all_at_what_they_charge(tmp_path):
+    (board,) = boards(written(tmp_path), (0.001, 0.05))
+    assert (board.budget, board.unmet, board.over) == (None, 0.05, ())
+    assert [one.method for one in board.entries] == ["query-guided", "kv-deviation", "first-k", "none"]
+    shown = " ".join(invoke("--results", tmp_path, "--budgets", "0.05").stdout.split())
+    assert "(the cheapest computes 3%)" in shown and "the cheapest computes 3%" in page.page([board])
+    assert boards(written(tmp_path), (0.2,))[0].unkept == ""
 
 
 def test_a_trial_of_an_earlier_version_is_the_same_trial(tmp_path):
@@ -290,6 +298,12 @@ def test_the_command_measures_ranks_and_goes_on(folder, tmp_path, monkeypatch):
     assert 0.25 < epic["charged"] <= 0.3 and epic["fields"]["charged"] == 0.3
     ranked = invoke("--results", tmp_path / "out", "--budgets", "0.5", "--json")
     assert json.loads(ranked.stdout)["boards"][0]["entries"] == found["boards"][1]["entries"]
+
+
+def test_short_prompts_are_asked_at_each_methods_own_ratio(folder, tmp_path):
+    asked = ["--model", folder, *QUICK, "--methods", "epic,full-reuse", "--budgets", "0.01", "--out", tmp_path / "out"]
+    (board,) = json.loads(invoke(*asked, "--json").stdout)["boards"]
+    assert board["unmet"] == 0.01 and {one["method"] for one in board["entries"]} == {"epic", "full-reuse"}
 
 
 def test_a_leaderboard_that_is_stopped_says_that_its_trials_are_kept(folder, tmp_path, monkeypatch):

@@ -26,7 +26,8 @@ def _board(number: int, board: Board) -> dict[str, Any]:
     rows = [_row(board.full, "full")] if board.full else []
     rows += [_row(entry, "first" if entry.rank == 1 else "") for entry in board.entries]
     rows += [_row(entry, "over") for entry in board.over]
-    lines = [f"Not told apart: {'; '.join(group)}." for group in board.together]
+    lines = [f"{board.unkept[0].upper()}{board.unkept[1:]}."] if board.unkept else []
+    lines += [f"Not told apart: {'; '.join(group)}." for group in board.together]
     if board.over:
         lines.append(f"Over the budget: {'; '.join(entry.method for entry in board.over)}.")
     return {
@@ -109,6 +110,7 @@ def report(board: Board) -> Group:
     parts: list[RenderableType] = [
         f"[bold]{plain(board.title)}[/]: {board.n} questions by {ranked}",
         f"[dim]{plain(board.device)}[/]",
+        *([board.unkept] if board.unkept else []),
         _table(QUALITY, listed, short, board.by),
         *_groups(board, short),
         "",

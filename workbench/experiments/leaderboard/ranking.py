@@ -5,7 +5,7 @@ for board in boards(results.read("runs/leaderboard"), budgets=(0.15,)):
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,9 @@ def planned(
     """Return what to measure of named `methods` (none: all), and of the reader's own, (kind of policy, name).
 
     A method that recomputes a share of the tokens is asked for every charged budget, any other once. What cannot run is
-    left out, with the reason, and the rest is measured; `here` as in `preflight`. Raises BadInput for an unknown
-    method, and where nothing is left to compare.
+    left out, with the reason, and the rest is measured; where no ratio keeps a budget, as on short prompts, each method
+    is asked at its own. `here` as in `preflight`. Raises BadInput for an unknown method, and where nothing is left to
+    compare.
     """
     for name in methods:
         if name not in METHODS:
@@ -66,19 +67,39 @@ def planned(
         raise BadInput(left_out[0] if left_out else "budgets is empty: a share above 0, at most 1, is needed")
     wanted = [(name, {"method": [name]}) for name in dict.fromkeys((FULL, *(methods or METHODS)))]
     wanted += [(name, {"mode": ["block"], kind: [name], **_lists(OWN[kind])}) for kind, name in own]
+    running, refused, wrong = _checked(base, wanted, shares, loaded, here)
+    if not any(case.trial.charged for case in running):
+        unpriced = _checked(base, wanted, (), loaded, here)
+        if len(unpriced[0]) > len(running):
+            left_out.append(
+                f"budgets: no ratio keeps {max(shares):.0%} of these prompts, so each method runs at its own"
+            )
+            running, refused, wrong = unpriced
+    if len(running) < 2 or running[0].method != FULL:
+        count = len(running) + sum(map(len, wrong.values()))
+        raise BadInput(sweep_grid.told(wrong, count) if wrong else f"{len(running)} methods: two are needed")
+    return Planned(tuple(running), tuple(shares), tuple(dict.fromkeys([*left_out, *refused])))
+
+
+def _checked(
+    base: Trial,
+    wanted: Iterable[tuple[str, dict[str, Any]]],
+    budgets: Sequence[float],
+    loaded: Loaded | None,
+    here: bool,
+) -> tuple[list[Case], list[str], dict[str, list[Trial]]]:
+    """Return the trials that can run, why others cannot, and {what is wrong: trials}; without budgets each at once."""
     found: list[Case] = []
+    refused = []
     for name, lists in wanted:
         try:
-            found += _cases(base, name, lists, shares)
+            found += _cases(base, name, lists, budgets)
         except BadInput as problem:
-            left_out.append(f"{name}: {problem}")
+            refused.append(f"{name}: {problem}")
     wrong = sweep_grid.problems([case.trial for case in found], loaded, here)
     why = {trial: problem for problem, trials in wrong.items() for trial in trials}
-    left_out += [f"{case.method}: {why[case.trial]}" for case in found if case.trial in why]
-    running = [case for case in found if case.trial not in why]
-    if len(running) < 2 or running[0].method != FULL:
-        raise BadInput(sweep_grid.told(wrong, len(found)) if wrong else f"{len(running)} methods: two are needed")
-    return Planned(tuple(running), tuple(shares), tuple(dict.fromkeys(left_out)))
+    refused += [f"{case.method}: {why[case.trial]}" for case in found if case.trial in why]
+    return [case for case in found if case.trial not in why], refused, wrong
 
 
 def measure(
@@ -104,10 +125,10 @@ def is_here(cluster: str | None) -> bool:
 
 
 def _cases(base: Trial, name: str, lists: dict[str, Any], budgets: Sequence[float]) -> list[Case]:
-    """Return the trials of one method: at every budget where it has a ratio to set."""
+    """Return the trials of one method: at every budget where it has a ratio to set, or at its own."""
     (once,) = cases(asdict(base), lists)
     settable = (METHODS[name].fields if name in METHODS else lists).get("ratio") is not None
-    made = cases(asdict(base), {**lists, "charged": list(budgets)}) if settable else [once]
+    made = cases(asdict(base), {**lists, "charged": list(budgets)}) if settable and budgets else [once]
     return [Case(case.trial, name) for case in made]
 
 
@@ -159,7 +180,8 @@ class Standing:
 class Board:
     """Methods on the same questions, best first; `full` is full attention, `over` are methods over the budget.
 
-    `together` are groups of methods, by name, that these questions do not tell apart.
+    `together` are groups of methods, by name, that these questions do not tell apart; `unmet` is the largest budget
+    asked for, where too few methods keep it, so that every method is ranked at what it charges.
     """
 
     source: str
@@ -174,12 +196,22 @@ class Board:
     over: tuple[Standing, ...]
     ranks: Ranks
     together: tuple[tuple[str, ...], ...]
+    unmet: float | None = None
 
     @property
     def title(self) -> str:
         """Say which model, data and budget."""
         within = "" if self.budget is None else f", at most {self.budget:.0%} charged"
         return f"{self.model} on {self.data}{within}"
+
+    @property
+    def unkept(self) -> str:
+        """Say that the budget could not be kept, and how methods are ranked instead; "" where it could."""
+        least = min((e.charged for e in self.entries if e.charged), default=None)
+        if self.unmet is None or least is None:
+            return ""
+        few = f"no two methods keep a budget of {self.unmet:.0%} on these prompts (the cheapest computes {least:.0%})"
+        return f"{few}: all are ranked, each at what it charges"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -193,8 +225,9 @@ def boards(
 ) -> list[Board]:
     """Return a board for each model and data set of results, and each charged budget.
 
-    budgets      of a method at several ratios, the largest charged share within a budget stands on its board. Without,
-                 those that the results were measured for; where there are none, one board holds every trial
+    budgets      of a method at several ratios, the largest charged share within a budget stands on its board. Where
+                 fewer methods than `least` keep any, one board holds every trial, with `unmet`. Without, those that
+                 the results were measured for; where there are none, one board holds every trial
     by           the measure that ranks; "" takes the first of `HIGHER` that all methods have
     model, data  only these
     least        fewer methods make no board
@@ -209,22 +242,13 @@ def boards(
     for _, asked in answers.groupby(ASKED, sort=False, dropna=False):
         entries = _entries(asked, costs)
         wanted = budgets or sorted({e.fields["charged"] for e, _ in entries if e.fields.get("charged")}) or (None,)
-        made += [board for budget in wanted if (board := _board(asked, entries, budget, by, least))]
-    if not made and budgets and (costly := _cheapest(answers, costs)):
-        raise BadInput(
-            f"{' and '.join(found.sources)}: fewer than {max(2, least)} methods compute at most {max(budgets):.0%} of "
-            f"these prompts (the cheapest {costly:.1%}): give larger --budgets, or rank all of them by --results alone"
-        )
+        ranked = [board for budget in wanted if (board := _board(asked, entries, budget, by, least))]
+        if not ranked and budgets and (board := _board(asked, entries, None, by, least)):
+            ranked = [replace(board, unmet=max(budgets))]
+        made += ranked
     if not made:
         raise BadInput(f"{' and '.join(found.sources)}: no {least} methods of one model were asked the same questions")
     return made
-
-
-def _cheapest(answers: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> float:
-    """Return the smallest charged share of a method but full attention, 0 where there is none."""
-    groups = answers.groupby(ASKED, sort=False, dropna=False)
-    shares = [e.charged for _, asked in groups for e, _ in _entries(asked, costs) if not _is_full(e)]
-    return min((share for share in shares if share), default=0.0)
 
 
 def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
