@@ -18,7 +18,7 @@ from workbench import results
 from workbench.app.notebooks import notebook
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
-from workbench.plots.marks import chart
+from workbench.plots.marks import chart, method_names, theme
 from workbench.plots.reports import trial_costs
 from workbench.results import Missing, Results, read, schema
 from workbench.results.reader import FOLDER
@@ -343,3 +343,34 @@ def test_without_results_a_page_names_the_command(name, tmp_path):
     shown = drawn(name, [str(tmp_path)])
     assert shown and all(isinstance(one, Missing) for one in shown)
     assert any("workbench sweep" in str(one) for one in shown)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [
+        ("independent", "alone"),
+        ("after_system", "behind the system prompt"),
+        ("with_neighbours(n=1, search=exact)", "behind 1 neighbour"),
+        ("with_neighbours(embedder=bge)", "behind 10 neighbours by bge"),
+        ("link0", "link0"),
+    ],
+)
+def test_a_preprocessing_is_said_in_words(prepare, words):
+    assert method_names.cached(prepare) == words
+
+
+def test_a_caption_counts_models_and_data_sets_where_they_are_many():
+    rows = pd.DataFrame({"model": list("abcde"), "data": list("vwxyz"), "source": "shipped"})
+    assert chart.about(rows) == "5 models on 5 data sets, source: shipped."
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([16e9, 20e9], {"exponentformat": "power"}),  # a power of ten alone, or none, says no scale
+        ([5e7, 1.2e8], {"exponentformat": "power"}),
+        ([2e9, 1.1e11], {"dtick": 1, "exponentformat": "power"}),
+    ],
+)
+def test_a_logarithmic_axis_has_several_ticks(values, ticks):
+    assert theme.log_ticks(values) == ticks

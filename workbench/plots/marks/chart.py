@@ -223,22 +223,25 @@ def about(rows: pd.DataFrame) -> str:
     parts = []
     for names, words in ((("model", "data"), "{} on {}"), (("n",), "n = {}"), (("seed",), "seed {}")):
         if set(names) <= set(rows):
-            values = [_few(rows[name]) for name in names]
+            values = [_few(rows[name], MANY.get(name, "")) for name in names]
             parts += [words.format(*values)] if all(values) else []
     for name in ("device", "source"):
-        if name in rows and (text := _few(rows[name])):
+        if name in rows and (text := _few(rows[name], MANY[name])):
             parts.append(f"source: {text}" if name == "source" else text)
     return ", ".join(parts) + "." if parts else ""
 
 
-def _few(values: pd.Series) -> str:
+MANY = {"model": "models", "data": "data sets", "device": "devices", "source": "sources"}
+
+
+def _few(values: pd.Series, many: str = "kinds") -> str:
     """Write the distinct values of a column: all of few, how many of many; a range of numbers."""
     known = list(dict.fromkeys(value for value in values if value is not None and value == value and value != ""))
     if known and all(isinstance(value, int | float) for value in known):
         low, high = min(known), max(known)
         return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
     if len(known) > 4:
-        return f"{len(known)} kinds"
+        return f"{len(known)} {many}"
     *before, last = map(str, known or [""])
     return " and ".join([", ".join(before)] * bool(before) + [last])
 

@@ -69,6 +69,7 @@ def named(rows: pd.DataFrame) -> pd.DataFrame:
     name         in words, "Full Reuse + answer-guided at 15%" say
     neighbours   that blocks were prepared with, 0 behind the system prompt alone; None of other preparations
     embedder     by which neighbours are found
+    cached       how blocks were prepared, in words
     rule         a sparse method without its options, "compact(over=bfla)" say; "" of a dense one
     """
     rows = rows.assign(ratio=rows.ratio.where(~rows["select"].isin(["", "none"])))
@@ -76,8 +77,15 @@ def named(rows: pd.DataFrame) -> pd.DataFrame:
     number = rows.groupby(fields, sort=False, dropna=False).ngroup()
     methods = rows.loc[~number.duplicated(), fields].astype(object)
     known = [_columns(each) for each in methods.where(methods.notna(), None).to_dict("records")]
-    added = pd.DataFrame(known, columns=["name", "neighbours", "embedder", "rule"])
+    added = pd.DataFrame(known, columns=["name", "neighbours", "embedder", "cached", "rule"])
     return rows.assign(**{name: added[name].take(number).set_axis(rows.index) for name in added})
+
+
+def cached(prepare: str) -> str:
+    """Say in words what blocks of a preprocessing are cached behind."""
+    name, options = registry.parse(prepare or "independent")
+    behind = {"after_system": "the system prompt", "with_neighbours": _near(options)}.get(name)
+    return f"behind {behind}" if behind else "alone" if name == "independent" else prepare
 
 
 def sparse_look(spec: str) -> Look:
@@ -96,10 +104,12 @@ LOOKS = {
 }
 
 
-def _columns(method: Mapping[str, Any]) -> tuple[str, int | None, str, str]:
+def _columns(method: Mapping[str, Any]) -> tuple[str, int | None, str, str, str]:
     name, options = registry.parse(method["prepare"] or "independent")
     count = {"after_system": 0, "with_neighbours": int(options.get("n", 10))}.get(name)
-    return _name(method, name, options), count, str(options.get("embedder", "tfidf")), _rule(method["sparse"] or "none")
+    embedder = str(options.get("embedder", "tfidf"))
+    found = _name(method, name, options), count, embedder, cached(method["prepare"])
+    return *found, _rule(method["sparse"] or "none")
 
 
 def _name(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -> str:
@@ -121,10 +131,13 @@ def _mode(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -
     if method["positions"] in ("naive", "shared"):
         return {"naive": "naive positions (PromptCache)", "shared": "shared positions"}[method["positions"]]
     if prepare == "with_neighbours":
-        n = options.get("n", 10)
-        by = options.get("embedder", "tfidf")
-        return f"{n} neighbour{'s' if n != 1 else ''}" + (f" by {by}" if by != "tfidf" else "")
+        return _near(options)
     return {"after_system": "Full Reuse", "independent": "independent blocks"}.get(prepare, method["prepare"])
+
+
+def _near(options: Mapping[str, Any]) -> str:
+    n, by = options.get("n", 10), options.get("embedder", "tfidf")
+    return f"{n} neighbour{'s' if n != 1 else ''}" + (f" by {by}" if by != "tfidf" else "")
 
 
 def _rule(spec: str) -> str:

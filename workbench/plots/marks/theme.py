@@ -210,10 +210,13 @@ def _lines(text: str, width: int) -> list[str]:
 def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, Any]:
     """Return the ticks of a logarithmic axis: powers of ten where they span over three, else 1-2-5 steps.
 
-    A horizontal axis of `wide` px has fewer where their labels would touch.
+    A horizontal axis of `wide` px has fewer where their labels would touch. Large numbers with fewer than two powers of
+    ten between them have plotly's own steps.
     """
     positive = [value for value in values if value > 0] or [1.0]
     low, high = floor(log10(min(positive))), ceil(log10(max(positive)))
+    if high > 6 and floor(log10(max(positive))) <= ceil(log10(min(positive))):
+        return {"exponentformat": "power"}
     if high - low > 3 or high > 6:
         return {"dtick": 1, "exponentformat": "power"}
     decade = inf if wide is None else wide / max(0.1, log10(max(positive) / min(positive)))

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from workbench.core.errors import BadInput
 from workbench.plots.marks import chart
-from workbench.plots.marks.method_names import FIELDS, MEASURES, measure_of
+from workbench.plots.marks.method_names import FIELDS, MEASURES, cached, measure_of
 from workbench.plots.marks.styles import MODES, SELECTORS, Look
 from workbench.plots.marks.table import table
 from workbench.plots.marks.theme import BLUE, GREEN, INK, ORANGE, RED, escaped, finish
@@ -85,13 +85,12 @@ def at_ratio(table: pd.DataFrame, ratio: float) -> pd.DataFrame:
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `name`: full attention, the mode, or what a reusing method recomputes."""
+    """Add `name`: full attention, the mode, or what a reusing method recomputes; and `cached`, behind what."""
     words = table["select"].where(~table["select"].isin(NOTHING), "nothing recomputed")
     words += table["positions"].map({"naive": ", naive positions"}).fillna("")
     known = {"full": "full attention"}
-    return table.assign(
-        name=words.where(table["mode"] == "block", table["mode"].map(lambda mode: known.get(mode, mode)))
-    )
+    modes = table["mode"].map(lambda mode: known.get(mode, mode))
+    return table.assign(name=words.where(table["mode"] == "block", modes), cached=table.prepare.map(cached))
 
 
 def plain_reuse(counts: pd.DataFrame) -> pd.DataFrame:
