@@ -21,14 +21,17 @@ from workbench.engine.attention_backends.attention import over_tiles
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.experiments.trials import budget
+from workbench.kernels._anchors import meeting
 from workbench.kernels._pages import apart
 from workbench.kernels._pages.case import case
 from workbench.kernels.question_attention import reference
 from workbench.methods import attend, correct, finish, select
 from workbench.methods.config import MethodConfig
+from workbench.methods.correct import kvcomm
 from workbench.methods.correct.kvcomm import Kvcomm
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
+from workbench.methods.modes import superposition
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
@@ -145,6 +148,45 @@ def test_kvcomm_computes_in_full_what_is_like_all_anchors_alike_and_keeps_no_mor
         (ready,) = Reuse(prepare=AfterSystem(), correct=kept).begin(model, [prompt])
         assert ready.computed == len(prompt)
     assert {len(anchors) for anchors in kept.anchors.values()} == {2} and set(kept.anchors) == {1, 2, 3}
+
+
+@pytest.mark.parametrize(("width", "rotary", "pairing"), [(16, 16, "neox"), (24, 16, "neox"), (16, 16, "interleaved")])
+def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairing):
+    torch.manual_seed(0)
+    keys, values = ([torch.randn(2, 64, width)[:, :60] for _ in range(3)] for _ in range(2))
+    starts, lengths, kept = (4, 24, 29), (20, 5, 17), ((20, 33), (5, 9, 7), (17, 18))
+    anchors = [
+        [tuple(tuple(torch.randn(6, n, width) for _ in range(2)) for _ in range(2)) for n in counts] for counts in kept
+    ]
+    tables = [1e4 ** (-torch.arange(0, rotary, 2) / rotary)] * 3
+    copies = [x.clone() for x in keys], [x.clone() for x in values]
+    assert meeting.fits(*copies, tables) and not meeting.fits(keys, copies[1], tables)
+    for known in ([*anchors[:2], []], anchors):
+        given = starts, lengths, known, tables, pairing
+        by_kernel, in_torch = meeting.Meeting(*copies, *given), kvcomm._Met(keys, values, *given)
+        expected = in_torch.far()
+        torch.testing.assert_close(by_kernel.far(), expected, atol=1e-5, rtol=1e-4)
+    weights = torch.rand(2, 3, 42) * (expected[:1] > 0)
+    by_kernel.move(weights)
+    in_torch.move(weights)
+    torch.testing.assert_close(copies, (keys, values), atol=1e-5, rtol=1e-4)
+
+
+def test_kvcomm_and_superposition_move_keys_by_kernels_on_a_gpu_as_elsewhere(model, monkeypatch):
+    rule, spec = Kvcomm(system=1), attach(model)
+    for prompt in (PROMPT, OTHER):
+        rule(model, [prompt], [stitched(model, prompt)], None, None)
+    parts = [(stitched(model).slice(0, 9), torch.arange(9) * 1.5), (stitched(model, OTHER), torch.arange(37) + 20.0)]
+    found = []
+    for kernels in (False, True):
+        kv = stitched(model)
+        assert meeting.fits(kv.keys, kv.values, spec.inv_freq)
+        with monkeypatch.context() as patch:
+            patch.setattr(choice, "on_gpu", lambda device, chosen=kernels: chosen)
+            (done,) = rule(model, [PROMPT], [kv], None, None)
+            found.append([*kv.tensors(), *superposition._place(spec, [parts[:1], parts], 2)[0][1].tensors()])
+        assert not done.computed
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", [Reuse(prepare=AfterSystem(), correct=Kvcomm()), Superposition()])

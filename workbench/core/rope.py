@@ -39,9 +39,10 @@ def rotate_layers(
 
 
 def cos_sin(distance: int | Tensor, inv_freq: Tensor, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [T or 1, R/2] (fp32) of a shift by `distance`."""
-    shift = torch.as_tensor(distance, dtype=torch.float64, device="cpu").reshape(-1, 1)
-    angle = shift * inv_freq.detach().to("cpu", torch.float64)
+    """Return cos and sin [T or 1, R/2] (fp32) of a shift by `distance`, taken on a GPU where they are for one."""
+    at = device if torch.device(device).type == "cuda" else "cpu"  # others may have no fp64
+    shift = torch.as_tensor(distance, dtype=torch.float64, device=at).reshape(-1, 1)
+    angle = shift * inv_freq.detach().to(at, torch.float64)
     return angle.cos().to(device, torch.float32), angle.sin().to(device, torch.float32)
 
 

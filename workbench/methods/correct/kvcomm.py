@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 from transformers import PreTrainedModel
 
-from workbench.core.rope import rotate_layers
+from workbench.core.rope import Pairing, rotate_layers
+from workbench.engine.attention_backends import choice
 from workbench.methods import registry
 from workbench.methods.correct import KV, Correct, Correction, Prompt, write
 from workbench.methods.registry import whole
@@ -30,9 +32,6 @@ class Anchor:
     cached: Pair
     moved: Pair
     used: int = 0
-
-
-Near = tuple[Anchor, Tensor]  # how far a passage's values are from the anchor's, token by token [T]
 
 
 @dataclass(frozen=True)
@@ -77,74 +76,66 @@ class Kvcomm(Correct):
         places = range(self.system, len(prompt.context))
         if not self.most or not places:
             return Correction(rows)
-        cached = _cut(spec, kv, prompt, places)
-        near = self._near(places, cached)
-        if all(near):
-            self._move(spec, kv, prompt, places, cached, near)
+        lengths = [len(prompt.context[place]) for place in places]
+        held = [self._held(*pair) for pair in zip(places, lengths, strict=True)]
+        if any(held) and self._met(spec, kv, prompt, places, lengths, held):
             return Correction(rows)
-        (truth,) = exact(model, [prompt], spec.layers)
+        before, (truth,) = _cut(spec, kv, prompt, places), exact(model, [prompt], spec.layers)
         write(kv, truth, spec.layers)
-        for place, before, after in zip(places, cached, _cut(spec, kv, prompt, places), strict=True):
-            moved = after[0] - before[0], after[1] - before[1]
-            kept = before[0].clone(), before[1].clone()  # not the whole prompt that they are parts of
-            self._keep(self.anchors.setdefault(place, []), Anchor(kept, moved))
+        for place, stale, fresh in zip(places, before, _cut(spec, kv, prompt, places), strict=True):
+            cached = stale[0].clone(), stale[1].clone()  # not the whole prompt that they are parts of
+            moved = (fresh[0] - stale[0]).contiguous(), (fresh[1] - stale[1]).contiguous()
+            self._keep(self.anchors.setdefault(place, []), Anchor(cached, moved))
         return Correction(NOTHING, passes=context_pass(prompt, spec.layers), computed=prompt.starts[-1])
 
-    def _near(self, places: range, cached: Sequence[Pair]) -> list[list[Near]]:
-        """Return a place's anchors that hold as many tokens; none where they are fewer than two, or none is near."""
-        known, far = list[list[Near]](), list[Tensor]()
-        for place, (_, values) in zip(places, cached, strict=True):
-            count = values.shape[1]
-            held = [anchor for anchor in self.anchors.get(place, []) if anchor.cached[1].shape[1] >= count]
-            known.append([])
-            for anchor in held if len(held) > 1 else ():
-                apart = values - anchor.cached[1][:, :count]
-                far.append(vector_norm(apart, dtype=torch.float32))
-                known[-1].append((anchor, _mean(apart)))
-        each = torch.stack(far).cpu().split(list(map(len, known))) if far else ()  # a GPU is waited for once
-        return [self._alike(*pair) for pair in zip(known, each, strict=True)] if far else known
+    def _held(self, place: int, count: int) -> list[Anchor]:
+        """Return the anchors of a place that hold as many tokens; none where there is one alone."""
+        held = [anchor for anchor in self.anchors.get(place, []) if anchor.cached[1].shape[1] >= count]
+        return held if len(held) > 1 else []
 
-    def _alike(self, known: list[Near], far: Tensor) -> list[Near]:
-        """Return the anchors of a place where one is near, and count them as used."""
-        alike = (-far).softmax(0)
-        entropy = -(alike * (alike + 1e-40).log2()).sum()
-        if entropy > self.threshold * torch.tensor(float(len(known))).log2():
-            return []
-        order = alike.sort(descending=True)
-        for index, before in zip(order.indices.tolist(), (order.values.cumsum(0) - order.values).tolist(), strict=True):
-            known[index][0].used += before < NUCLEUS
-        return known
-
-    def _move(
+    def _met(
         self,
         spec: ModelSpec,
         kv: KV,
         prompt: Prompt,
         places: range,
-        cached: Sequence[Pair],
-        near: Sequence[Sequence[Near]],
-    ) -> None:
-        """Add the joined offsets to all passages, from layer 1 on."""
-        heads, at = [count for count, _ in spec.shapes], _standing(prompt, places)
-        keys, values = (
-            torch.cat([self._offset(part, *pair) for pair in zip(cached, near, strict=True)], 1).split(heads)
-            for part in (0, 1)
+        lengths: Sequence[int],
+        held: Sequence[Sequence[Anchor]],
+    ) -> bool:
+        """Move all passages where each has near anchors; return whether they have."""
+        starts, pairs = (
+            prompt.starts[places[0] : places[-1] + 1],
+            [[(a.cached, a.moved) for a in each] for each in held],
         )
-        turned = list(rotate_layers(keys, at, spec.inv_freq, spec.pairing))
-        for mine, offsets in ((kv.keys, turned), (kv.values, values)):
-            for layer in range(1, spec.layers):
-                mine[layer][:, prompt.starts[self.system] : prompt.starts[-1]] += offsets[layer].to(spec.dtype)
+        given = kv.keys, kv.values, starts, lengths, pairs, spec.inv_freq, spec.pairing
+        meeting: Any = _Met(*given)
+        if choice.on_gpu(spec.device) and (module := choice.kernel("_anchors.meeting")).fits(
+            kv.keys, kv.values, spec.inv_freq
+        ):
+            meeting = module.Meeting(*given)
+        far = meeting.far()
+        each = torch.stack([part.sum(1) for part in far[2].split(lengths, 1)]).sqrt().cpu()  # a GPU is waited for once
+        near = [
+            bool(anchors) and self._alike(anchors, row[: len(anchors)]) for anchors, row in zip(held, each, strict=True)
+        ]
+        if not all(near):
+            return False
+        counts = torch.tensor([*map(len, held)]).repeat_interleave(torch.tensor(lengths)).to(far.device)
+        none = torch.arange(far.shape[1], device=far.device)[:, None] >= counts
+        meeting.move((-far[:2] / self.temperature).masked_fill(none, -torch.inf).softmax(1))
         kv.changed()
+        return True
 
-    def _offset(self, part: int, passage: Pair, near: Sequence[Near]) -> Tensor:
-        """Return the mean offset of the tokens of a passage, of its keys or values, weighed by how alike they are."""
-        mine, count = passage[part], passage[part].shape[1]
-        far = [known if part else _mean(mine - anchor.cached[0][:, :count]) for anchor, known in near]
-        weights = (-torch.stack(far) / self.temperature).softmax(0)[..., None]
-        offset = torch.zeros_like(mine, dtype=torch.float32)
-        for weight, (anchor, _) in zip(weights, near, strict=True):
-            offset.addcmul_(weight, anchor.moved[part][:, :count])
-        return offset
+    def _alike(self, anchors: Sequence[Anchor], far: Tensor) -> bool:
+        """Return whether one of the anchors of a place is near, and count them as used then."""
+        alike = (-far).softmax(0)
+        entropy = -(alike * (alike + 1e-40).log2()).sum()
+        if entropy > self.threshold * torch.tensor(float(len(anchors))).log2():
+            return False
+        order = alike.sort(descending=True)
+        for index, before in zip(order.indices.tolist(), (order.values.cumsum(0) - order.values).tolist(), strict=True):
+            anchors[index].used += before < NUCLEUS
+        return True
 
     def _keep(self, anchors: list[Anchor], new: Anchor) -> None:
         if len(anchors) >= self.most:
@@ -152,22 +143,75 @@ class Kvcomm(Correct):
         anchors.append(new)
 
 
-def _mean(apart: Tensor) -> Tensor:
-    """[T] mean of the absolute differences of every token."""
-    return vector_norm(apart, 1, (0, 2), dtype=torch.float32) / (apart.numel() // apart.shape[1])
+@dataclass(frozen=True, eq=False)
+class _Met:
+    """`kernels/_anchors/meeting.py` in torch: places of one prompt, and the anchors of each."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    starts: Sequence[int]
+    lengths: Sequence[int]
+    anchors: Sequence[Sequence[tuple[Pair, Pair]]]
+    inv_freq: Sequence[Tensor]
+    pairing: Pairing
+
+    def far(self) -> Tensor:
+        """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values."""
+        most = max(map(len, self.anchors))
+        out = torch.zeros(3, most, sum(self.lengths), device=self.keys[0].device)
+        begins, heads = torch.tensor([0, *self.lengths]).cumsum(0), sum(map(len, self.keys))
+        mine = _stretch(self.keys, self.values, self.starts, self.lengths, self.inv_freq, self.pairing)
+        for place, begin, count in zip(self.anchors, begins.tolist(), self.lengths, strict=False):
+            here = slice(begin, begin + count)
+            for number, (cached, _) in enumerate(place):
+                keys, values = (x[:, here] - y[:, :count] for x, y in zip(mine, cached, strict=True))
+                for row, apart in enumerate((keys, values)):
+                    out[row, number, here] = vector_norm(apart, 1, (0, 2), dtype=torch.float32) / (
+                        heads * keys.shape[2]
+                    )
+                out[2, number, here] = vector_norm(values, 2, (0, 2), dtype=torch.float32).square()
+        return out
+
+    def move(self, weights: Tensor) -> None:
+        """Add the offsets to all layers but the first, by weights [2, A, N] fp32 of keys and of values."""
+        heads, at = [len(x) for x in self.keys], _standing(self.starts, self.lengths)
+        ends, parts = slice(self.starts[0], self.starts[-1] + self.lengths[-1]), []
+        for part in (0, 1):
+            joined = []
+            for place, share in zip(self.anchors, weights[part].split([*self.lengths], 1), strict=True):
+                moved = [
+                    w[:, None] * pair[part][:, : share.shape[1]] for w, (_, pair) in zip(share, place, strict=False)
+                ]
+                joined.append(torch.stack(moved).sum(0))
+            parts.append(torch.cat(joined, 1).split(heads))
+        turned = list(rotate_layers(parts[0], at, self.inv_freq, self.pairing))
+        for mine, offsets in ((self.keys, turned), (self.values, parts[1])):
+            for layer in range(1, len(mine)):
+                mine[layer][:, ends] += offsets[layer].to(mine[layer].dtype)
 
 
-def _standing(prompt: Prompt, places: range) -> Tensor:
+def _standing(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
     """Return where the block of every token of these places begins [T]."""
-    starts = torch.tensor([prompt.starts[place] for place in places])
-    return starts.repeat_interleave(torch.tensor([len(prompt.context[place]) for place in places]))
+    return torch.tensor(starts).repeat_interleave(torch.tensor(lengths))
+
+
+def _stretch(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    inv_freq: Sequence[Tensor],
+    pairing: Pairing,
+) -> Pair:
+    """Copy places side by side, of all layers, keys rotated as if each stood at position 0: in one rotation a layer."""
+    here = slice(starts[0], starts[-1] + lengths[-1])
+    stale = rotate_layers([x[:, here] for x in keys], -_standing(starts, lengths), inv_freq, pairing)
+    return torch.cat(list(stale)), torch.cat([x[:, here] for x in values])
 
 
 def _cut(spec: ModelSpec, kv: KV, prompt: Prompt, places: range) -> list[Pair]:
-    """Copy blocks of a prompt, keys rotated as if each stood at position 0: all in one rotation a layer."""
-    here = slice(prompt.starts[places[0]], prompt.starts[-1])
+    """Return blocks of a prompt as `_stretch` copies them."""
     lengths = [len(prompt.context[place]) for place in places]
-    stale = [layer[:, here] for layer in kv.keys]
-    keys = torch.cat(list(rotate_layers(stale, -_standing(prompt, places), spec.inv_freq, spec.pairing)))
-    values = torch.cat([layer[:, here] for layer in kv.values])
-    return list(zip(keys.split(lengths, 1), values.split(lengths, 1), strict=True))
+    starts = prompt.starts[places[0] : places[-1] + 1]
+    parts = _stretch(kv.keys, kv.values, starts, lengths, spec.inv_freq, spec.pairing)
+    return list(zip(*(x.split(lengths, 1) for x in parts), strict=True))

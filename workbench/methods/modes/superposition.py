@@ -15,6 +15,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.core.rope import rotate_layers
+from workbench.engine.attention_backends import choice
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.engine.side_by_side import prefill_parts
 from workbench.methods import ReadyRequest
@@ -151,7 +152,12 @@ def _place(
         lengths.append(sum(len(part) for part, _ in parts) + len(gap))
     keys = [torch.cat(layer, 1) for layer in zip(*(kv.keys for kv in held), strict=True)]
     values = [torch.cat(layer, 1) for layer in zip(*(kv.values for kv in held), strict=True)]
-    keys = list(rotate_layers(keys, torch.cat(distance), spec.inv_freq, spec.pairing))
+    if choice.on_gpu(spec.device):
+        at = torch.cat(distance).to(spec.device)
+        for layer, table in zip(keys, spec.inv_freq, strict=True):
+            choice.rerotate(layer, at, table, spec.pairing, layer, kernels=True)
+    else:
+        keys = list(rotate_layers(keys, torch.cat(distance), spec.inv_freq, spec.pairing))
     each = (zip(*(x.split(lengths, 1) for x in layers), strict=True) for layers in (keys, values))
     kvs = [KV.within(list(k), list(v), n - reserve) for k, v, n in zip(*each, lengths, strict=True)]
     return kvs, keys, values

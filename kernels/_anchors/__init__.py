@@ -1,0 +1,1 @@
+"""Passages that move as similar ones moved before (`methods/correct/kvcomm.py`)."""

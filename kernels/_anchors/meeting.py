@@ -1,0 +1,160 @@
+"""Cached passages meet their anchors, earlier passages in the same places: how far they are, and moved likewise.
+
+An anchor is keys and values as they were cached, and by how much they moved, [C, n, D] each: heads of all layers, keys
+as of position 0. Tensors lie wherever they were made, so a table holds how far each is from the first layer's keys. One
+launch compares all layers of all places, a second one moves them; what is cached and what moved are read once each.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from workbench.core.rope import Pairing
+from workbench.kernels._shared.attention import planes
+from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl
+
+Pair = tuple[Tensor, Tensor]  # keys, values
+TOKENS = 16  # of a program
+
+
+@jit
+def _place(tiles, places, tile, TOKENS: tl.constexpr):
+    """(place, its number of anchors, first position, tokens within the place, which there are, where they are put)."""
+    place, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
+    begin, length = tl.load(places + 4 * place), tl.load(places + 4 * place + 1)
+    token = first + tl.arange(0, TOKENS)
+    put = tl.load(places + 4 * place + 3) + token
+    return place, tl.load(places + 4 * place + 2), begin, token, token < length, put
+
+
+@jit
+def _far(
+    base, own, anchors, places, tiles, inv_freq, out, total, layers, most, own_head, own_token, HEADS: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Some tokens of a place and one anchor: mean differences of keys and of values, squares of those of values."""
+    tile, anchor = tl.program_id(0) // most, tl.program_id(0) % most
+    place, count, begin, token, there, put = _place(tiles, places, tile, TOKENS)
+    if anchor >= count:
+        return
+    col = tl.arange(0, DP)
+    other, angle, sin = planes(col, begin, inv_freq, HALF, INTERLEAVED, True)
+    cos, inside = tl.cos(angle)[None, :], there[:, None] & (col < D)[None, :]
+    at = anchors + (place * most + anchor) * 5
+    cached_keys, cached_values = tl.multiple_of(tl.load(at), 8), tl.multiple_of(tl.load(at + 1), 8)
+    span = tl.multiple_of(tl.load(at + 4), 8)
+    of_keys = tl.zeros([TOKENS], tl.float32)
+    of_values, squares = of_keys, of_keys
+    mine = (begin + token)[:, None] * own_token
+    theirs = token[:, None] * D + col[None, :]
+    for row in range(layers * HEADS):
+        layer, head = row // HEADS, row % HEADS
+        keys = base + tl.multiple_of(tl.load(own + layer), 8) + head * own_head + mine
+        values = base + tl.multiple_of(tl.load(own + layers + layer), 8) + head * own_head + mine
+        x = tl.load(keys + col[None, :], mask=inside, other=0.0).to(tl.float32) * cos
+        x += tl.load(keys + other[None, :], mask=inside, other=0.0).to(tl.float32) * sin[None, :]
+        y = tl.load(base + cached_keys + row * span + theirs, mask=inside, other=0.0).to(tl.float32)
+        of_keys += tl.sum(tl.abs(x - y), 1)
+        x = tl.load(values + col[None, :], mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(base + cached_values + row * span + theirs, mask=inside, other=0.0).to(tl.float32)
+        of_values += tl.sum(tl.abs(x - y), 1)
+        squares += tl.sum((x - y) * (x - y), 1)
+    numbers = layers * HEADS * D
+    target = out + anchor * total + put
+    tl.store(target, of_keys / numbers, mask=there)
+    tl.store(target + most * total, of_values / numbers, mask=there)
+    tl.store(target + 2 * most * total, squares, mask=there)
+
+
+@jit
+def _move(
+    base, own, anchors, places, tiles, inv_freq, weights, total, layers, most, own_head, own_token, HEADS: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Some tokens of a place in one layer, from layer 1 on: the weighted offsets of its anchors are added."""
+    layer = tl.program_id(1) + 1
+    place, count, begin, token, there, put = _place(tiles, places, tl.program_id(0), TOKENS)
+    col = tl.arange(0, DP)
+    other, angle, sin = planes(col, begin, inv_freq, HALF, INTERLEAVED, False)
+    cos, inside = tl.cos(angle)[None, :], there[:, None] & (col < D)[None, :]
+    mine = (begin + token)[:, None] * own_token + col[None, :]
+    for head in range(HEADS):
+        keys = base + tl.multiple_of(tl.load(own + layer), 8) + head * own_head + mine
+        values = base + tl.multiple_of(tl.load(own + layers + layer), 8) + head * own_head + mine
+        x = tl.load(keys, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(values, mask=inside, other=0.0).to(tl.float32)
+        for anchor in range(count):
+            at = anchors + (place * most + anchor) * 5
+            span = tl.multiple_of(tl.load(at + 4), 8)
+            theirs = (layer * HEADS + head) * span + token[:, None] * D
+            moved = base + tl.multiple_of(tl.load(at + 2), 8) + theirs
+            k = tl.load(moved + col[None, :], mask=inside, other=0.0).to(tl.float32) * cos
+            k += tl.load(moved + other[None, :], mask=inside, other=0.0).to(tl.float32) * sin[None, :]
+            v = base + tl.multiple_of(tl.load(at + 3), 8) + theirs + col[None, :]
+            share = weights + anchor * total + put
+            x += tl.load(share, mask=there, other=0.0)[:, None] * k
+            share += most * total
+            y += tl.load(share, mask=there, other=0.0)[:, None] * tl.load(v, mask=inside, other=0.0).to(tl.float32)
+        tl.store(keys, x.to(base.dtype.element_ty), mask=inside)
+        tl.store(values, y.to(base.dtype.element_ty), mask=inside)
+
+
+def fits(keys: Sequence[Tensor], values: Sequence[Tensor], inv_freq: Sequence[Tensor]) -> bool:
+    """Whether layers are alike, as the kernels want it: one shape, one layout, one table of frequencies."""
+    alike = {(x.shape, x.stride()) for x in (*keys, *values)}
+    return len(alike) == 1 and len({id(x) for x in inv_freq}) == 1 and not keys[0].shape[2] % 8
+
+
+class Meeting:
+    """The places of one prompt and the anchors of each: (cached, moved), pairs of [C, n, D].
+
+    keys, values     [H, T, D] of every layer, alike (`fits`)
+    starts, lengths  of the places, one behind the other
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        anchors: Sequence[Sequence[tuple[Pair, Pair]]],
+        inv_freq: Sequence[Tensor],
+        pairing: Pairing = "neox",
+    ):
+        need_triton("meeting")
+        base, self.most, self.total = keys[0], max(map(len, anchors)), sum(lengths)
+        held = [[*cached, *moved] for place in anchors for cached, moved in place]
+        self._held = [x.contiguous() for each in held for x in each]
+        size, lower = base.element_size(), base.data_ptr()
+        apart = torch.tensor([(x.data_ptr() - lower) // size for x in (*keys, *values, *self._held)])
+        counts = torch.tensor([*map(len, anchors)])
+        table = torch.zeros(len(counts), self.most, 5, dtype=torch.int64)
+        spans = torch.tensor([x.stride(0) for x in self._held[::4]])
+        listed = torch.arange(self.most) < counts[:, None]
+        table[listed] = torch.cat((apart[2 * len(keys) :].view(-1, 4), spans[:, None]), 1)
+        sizes = torch.tensor(lengths)
+        places = torch.stack((torch.tensor(starts), sizes, counts, sizes.cumsum(0) - sizes), 1)
+        tiles = -(-sizes // TOKENS)
+        of = torch.arange(len(sizes)).repeat_interleave(tiles)
+        first = (torch.arange(len(of)) - (tiles.cumsum(0) - tiles)[of]) * TOKENS
+        parts = apart[: 2 * len(keys)], table.flatten(), places.flatten(), torch.stack((of, first), 1).flatten()
+        self._tables = torch.cat(parts).to(base.device).split([*map(len, parts)])  # a GPU gets them in one copy
+        self._tiles, self._layers = len(of), len(keys)
+        width, frequencies = base.shape[2], inv_freq[0].to(base.device, torch.float32)
+        self._given = (base, *self._tables, frequencies)
+        self._numbers = self.total, self._layers, self.most, *base.stride()[:2]
+        self._constants = {"HEADS": len(base), "HALF": len(frequencies), "INTERLEAVED": pairing == "interleaved"}
+        self._constants |= {"D": width, "DP": padded_width(width), "TOKENS": TOKENS}
+
+    def far(self) -> Tensor:
+        """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values."""
+        out = torch.zeros(3, self.most, self.total, dtype=torch.float32, device=self._given[0].device)
+        _far[(self._tiles * self.most,)](*self._given, out, *self._numbers, **self._constants)
+        return out
+
+    def move(self, weights: Tensor) -> None:
+        """Add the offsets to all layers but the first, by weights [2, A, N] fp32 of keys and of values."""
+        grid = self._tiles, self._layers - 1
+        _move[grid](*self._given, weights.contiguous(), *self._numbers, **self._constants)
