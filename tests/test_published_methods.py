@@ -1,13 +1,18 @@
 """Every published method by name, over both engines: it is full attention at 100%, and its reuse at 0."""
 
+from dataclasses import fields
 from functools import cache
 
 import pytest
 import torch
 
+from tests import tiny
 from tests.random_models import Letters, model_of, prompt_of
 from tests.refusals import refused
+from workbench import models
 from workbench.core.masks import MaskRule
+from workbench.experiments.trials.trial import Trial
+from workbench.methods import registry
 from workbench.methods.config import MethodConfig
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
@@ -65,6 +70,46 @@ def _logits(engine):
 
 def made(name, **changes):
     return MethodConfig(**{**METHODS[name].fields, **HERE.get(name, {}), **changes}).method()
+
+
+def wrong(name):
+    """Fields of a trial of a method, one of which is not allowed, and what the sentence names."""
+    own = METHODS[name].fields
+    shares = {"charged": (0.0, 1.5, float("nan")), "ratio": (-0.1, 1.5, float("nan"))}
+    yield from ((key, {**own, key: value}) for key, values in shares.items() for value in values)
+    for folder in ("mode", "prepare", "select", "correct", "attend"):
+        spec = {"block": "reuse"}.get(str(own.get(folder)), str(own.get(folder, "none")))
+        package = "workbench.methods.modes" if folder == "mode" else f"workbench.methods.{folder}"
+        if spec in ("none", "reuse", "full"):  # a mode is a name alone
+            continue
+        policy, _ = registry.found(package, spec)
+        choice = registry.parse(spec)[0]
+        for option in ("nope", *(field.name for field in fields(policy) if field.init and field.name != "corpus")):
+            yield option, {**own, folder: f"{choice}({option}=-1.5)"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_wrong_share_option_or_value_is_refused_before_anything_is_loaded(name, monkeypatch):
+    monkeypatch.setattr(models, "load", None)
+    for named, given in wrong(name):
+        refused(named, Trial, "lab-full", **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "changes", "sentence"),
+    [
+        *((name, {}, {}, "has no soft tokens") for name in ("kv-packet", "kvlink")),
+        *((name, {"bos_token_id": None}, {}, "texts begin with no token") for name in ("link0", "psr")),
+        *((name, {"num_hidden_layers": 1}, {}, "the model has 1 layers") for name in ("cacheblend", "agentkvshift")),
+        ("cacheblend-gradual", {}, {}, "the model has layers 0 to 1"),
+        ("cacheclip", {}, {"select": "cache_clip(helper=no-such)"}, "no-such"),
+    ],
+)
+def test_a_model_that_cannot_run_a_method_is_refused_before_it_answers(name, config, changes, sentence, tmp_path):
+    folder, answered = tiny.checkpoint(tmp_path / "model", **config), []
+    given = {**METHODS[name].fields, **changes, "samples": 2, "passages": 3}
+    refused(sentence, lambda: Trial(str(folder), **given).run(lambda *done: answered.append(done)))
+    assert not answered
 
 
 def engine_fits(name, logits):

@@ -30,9 +30,25 @@ def _place(tiles, places, tile, TOKENS: tl.constexpr):
 
 @jit
 def _far(
-    base, own, anchors, places, tiles, inv_freq, out, total, layers, most, own_head, own_token, HEADS: tl.constexpr,
-    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
+    base,
+    own,
+    anchors,
+    places,
+    tiles,
+    inv_freq,
+    out,
+    total,
+    layers,
+    most,
+    own_head,
+    own_token,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
     """Some tokens of a place and one anchor: mean differences of keys and of values, squares of those of values."""
     tile, anchor = tl.program_id(0) // most, tl.program_id(0) % most
     place, count, begin, token, there, put = _place(tiles, places, tile, TOKENS)
@@ -69,9 +85,25 @@ def _far(
 
 @jit
 def _move(
-    base, own, anchors, places, tiles, inv_freq, weights, total, layers, most, own_head, own_token, HEADS: tl.constexpr,
-    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
+    base,
+    own,
+    anchors,
+    places,
+    tiles,
+    inv_freq,
+    weights,
+    total,
+    layers,
+    most,
+    own_head,
+    own_token,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
     """Some tokens of a place in one layer, from layer 1 on: the weighted offsets of its anchors are added."""
     layer = tl.program_id(1) + 1
     place, count, begin, token, there, put = _place(tiles, places, tl.program_id(0), TOKENS)

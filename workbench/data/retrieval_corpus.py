@@ -71,8 +71,7 @@ def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str
     Of n texts or fewer all others are taken.
     search   "faiss": FAISS's exact inner-product index; "exact": the same by numpy, for small corpora without FAISS
     """
-    if search not in SEARCHES:
-        raise not_allowed("search", search, SEARCHES)
+    check_search("search", search)
     n = min(n, len(texts) - 1)
     if n < 1:
         return np.zeros((len(texts), 0), dtype=np.int64)
@@ -97,3 +96,9 @@ def _exact(vectors: np.ndarray, k: int) -> np.ndarray:
 
 
 SEARCHES: dict[str, Search] = {"faiss": _faiss, "exact": _exact}
+
+
+def check_search(name: str, search: object) -> None:
+    """Refuse a search that there is not."""
+    if search not in tuple(SEARCHES):
+        raise not_allowed(name, search, SEARCHES)

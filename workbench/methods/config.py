@@ -39,6 +39,7 @@ class MethodConfig(MethodFields):
         if self.charged is not None and self.select == "none" and not chooses:
             raise BadInput(f"charged {self.charged} sets the ratio of a selector or correction: none has one here")
         registry.found(preparations.__name__, self.prepare, ("corpus",))
+        registry.check_spec(preparations.__name__, self.prepare)
         reuse = Reuse(positions_named(self.positions), select=self._select(), ratio=self.ratio)
         self._sparse(replace(reuse, **self._changes()))
         if self.mode != "block":

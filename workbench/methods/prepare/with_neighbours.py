@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.data import embedders
-from workbench.data.retrieval_corpus import Corpus, nearest
+from workbench.data.retrieval_corpus import Corpus, check_search, nearest
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import packs
 from workbench.engine.forward import PrefillRequest, prefill_many
@@ -48,7 +48,7 @@ class WithNeighbours:
     corpus: Corpus = field(repr=False)
     n: int = registry.whole(10, "how many neighbours a passage is prepared with, 0 or more")
     embedder: str = "tfidf"
-    search: str = "faiss"
+    search: str = registry.option("faiss", check_search)
     system: int = registry.system_blocks()
     table: np.ndarray = field(init=False, repr=False, compare=False)  # [N, n] numbers of every passage's neighbours
 

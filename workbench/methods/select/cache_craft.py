@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from math import ceil
+from math import ceil, inf
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.attention_maps import Crossing, crossing, layers_of
+from workbench.methods.registry import is_number
 from workbench.methods.select import KV, Pass, Select, context_pass, layers, ruled
 from workbench.store import fingerprint
 
@@ -47,7 +48,7 @@ class CacheCraft(Select):
     $$\mathrm{CFO} = \mathrm{clip}(\alpha \, \sigma(a / b) \, (1 - \beta (1 - \gamma)),\ 0,\ 1)$$
     """
 
-    alpha: float = ruled(0.5, "it is 0 or more", lambda value: type(value) in (int, float) and value >= 0)
+    alpha: float = ruled(0.5, "it is 0 or more", lambda value: is_number(value) and value < inf)
     layers: str | tuple[int, ...] = layers("all", "all", "last")
     before: Callable[[Block], Past | None] | None = field(default=None, repr=False)
 
