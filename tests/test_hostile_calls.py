@@ -25,21 +25,9 @@ META = torch.zeros(2, dtype=torch.long, device="meta")
 PROMPT = Prompt((Block((1, 2, 3)), Block((4, 5))))
 
 
-@pytest.mark.parametrize(
-    "tokens", [5, None, "abc", b"ab", [1.5], ["a"], [None], [[1]], object(), [10**30], [NAN], [-1], META]
-)
-def test_tokens_of_a_block_are_whole_numbers(tokens):
-    refused(r"tokens is|token id", Block, tokens)
-
-
 @pytest.mark.parametrize("tokens", [[1, 2], (1, 2), range(1, 3), torch.tensor([1, 2])])
 def test_any_list_of_whole_numbers_makes_a_block(tokens):
     assert Block(tokens).tokens == (1, 2)
-
-
-@pytest.mark.parametrize("blocks", [5, None, "ab", [1, 2], [Block((1,)), 5]])
-def test_a_prompt_is_made_of_blocks(blocks):
-    refused("blocks", Prompt, blocks)
 
 
 def lists_nothing(row, col):
@@ -71,48 +59,94 @@ def prefill(loaded, tokens=PROMPT.tokens, kv=None, **plan):
     return prefill_many(loaded.model, [request])
 
 
+def zeros(*shapes):
+    return [torch.zeros(*shape) for shape in shapes]
+
+
+def decoded(loaded, logits, temperature=0.0):
+    return decode(loaded.model, [loaded.spec.empty(5, 4)], [logits], 2, temperature, tokenizer=loaded.tokenizer)
+
+
+def pool(loaded):
+    return Pool(loaded.model, 8, 16)
+
+
+BITS = torch.ones(4, 1, 1, dtype=torch.bool)
+WHOLE, TEXTS = ["a", 1.5, [1], True, 10**30], [torch.zeros(2), "ab", [None], None]
+NO_BLOCKS, NO_LOGITS = [None, "ab", [None], [Block((1,)), 5], 5], [torch.full((400,), x) for x in (NAN, INFINITY)]
+NO_LOGITS += [torch.full((400,), -INFINITY), None, [1, 2]]
 TOKENS = [[1, 2, 3, 4, 5], torch.rand(5), torch.ones(1, 5).long(), torch.tensor([1, 2, 3, 4, 10**6]), None, "abcde"]
 TOKENS += [torch.tensor([], dtype=torch.long), torch.ones(5, dtype=torch.bool), torch.tensor([1, 2, 3, 4, -1])]
+IDS = [5, None, "abc", b"ab", [1.5], ["a"], [None], [[1]], object(), [10**30], [NAN], [-1], META]
+NARROW = [*zeros((399,), (2, 10), (0,)), torch.tensor(1.0)]
+HALVES = [  # keys and values of other tokens, heads, layers, lengths of layers, without heads, no tensors, no lists
+    (zeros((2, 3, 4)), zeros((2, 4, 4))),
+    (zeros((2, 3, 4)), zeros((1, 3, 4))),
+    (zeros((2, 3, 4), (2, 3, 4)), zeros((2, 3, 4))),
+    (zeros((2, 3, 4), (2, 2, 4)), zeros((2, 3, 4), (2, 2, 4))),
+    (zeros((3, 4)), zeros((3, 4))),
+    ([1], [2]),
+    (5, 5),
+]
+REFUSED = [  # the sentence, a call, and values of which it refuses each
+    (r"tokens is|token id", lambda of, value: Block(value), IDS),
+    ("blocks", lambda of, value: Prompt(value), [5, None, "ab", [1, 2], [Block((1,)), 5]]),
+    ("token", prefill, TOKENS),
+    ("tiles are", lambda of, value: Tiles(value, 16), [5, None, torch.ones(4, 1, 1)]),
+    ("size is 'a'", lambda of, value: Tiles(BITS, value), ["a"]),
+    (r"a KV has keys|keys is", lambda of, value: KV(*value), HALVES),
+    ("logits of request 0", decoded, NO_LOGITS),
+    ("logits of request 0", lambda of, value: decoded(of, value, 1.0), NO_LOGITS),
+    ("logits of request 0 are", decoded, NARROW),
+    ("model is", lambda of, value: models.load(value), [5, None, [], {}, b"x"]),
+    ("device", lambda of, value: models.device_of(value), ["a", 1.5, None, 10**30, "cuda:99", b"x"]),
+    ("samples is", lambda of, value: data.load("lab", samples=value), WHOLE),
+    ("passages is", lambda of, value: data.load("lab", passages=value), WHOLE),
+    ("seed is", lambda of, value: data.load("lab", seed=value), WHOLE),
+    ("pages is .*: it must be a whole number", lambda of, value: Pool(of.model, value, 16), [2.5, "8"]),
+    ("size is .*: it must be a whole number", lambda of, value: Pool(of.model, 8, value), [16.0, None]),
+    (r"2,147,483,647 pages takes [\d,.]+ GB", lambda of, value: Pool(of.model, value, 1 << 20), [(1 << 31) - 1]),
+    ("folder is .*: it must be", lambda of, value: FolderStore(value), [None, 5, b"kept"]),
+    ("nothing can be written there", lambda of, value: FolderStore(value, new=True), ["a\0b"]),
+    ("is -5: it must be a whole number, 0 or more", lambda of, value: of.spec.empty(5).clone(value), [-5]),
+    ("is -5: it must be a whole number, 0 or more", lambda of, value: of.spec.empty(5).grow(value), [-5]),
+    ("is -5: it must be a whole number, 0 or more", lambda of, value: of.spec.empty(5).reserve(value), [-5]),
+    ("tokens is -5", lambda of, value: pool(of).take(value), [-5]),
+    ("reserve is -5", lambda of, v: (p := pool(of)).gather(p.encode(of.model, [Block((1, 2))]), v), [-5]),
+    ("context is None", lambda of, value: pool(of).open(value, 1), [None]),
+    ("pool is None", lambda of, value: Runner(of.model, value), [None]),
+    ("prompt is None", lambda of, value: block_attention(value), [None]),
+    ("tiers is None", lambda of, value: TieredStore(value), [None]),
+    ("answers is", lambda of, value: Sample(answers=value), TEXTS),
+    ("ctxs is", lambda of, value: Sample(ctxs=value), TEXTS),
+    ("supporting_titles is", lambda of, value: Sample(supporting_titles=value), TEXTS),
+    ("1 is no sample", lambda of, value: of.layout.prompts(value, of.tokenizer), [[1]]),
+    ("samples is", lambda of, value: of.layout.prompts(value, of.tokenizer), [torch.tensor(1.0)]),
+    ("blocks is", lambda of, value: encode_many(of.model, value), NO_BLOCKS),
+    ("blocks is", lambda of, value: fetch(of.model, value, MemoryStore()), NO_BLOCKS),
+    ("store is", lambda of, value: fetch(of.model, [Block((1,))], value), [None]),
+    ("store is", lambda of, value: revise(of.model, PROMPT, value), [5]),
+    ("budget", lambda of, value: MemoryStore(value), [NAN, "1GB", None, True, -1, 0]),
+    ("half of a character", lambda of, value: explore.prompt(of, value), ["a\ud800b\n\nWho?"]),
+]
+EACH = [
+    pytest.param(words, call, value, id=f"{row} {words[:16]} {i}")
+    for row, (words, call, values) in enumerate(REFUSED)
+    for i, value in enumerate(values)
+]
 
 
-@pytest.mark.parametrize("tokens", TOKENS, ids=range(len(TOKENS)))
-def test_tokens_of_a_prefill_are_a_tensor_of_ids(loaded, tokens):
-    refused("token", prefill, loaded, tokens)
+@pytest.mark.parametrize(("words", "call", "value"), EACH)
+def test_a_wrong_value_is_refused_by_the_name_of_its_argument(loaded, words, call, value):
+    refused(words, call, loaded, value)
 
 
-CHOSEN = [5, torch.ones(4, 1, 1, dtype=torch.bool), Tiles(torch.ones(3, 1, 1, dtype=torch.bool), 16)]
-CHOSEN += [Tiles(torch.ones(4, 1, 1, dtype=torch.bool), 2)]
+CHOSEN = [5, BITS, Tiles(BITS[:3], 16), Tiles(BITS, 2)]
 
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids=["number", "tensor", "other heads", "other tiles"])
 def test_what_a_sparse_method_answers_is_looked_at(loaded, chosen):
     refused(r"sparse chooses|tiles of \(", prefill, loaded, sparse=lambda queries, keys, rows, site: chosen)
-
-
-@pytest.mark.parametrize(("kept", "size"), [(5, 16), (None, 16), (torch.ones(4, 1, 1), 16)])
-def test_tiles_are_bools(kept, size):
-    refused("tiles are", Tiles, kept, size)
-    refused("size is 'a'", Tiles, torch.ones(4, 1, 1, dtype=torch.bool), "a")
-
-
-def some(*shape):
-    return torch.zeros(*shape)
-
-
-KVS = {
-    "tokens": ([some(2, 3, 4)], [some(2, 4, 4)]),
-    "heads": ([some(2, 3, 4)], [some(1, 3, 4)]),
-    "layers": ([some(2, 3, 4)] * 2, [some(2, 3, 4)]),
-    "tokens of layers": ([some(2, 3, 4), some(2, 2, 4)], [some(2, 3, 4), some(2, 2, 4)]),
-    "no heads": ([some(3, 4)], [some(3, 4)]),
-    "numbers": ([1], [2]),
-    "no lists": (5, 5),
-}
-
-
-@pytest.mark.parametrize("what", KVS)
-def test_keys_and_values_agree(what):
-    refused(r"a KV has keys|keys is", KV, *KVS[what])
 
 
 def test_keys_and_values_that_were_changed_since_are_refused(loaded):
@@ -121,22 +155,6 @@ def test_keys_and_values_that_were_changed_since_are_refused(loaded):
         change(kv)
         refused("a KV has keys", prefill, loaded, kv=kv)
     refused("kv is 5", prefill, loaded, kv=5)
-
-
-LOGITS = [torch.full((400,), NAN), torch.full((400,), INFINITY), torch.full((400,), -INFINITY), None, [1, 2]]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("logits", LOGITS, ids=["nan", "inf", "-inf", "none", "list"])
-def test_logits_that_choose_no_token_are_refused(loaded, logits, temperature):
-    with pytest.raises(BadInput, match="logits of request 0"):
-        decode(loaded.model, [loaded.spec.empty(5, 4)], [logits], 2, temperature, tokenizer=loaded.tokenizer)
-
-
-@pytest.mark.parametrize("logits", [torch.zeros(399), torch.zeros(2, 10), torch.zeros(0), torch.tensor(1.0)], ids=str)
-def test_logits_narrower_than_the_vocabulary_are_refused(loaded, logits):
-    with pytest.raises(BadInput, match="logits of request 0 are"):
-        decode(loaded.model, [loaded.spec.empty(5, 4)], [logits], 2, tokenizer=loaded.tokenizer)
 
 
 ANSWERS = {
@@ -160,7 +178,7 @@ def test_what_a_backend_answers_is_looked_at(loaded, what):
 
 def test_one_logit_that_rules_a_token_out_is_allowed(loaded):
     logits = torch.zeros(400).index_fill(0, torch.tensor(3), -INFINITY)
-    assert list(decode(loaded.model, [loaded.spec.empty(5, 4)], [logits], 1, tokenizer=loaded.tokenizer)) == [[0]]
+    assert next(decoded(loaded, logits)) == [0]
 
 
 CALLS = {
@@ -187,47 +205,10 @@ def test_an_answer_is_refused_by_the_name_of_the_argument(loaded, name, value):
     refused(name, generate, **given | {name: value})
 
 
-@pytest.mark.parametrize("value", [5, None, [], {}, b"x"])
-def test_names_are_texts(value):
-    refused("model is", models.load, value)
-
-
-@pytest.mark.parametrize("value", ["a", 1.5, None, 10**30, "cuda:99", b"x"])
-def test_a_device_is_one_that_is_there(loaded, value):
-    refused("device", models.device_of, value)
-
-
-@pytest.mark.parametrize("value", ["a", 1.5, [1], True, 10**30])
-@pytest.mark.parametrize("name", ["samples", "passages", "seed"])
-def test_numbers_of_data_are_whole(name, value):
-    refused(f"{name} is", data.load, "lab", **{name: value})
-
-
-@pytest.mark.parametrize(("name", "value"), [("pages", 2.5), ("pages", "8"), ("size", 16.0), ("size", None)])
-def test_a_pool_has_a_whole_number_of_pages_and_tokens(loaded, name, value):
-    refused(rf"{name} is .*: it must be a whole number", Pool, loaded.model, **{"pages": 8, "size": 16, name: value})
-
-
 def test_a_prompt_in_pages_is_made_of_blocks_of_the_pool(loaded):
-    pool = Pool(loaded.model, 8, 16)
-    refused("'x' is no block of this pool", pool.open, ["x"], 1)
-    assert pool.free == 7
-
-
-@pytest.mark.parametrize("folder", [None, 5, b"kept"])
-def test_a_store_lies_in_a_folder(folder):
-    refused(r"folder is .*: it must be", FolderStore, folder)
-
-
-@pytest.mark.parametrize("name", ["clone", "grow", "reserve"])
-def test_a_kv_grows_by_no_less_than_nothing(loaded, name):
-    refused("is -5: it must be a whole number, 0 or more", getattr(loaded.spec.empty(5), name), -5)
-
-
-def test_pages_are_taken_for_no_less_than_nothing(loaded):
-    pool = Pool(loaded.model, 8, 16)
-    refused("tokens is -5", pool.take, -5)
-    refused("reserve is -5", pool.gather, pool.encode(loaded.model, [Block((1, 2))]), -5)
+    pages = pool(loaded)
+    refused("'x' is no block of this pool", pages.open, ["x"], 1)
+    assert pages.free == 7
 
 
 def test_a_kv_of_another_dtype_than_the_model_is_refused(loaded):
@@ -235,22 +216,11 @@ def test_a_kv_of_another_dtype_than_the_model_is_refused(loaded):
     for kv in half:
         kv.keys, kv.values = [x.half() for x in kv.keys], [x.half() for x in kv.values]
     refused("this KV is torch.float16", assemble, loaded.model, PROMPT, half)
-    refused("this KV is torch.float16", Pool(loaded.model, 8, 16).put, half[0])
-
-
-@pytest.mark.parametrize("field", ["answers", "ctxs", "supporting_titles"])
-@pytest.mark.parametrize("value", [torch.zeros(2), "ab", [None], None])
-def test_a_sample_is_made_of_texts_and_passages(field, value):
-    refused(f"{field} is", Sample, **{field: value})
+    refused("this KV is torch.float16", pool(loaded).put, half[0])
 
 
 def test_lists_make_a_sample():
     assert hash(Sample("1", "Who?", ["Ada"], [Passage("A", "Ada.")])).bit_length()
-
-
-def test_prompts_are_made_of_samples(loaded):
-    refused("1 is no sample", loaded.layout.prompts, [1], loaded.tokenizer)
-    refused("samples is", loaded.layout.prompts, torch.tensor(1.0), loaded.tokenizer)
 
 
 @pytest.mark.parametrize(("name", "value"), [("jobs", "2"), ("jobs", 1.5), ("jobs", 0)])
@@ -289,15 +259,6 @@ def test_more_new_tokens_than_the_context_holds_are_refused_before_any_work(load
     refused("1,048,576 is the most where the model's context is unknown", check_length, 10**9, None)
 
 
-NO_BLOCKS = [None, "ab", [None], [Block((1,)), 5], 5]
-
-
-@pytest.mark.parametrize("value", NO_BLOCKS)
-def test_blocks_are_a_list_of_blocks(loaded, value):
-    refused("blocks is", encode_many, loaded.model, value)
-    refused("blocks is", fetch, loaded.model, value, MemoryStore())
-
-
 def test_requests_of_a_prefill_are_requests_with_a_kv_each(loaded):
     for value in (None, [None], "ab", 5):
         refused("requests is", prefill_many, loaded.model, value)
@@ -314,29 +275,6 @@ def test_draws_with_numbers_next_to_nothing_are_refused_or_greedy(loaded):
     refused("temperature 1e-300", drawn, temperature=1e-300)
     assert len(drawn(temperature=10**30)[0]) == 1
     assert drawn(temperature=-0.0) == drawn(temperature=1e-6) == drawn(temperature=1.0, top_p=1e-300) == [[399]]
-
-
-def test_blocks_are_kept_in_a_store(loaded):
-    for call in (lambda: fetch(loaded.model, [Block((1,))], None), lambda: revise(loaded.model, PROMPT, 5)):
-        refused("store is", call)
-
-
-@pytest.mark.parametrize("budget", [NAN, "1GB", None, True, -1, 0])
-def test_a_budget_is_a_positive_number(budget):
-    refused("budget", MemoryStore, budget)
-
-
-def test_what_is_no_pool_no_prompt_and_no_place_is_named(loaded):
-    refused("pool is None", Runner, loaded.model, None)
-    refused("context is None", lambda: Pool(loaded.model, 8, 16).open(None, 1))
-    refused(r"2,147,483,647 pages takes [\d,.]+ GB", Pool, loaded.model, (1 << 31) - 1, 1 << 20)
-    refused("prompt is None", block_attention, None)
-    refused("nothing can be written there", FolderStore, "a\0b", new=True)
-    refused("tiers is None", TieredStore, None)
-
-
-def test_half_a_character_is_no_text(loaded):
-    refused("half of a character", explore.prompt, loaded, "a\ud800b\n\nWho?")
 
 
 def test_a_page_is_written_to_a_file(loaded, tmp_path):
