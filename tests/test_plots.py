@@ -30,7 +30,7 @@ from workbench.metrics.kv.position_encoding import SCHEMES, drift, key_rotation,
 from workbench.metrics.tiles import tile_recall, tile_states
 from workbench.metrics.tiles.tile_states import dense_states, synthetic_states
 from workbench.plots.attention.attention_mass import attention, block_mass
-from workbench.plots.attention.masks import MaskPanel, masks, request_savings
+from workbench.plots.attention.masks import MaskPanel, masks
 from workbench.plots.attention.prompt_strip import strip
 from workbench.plots.kv.deviation import deviation
 from workbench.plots.kv.position_encoding import exactness, positions_drift, rotation
@@ -42,7 +42,7 @@ from workbench.plots.marks.styles import SELECTORS, SPARSE_METHODS
 from workbench.plots.marks.theme import TEMPLATE, WIDTH
 from workbench.plots.reports.session_replay import quality
 from workbench.plots.tiles import heads, tile_overview, union
-from workbench.plots.tiles.reduce import blocks, firsts, shares, visible_pairs
+from workbench.plots.tiles.reduce import blocks, firsts, shares
 from workbench.plots.tiles.tile_recall import (
     LEVELS,
     DensityCurve,
@@ -108,13 +108,6 @@ def test_a_reduced_mask_loses_no_visible_pair(length, cells, size):
             assert abs(reduced[i, j] / 255 - part.mean()) <= 1 / 255
 
 
-def test_visible_pairs_counts_rows_that_are_computed():
-    p = prompt()
-    assert visible_pairs(causal, len(p)) == 12 * 13 // 2
-    assert visible_pairs(block_attention(p), len(p)) == 6 + 15 + (9 + 10 + 11 + 12)
-    assert visible_pairs(block_attention(p), len(p), p.question) == 9 + 10 + 11 + 12
-
-
 def test_masks_colour_by_block_and_say_both_tokens():
     p = prompt()
     panel = MaskPanel("block", shares(block_attention(p), len(p)), p.block_of.numpy() < 2)
@@ -175,12 +168,6 @@ def test_sentences_say_what_the_rules_say(sentence, rule):
 )
 def test_other_sentences_are_refused_and_nothing_runs(sentence):
     refused("mask rule", mask_rules.check, sentence)
-
-
-def test_savings_shows_what_is_computed_on_request():
-    record = {"mask": "Cached blocks", "pairs": 60, "computed": 20, "causal": 100, "rows": 5, "length": 40}
-    fig = request_savings([record], "a text")
-    assert fig.data[0].x == (0.6,) and fig.data[1].x == (0.2,)
 
 
 def test_strip_shows_every_block_and_its_text():

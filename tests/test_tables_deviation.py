@@ -100,12 +100,6 @@ def test_repairs_keep_selector_and_part_together():
     assert deviation.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny").data
 
 
-def test_a_repair_is_made_for_every_selector_and_prompt(monkeypatch):
-    monkeypatch.setattr(kv_deviation, "repair", lambda model, prompt, kv, choices, truth: [f"{kv}{c}" for c in choices])
-    made = kv_deviation.repairs(None, ["p", "q"], ["k", "l"], {"a": [1, 2], "b": [3, 4]}, ["t", "u"])
-    assert made == {"a": ["k1", "l2"], "b": ["k3", "l4"]}
-
-
 def test_the_map_of_one_prompt_leaves_its_question_out():
     fig = deviation.token_map({"after_system": torch.rand(8, 2) + 1}, view_of(), about="tiny")
     assert fig.data[0].z.shape == (2, 8)

@@ -153,7 +153,7 @@ def _rotary(file: Path, declared: Mapping[str, Any], decoder: Any) -> None:
     for table in [each for each in rope.values() if isinstance(each, dict)] or [rope]:
         for name in ("rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings"):
             value = table.get(name)
-            if value is not None and not (_is_number(value) and value > 0):
+            if value is not None and not (annotations.fits(value, float) and 0 < value < math.inf):
                 raise BadInput(f"{file}: {name} of its rotary positions is {shown(value)}, a number above 0 is needed")
 
 
@@ -163,10 +163,6 @@ def _has_theta(table: Any) -> bool:
         return False
     kinds = [each for each in table.values() if isinstance(each, dict)]
     return "rope_theta" in table or (bool(kinds) and all("rope_theta" in each for each in kinds))
-
-
-def _is_number(value: Any) -> bool:
-    return annotations.fits(value, float) and math.isfinite(value)
 
 
 def _is_composed(config: PreTrainedConfig) -> bool:

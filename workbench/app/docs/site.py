@@ -19,15 +19,7 @@ from workbench.core.utils.files import write_text
 ROOT = Path(__file__).resolve().parents[3]
 SITE = ROOT / "runs" / "docs"
 NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml")
-READ = (
-    "docs/**/*.md",
-    "docs/**/*.css",
-    "docs/**/*.svg",
-    "docs/prompt.png",
-    "docs/*.py",
-    "workbench/**/*.py",
-    "kernels/**/*.py",
-)
+READ = "docs/**/*.md docs/**/*.css docs/**/*.svg docs/prompt.png docs/*.py workbench/**/*.py kernels/**/*.py".split()
 OTHER = ("__pycache__", "overview.png", "*.json", "picture.py", "measured.py", "tutorial.py")  # in docs/, and no pages
 STAMP = ".built_from"
 LIMIT_S = 120  # a report waits no longer for it
@@ -54,20 +46,8 @@ def build(site: Path = SITE) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "source"), Path(folder, "site")
         write_sources(source)
-        command = [
-            sys.executable,
-            "-m",
-            "sphinx",
-            "-b",
-            "html",
-            "-j",
-            "auto",
-            "-q",
-            "-W",
-            "--keep-going",
-            str(source),
-            str(made),
-        ]
+        options = "-b html -j auto -q -W --keep-going".split()
+        command = [sys.executable, "-m", "sphinx", *options, str(source), str(made)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
             raise BadInput(f"the documentation was not built: {done.stderr.strip()[-2000:]}")

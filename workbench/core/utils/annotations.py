@@ -84,7 +84,8 @@ def fits(value: Any, annotation: Any) -> bool:
     if kind is collections.abc.Callable:
         return callable(value)
     if getattr(kind, "_is_protocol", False) and not issubclass(kind, collections.abc.Sized | collections.abc.Iterable):
-        return all(hasattr(value, name) for name in _members(kind))
+        public = [name for name in vars(kind) if not name.startswith("_") or name == "__call__"]
+        return all(hasattr(value, name) for name in public if callable(getattr(kind, name)))
     if isinstance(value, str | bytes) and kind not in (str, bytes, object):
         return False  # a text is no list of its letters
     if kind is collections.abc.Iterable and getattr(value, "shape", None) == ():
@@ -126,14 +127,6 @@ def _elements_fit(value: Any, kind: Any, parts: tuple[Any, ...]) -> bool:
     if parts[0] not in (int, float) and {*map(type, value)} == {parts[0]}:
         return True  # long lists of blocks are looked at in one go
     return all(fits(each, parts[0]) for each in value)
-
-
-def _members(protocol: Any) -> list[str]:
-    return [name for name in vars(protocol) if callable(getattr(protocol, name)) and _is_public(name)]
-
-
-def _is_public(name: str) -> bool:
-    return not name.startswith("_") or name == "__call__"
 
 
 @cache

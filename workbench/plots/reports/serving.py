@@ -1,7 +1,7 @@
 """Requests served from tiers of blocks, from the events of the scheduler and of the store (`store.events`)."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,7 +81,8 @@ def timeline(runs: Sequence[ReplayedRun], *, first: int = 0, count: int = 16, ma
                 row=row,
                 col=1,
             )
-    swatches(fig, {stage: colour for stage, colour in STAGES.items() if _has(runs, stage)})
+    happened = {event.what for run in runs for event in run.events}
+    swatches(fig, {stage: colour for stage, colour in STAGES.items() if stage in happened})
     ticks = {"tickvals": list(range(len(names))), "ticktext": [str(int(name) + 1) for name in names]}
     fig.update_yaxes(title_text="request", autorange="reversed", showgrid=False, **ticks)
     fig.update_xaxes(title_text="milliseconds", row=len(runs), col=1)
@@ -102,10 +103,6 @@ def _waited(ticket: Any) -> Event:
     return Event(
         "wait", ticket.arrived, ticket.first - ticket.arrived, request=ticket.name, detail="to the first token"
     )
-
-
-def _has(runs: Iterable[ReplayedRun], what: str) -> bool:
-    return any(event.what == what for run in runs for event in run.events)
 
 
 def tiers_over_time(run: ReplayedRun, *, machine: str) -> go.Figure:
