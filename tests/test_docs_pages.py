@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from latex2mathml.converter import convert
 
+from workbench import results
 from workbench.app.docs import methods as docs_methods
 from workbench.app.docs import methods as docs_text
 from workbench.app.docs import site as docs_site
@@ -26,6 +27,13 @@ def pages():
 def test_every_method_has_a_page(pages):
     assert set(pages) == {f"{folder}-{name}" for folder, name in POLICIES} | {"index"}
     assert all(f"| `{name}` |" in pages["index"] for name in METHODS)
+
+
+def test_the_index_says_what_each_part_of_a_composition_adds(pages):
+    part = pages["index"].partition("## What each part of PSR adds")[2].partition("##")[0]
+    rows = [line.split(" | ") for line in part.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[2:]] == [f"| {name}" for name in results.read().counts("parts").method.unique()]
+    assert all(bool(row[2].strip()) == bool(i) for i, row in enumerate(rows[2:])), "the first adds to nothing"
 
 
 def test_every_page_says_what_it_does_how_to_use_it_how_it_did_and_shows_its_code(pages):

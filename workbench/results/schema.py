@@ -133,6 +133,7 @@ EXPERIMENTS = {
     "touch": "python data/benchmarks/touch.py --out {out}",  # the prompt editor: until a change is shown
     "sanitizer": "python data/benchmarks/memory_checks.py --out {out}",  # errors that compute-sanitizer found
     "trial": "workbench sweep --model {model} --data {data} --out {out}",
+    "parts": "python data/benchmarks/parts.py --out {out}",  # of a published composition; at: its place in it
     "deviation": "python data/benchmarks/deviation.py --model {model} --data NAME={data} --out {out}",
     "training": "workbench tune --model {model} --data {data} --out {out}",
     "replay": "python data/benchmarks/store_replay.py --out {out}",  # requests on a simulated clock: tiers, scheduler

@@ -13,6 +13,7 @@ from pkgutil import iter_modules
 
 from workbench.methods import registry
 from workbench.methods.presets import METHODS
+from workbench.results import read
 
 ITEM = re.compile(r"^([^\s].*?) {2,}(\S.*)$")
 CODE = re.compile(r"(`[^`\n]+`)")
@@ -173,12 +174,35 @@ def _index() -> str:
         for name, each in METHODS.items()
     ]
     parts += ["## Published methods", table(("name", "published as", "source", "choice"), published)]
+    parts += _added()
     for folder, (heading, said, _) in KINDS.items():
         entries = [(f"[{name}]({folder}-{name}.md)", _head(folder, name)) for name in names(folder)]
         parts += [f"## {heading}", said, table(("name", "what it does"), entries)]
         listed = "\n".join(f"{folder}-{name}" for name in names(folder))
         parts.append(f"```{{toctree}}\n:hidden:\n:titlesonly:\n\n{listed}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+ADDED = {"em": "exact match", "f1": "F1", "kl": "KL from full attention, nats a token"}  # of a composition's parts
+
+
+def _added() -> list[str]:
+    """Return what each part of PSR adds, as it was measured; nothing where it was not."""
+    found = read().counts("parts")
+    if found.empty:
+        return []
+    head = ["part", *(cell for words in ADDED.values() for cell in (words, "added (95%)"))]
+    lines = []
+    for step, rows in found.groupby("method", sort=False):
+        known, cells = rows.set_index("measure"), [str(step)]
+        for name in ADDED:
+            more = known.loc[f"{name}_added"] if f"{name}_added" in known.index else None
+            cells.append(f"{known.value[name]:.3f}")
+            cells.append("" if more is None else f"{more.value:+.3f} ({more.low:+.3f} to {more.high:+.3f})")
+        lines.append(cells)
+    one = found.iloc[0]
+    said = f"{one.model} on {one.data}, {one.n:.0f} questions, {one.passages:.0f} passages; differences by question."
+    return ["## What each part of PSR adds", said, table(head, lines)]
 
 
 FOLDERS = "core kernels data models engine store methods metrics results experiments training plots app".split()
