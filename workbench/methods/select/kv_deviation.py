@@ -32,14 +32,14 @@ from workbench.models.spec import spec_for
 
 @dataclass(frozen=True)
 class KvDeviation(Select):
-    r"""Squared distance from the KV of full attention at `layer`, summed over heads and channels (FusionRAG, eq. 7, 8).
+    r"""Squared distance from the KV of full attention at `layer`, summed over heads and channels (FusionRAG, eq. 7).
 
     *Follows the paper; its released code is the options `part=v` and `fresh`.*
 
     Layers 0 to `layer` are computed in full to know it; layer 0 does not deviate, so layer 1 is the first that tells.
 
     part    "kv": keys and values (the paper); "v": values alone (CacheBlend's released code); "k": keys after RoPE
-            (LMCache)
+            (LMCache). FusionRAG's eq. 8 ranks by one of the two, the first by its indices, and its text by both
     fresh   the KV of layers 0 to `layer` takes the place of the cached one for all tokens, as CacheBlend's released
             code leaves it behind its check layer; without it only the chosen tokens are renewed (FusionRAG, section
             2.2.2). It writes the context rows of these layers in the request's own assembled cache, no cached block

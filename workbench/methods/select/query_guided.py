@@ -9,7 +9,8 @@ from workbench.methods.select import QuestionGuided, layers, ruled, softmax
 class QueryGuided(QuestionGuided):
     r"""The question is prefilled over the stitched cache; a token's score is the attention it gets from the question.
 
-    *Follows the paper; other options are ours.*
+    *Follows the paper, whose "attention weights [...] for each chunk" are read as a softmax within it; other options
+    are ours.*
 
     layers   "last" (the paper; of a model with sliding windows the last layer without one), "all", or layer numbers
     tokens   of the question: "all" (the paper), or "last", the one that gives the first token of the answer
