@@ -77,9 +77,10 @@ METHODS = {  # name in the table: preparation and selector of a method; recomput
     "Full Reuse": ("after_system", "none"),
     "CacheBlend": ("after_system", "kv_deviation"),
     "FusionRAG, 10 neighbours": ("with_neighbours(n=10, search=exact)", "query_guided"),
+    "its choice over all layers, 10 neighbours": ("with_neighbours(n=10, search=exact)", "query_guided(layers=all)"),
     "ours, answer-guided, 10 neighbours": ("with_neighbours(n=10, search=exact)", "answer_guided"),
 }
-READER, HELD_OUT = "smollm2-reader", "nq-held"
+READER, HELD_OUT, PASSAGES = "smollm2-reader", "nq-held", 10
 ANSWERED = {
     **{name: method for name, method in METHODS.items() if method[1] != "answer_guided"},
     "its choice alone": ("after_system", "query_guided"),
@@ -137,13 +138,15 @@ def answered() -> str:
     """Tabulate what a reader answers, over its training runs: scores, and what is lost to full attention."""
     found = tables.read()
     told = found.answers("trial")
-    told = over_runs(told[(told.model == READER) & (told.data == HELD_OUT) & (told.positions == "re-encoded")])
+    asked = (told.model == READER) & (told.data == HELD_OUT) & (told.passages == PASSAGES)
+    told = over_runs(told[asked & (told.positions == "re-encoded")])
     keys = ["training_seed", "question"]
     full = told[told["mode"] == "full"].set_index(keys).em
     told = told.assign(lost=told.em - told.set_index(keys).index.map(full))
     by = ["mode", "prepare", "select"]
     scored = {measure: over_seeds(told, measure, by).set_index(by) for measure in ("em", "contains", "f1", "lost")}
-    charged = found.counts("trial").query("model == @READER and data == @HELD_OUT and measure == 'rows_charged'")
+    same = "model == @READER and data == @HELD_OUT and passages == @PASSAGES"
+    charged = found.counts("trial").query(f"{same} and measure == 'rows_charged'")
     spent = over_runs(charged).groupby(by).value.mean()
     cells = []
     for name, (prepare, select) in ANSWERED.items():
@@ -169,12 +172,12 @@ def answered() -> str:
 
 
 def trials() -> pd.DataFrame:
-    """Return what was measured most on real text: a row a method, on one model and data set."""
+    """Return what was measured beside full attention of one reader on its held-out questions: a row a method."""
     counts = tables.read().counts("trial")
-    losses = counts[(counts.measure == "kl") & (counts.kind == "all") & (counts["sparse"] == "none")]
-    most = tables.mainly(losses, "model", "data", "passages")
-    same = [counts[name].isin(most[name]) for name in ("model", "data", "passages")]
-    return tables.scores(counts[(counts.kind == "all") & same[0] & same[1] & same[2]])
+    asked = (counts.model == READER) & (counts.data == HELD_OUT) & (counts.passages == PASSAGES)
+    plain = (counts[["sparse", "correct", "attend"]] == "none").all(axis=1)
+    rows = tables.scores(counts[asked & plain & (counts.kind == "all")])
+    return rows[rows.kl.notna()].drop_duplicates(["mode", "positions", "prepare", "select", "ratio"])
 
 
 def quality(rows: pd.DataFrame) -> str:
@@ -196,11 +199,11 @@ def quality(rows: pd.DataFrame) -> str:
 def about(rows: pd.DataFrame) -> str:
     """Say what was measured: the model with what it says of itself, questions, seed and device."""
     row, asked = rows.iloc[0], json.loads(rows.setting.iloc[0])
-    right = rows[(rows["mode"] == "full") & rows.em.notna()].em.max()
+    right = rows[rows["mode"] == "full"].em.max()
     return (
-        f"{asked['note']} {row['data']}: n = {row.n:,.0f}, seed {row.seed:,.0f}, {row.passages:.0f} passages; full "
-        f"attention's own answers have {asked['max_new_tokens']} tokens at most, and {right:.1%} of "
-        f"them are right exactly, so this is nearness to full attention, not quality of answers; {row.device}"
+        f"`{row.model}`, training run {row.training_seed:.0f}. {row['data']}: n = {row.n:,.0f}, seed {row.seed:,.0f}, "
+        f"{row.passages:.0f} passages; full attention's own answers have {asked['max_new_tokens']} tokens at most, "
+        f"{right:.1%} of them are right exactly; {row.device}"
     )
 
 
