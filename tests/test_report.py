@@ -225,6 +225,7 @@ def test_webgl_is_drawn_as_svg():
         ([{"text/plain": "words"}, {"image/png": "iVBO\nRw=="}], {"image": "data:image/png;base64,iVBORw=="}),
         ([{"text/plain": "a" * 200 + "\nb"}], {"text": "a" * 90 + "\nb"}),
         ([{"text/html": "<script>1</script>"}], {}),
+        ([{"text/plain": "<Markdown object>", "text/markdown": "**found**"}], {}),
         ([], {}),
     ],
 )
@@ -299,6 +300,12 @@ def test_what_notebooks_say_is_text(tmp_path):
     page = report_index.page([(STRANGE, STRANGE)], groups, [("docs/index.html", STRANGE)])
     assert "<img" not in page and page.count("&lt;img src=x onerror=&#34;alert(1)&#34;&gt;") >= 6
     assert '<a href="docs/index.html">' in page
+
+
+def test_a_failed_notebook_is_described_by_its_own_words_without_marks():
+    told = new_markdown_cell("<span>An Exception</span>", metadata={"tags": [report_index.FAILED]})
+    own = new_markdown_cell("# Title\n\nWhat `x` is *about*.")
+    assert report_index._first_paragraph([told, own]) == "What x is about."
 
 
 def test_a_notebook_whose_process_died_has_an_entry_without_a_picture(tmp_path):

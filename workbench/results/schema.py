@@ -121,30 +121,30 @@ class Count(Origin):
 TABLES: dict[str, type[Origin]] = {"answers": Answer, "timings": Timing, "counts": Count}
 MEASURES = tuple(f.name for f in fields(Answer) if f.type == "float | None" or f.type == float | None)[1:]  # not ratio
 METHOD = ("method", "mode", "positions", "prepare", "select", "ratio", "correct", "attend", "sparse", "chunk")
-# What there is to measure, and the command that does; {model} and {data} are the reader's own.
+# What there is to measure, and the command that does, with the reader's own MODEL, FILE and DIR.
 EXPERIMENTS = {
-    "bench": "workbench bench all --out {out}",  # kernels and whole models beside baselines; ceilings of the GPU
-    "ttft": "python data/benchmarks/ttft.py --model {model} --out {out}",  # setting: length, and what is varied
-    "methods": "python data/benchmarks/method_ttft.py --out {out}",  # TTFT of published methods; counts: charged_share
-    "stages": "python data/benchmarks/stages.py --out {out}",  # where the time of a prefill goes, in seconds
-    "scale": "python data/benchmarks/scale.py --out {out}",  # one axis varied: context, question, blocks or batch
-    "soak": "python -m tests.stress.soak --out {out}",
-    "backends": "python data/benchmarks/attention_backends.py --out {out}",  # of attention, by shape
-    "touch": "python data/benchmarks/touch.py --out {out}",  # the prompt editor: until a change is shown
-    "sanitizer": "python data/benchmarks/memory_checks.py --out {out}",  # errors that compute-sanitizer found
-    "trial": "workbench sweep --model {model} --data {data} --out {out}",
-    "parts": "python data/benchmarks/parts.py --out {out}",  # of a published composition; at: its place in it
-    "deviation": "python data/benchmarks/deviation.py --model {model} --data NAME={data} --out {out}",
-    "training": "workbench tune --model {model} --data {data} --out {out}",
-    "replay": "python data/benchmarks/store_replay.py --out {out}",  # requests on a simulated clock: tiers, scheduler
-    "workload": "python data/benchmarks/workload.py --out {out}",  # simulated look-ups: hits and storage of caches
-    "break-even": "python data/benchmarks/workload.py --out {out}",  # simulated TTFT of caches, in milliseconds
-    "serving": "workbench serve-bench --model {model} --data {data} --out {out}",  # many questions, by tier and mode
-    "tiers": "python data/benchmarks/tier_ttft.py --model {model} --out {out}",  # TTFT; workload: tokens of the prompt
-    "int8": "python data/benchmarks/store_int8.py --model {model} --out {out}",  # blocks in 8 bits; kind: difference
-    "faults": "python -m tests.stress.run_store_faults --out {out}",  # blocks lost or wrong after faults
-    "poisoned": "python data/benchmarks/poisoned.py --out {out}",  # cached behind an attacker's text; method: attack
-    "session": "python data/benchmarks/beyond_rag.py --model {model} --out {out}",
+    "bench": "workbench bench all --out DIR",  # kernels and whole models beside baselines; ceilings of the GPU
+    "ttft": "python data/benchmarks/ttft.py --model MODEL --out DIR",  # setting: length, and what is varied
+    "methods": "python data/benchmarks/method_ttft.py --out DIR",  # TTFT of published methods; counts: charged_share
+    "stages": "python data/benchmarks/stages.py --out DIR",  # where the time of a prefill goes, in seconds
+    "scale": "python data/benchmarks/scale.py --out DIR",  # one axis varied: context, question, blocks or batch
+    "soak": "python -m tests.stress.soak --out DIR",
+    "backends": "python data/benchmarks/attention_backends.py --out DIR",  # of attention, by shape
+    "touch": "python data/benchmarks/touch.py --out DIR",  # the prompt editor: until a change is shown
+    "sanitizer": "python data/benchmarks/memory_checks.py --out DIR",  # errors that compute-sanitizer found
+    "trial": "workbench sweep --model MODEL --data FILE --out DIR",
+    "parts": "python data/benchmarks/parts.py --out DIR",  # of a published composition; at: its place in it
+    "deviation": "python data/benchmarks/deviation.py --model MODEL --data NAME=FILE --out DIR",
+    "training": "workbench tune --model MODEL --data FILE --out DIR",
+    "replay": "python data/benchmarks/store_replay.py --out DIR",  # requests on a simulated clock: tiers, scheduler
+    "workload": "python data/benchmarks/workload.py --out DIR",  # simulated look-ups: hits and storage of caches
+    "break-even": "python data/benchmarks/workload.py --out DIR",  # simulated TTFT of caches, in milliseconds
+    "serving": "workbench serve-bench --model MODEL --data FILE --out DIR",  # many questions, by tier and mode
+    "tiers": "python data/benchmarks/tier_ttft.py --model MODEL --out DIR",  # TTFT; workload: tokens of the prompt
+    "int8": "python data/benchmarks/store_int8.py --model MODEL --out DIR",  # blocks in 8 bits; kind: difference
+    "faults": "python -m tests.stress.run_store_faults --out DIR",  # blocks lost or wrong after faults
+    "poisoned": "python data/benchmarks/poisoned.py --out DIR",  # cached behind an attacker's text; method: attack
+    "session": "python data/benchmarks/beyond_rag.py --model MODEL --out DIR",
 }
 
 

@@ -26,13 +26,13 @@ def _board(number: int, board: Board) -> dict[str, Any]:
     rows = [_row(board.full, "full")] if board.full else []
     rows += [_row(entry, "first" if entry.rank == 1 else "") for entry in board.entries]
     rows += [_row(entry, "over") for entry in board.over]
-    lines = [f"{board.unkept[0].upper()}{board.unkept[1:]}."] if board.unkept else []
-    lines += [f"Not told apart: {'; '.join(group)}." for group in board.together]
+    lines = [f"Not told apart: {'; '.join(group)}." for group in board.together]
     if board.over:
         lines.append(f"Over the budget: {'; '.join(entry.method for entry in board.over)}.")
     return {
         "title": board.title,
         "about": f"{drawn.about(board)} Ranked by {drawn.measure_of(board).words}.",
+        "unkept": f"{board.unkept[:1].upper()}{board.unkept[1:]}.",
         "rows": rows,
         "lines": lines,
         "reported": list(map(_reported, filter(_known, (*board.entries, *board.over)))),

@@ -34,6 +34,7 @@ ABOUT = (
 MOST_VALUES = 3
 MOST_CATEGORIES = 100  # of a line, among the words that are searched
 SHOWN_METRICS = 8
+FAILED = "papermill-error-cell-tag"  # of the cells that papermill adds to a notebook that failed
 
 # Colours of the figures on a dark page, each for one of the theme's.
 DARK = {
@@ -143,8 +144,10 @@ def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
 
 def _first_paragraph(cells: Sequence[Mapping[str, Any]]) -> str:
     """Return what a notebook is about: the first paragraph under its title."""
-    text = next(("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"), "")
-    return next((part for part in map(str.strip, text.split("\n\n")) if part and not part.startswith("#")), "")
+    own = (cell for cell in cells if cell["cell_type"] == "markdown" and FAILED not in cell["metadata"].get("tags", ()))
+    text = next(("".join(cell["source"]) for cell in own), "")
+    parts = (part for part in map(str.strip, text.split("\n\n")) if part and not part.startswith("#"))
+    return next(parts, "").replace("`", "").replace("*", "")
 
 
 def _prose(cells: Sequence[Mapping[str, Any]]) -> str:

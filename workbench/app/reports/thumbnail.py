@@ -51,8 +51,8 @@ def picture(executed: Path) -> dict[str, Any]:
         for kind in IMAGES:
             if kind in data:
                 return {"image": f"data:{kind};base64,{''.join(data[kind].split())}"}
-    texts = (text for data in outputs if (text := data.get("text/plain", "").strip()))
-    lines = next(texts, "").splitlines()[:LINES]
+    texts = (data.get("text/plain", "").strip() for data in outputs if "text/markdown" not in data)
+    lines = next(filter(None, texts), "").splitlines()[:LINES]
     return {"text": "\n".join(line[:COLUMNS] for line in lines)} if lines else {}
 
 

@@ -249,7 +249,7 @@ def _beside(one: Judged, of_item: Sequence[Judged]) -> Judged:
 
 def _command(claim: Claim) -> str:
     """Say what to measure where nothing was."""
-    command = EXPERIMENTS.get(claim.experiment, "").format(model="MODEL", data="FILE", out="DIR")
+    command = EXPERIMENTS.get(claim.experiment, "")
     what = f"{claim.measure or 'times'} of {claim.experiment}"
     return f"{what}: `{command}` measures it" if command else f"{what} is not measured"
 
