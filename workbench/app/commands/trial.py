@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.app.console.options import OUTPUT, of_fields, taking
-from workbench.app.console.text import progress, show
+from workbench.app.console.text import importing, progress, show
 from workbench.core.utils.files import check_folder
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
 from workbench.methods import own
@@ -65,11 +65,12 @@ def trial(
     given["sparse"] = tiles(given["sparse"], sparse_args)
     options(method, {name: value for name, value in given.items() if value is not None})
     with progress(f"{Path(given['model']).name} on {Path(given['data']).name}") as advance:
-        from workbench.app.console.trial_report import beside_full, report  # torch and transformers: not for `--help`
-        from workbench.experiments.sweeps.sweep_grid import Case
-        from workbench.experiments.trials import record
-        from workbench.experiments.trials.trial import Trial
-        from workbench.store.urls import place_of, preparation_of
+        with importing():  # torch and transformers: not for `--help`
+            from workbench.app.console.trial_report import beside_full, report
+            from workbench.experiments.sweeps.sweep_grid import Case
+            from workbench.experiments.trials import record
+            from workbench.experiments.trials.trial import Trial
+            from workbench.store.urls import place_of, preparation_of
 
         if given["store"] and method is None and given["prepare"] is None:
             given["prepare"] = preparation_of(place_of(given["store"]))

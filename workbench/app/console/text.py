@@ -1,5 +1,6 @@
 """Texts that several commands print."""
 
+import gc
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -136,6 +137,18 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import without a search for garbage: it would look again and again through half a million objects that stay."""
+    searched = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if searched:
+            gc.enable()
 
 
 @contextmanager
