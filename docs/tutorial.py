@@ -26,7 +26,8 @@ from workbench.results import expanded
 from workbench.store import MemoryStore
 
 FOLDER = Path(__file__).parent / "_static" / "tutorial"
-MODEL, DATA = "smollm2", "nq"  # of the shipped results
+MODEL, DATA = "smollm2-reader", "nq-held"  # of the shipped results
+PRETRAINED = "smollm2"  # whose sparse prefill is measured beside random tiles
 PREPARED = {
     "independent": "alone",
     "after_system": "behind the system prompt",
@@ -54,7 +55,8 @@ def of_results() -> Iterator[tuple[str, go.Figure | None]]:
     found = results.read()
     counts = found.counts("trial")
     counts = counts[(counts.model == MODEL) & (counts.data == DATA) & (counts.kind == "all") & (counts.passages == 10)]
-    counts = counts[counts["sparse"].isin(["", "none"])]
+    counts = counts[(counts[["sparse", "correct", "attend"]] == "none").all(axis=1) & (counts.training_seed == 0)]
+    counts = counts.drop_duplicates(["mode", "positions", "prepare", "select", "ratio", "measure"])
     reuse = counts[counts["mode"] == "block"]
     alone = reuse[(reuse["select"] == "none") & (reuse.prepare == "independent") & (reuse.positions != "naive")]
     full = counts[(counts["mode"] == "full") & (counts.measure == "rows_charged")].assign(name="full attention")
@@ -107,7 +109,7 @@ def _sparse(found: results.Results) -> go.Figure | None:
     from workbench.plots.marks.method_names import named, sparse_look
 
     counts = named(found.counts("trial"))
-    kept = counts[(counts.model == MODEL) & (counts.kind == "all") & counts.rule.isin(["bfla", "xattention", "random"])]
+    kept = counts[(counts.model == PRETRAINED) & (counts.kind == "all") & counts.rule.isin(["bfla", "xattention", "random"])]
     kept = results.mainly(results.beside(kept[kept.measure.isin(["kl", "density"])], "density"), "data")
     return chart.lines(
         kept[kept.measure == "kl"],
