@@ -44,6 +44,8 @@ from workbench.models.spec import attach
 from workbench.store import MemoryStore
 
 SIZES = (4, 9, 7, 12, 5)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels do not take tensors of the CPU")
 PROMPT = prompt_of(*SIZES)
 END = PROMPT.starts[-1]
 OTHER = prompt_of(*SIZES, seed=1)
@@ -222,6 +224,7 @@ def test_what_is_not_chosen_is_dropped_for_the_answer_as_well(model):
     assert seen == [0, 1, 2, 3, 6, 20, *PROMPT.question.tolist(), len(PROMPT), len(PROMPT) + 1]
 
 
+@INTERPRETED
 @pytest.mark.parametrize("name", ["relax_kv(share=0.2)", "chosen"])
 @pytest.mark.parametrize("computed", [[6, 8, 15, 20], [*range(4, 30)], []], ids=["some", "many", "the question alone"])
 def test_listed_columns_by_kernels_are_those_of_the_mask(monkeypatch, name, computed):
@@ -240,6 +243,7 @@ def test_listed_columns_by_kernels_are_those_of_the_mask(monkeypatch, name, comp
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
+@INTERPRETED
 def test_a_digest_by_kernels_is_that_of_the_mask():
     torch.manual_seed(0)
     seen = torch.zeros(2, len(PROMPT), dtype=torch.bool)
@@ -274,6 +278,7 @@ def test_ape_merges_passages_and_the_rest_by_their_log_sum_exp(model, temperatur
             torch.testing.assert_close(found[head, i], ends.softmax(0) @ outputs, atol=1e-5, rtol=1e-4)
 
 
+@INTERPRETED
 @pytest.mark.parametrize("first", [0, 1], ids=["question alone", "with a recomputed token"])
 def test_ape_by_kernels_merges_as_by_torch(monkeypatch, first):
     torch.manual_seed(0)
@@ -319,7 +324,7 @@ def test_ape_answers_over_pages_as_from_contiguous_caches(model, monkeypatch, na
 
 @pytest.mark.parametrize("gain", [-0.2, 0.0, 0.5])
 def test_two_lists_of_pages_by_kernels_are_merged_as_by_torch(gain):
-    drawn = case(1, "cpu", torch.float32, [[0, 1], [1]], [37, 20], [3, 5], recompute=0.2, pairing="neox")
+    drawn = case(1, DEVICE, torch.float32, [[0, 1], [1]], [37, 20], [3, 5], recompute=0.2, pairing="neox")
     q, keys, values, rows, pages, inv_freq, pairing = drawn
     lists = [
         replace(pages, positions=pages.positions.masked_fill(hidden, INVALID_POS), partial_pages=True)

@@ -86,7 +86,9 @@ def test_answers_over_pages_and_captured_steps_are_those_of_contiguous_caches(wa
         for x, y in zip(one.request.kv.tensors(), other.request.kv.tensors(), strict=True):
             torch.testing.assert_close(y[:, :length], x[:, :length], atol=1e-3, rtol=1e-3)
     stop = max((one.text for one in plain.generations), key=len)[1:3]
-    stopped = [generate(model, Letters(), prompts, WAYS[way], stop=stop, engine=e) for e in ("contiguous", "paged")]
+    stopped = [
+        generate(model, Letters(), prompts, replace(WAYS[way]), stop=stop, engine=e) for e in ("contiguous", "paged")
+    ]
     assert stopped[0] == stopped[1]
     runner, pages = pages_of(model).of(model, 1)
     assert runner.graphs and runner.captured and pages.pinned == 0
