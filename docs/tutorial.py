@@ -109,7 +109,8 @@ def _sparse(found: results.Results) -> go.Figure | None:
     from workbench.plots.marks.method_names import named, sparse_look
 
     counts = named(found.counts("trial"))
-    kept = counts[(counts.model == PRETRAINED) & (counts.kind == "all") & counts.rule.isin(["bfla", "xattention", "random"])]
+    told = (counts.model == PRETRAINED) & (counts.kind == "all")
+    kept = counts[told & counts.rule.isin(["bfla", "xattention", "random"])]
     kept = results.mainly(results.beside(kept[kept.measure.isin(["kl", "density"])], "density"), "data")
     return chart.lines(
         kept[kept.measure == "kl"],
