@@ -110,3 +110,14 @@ def test_tables_over_training_runs_have_the_interval_of_the_judge():
     (got,) = over_seeds(pd.DataFrame(rows), "em", ["model"]).to_dict("records")
     expected = over_runs([(sum(of) / 4, *bootstrap(of)) for of in scores.values()])
     assert [got[name] for name in ("value", "low", "high", "n", "seeds")] == pytest.approx([*expected, 4, 3])
+
+
+def test_tables_over_training_runs_never_join_prompts_of_different_numbers_of_passages():
+    rows = [
+        {"training_seed": seed, "question": q, "em": float(passages == 10), "model": "m", "passages": passages}
+        for seed in (1, 2)
+        for q in range(4)
+        for passages in (10, 40)
+    ]
+    told = over_seeds(pd.DataFrame(rows), "em", ["model"])
+    assert dict(zip(told.passages, told.value, strict=True)) == {10: 1, 40: 0}

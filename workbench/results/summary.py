@@ -175,7 +175,11 @@ def beside(counts: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 def over_seeds(answers: pd.DataFrame, measure: str, by: Sequence[str]) -> pd.DataFrame:
-    """Return {by, value, low, high, n, seeds}: means over training runs, as `metrics.seeds.over_runs` has them."""
+    """Return {by, value, low, high, n, seeds}: means over training runs, as `metrics.seeds.over_runs` has them.
+
+    Prompts of different numbers of passages are never one row: `passages` is told too where the answers have it.
+    """
+    by = [*by, *(name for name in ("passages",) if name in answers and name not in by)]
     found = []
     trained = answers[answers.training_seed.notna()]
     for keys, group in trained.groupby(list(by), sort=False, dropna=False):

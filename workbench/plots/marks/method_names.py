@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -64,7 +65,7 @@ FIELDS = ("mode", "positions", "prepare", "select", "ratio", "correct", "attend"
 
 
 def named(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add columns of the method of every row, and drop the ratio of methods that select nothing.
+    """Add columns of the method of every row, and drop the ratio of methods that choose no tokens.
 
     name         in words, "Full Reuse + answer-guided at 15%" say
     neighbours   that blocks were prepared with, 0 behind the system prompt alone; None of other preparations
@@ -72,13 +73,19 @@ def named(rows: pd.DataFrame) -> pd.DataFrame:
     cached       how blocks were prepared, in words
     rule         a sparse method without its options, "compact(over=bfla)" say; "" of a dense one
     """
-    rows = rows.assign(ratio=rows.ratio.where(~rows["select"].isin(["", "none"])))
+    rows = rows.assign(ratio=rows.ratio.where(~rows["select"].isin(["", "none"]) | rows.correct.map(_chooses)))
     fields = list(FIELDS)
     number = rows.groupby(fields, sort=False, dropna=False).ngroup()
     methods = rows.loc[~number.duplicated(), fields].astype(object)
     known = [_columns(each) for each in methods.where(methods.notna(), None).to_dict("records")]
     added = pd.DataFrame(known, columns=["name", "neighbours", "embedder", "cached", "rule"])
     return rows.assign(**{name: added[name].take(number).set_axis(rows.index) for name in added})
+
+
+@cache
+def _chooses(spec: str | None) -> bool:
+    """Say whether a correction recomputes tokens of its own choice, by the ratio."""
+    return isinstance(spec, str) and registry.parse(spec or "none")[0] == "agent_kv_shift"
 
 
 def cached(prepare: str) -> str:
@@ -114,10 +121,12 @@ def _columns(method: Mapping[str, Any]) -> tuple[str, int | None, str, str, str]
 
 def _name(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -> str:
     words = [_mode(method, prepare, options)]
+    at = "" if method["ratio"] is None else f" at {method['ratio']:.0%}"
     if method["select"] not in (None, "", "none"):
-        at = "" if method["ratio"] is None else f" at {method['ratio']:.0%}"
         words.append(SELECTORS.name_of(method["select"]) + at)
     words += [method[name] for name in ("correct", "attend") if method[name] not in (None, "", "none")]
+    if _chooses(method["correct"]) and method["select"] in (None, "", "none"):
+        words[1] += at
     if method["sparse"] not in (None, "", "none"):
         dense = method["mode"] == "full" and len(words) == 1
         words = [method["sparse"]] if dense else [*words, method["sparse"]]
