@@ -155,12 +155,13 @@ def test_kvcomm_computes_in_full_what_is_like_all_anchors_alike_and_keeps_no_mor
 @pytest.mark.parametrize(("width", "rotary", "pairing"), [(16, 16, "neox"), (24, 16, "neox"), (16, 16, "interleaved")])
 def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairing):
     torch.manual_seed(0)
-    keys, values = ([torch.randn(2, 64, width)[:, :60] for _ in range(3)] for _ in range(2))
+    keys, values = ([torch.randn(2, 64, width).to(DEVICE)[:, :60] for _ in range(3)] for _ in range(2))
     starts, lengths, kept = (4, 24, 29), (20, 5, 17), ((20, 33), (5, 9, 7), (17, 18))
     anchors = [
-        [tuple(tuple(torch.randn(6, n, width) for _ in range(2)) for _ in range(2)) for n in counts] for counts in kept
+        [tuple(tuple(torch.randn(6, n, width).to(DEVICE) for _ in "kv") for _ in range(2)) for n in counts]
+        for counts in kept
     ]
-    tables = [1e4 ** (-torch.arange(0, rotary, 2) / rotary)] * 3
+    tables = [1e4 ** (-torch.arange(0, rotary, 2, device=DEVICE) / rotary)] * 3
     copies = [x.clone() for x in keys], [x.clone() for x in values]
     assert meeting.fits(*copies, tables) and not meeting.fits(keys, copies[1], tables)
     for known in ([*anchors[:2], []], anchors):
@@ -168,12 +169,13 @@ def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairi
         by_kernel, in_torch = meeting.Meeting(*copies, *given), kvcomm._Met(keys, values, *given)
         expected = in_torch.far()
         torch.testing.assert_close(by_kernel.far(), expected, atol=1e-5, rtol=1e-4)
-    weights = torch.rand(2, 3, 42) * (expected[:1] > 0)
+    weights = torch.rand(2, 3, 42).to(DEVICE) * (expected[:1] > 0)
     by_kernel.move(weights)
     in_torch.move(weights)
     torch.testing.assert_close(copies, (keys, values), atol=1e-5, rtol=1e-4)
 
 
+@INTERPRETED
 def test_kvcomm_and_superposition_move_keys_by_kernels_on_a_gpu_as_elsewhere(model, monkeypatch):
     rule, spec = Kvcomm(system=1), attach(model)
     for prompt in (PROMPT, OTHER):

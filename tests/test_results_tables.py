@@ -374,3 +374,17 @@ def test_a_caption_counts_models_and_data_sets_where_they_are_many():
 )
 def test_a_logarithmic_axis_has_several_ticks(values, ticks):
     assert theme.log_ticks(values) == ticks
+
+
+@pytest.mark.parametrize(
+    ("correct", "name"),
+    [
+        ("agent_kv_shift", "independent blocks + agent_kv_shift at 20%"),
+        ("kvcomm", "independent blocks + kvcomm"),
+        ("of_another_version", "independent blocks + of_another_version"),
+        ("none", "independent blocks"),
+    ],
+)
+def test_a_correction_that_chooses_tokens_itself_is_told_with_its_ratio(correct, name):
+    rows = swept(mode="block", select="none", prepare="independent", correct=correct, ratio=0.2)
+    assert set(method_names.named(rows).name) == {name}

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.errors import BadInput, not_allowed
-from workbench.methods import registry
+from workbench.methods import correct, registry
 from workbench.plots.marks.styles import SELECTORS, Look, looks_of
 
 
@@ -83,9 +83,14 @@ def named(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 @cache
-def _chooses(spec: str | None) -> bool:
-    """Say whether a correction recomputes tokens of its own choice, by the ratio."""
-    return isinstance(spec, str) and registry.parse(spec or "none")[0] == "agent_kv_shift"
+def _chooses(spec: Any) -> bool:
+    """Say whether a correction recomputes tokens of its own choice; one that is not known here does not."""
+    if not isinstance(spec, str) or spec in ("", "none"):
+        return False
+    try:
+        return correct.named(spec).chooses
+    except BadInput:
+        return False
 
 
 def cached(prepare: str) -> str:
