@@ -1,3 +1,4 @@
+import gc
 import inspect
 import json
 import os
@@ -305,3 +306,16 @@ def test_a_terminal_without_unicode_is_told_all_it_can_show(encoding):
     command = [sys.executable, "-m", "workbench", "data", "lab", "--samples", "1"]
     done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, cwd=ROOT)
     assert done.returncode == 0 and done.stderr == b"" and b"lab-0-0" in done.stdout
+
+
+@pytest.mark.parametrize("searched", [True, False])
+def test_imports_leave_the_search_for_garbage_as_it_was(searched):
+    before = gc.isenabled()
+    try:
+        (gc.enable if searched else gc.disable)()
+        with pytest.raises(ImportError), text.importing():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == searched
+    finally:
+        (gc.enable if before else gc.disable)()
