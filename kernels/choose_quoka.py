@@ -36,9 +36,17 @@ def reference(votes: Tensor, keys: Tensor, past: Tensor, count: int) -> Tensor:
 
 
 def best(scores: Tensor, past: Tensor, count: int) -> Tensor:
-    """[B, H, T] bool: the tokens of `past` [B, T] with the `count` largest scores."""
-    order = scores.masked_fill(~past[:, None], -torch.inf).sort(dim=-1, descending=True, stable=True).indices
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order[..., :count], True)
+    """[B, H, T] bool: the tokens of `past` [B, T] with the `count` largest scores, the earlier of equals.
+
+    Without a sort: they are those above the least of the largest scores, and as many of its equals as are missing.
+    """
+    if not count:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    scores = scores.masked_fill(~past[:, None], -torch.inf)
+    least = scores.topk(count, sorted=False).values.amin(-1, keepdim=True)
+    above, equal = scores > least, scores == least
+    missing = count - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= missing))
 
 
 @jit

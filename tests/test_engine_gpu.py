@@ -12,13 +12,14 @@ from workbench.core.blocks import Prompt
 from workbench.core.masks import block_attention, causal, window
 from workbench.core.plan import Plan
 from workbench.core.tiling.tiles import Grid, Tiles
+from workbench.engine import chunked
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.attention_backends import choice as backends
 from workbench.engine.attention_backends.attention import PlannedRequest
 from workbench.engine.encoding import encode_many
-from workbench.engine.forward import prefill
+from workbench.engine.forward import PrefillRequest, prefill
 from workbench.engine.graphs.cuda_graphs import Runner
-from workbench.engine.layers import gemm_dispatch
+from workbench.engine.layers import fused_layers, gemm_dispatch
 from workbench.engine.pages.paged_pool import Pool
 from workbench.methods import select as selectors
 from workbench.methods.engines import pages_of
@@ -143,7 +144,7 @@ def test_kernels_compute_what_torch_computes(rows, tiles, monkeypatch):
     step = prefill(model, LONG.tokens, Plan(at, sparse=tiles), kv.clone())
     monkeypatch.setattr(backends, "on_gpu", lambda device: False)
     plain = prefill(model, LONG.tokens, Plan(at, sparse=tiles), kv)
-    expected = "tile_attention" if tiles or rows == "whole" else "question_attention"
+    expected = "tile_attention" if tiles or rows != "question" else "question_attention"
     assert set(step.backends.values()) == {expected}
     assert set(plain.backends.values()) == {"torch"}
     near(step.logits, plain.logits)
@@ -247,6 +248,31 @@ def test_pages_compute_what_an_assembled_copy_computes():
     near(got, prefill(model, LONG.tokens, Plan(LONG.question), kv).logits[-1])
     copied = pool.gather(cached, 50)
     near(got, prefill(model, LONG.tokens, Plan(LONG.question), copied).logits[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tiles", [None, RandomTiles(block=64, share=0.3)], ids=["dense", "tiles"])
+def test_chunks_that_are_replayed_compute_what_they_compute_one_by_one(dtype, tiles, monkeypatch):
+    """Twice, as the second prompt is another one in another cache; then with another pass on another stream behind."""
+    model, found = wide(dtype), {}
+    rows, side = torch.arange(len(LONG)), torch.cuda.Stream()
+    for many in (1 << 30, 4):
+        monkeypatch.setattr(chunked, "MANY", many)
+        for shift in (0, 5):
+            kv = empty(model, len(LONG))
+            request = PrefillRequest((LONG.tokens + shift) % 90, Plan(rows, sparse=tiles), kv)
+            torch.manual_seed(0)
+            side.wait_stream(torch.cuda.current_stream())  # the cache is made there
+            with torch.cuda.stream(side if shift else torch.cuda.current_stream()):
+                step = chunked.prefill_chunked(model, request, 256, 2)
+            found[many, shift] = [step.logits, *kv.keys, *kv.values]
+    torch.cuda.synchronize()
+    layers = fused_layers.packed_layers(model)
+    assert layers.why_uncaptured == "" and layers._graphs[256] is not None
+    for shift in (0, 5):
+        for mine, theirs in zip(found[4, shift], found[1 << 30, shift], strict=True):
+            near(mine, theirs, 0.01)
+    assert not torch.equal(found[4, 0][0], found[4, 5][0])
 
 
 def test_nothing_in_a_forward_pass_waits_for_the_device():

@@ -15,11 +15,12 @@ from workbench.core.plan import Plan
 from workbench.engine import forward
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.attention_backends import attention
+from workbench.engine.chunked import prefill_chunked
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, all_rows, prefill, prefill_many
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.graphs.graph_step import WeightWatch
-from workbench.engine.layers import fused_layers, gemm_dispatch
+from workbench.engine.layers import between_attentions, fused_layers, gemm_dispatch
 from workbench.engine.layers.fused_layers import FusedLayers, fused, layers_of, reason_against, side_by_side
 from workbench.engine.layers.gemm_dispatch import TORCH, Products
 from workbench.engine.pages.paged_pool import Pool
@@ -209,6 +210,49 @@ def test_rows_of_one_request_are_written_where_they_stay(monkeypatch):
     monkeypatch.setattr(attention, "_copy", None)
     for mine, theirs in zip(computed(), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-4)
+
+
+def as_captured(works, first):
+    """Stand-in for graphs: what is replayed is written where the first run left it, and nowhere else."""
+    replays = []
+    for work in works:
+        given, first = first, work(first)
+        replays.append(lambda work=work, given=given, to=first: to.copy_(work(given)))
+    return first, replays
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_passes_that_repeat_compute_what_each_computes(name, monkeypatch):
+    """Chunks of one length, replayed from the second on, over a cached context, and a shorter last one."""
+    model, prompt = model_of(name, num_hidden_layers=3), prompt_of(20, 50, 13)
+    layers, replayed = FusedLayers(model, kernels=False), []
+    monkeypatch.setattr(forward, "packed_layers", lambda model: layers)
+    behind = between_attentions.BetweenAttentions.behind
+    monkeypatch.setattr(
+        between_attentions.BetweenAttentions, "behind", lambda *given: replayed.append(given[1]) or behind(*given)
+    )
+
+    def computed(chunk):
+        kv = assemble(model, prompt, encode_many(model, prompt.context), reserve=2)
+        plan = Plan(torch.arange(20, len(prompt)), return_queries=(1,))
+        found = prefill_chunked(model, PrefillRequest(prompt.tokens, plan, kv), chunk, 3)
+        return [found.logits, found.queries[1], *kv.keys, *kv.values]
+
+    monkeypatch.setattr(between_attentions, "captured", as_captured)
+    expected = computed(63)
+    for chunk, passes in ((15, 3), (15, 4), (7, 8)):
+        for mine, theirs in zip(computed(chunk), expected, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+        assert replayed == [0, 1] * passes
+        replayed.clear()
+
+    def refuse(works, first):
+        raise RuntimeError("no memory for graphs")
+
+    monkeypatch.setattr(between_attentions, "captured", refuse)
+    for mine, theirs in zip(computed(9), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    assert not replayed and layers.why_uncaptured == "no memory for graphs"
 
 
 # --- Products of few rows: the fastest way is measured once, kept in a file, and gives torch's numbers

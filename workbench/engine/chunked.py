@@ -1,6 +1,6 @@
 """Chunked prefill: the rows of a plan are computed a few at a time, each over the cache that those before it left."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,7 @@ from workbench.core.plan import Plan
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
 
 ELEMENTS = 1 << 24  # most pairs of rows that are asked at a time whether one sees the other
+MANY = 4  # passes of as many rows, from which it pays to capture what lies between attentions
 
 
 def prefill_chunked(
@@ -33,14 +34,24 @@ def prefill_chunked_many(
     """Prefill a batch chunk by chunk: the i-th chunks of all requests are packed into one forward pass."""
     for request in requests:
         check_chunk(request.plan, chunk)
-    chunked = [_ChunkedRequest(request, chunk, logits_to_keep) for request in requests]
-    for number in range(max((len(one.rows) for one in chunked), default=0)):
-        current = [one for one in chunked if number < len(one.rows)]
+    chunked = [ChunkedRequest(request, chunk, logits_to_keep) for request in requests]
+    for _ in passes(model, chunked):
+        pass
+    return [one.output() for one in chunked]
+
+
+def passes(model: PreTrainedModel, requests: Sequence["ChunkedRequest"]) -> Iterator[int]:
+    """Prefill the i-th chunks of all requests in one pass, and yield i + 1: on a GPU the pass has only begun then."""
+    count = max((len(one.rows) for one in requests), default=0)
+    together = [[one for one in requests if number < len(one.rows)] for number in range(count)]
+    rows = [sum(len(one.rows[number]) for one in current) for number, current in enumerate(together)]
+    for number, current in enumerate(together):
         most = max(one.logits_of(number) for one in current)
-        outputs = prefill_many(model, [one.request(number, most) for one in current], most or 1)
+        parts = [one.request(number, most) for one in current]
+        outputs = prefill_many(model, parts, most or 1, repeated=rows.count(rows[number]) >= MANY)
         for one, output in zip(current, outputs, strict=True):
             one.take(number, output)
-    return [one.output() for one in chunked]
+        yield number + 1
 
 
 def check_chunk(plan: Plan, chunk: int) -> None:
@@ -66,7 +77,7 @@ def _sees_ahead(plan: Plan, chunk: int) -> tuple[int, int] | None:
 
 
 @dataclass
-class _ChunkedRequest:
+class ChunkedRequest:
     """One request on its way through its chunks."""
 
     whole: PrefillRequest

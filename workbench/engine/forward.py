@@ -25,7 +25,7 @@ from workbench.core.plan import Plan
 from workbench.core.utils import annotations
 from workbench.engine.assembly import empty
 from workbench.engine.attention_backends import choice as backends
-from workbench.engine.attention_backends.attention import PlannedRequest
+from workbench.engine.attention_backends.attention import PlannedRequest, sent
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
 from workbench.engine.layers.fused_layers import packed_layers, reason_against
 from workbench.models.spec import ModelSpec, attach, spec_for
@@ -75,10 +75,12 @@ def prefill_many(
     requests: Sequence[PrefillRequest],
     logits_to_keep: int = 0,
     waits: Sequence[Wait | None] = (),
+    repeated: bool = False,
 ) -> list[PrefillOutput]:
     """Prefill requests of different lengths, caches and plans in one forward pass, packed without padding.
 
     `waits[i](layer)` is called before request i reads its cached keys and values of a layer, which may be on the way.
+    `repeated`: passes of as many rows follow, so on a GPU they are captured where they can be.
     """
     annotations.check("requests", requests, Sequence[PrefillRequest])
     spec = spec_for(model, (request.tokens for request in requests), (request.kv for request in requests))
@@ -87,7 +89,8 @@ def prefill_many(
     for request in requests:
         _check(spec, request)
     rows = [request.tokens[request.plan.rows.to(request.tokens.device)] for request in requests]
-    return run(model, [(ids, r.plan, r.kv) for ids, r in zip(rows, requests, strict=True)], logits_to_keep, waits)
+    parts = [(ids, r.plan, r.kv) for ids, r in zip(rows, requests, strict=True)]
+    return run(model, parts, logits_to_keep, waits, repeated)
 
 
 @torch.no_grad()
@@ -96,6 +99,7 @@ def run(
     rows: Sequence[tuple[Tensor, Plan, KV]],
     logits_to_keep: int = 0,
     waits: Sequence[Wait | None] = (),
+    repeated: bool = False,
 ) -> list[PrefillOutput]:
     """Run the packed forward pass itself: (token ids [R] of the rows, plan, kv) of every request, not checked."""
     if not rows:
@@ -107,12 +111,12 @@ def run(
     lengths = [len(request.rows) for request in requests]
     kept = [min(logits_to_keep, n) if logits_to_keep else n for n in lengths]
     ends = torch.tensor(lengths).cumsum(0).tolist()
-    which = torch.cat([torch.arange(end - n, end) for end, n in zip(ends, kept, strict=True)]).to(model.device)
-    ids = torch.cat([ids.to(model.device) for ids, _, _ in rows])
+    which = torch.cat([torch.arange(end - n, end) for end, n in zip(ends, kept, strict=True)])
+    ids = torch.cat([sent(ids, model.device) for ids, _, _ in rows])
     positions = torch.cat([request.rows for request in requests])
-    wanted = which if sum(kept) < sum(lengths) else None
+    wanted = sent(which, model.device) if sum(kept) < sum(lengths) else None
     try:
-        computed = packed_logits(model, ids, positions, requests, wanted)
+        computed = packed_logits(model, ids, positions, requests, wanted, repeated)
     except StopForward:
         return [PrefillOutput(None, request.queries, request.backends) for request in requests]
     return [
@@ -123,14 +127,20 @@ def run(
 
 @torch.no_grad()
 def packed_logits(
-    model: PreTrainedModel, ids: Tensor, positions: Tensor, requests: Sequence[PackedRequest], wanted: Tensor | None
+    model: PreTrainedModel,
+    ids: Tensor,
+    positions: Tensor,
+    requests: Sequence[PackedRequest],
+    wanted: Tensor | None,
+    repeated: bool = False,
 ) -> Tensor:
     """Compute logits [W, V] of the rows `wanted` [W], of all where None; `ids` and `positions` [R] of packed requests.
 
-    Raises StopForward where no request needs a further layer.
+    `repeated`: as in `prefill_many`. Raises StopForward where no request needs a further layer.
     """
-    layers = packed_layers(model) or cpu_layers(model)
-    if layers is not None:
+    if (fused := packed_layers(model)) is not None:
+        return fused.packed(ids, positions, requests, wanted, repeated)
+    if (layers := cpu_layers(model)) is not None:
         return layers.packed(ids, positions, requests, wanted)
     out = model(
         input_ids=ids[None],

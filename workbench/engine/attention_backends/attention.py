@@ -139,6 +139,11 @@ class Piece:
     blind: Tensor | None = None  # [r] or [Hq, r] bool, rows that see nothing: their result is 0
 
 
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """Return `x` on `device`, without waiting for what a GPU still has to do."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not x.is_cuda else x.to(device)
+
+
 class PlannedRequest:
     """A plan carried out on one KV: lives for one forward pass and keeps its masks from layer to layer.
 
@@ -161,7 +166,7 @@ class PlannedRequest:
             first = max(0, len(plan.rows) - kept) // together * together  # those in front change nothing behind them
             if first:
                 self._tail = PlannedRequest(replace(plan, rows=plan.rows[first:], return_queries=()), kv, device)
-        self.rows = plan.rows.to(device)
+        self.rows = sent(plan.rows, device)
         self.queries: dict[int, Tensor] = {}
         self.backends: dict[int, str] = {}  # what carried out the attention of a layer
         self._first, self._end = int(plan.rows[0]), int(plan.rows[-1]) + 1

@@ -210,7 +210,7 @@ def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAt
         return TORCH
     if problem.whole and problem.rows < SHORT and not problem.tile:
         return TORCH
-    few = few_programs(problem.rows, problem.heads[0], problem.device)
+    few = few_programs(problem.rows, problem.heads[0], problem.device, waves=1)
     chosen: Any = KERNELS[0] if few and not problem.tile else KERNELS[1]
     if problem.whole and not few and not problem.tile:
         name = choice(problem.device, "dense", problem.heads, problem.width, problem.length, chosen.name)
@@ -218,12 +218,12 @@ def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAt
     return TORCH if chosen.refuses(problem) else chosen
 
 
-def few_programs(rows: int, heads: int, device: torch.device) -> bool:
-    """Return whether so many rows of query heads are too few programs of `tile_attention` to fill a GPU twice.
+def few_programs(rows: int, heads: int, device: torch.device, waves: int = 2) -> bool:
+    """Return whether so many rows of query heads are too few programs of `tile_attention` to fill a GPU `waves` times.
 
     It does not split the keys: then `question_attention` is faster, which splits them.
     """
-    return on_gpu(device) and -(-rows // ROWS) * heads < 2 * _processors(device)
+    return on_gpu(device) and -(-rows // ROWS) * heads < waves * _processors(device)
 
 
 def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:

@@ -122,7 +122,7 @@ class OwnOrListed(Listed):
 def plain(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
     """Attend causally with q [Hq, R, D] at `rows` [R] over keys and values [H, T, D] by a kernel: [Hq, R, D]."""
     problem = problem_of(q, keys, causal, None, False)
-    few = choice.few_programs(problem.rows, problem.heads[0], problem.device)
+    few = choice.few_programs(problem.rows, problem.heads[0], problem.device, waves=1)
     kernel = choice.named("question_attention" if few else "tile_attention")
     return kernel(q, keys, values, rows, causal, None, scale)
 

@@ -13,9 +13,10 @@ and choices are no part of what is compiled. Afterwards the model is as it was.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from workbench.engine.attention_backends.choice import kernel, on_gpu
+from workbench.engine.layers.between_attentions import KEPT, MOST, BetweenAttentions, Linear, into
 from workbench.engine.layers.gemm_dispatch import Products
 from workbench.models.spec import attach
 from workbench.models.transformers_attention import NAME, PackedRequest, attend, registered
@@ -51,7 +53,6 @@ def fused(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor"
 
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are those of Llama, q and k normed or not
-Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,8 @@ class FusedLayer:
 class FusedLayers:
     """The layers of a model over one pool.
 
-    `kernels`: Triton's; else their torch references. `products`: how rows are multiplied.
+    `kernels`: Triton's; else their torch references. `products`: how rows are multiplied. `why_uncaptured`: why passes
+    that repeat run without graphs, "" where they do not.
     """
 
     def __init__(self, model: PreTrainedModel, kernels: bool, products: Products | None = None):
@@ -84,6 +86,10 @@ class FusedLayers:
             getattr(kernel(name), "launch" if kernels else "reference")
             for name in ("add_rms_norm", "silu_and_mul", "rope_and_cache")
         )
+        self.count, self.qkv, self.o = len(self.layers), self.layers[0].qkv, self.layers[0].o
+        self.why_uncaptured = ""
+        self._graphs: dict[int, BetweenAttentions | None] = {}  # by number of rows; None: seen once, or not captured
+        self._turn = Lock()
 
     @property
     def stale(self) -> bool:
@@ -131,10 +137,16 @@ class FusedLayers:
         return self._through(ids, positions, attention, wanted)
 
     def packed(
-        self, ids: Tensor, positions: Tensor, requests: Sequence[PackedRequest], wanted: Tensor | None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        requests: Sequence[PackedRequest],
+        wanted: Tensor | None,
+        repeated: bool = False,
     ) -> Tensor:
         """Compute logits [W, V] of the rows `wanted` [W] of packed requests, as the model does that calls the seam.
 
+        `repeated`: passes of so many rows follow one another. From the second on, all between attentions is replayed.
         Raises StopForward where no request needs a further layer.
         """
         slots = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
@@ -153,7 +165,39 @@ class FusedLayers:
             out = out[0].flatten(1)
             return out[wanted] if last else out
 
-        return self._through(ids, positions, attention, wanted)
+        with self._captured(len(ids)) if repeated else nullcontext() as graphs:
+            return self._through(ids, positions, attention, wanted, graphs)
+
+    @contextmanager
+    def _captured(self, rows: int) -> Iterator[BetweenAttentions | None]:
+        """Give the graphs of so many rows to one pass; None to the first, which warms up, and to one beside another."""
+        if rows > MOST or self.count < 2 or not self._turn.acquire(blocking=False):
+            yield None
+            return
+        try:
+            graphs = self._graphs.pop(rows, None) if (seen := rows in self._graphs) else None
+            if seen and graphs is None and not self.why_uncaptured:
+                try:
+                    graphs = BetweenAttentions(self, rows)
+                except RuntimeError as problem:  # no memory is left, or a library waits for the device
+                    self.why_uncaptured = str(problem)
+            self._graphs[rows] = graphs
+            for old in list(self._graphs)[:-KEPT]:
+                del self._graphs[old]
+            with graphs.turn() if graphs else nullcontext():
+                yield graphs
+        finally:
+            self._turn.release()
+
+    def behind(self, number: int, x: Tensor, residual: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Go on from attended rows x [R, C] of a layer, multiplied, to queries, keys and values of the next.
+
+        Returns (residual, queries, keys and values): the latter in `out`, where it is given.
+        """
+        layer, following = self.layers[number], self.layers[number + 1]
+        residual, x = self._fed(layer, x, residual)
+        residual, x = self._add_rms_norm(x, following.before_attention, following.eps, residual)
+        return residual, self.products(x, *following.qkv, parts=True) if out is None else into(out, x, *following.qkv)
 
     def _through(
         self,
@@ -161,22 +205,31 @@ class FusedLayers:
         positions: Tensor,
         attention: Callable[[int, Tensor, Tensor, Tensor, bool], Tensor],
         wanted: Tensor | None,
+        graphs: BetweenAttentions | None = None,
     ) -> Tensor:
         product, x = self.products, self.decoder.embed_tokens(ids)
         cos, sin = (part[0] for part in self.decoder.rotary_emb(x[None], positions[None]))
-        residual: Tensor | None = None
-        for number, layer in enumerate(self.layers):
-            residual, x = self._add_rms_norm(x, layer.before_attention, layer.eps, residual)
-            last = number + 1 == len(self.layers) and wanted is not None
-            x = attention(number, product(x, *layer.qkv, parts=True), cos, sin, last)
-            x = product(x, *layer.o, parts=True)
-            if last:
-                residual = residual[wanted]
-            residual, x = self._add_rms_norm(x, layer.before_mlp, layer.eps, residual)
-            x = product(product.gated(x, *layer.gate_up, self._silu_and_mul), *layer.down, parts=True)
+        layer = self.layers[0]
+        residual, x = self._add_rms_norm(x, layer.before_attention, layer.eps)
+        qkv = product(x, *layer.qkv, parts=True)
+        for number, layer in enumerate(self.layers[:-1]):
+            x = attention(number, qkv, cos, sin, False)
+            if graphs is None:
+                residual, qkv = self.behind(number, product(x, *layer.o, parts=True), residual)
+            else:
+                residual, qkv = graphs.behind(number, x, residual, layer.o)
+        layer, few = self.layers[-1], wanted is not None
+        x = product(attention(self.count - 1, qkv, cos, sin, few), *layer.o, parts=True)
+        residual, x = self._fed(layer, x, residual[wanted] if few else residual)
         norm = self.decoder.norm
         _, x = self._add_rms_norm(x, norm.weight, norm.variance_epsilon, residual)
         return product(x, self.head.weight, self.head.bias)
+
+    def _fed(self, layer: FusedLayer, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Add attended rows, multiplied, and put them through the feed-forward layer: (residual, what is added)."""
+        residual, x = self._add_rms_norm(x, layer.before_mlp, layer.eps, residual)
+        x = self.products.gated(x, *layer.gate_up, self._silu_and_mul)
+        return residual, self.products(x, *layer.down, parts=True)
 
 
 _KNOWN: WeakKeyDictionary[PreTrainedModel, FusedLayers] = WeakKeyDictionary()  # they hold parts of it, not itself

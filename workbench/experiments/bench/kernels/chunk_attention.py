@@ -12,6 +12,7 @@ numbers have no density of their own.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import log
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from workbench.kernels._pages.lists import PageLists, lists_of, page_table, unio
 from workbench.methods.sparse.quoka import Quoka
 
 LENGTHS = (16, 32, 64, 128)  # in units
+TINY = 1e-30  # share of the largest, below which a gate keeps everything
 SHARE = 0.25  # of the pages before a chunk that a union reads, and of the tokens that QUOKA keeps
 Choice = Callable[[Tensor, Tensor, Tensor], Any]  # q [B, Hq, R, D], keys [B, H, T, D], rows [B, R]
 
@@ -73,29 +75,39 @@ class KeptGate:
 
     rule: TileRule
     width: int = 128
-    pooled: Tensor | None = None
+    pooled: Tensor | None = None  # [B, H, J or more, width]
+    known: int = 0  # blocks in it
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-        grid = Grid(rows[0], keys.shape[2], self.rule.block)
-        share = self.logits(q, keys).masked_fill(~grid.causal, -torch.inf).softmax(-1)
-        least = (1 - torch.as_tensor(self.rule.mass)) * share.amax(-1, keepdim=True)
-        return ((share >= least) & grid.causal) | grid.own
+        return self.kept(q, keys, Grid(rows[0], keys.shape[2], self.rule.block))
+
+    def kept(self, q: Tensor, keys: Tensor, grid: Grid) -> Tensor:
+        """Return the choice [B, Hq, I, J] for rows of a grid of blocks."""
+        logits = self.logits(q, keys).masked_fill(~grid.causal, -torch.inf)
+        least = logits.amax(-1, keepdim=True) + log(max(1 - float(self.rule.mass), TINY))
+        return ((logits >= least) & grid.causal) | grid.own
 
     def logits(self, q: Tensor, keys: Tensor) -> Tensor:
         """Return [B, Hq, I, J] fp32: what the gate says of every pair of blocks."""
-        block = self.rule.block
+        block, count = self.rule.block, keys.shape[2] // self.rule.block
         if not self.weights:
             sizes = {"query": (q.shape[1], q.shape[-1]), "key": (keys.shape[1], 3 * q.shape[-1])}
             self.weights |= {name: numbers(*s, self.width).float() / s[1] ** 0.5 for name, s in sizes.items()}
-        known = 0 if self.pooled is None else min(self.pooled.shape[2], past_of(q, keys) // block)
-        fresh = keys[:, :, known * block :].unflatten(2, (-1, block)).float()
-        theirs = torch.cat((fresh.amax(3), fresh.amin(3), fresh.mean(3)), -1) @ self.weights["key"]
-        if self.pooled is not None and known:
-            theirs = torch.cat((self.pooled[:, :, :known], theirs), 2)
-        self.pooled = theirs
-        ours = q.unflatten(2, (-1, block)).float().mean(3) @ self.weights["query"]
-        return (ours.unflatten(1, (keys.shape[1], -1)) @ theirs[:, :, None].mT).flatten(1, 2)
+        known = 0 if self.pooled is None else min(self.known, past_of(q, keys) // block)
+        fresh = keys[:, :, known * block :].unflatten(2, (-1, block))
+        pools = fresh.amax(3), fresh.amin(3), fresh.mean(3, dtype=torch.float32)
+        if self.pooled is None or self.pooled.shape[2] < count:
+            room = pools[2].new_empty(*keys.shape[:2], 2 * count, self.width)
+            if self.pooled is not None and known:
+                room[:, :, :known] = self.pooled[:, :, :known]
+            self.pooled = room
+        theirs = self.pooled[:, :, :count]
+        theirs[:, :, known:] = torch.cat(pools, -1) @ self.weights["key"]
+        self.known = count
+        ours = q.unflatten(2, (-1, block)).mean(3, dtype=torch.float32) @ self.weights["query"]
+        by_group = ours.view(*keys.shape[:2], -1, self.width)  # query heads of a KV head are rows of one product
+        return (by_group @ theirs.mT).view(*ours.shape[:3], count)
 
 
 def quoka(q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:

@@ -22,6 +22,9 @@ from workbench.core.plan import Plan, Site
 from workbench.core.tiling.tile_selection import TileRule
 from workbench.core.tiling.tiles import Grid, Tiles
 from workbench.engine.assembly import empty
+from workbench.engine.attention_backends.choice import on_gpu
+from workbench.engine.attention_backends.listed_columns import plain
+from workbench.engine.chunked import MANY, ChunkedRequest, passes
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.kernels.chunk_attention import KeptGate
@@ -55,7 +58,7 @@ class DrawnGate(Sparse):
         rule = TileRule(self.block, self.block, self.mass)
         gate = self.layers.setdefault(site.layer, KeptGate(rule))
         gate.rule = rule
-        return Tiles(gate(queries[None], keys[None], grid.rows[None])[0], self.block)
+        return Tiles(gate.kept(queries[None], keys[None], grid)[0], self.block)
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,21 @@ def over_copy(
     own, length = q.shape[1], keys.shape[1]
     assert tiles.columns is not None
     count = round(keep * (length - own)) + own
-    chosen = tiles.columns[:: len(q) // len(keys), :length].int()
-    place = torch.where(chosen > 0, chosen.cumsum(-1) - 1, count)  # of a token in the copy; the others go behind it
+    chosen = tiles.columns[:: len(q) // len(keys), :length]
+    place = torch.where(chosen, chosen.cumsum(-1) - 1, count)  # of a token in the copy; the others go behind it
     token = torch.arange(length, device=keys.device).expand_as(place)
-    at = place.new_zeros(len(keys), count + 1).scatter_(1, place, token)[:, :count, None].expand(-1, -1, keys.shape[-1])
-    k, v = (x.gather(1, at)[None] for x in (keys, values))
+    at = place.new_zeros(len(keys), count + 1).scatter_(1, place, token)[:, :count, None]
+    k, v = (_copied(x, at) for x in (keys, values))
+    if on_gpu(keys.device) and keys.dtype != torch.float32:
+        return plain(q, k, v, torch.arange(count - own, count, device=keys.device), scale)
     mask = causal_lower_right(own, count)
-    return scaled_dot_product_attention(q[None], k, v, mask, scale=scale, enable_gqa=True)[0]
+    return scaled_dot_product_attention(q[None], k[None], v[None], mask, scale=scale, enable_gqa=True)[0]
+
+
+def _copied(x: Tensor, at: Tensor) -> Tensor:
+    """Copy tokens `at` [H, K, 1] of x [H, T, D], on a GPU 8 bytes at a time -> [H, K, D]."""
+    wide = x.view(torch.int64) if x.is_cuda else x
+    return wide.gather(1, at.expand(-1, -1, wide.shape[-1])).view(x.dtype)
 
 
 def chunk_of(scene: Scene, ids: Tensor, kv: Any, number: int, method: ChunkedMethod, layers: int | None = None) -> None:
@@ -104,6 +115,14 @@ def chunk_of(scene: Scene, ids: Tensor, kv: Any, number: int, method: ChunkedMet
     rows = torch.arange(number * scene.unit, (number + 1) * scene.unit)
     plan = Plan(rows, sparse=method.sparse, backend=method.backend, num_layers=layers)
     prefill_many(scene.model, [PrefillRequest(ids, plan, kv)], 0 if layers else 1)
+
+
+def chunks_of(scene: Scene, method: ChunkedMethod, until: int) -> Iterator[int]:
+    """Make a prompt of `until` chunks; return what prefills them one by one and yields how many have begun."""
+    tokens = until * scene.unit
+    plan = Plan(torch.arange(tokens), sparse=method.sparse, backend=method.backend)
+    request = PrefillRequest(scene.ids(tokens), plan, empty(scene.model, tokens))
+    return passes(scene.model, [ChunkedRequest(request, scene.unit, 1)])
 
 
 def fitted(scene: Scene, method: ChunkedMethod, units: int) -> ChunkedMethod:
@@ -134,34 +153,31 @@ def _threshold(exponent: float, mass: bool) -> float:
 
 def timed(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...] = ()) -> dict[int, float]:
     """Prefill `until` chunks; return the milliseconds until every one of `marks`."""
-    ids, kv = scene.ids(until * scene.unit), empty(scene.model, until * scene.unit)
-    taken = {}
+    taken, chunks = {}, chunks_of(scene, method, until)
     wait()
     begin = perf_counter()
-    for number in range(until):
-        chunk_of(scene, ids, kv, number, method)
-        if number + 1 in marks:
+    for number in chunks:
+        if number in marks:
             wait()
-            taken[number + 1] = (perf_counter() - begin) * 1e3
+            taken[number] = (perf_counter() - begin) * 1e3
     return taken
 
 
 def densities(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...]) -> dict[int, float]:
     """Prefill `until` chunks, untimed; return the share of causal tiles kept until every one of `marks`.
 
-    Where nothing is to be counted the first and the last chunk warm up.
+    Where nothing is to be counted the first chunks, by which graphs are captured, and the last one warm up.
     """
-    ids, kv = scene.ids(until * scene.unit), empty(scene.model, until * scene.unit)
     if method.density is None:
-        for number in (0, until - 1):
-            chunk_of(scene, ids, kv, number, method)
+        for _ in chunks_of(scene, method, min(until, MANY)):
+            pass
+        chunk_of(scene, scene.ids(until * scene.unit), empty(scene.model, until * scene.unit), until - 1, method)
         return dict.fromkeys(marks, 1.0)
     counted, found = Counted(method.sparse), {}
-    for number in range(until):
-        chunk_of(scene, ids, kv, number, replace(method, sparse=counted))
-        if number + 1 in marks:
+    for number in chunks_of(scene, replace(method, sparse=counted), until):
+        if number in marks:
             kept, causal = torch.stack(counted.counts).sum(0).tolist()
-            found[number + 1] = kept / causal
+            found[number] = kept / causal
     return found
 
 
