@@ -12,7 +12,6 @@ numbers have no density of their own.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import log
 from typing import Any
 
 import torch
@@ -85,7 +84,7 @@ class KeptGate:
     def kept(self, q: Tensor, keys: Tensor, grid: Grid) -> Tensor:
         """Return the choice [B, Hq, I, J] for rows of a grid of blocks."""
         logits = self.logits(q, keys).masked_fill(~grid.causal, -torch.inf)
-        least = logits.amax(-1, keepdim=True) + log(max(1 - float(self.rule.mass), TINY))
+        least = logits.amax(-1, keepdim=True) + (1 - torch.as_tensor(self.rule.mass)).clamp(min=TINY).log()
         return ((logits >= least) & grid.causal) | grid.own
 
     def logits(self, q: Tensor, keys: Tensor) -> Tensor:
