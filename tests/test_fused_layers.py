@@ -143,6 +143,26 @@ def test_a_model_whose_layers_are_known_can_be_dropped(monkeypatch):
     assert gone() is None
 
 
+def test_layers_that_are_known_are_left_while_the_model_is_hooked_or_trained_and_made_anew_for_other_weights(
+    monkeypatch,
+):
+    monkeypatch.setattr(fused_layers, "on_gpu", lambda device: True)
+    model = model_of(num_hidden_layers=2)
+    first, mlp = fused_layers.packed_layers(model), model.get_decoder().layers[1].mlp
+    handle = mlp.register_forward_hook(lambda *_: None)
+    assert fused_layers.packed_layers(model) is None
+    handle.remove()
+    assert fused_layers.packed_layers(model) is not None
+    model.train()
+    assert fused_layers.packed_layers(model) is None
+    model.eval()
+    again = fused_layers.packed_layers(model)
+    mlp.gate_proj = nn.Linear(mlp.gate_proj.in_features, mlp.gate_proj.out_features, bias=False)
+    assert fused_layers.packed_layers(model) is not again is not first
+    mlp.gate_proj = Adapted(mlp.gate_proj.in_features, mlp.gate_proj.out_features, bias=False)
+    assert fused_layers.packed_layers(model) is None
+
+
 class Adapted(nn.Linear):
     """As libraries of adapters put in the place of a projection."""
 

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, silu
-from torch.nn.modules import module as globally
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
@@ -28,6 +27,7 @@ from workbench.engine.attention_backends import choice as backends
 from workbench.engine.attention_backends.attention import PlannedRequest, sent
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
 from workbench.engine.layers.fused_layers import packed_layers, reason_against
+from workbench.engine.layers.module_watch import ModuleWatch
 from workbench.models.spec import ModelSpec, attach, spec_for
 from workbench.models.transformers_attention import PackedRequest, StopForward, registered
 
@@ -174,26 +174,13 @@ def _check(spec: ModelSpec, request: PrefillRequest) -> None:
 Angles = tuple[Tensor, Tensor, Tensor]  # cosines [R, D] of all rotary channels, sines [R, D/2] of either half
 
 
-class CpuLayers:
+class CpuLayers(ModuleWatch):
     """The layers of one model, as they were when it was first asked for; `changed` says whether they are so still."""
 
     def __init__(self, model: PreTrainedModel):
+        super().__init__(model)
         self.decoder: Any = model.get_decoder()
         self.head: Any = model.get_output_embeddings()
-        modules = list(model.modules())
-        self._children = [(m._modules, dict(m._modules)) for m in modules if m._modules]
-        self._own = [vars(m) for m in modules]
-        self._hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-
-    @property
-    def changed(self) -> bool:
-        """Whether a module was exchanged, hooked, compiled or given another forward pass."""
-        return (
-            any(now != then for now, then in self._children)
-            or any(self._hooks)
-            or bool(globally._global_forward_hooks or globally._global_forward_pre_hooks)
-            or any("forward" in own or "_hf_hook" in own or own.get("_compiled_call_impl") for own in self._own)
-        )
 
     def packed(
         self, ids: Tensor, positions: Tensor, requests: Sequence[PackedRequest], wanted: Tensor | None

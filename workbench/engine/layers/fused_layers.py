@@ -27,6 +27,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from workbench.engine.attention_backends.choice import kernel, on_gpu
 from workbench.engine.layers.between_attentions import KEPT, MOST, BetweenAttentions, Linear, into
 from workbench.engine.layers.gemm_dispatch import Products
+from workbench.engine.layers.module_watch import ModuleWatch
 from workbench.models.spec import attach
 from workbench.models.transformers_attention import NAME, PackedRequest, attend, registered
 
@@ -232,17 +233,22 @@ class FusedLayers:
         return residual, self.products(x, *layer.down, parts=True)
 
 
-_KNOWN: WeakKeyDictionary[PreTrainedModel, FusedLayers] = WeakKeyDictionary()  # they hold parts of it, not itself
+_Known = tuple[FusedLayers, ModuleWatch]
+_KNOWN: WeakKeyDictionary[PreTrainedModel, _Known] = WeakKeyDictionary()  # they hold parts of it, not itself
 
 
 def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
     """Return the layers by which packed requests of this model run on a GPU; None where its own are used."""
-    if not on_gpu(model.device) or attach(model).window is not None or reason_against(model):
+    if not on_gpu(model.device) or attach(model).window is not None or model.training:
         return None
     known = _KNOWN.get(model)
-    if known is None or known.stale:
-        known = _KNOWN[model] = FusedLayers(model, kernels=True)
-    return known
+    if known is None or known[0].stale or known[1].changed:
+        _KNOWN.pop(model, None)
+        watch = ModuleWatch(model)
+        if reason_against(model) or watch.changed:
+            return None
+        known = _KNOWN[model] = FusedLayers(model, kernels=True), watch
+    return known[0]
 
 
 def layers_of(model: PreTrainedModel, kernels: bool, products: Products | None = None) -> FusedLayers | str:
