@@ -169,7 +169,7 @@ def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairi
         by_kernel, in_torch = meeting.Meeting(*copies, *given), kvcomm._Met(keys, values, *given)
         expected = in_torch.far()
         torch.testing.assert_close(by_kernel.far(), expected, atol=1e-5, rtol=1e-4)
-    weights = torch.rand(2, 3, 42).to(DEVICE) * (expected[:1] > 0)
+    weights = torch.rand(2, 3, 42).to(DEVICE) * expected[:1].isfinite()
     by_kernel.move(weights)
     in_torch.move(weights)
     torch.testing.assert_close(copies, (keys, values), atol=1e-5, rtol=1e-4)
@@ -180,7 +180,10 @@ def test_kvcomm_and_superposition_move_keys_by_kernels_on_a_gpu_as_elsewhere(mod
     rule, spec = Kvcomm(system=1), attach(model)
     for prompt in (PROMPT, OTHER):
         rule(model, [prompt], [stitched(model, prompt)], None, None)
-    parts = [(stitched(model).slice(0, 9), torch.arange(9) * 1.5), (stitched(model, OTHER), torch.arange(37) + 20.0)]
+    parts = [
+        superposition.Placed(stitched(model).slice(0, 9), 0, 1.5),
+        superposition.Placed(stitched(model, OTHER), 20),
+    ]
     found = []
     for kernels in (False, True):
         kv = stitched(model)
@@ -188,7 +191,7 @@ def test_kvcomm_and_superposition_move_keys_by_kernels_on_a_gpu_as_elsewhere(mod
         with monkeypatch.context() as patch:
             patch.setattr(choice, "on_gpu", lambda device, chosen=kernels: chosen)
             (done,) = rule(model, [PROMPT], [kv], None, None)
-            found.append([*kv.tensors(), *superposition._place(spec, [parts[:1], parts], 2)[0][1].tensors()])
+            found.append([*kv.tensors(), *superposition._place(spec, [parts[:1], parts], 2).kv(1).tensors()])
         assert not done.computed
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 

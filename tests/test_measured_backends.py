@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from workbench.engine import encoding
+from workbench.core.utils import wide_copies
 from workbench.engine.attention_backends import blocks_backends
 from workbench.engine.attention_backends import choice as measured_backends
 from workbench.engine.attention_backends.choice import kernel
@@ -54,8 +54,15 @@ def test_blocks_of_one_length_are_a_batch(monkeypatch):
     assert torch.allclose(blocks_backends.cudnn(*arguments), kernel("encode_blocks").reference(*arguments), atol=1e-5)
 
 
-@pytest.mark.parametrize("width", [4, 3])
-def test_tokens_are_copied_to_their_places_whatever_the_width(width):
-    target, source = torch.zeros(2, 9, width), torch.randn(2, 3, width)
-    encoding.index_copy(target, torch.tensor([7, 0, 2]), source)
-    assert torch.equal(target[:, [7, 0, 2]], source) and not target[:, [1, 3, 4, 5, 6, 8]].any()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "begin"), [(4, 0), (3, 0), (8, 1), (8, 4)])
+def test_tokens_are_copied_whatever_their_layout(width, begin, dtype):
+    """Channels of a wider tensor, from `begin` on; tokens [H, T, D] that lie as [T, H, D]."""
+    at, rest = torch.tensor([7, 0, 2]), [1, 3, 4, 5, 6, 8]
+    source = torch.randn(3, 2, width + 4, dtype=dtype).transpose(0, 1)[..., begin : begin + width]
+    target = torch.zeros(2, 9, width + 4, dtype=dtype)[..., begin : begin + width]
+    wide_copies.index_copy(target, at, source)
+    assert torch.equal(target[:, at], source) and not target[:, rest].any()
+    assert torch.equal(wide_copies.taken(target, at), source)
+    wide_copies.copy(target[:, :3], source)
+    assert torch.equal(target[:, :3], source)

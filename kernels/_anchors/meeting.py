@@ -181,8 +181,11 @@ class Meeting:
         self._constants |= {"D": width, "DP": padded_width(width), "TOKENS": TOKENS}
 
     def far(self) -> Tensor:
-        """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values."""
-        out = torch.zeros(3, self.most, self.total, dtype=torch.float32, device=self._given[0].device)
+        """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.
+
+        Inf where a place has fewer than A anchors.
+        """
+        out = torch.full((3, self.most, self.total), torch.inf, dtype=torch.float32, device=self._given[0].device)
         _far[(self._tiles * self.most,)](*self._given, out, *self._numbers, **self._constants)
         return out
 

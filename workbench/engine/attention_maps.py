@@ -52,24 +52,28 @@ def whole_layers(model: PreTrainedModel, length: int) -> list[int]:
 
 
 def logits(
-    model: PreTrainedModel, layer: int, queries: Tensor, keys: Tensor, rows: Tensor, sees: Sees = causal
+    model: PreTrainedModel, layer: int, queries: Tensor, keys: Tensor, rows: Tensor, sees: Sees | None = causal
 ) -> Iterator[tuple[slice, Tensor]]:
     """Attention logits of queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D], in chunks of rows.
 
-    Yields (which rows, [Hq, r, T] fp32), -inf where a row does not see: by `sees` and by the layer's sliding window.
+    Yields (which rows, [Hq, r, T] fp32), -inf where a row does not see: by `sees` and by the layer's sliding window;
+    None: every row sees all these keys, whatever the window.
     """
     size = declared_window(model.config, layer)
     scale = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None) or queries.shape[-1] ** -0.5
     rows, cols = rows.to(keys.device), torch.arange(keys.shape[1], device=keys.device)
     grouped = queries.unflatten(0, (keys.shape[0], -1))  # GQA without copies
-    step = max(1, ELEMENTS // (queries.shape[0] * keys.shape[1]))
+    step = max(1, ELEMENTS // max(1, queries.shape[0] * keys.shape[1]))
     for at in range(0, len(rows), step):
         part = slice(at, min(at + step, len(rows)))
-        seen = visible(sees, rows[part], cols)
-        if size:
-            seen = seen & visible(window(size), rows[part], cols)
         found = products(grouped[:, :, part].flatten(1, 2), keys).mul_(scale)
-        yield part, found.unflatten(1, (grouped.shape[1], -1)).flatten(0, 1).masked_fill_(~seen, -torch.inf)
+        found = found.unflatten(1, (grouped.shape[1], -1)).flatten(0, 1)
+        if sees is not None:
+            seen = visible(sees, rows[part], cols)
+            if size:
+                seen = seen & visible(window(size), rows[part], cols)
+            found.masked_fill_(~seen, -torch.inf)
+        yield part, found
 
 
 def products(queries: Tensor, keys: Tensor) -> Tensor:
@@ -163,8 +167,12 @@ def from_question(
         here = slice(begin, prompt.starts[-1] if over in ("documents", "context") else None)
         total, rows = torch.zeros(len(prompt), device=model.device), prompt.question[first:].to(model.device)
         for layer in chosen:
-            queries = output.queries[layer][:, first:]
-            for _, scores in logits(model, layer, queries, request.kv.keys[layer][:, : len(prompt)], rows):
+            queries, keys = output.queries[layer][:, first:], request.kv.keys[layer][:, : len(prompt)]
+            if over in ("documents", "context") and not declared_window(model.config, layer):  # the question sees all
+                for _, scores in logits(model, layer, queries, keys[:, here], rows, None):
+                    total[here] += scores.softmax(-1).sum((0, 1))
+                continue
+            for _, scores in logits(model, layer, queries, keys, rows):
                 weights = within_blocks(scores, lengths) if over == "block" else softmax(scores[..., here])
                 total[here] += weights.sum((0, 1))
         found.append(total[: prompt.starts[-1]])

@@ -137,16 +137,6 @@ def _run(model: PreTrainedModel, ids: Tensor, request: PackedBlocks) -> None:
         packed_logits(model, ids, request.rows, [request], request.rows[:0])
 
 
-def index_copy(target: Tensor, at: Tensor, source: Tensor) -> None:
-    """Copy tokens source [H, R, D] to places `at` [R] of target [H, T, D], 8 bytes at a time where they allow it."""
-    per = 8 // target.element_size()
-    strides = (*target.stride()[:2], *source.stride()[:2], target.storage_offset(), source.storage_offset())
-    packed = target.shape[-1] % per == 0 and target.stride(-1) == source.stride(-1) == 1
-    if target.dtype == source.dtype and packed and not any(s % per for s in strides):
-        target, source = target.view(torch.int64), source.view(torch.int64)
-    target.index_copy_(1, at, source)
-
-
 def packs(lengths: Sequence[int], tokens: int = PACK) -> list[list[int]]:
     """Group indices, in order, to at most `tokens` tokens (a longer one goes alone)."""
     groups: list[list[int]] = []

@@ -1,19 +1,41 @@
-"""Requests that end in equally many rows, over parts of one KV: on a GPU one attention call a layer for all of them."""
+"""Prompts that end in the same question, over parts of one KV: on a GPU one attention call a layer for all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.masks import causal
+from workbench.core.kv import KV
 from workbench.core.page_table import INVALID_POS, Paged
+from workbench.core.plan import Plan
+from workbench.core.utils.wide_copies import index_copy
 from workbench.engine.attention_backends import choice
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
-from workbench.engine.forward import PrefillRequest, packed_logits, prefill_many
+from workbench.engine.forward import packed_logits, run
 from workbench.models.spec import attach
 from workbench.models.transformers_attention import LayerInput
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """B parts of `lengths` tokens, one behind the other in keys and values [H, N, D] of every layer.
+
+    No part is cut out before it is asked for: layers times parts are thousands of tensors.
+    """
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    lengths: Sequence[int]
+
+    def kv(self, number: int, reserve: int = 0) -> KV:
+        """Return a part, its last `reserve` tokens set aside for more."""
+        begin = sum(self.lengths[:number])
+        here = slice(begin, begin + self.lengths[number])
+        keys, values = ([x[:, here] for x in part] for part in (self.keys, self.values))
+        return KV.within(keys, values, self.lengths[number] - reserve)
 
 
 @dataclass(eq=False)
@@ -35,8 +57,8 @@ class SideBySide:
     def attend(self, x: LayerInput) -> Tensor:
         """Write the fresh keys and values, then attend: [Hq, B · R, D]."""
         keys, values = self.keys[x.layer], self.values[x.layer]
-        keys.index_copy_(1, self.slots, x.k)
-        values.index_copy_(1, self.slots, x.v)
+        index_copy(keys, self.slots, x.k)
+        index_copy(values, self.slots, x.v)
         at = self.rows.view(len(self.pages.table), -1)
         queries = x.q.unflatten(1, at.shape).transpose(0, 1)
         launch = choice.kernel("question_attention").launch
@@ -44,27 +66,22 @@ class SideBySide:
         return out.transpose(0, 1).flatten(1, 2)
 
 
-def prefill_parts(
-    model: PreTrainedModel, requests: Sequence[PrefillRequest], keys: Sequence[Tensor], values: Sequence[Tensor]
-) -> list[Tensor]:
-    """Compute logits [R, V] of every request, whose rows are the last of its prompt, and write their keys and values.
-
-    The KVs of `requests` are `keys` and `values` [H, N, D] of every layer, cut into parts in this order.
-    """
-    spec, count = attach(model), len(requests[0].plan.rows)
-    lengths = torch.tensor([len(request.kv) for request in requests])
-    (heads, width), longest = spec.shapes[0], int(lengths.max())
-    problem = AttentionProblem(count, longest, (heads, heads), width, spec.dtype, spec.device)
-    alike = all(len(request.plan.rows) == count and request.plan.sees is causal for request in requests)
-    if not alike or spec.window is not None or choice.backend_for(problem) is choice.TORCH:
-        return [one.logits for one in prefill_many(model, requests) if one.logits is not None]
-    begins = (lengths.cumsum(0) - lengths)[:, None]
-    at = torch.stack([request.plan.rows for request in requests])
-    ids = torch.cat([request.tokens[request.plan.rows.to(request.tokens.device)] for request in requests])
+@torch.no_grad()
+def prefill_parts(model: PreTrainedModel, question: Tensor, parts: Parts) -> Tensor:
+    """Compute logits [B, R, V] of the question [R], the last tokens of every part, and write keys and values."""
+    spec, count, (heads, width) = attach(model), len(question), attach(model).shapes[0]
+    problem = AttentionProblem(count, max(parts.lengths), (heads, heads), width, spec.dtype, spec.device)
+    if spec.window is not None or choice.backend_for(problem) is choice.TORCH:
+        plans = [Plan(torch.arange(length - count, length)) for length in parts.lengths]
+        outputs = run(model, [(question, plan, parts.kv(i)) for i, plan in enumerate(plans)])
+        return torch.stack([one.logits for one in outputs if one.logits is not None])
+    lengths = torch.tensor(parts.lengths)[:, None]
+    begins = torch.tensor([*accumulate(parts.lengths, initial=0)][:-1])[:, None]
+    at = lengths - count + torch.arange(count)
     rows, slots = (x.flatten().to(spec.device) for x in (at, begins + at))
-    one = SideBySide(keys, values, rows, slots, _pages(begins, lengths[:, None], spec.device))
-    logits = packed_logits(model, ids.to(spec.device), one.rows, [one], None)
-    return list(logits.split(count))
+    one = SideBySide(parts.keys, parts.values, rows, slots, _pages(begins, lengths, spec.device))
+    ids = question.to(spec.device).repeat(len(lengths))
+    return packed_logits(model, ids, one.rows, [one], None).unflatten(0, (-1, count))
 
 
 def _pages(begins: Tensor, lengths: Tensor, device: torch.device) -> Paged:

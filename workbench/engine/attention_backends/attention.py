@@ -30,6 +30,7 @@ from workbench.core.kv import KV
 from workbench.core.masks import MaskRule, causal, visible, window
 from workbench.core.plan import Plan, Site
 from workbench.core.tiling.tiles import Tiles
+from workbench.core.utils.wide_copies import copy, index_copy
 from workbench.engine.attention_backends import choice as backends
 from workbench.engine.attention_backends.attention_problem import problem_of
 from workbench.engine.attention_backends.listed_columns import by_kernels
@@ -248,9 +249,9 @@ class PlannedRequest:
         if self._whole:
             target = cached[:, self._first : self._end]
             if target.data_ptr() != fresh.data_ptr():  # else it was written in its `place`
-                _copy(target, fresh)
+                copy(target, fresh)
         else:
-            cached.index_copy_(1, self.rows.to(cached.device), fresh.to(cached.dtype))
+            index_copy(cached, self.rows.to(cached.device), fresh)
 
     def _kept(self, rows: Tensor, end: int, size: int | None, dtype: torch.dtype) -> Iterable[Piece]:
         """The pieces of a layer without tiles, made once for all layers of one sliding window."""
@@ -305,17 +306,6 @@ def _piece(rows: slice, seen: Tensor, dtype: torch.dtype) -> Piece:
     if blind is not None:
         bias = bias.masked_fill(blind[..., None], 0)
     return Piece(rows, cols, bias, blind=blind)
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    """[H, R, D] each. On a GPU 8 bytes go at a time: torch copies rows that lie apart number by number."""
-    per = 8 // target.element_size()
-    strides = (*target.stride()[:2], *source.stride()[:2], target.storage_offset(), source.storage_offset())
-    packed = target.shape[-1] % per == 0 and target.stride(-1) == source.stride(-1) == 1
-    if target.is_cuda and target.dtype == source.dtype and packed and not any(s % per for s in strides):
-        target.view(torch.int64).copy_(source.view(torch.int64))
-    else:
-        target.copy_(source)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: Piece, scale: float | None) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from workbench.core.masks import Sees, causal
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.tiling.tiles import Tiles
+from workbench.core.utils.wide_copies import taken
 from workbench.engine.attention_backends import choice
 from workbench.engine.attention_backends.attention_problem import AttentionProblem, problem_of
 
@@ -39,7 +40,7 @@ class Listed:
     ) -> Tensor:
         """Attend by kernels: a `Plan.backend`."""
         columns, ranks = self.once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
-        return plain(q, keys[:, columns], values[:, columns], ranks, scale)
+        return plain(q, taken(keys, columns), taken(values, columns), ranks, scale)
 
     def once(self, name: str, rows: Tensor, made: Any) -> Any:
         """Return what was `made` for these very rows: by the first of the layers."""
@@ -87,9 +88,9 @@ class OwnOrListed(Listed):
         launch, merge = choice.kernel("question_attention").launch_parts, choice.kernel("_pages.parts").merge_lists
         columns, ranks = self.once("ranks", rows, lambda: self._ranks(rows, keys.shape[1]))
         listed = choice.identity(len(columns), keys.device)
-        one, weight = launch(q[None], keys[:, columns], values[:, columns], ranks[None], listed, scale=scale)
+        one, weight = launch(q[None], taken(keys, columns), taken(values, columns), ranks[None], listed, scale=scale)
         source, place, at, pages = self.once("groups", rows, lambda: self._groups(rows, keys.shape[1]))
-        grouped = q[:, source].unflatten(1, at.shape).transpose(0, 1)
+        grouped = taken(q, source).unflatten(1, at.shape).transpose(0, 1)
         out = torch.empty_like(q)
         merge(one, weight, *launch(grouped, keys, values, at, pages, scale=scale), place, out)
         return out
@@ -153,4 +154,4 @@ def over_columns(
 ) -> Tensor:
     """Attend by a kernel with q [Hq, R, D] at `rows` [R] to `columns` [K], rising, of keys and values [H, T, D]."""
     ranks = torch.searchsorted(columns, rows, right=True) - 1
-    return plain(q, keys[:, columns], values[:, columns], ranks, scale)
+    return plain(q, taken(keys, columns), taken(values, columns), ranks, scale)

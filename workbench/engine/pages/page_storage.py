@@ -14,10 +14,11 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, side_by_side
 from workbench.core.utils.annotations import Count, check, checked
+from workbench.core.utils.wide_copies import copy, index_copy, taken
 from workbench.engine.assembly import Positions, check_positions, shifts_of
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
 from workbench.engine.attention_backends.choice import named, rerotate
-from workbench.engine.encoding import index_copy, packed_pass, packs
+from workbench.engine.encoding import packed_pass, packs
 from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
 from workbench.engine.pages.stream_order import StreamOrder, current_stream
 from workbench.models.spec import attach
@@ -109,9 +110,9 @@ class PageStorage:
             for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
                 whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
                 if where is not None:
-                    mine.index_copy_(1, where, whole.to(mine.device, mine.dtype))
+                    index_copy(mine, where, whole.to(mine.device))
                 for source, target in runs if where is None else ():
-                    mine[:, target].copy_(whole[:, source])
+                    copy(mine[:, target], whole[:, source])
 
     @checked
     def gather(self, context: Sequence[Cached], reserve: Count, positions: Positions = "re-encoded") -> KV:
@@ -136,10 +137,10 @@ class PageStorage:
                 keys, values, out = self.keys[layer], self.values[layer], kv.keys[layer][:, :length]
                 for to, at in runs:
                     rerotate(keys[:, at], distance[to], table, self.pairing, out[:, to], self.kernels)
-                    kv.values[layer][:, to] = values[:, at]
+                    copy(kv.values[layer][:, to], values[:, at])
                 if not runs:
-                    rerotate(keys[:, where], distance, table, self.pairing, out, self.kernels)
-                    kv.values[layer][:, :length] = values[:, where]
+                    rerotate(taken(keys, where), distance, table, self.pairing, out, self.kernels)
+                    copy(kv.values[layer][:, :length], taken(values, where))
         return kv
 
     def read(
@@ -163,7 +164,7 @@ class PageStorage:
         slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
         with self.in_order():
             for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
-                theirs.index_copy_(1, places, mine[:, slots])
+                index_copy(theirs, places, taken(mine, slots))
         return kv
 
     def write(self, prompt: PagedPrompt, kv: KV, rows: int) -> None:
@@ -171,7 +172,7 @@ class PageStorage:
         slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
         with self.in_order():
             for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
-                mine.index_copy_(1, slots, theirs[:, places])
+                index_copy(mine, slots, taken(theirs, places))
         prompt.written = rows
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workbench.core.utils.wide_copies import taken
 from workbench.engine import attention_maps
 from workbench.engine.attention_backends.choice import rerotate
 from workbench.engine.attention_maps import Layers, layers_of
@@ -26,11 +27,13 @@ class Places:
     slots    [B · W] where in the pool a token lies; padding repeats a slot of its block
     shift    [B · W] by how many positions its key is rerotated; None: all keys stand where they were encoded
     beyond   [B, W] bool, padding
+    padded   whether there is any
     """
 
     slots: Tensor
     shift: Tensor | None
     beyond: Tensor
+    padded: bool
 
     @classmethod
     def of(cls, pool: Pool, context: Sequence[Cached]) -> "Places":
@@ -40,12 +43,12 @@ class Places:
         slots = torch.stack([pool.slots(block)[offset.clamp(max=len(block) - 1)] for block in context])
         by_block = lengths.cumsum(0) - lengths - torch.tensor([block.start for block in context])
         shift = by_block.repeat_interleave(len(offset)) if bool(by_block.any()) else None
-        where = pool.device
-        return cls(slots.flatten().to(where), None if shift is None else shift.to(where), beyond.to(where))
+        where, padded = pool.device, bool(beyond.any())
+        return cls(slots.flatten().to(where), None if shift is None else shift.to(where), beyond.to(where), padded)
 
     def keys(self, pool: Pool, layer: int) -> Tensor:
         """[H, B · W, D] keys of a layer, at the positions where they stand now."""
-        keys = pool.keys[layer][:, self.slots]
+        keys = taken(pool.keys[layer], self.slots)
         if self.shift is None:
             return keys
         table, out = pool.inv_freq[layer], torch.empty_like(keys)
@@ -77,30 +80,33 @@ def from_question(
     finally:
         pool.close(prompt)
     places = Places.of(pool, context)
-    total = torch.zeros(places.beyond.shape, device=pool.device)
+    total, skip = torch.zeros(places.beyond.shape, device=pool.device), system if over == "documents" else 0
+    hidden = places.beyond | (torch.arange(len(context)) < skip).to(pool.device)[:, None]
     with pool.in_order():
         for layer in chosen:
             own = getattr(runner.model.get_decoder().layers[layer].self_attn, "scaling", None)
             asked = queries[layer][0, :, -(last or len(question)) :]
             keys = places.keys(pool, layer)
-            total += weights(asked, keys, places.beyond, own, over, system if over == "documents" else 0)
+            total += weights(asked, keys, total.shape, hidden if places.padded or skip else None, own, over)
     return total[~places.beyond]
 
 
 def weights(
-    queries: Tensor, keys: Tensor, beyond: Tensor, scale: float | None = None, over: str = "block", skip: int = 0
+    queries: Tensor, keys: Tensor, shape: torch.Size, hidden: Tensor | None, scale: float | None, over: str
 ) -> Tensor:
-    """[B, W] fp32: softmax of queries [Hq, R, D] over B padded blocks of keys [H, B · W, D], summed.
+    """Return [B, W] fp32, `shape`: softmax of queries [Hq, R, D] over B padded blocks of keys [H, B · W, D], summed.
 
-    Over each "block" apart, else over all blocks but the first `skip`.
+    Over each "block" apart, else over all blocks. `hidden` [B, W] bool: keys that no row sees; None: all are seen.
     """
-    beyond = beyond | (torch.arange(len(beyond), device=beyond.device) < skip)[:, None]
-    grouped, total = queries.unflatten(0, (len(keys), -1)).flatten(1, 2), torch.zeros(beyond.shape, device=keys.device)
+    grouped, total = queries.unflatten(0, (len(keys), -1)).flatten(1, 2), torch.zeros(shape, device=keys.device)
     scale = scale or queries.shape[-1] ** -0.5
     step = max(1, attention_maps.ELEMENTS // (len(keys) * keys.shape[1]))
     for part in grouped.split(step, 1):
         logits = attention_maps.products(part, keys).mul_(scale)
-        logits = logits.unflatten(-1, beyond.shape).masked_fill_(beyond, -torch.inf)
+        logits = logits.unflatten(-1, shape)
+        if hidden is not None:
+            logits.masked_fill_(hidden, -torch.inf)
         apart = logits if over == "block" else logits.flatten(-2)
-        total += attention_maps.softmax(apart).sum((0, 1)).view_as(total)
+        shares = apart.softmax(-1) if hidden is None else attention_maps.softmax(apart)
+        total += shares.sum((0, 1)).view_as(total)
     return total

@@ -114,28 +114,25 @@ class Kvcomm(Correct):
         ):
             meeting = module.Meeting(*given)
         far = meeting.far()
-        each = torch.stack([part.sum(1) for part in far[2].split(lengths, 1)]).sqrt().cpu()  # a GPU is waited for once
-        near = [
-            bool(anchors) and self._alike(anchors, row[: len(anchors)]) for anchors, row in zip(held, each, strict=True)
-        ]
-        if not all(near):
+        squares = far[2].cpu().split(lengths, 1)  # a GPU is waited for once
+        if not self._alike(held, torch.stack([part.sum(1) for part in squares]).sqrt()):
             return False
-        counts = torch.tensor([*map(len, held)]).repeat_interleave(torch.tensor(lengths)).to(far.device)
-        none = torch.arange(far.shape[1], device=far.device)[:, None] >= counts
-        meeting.move((-far[:2] / self.temperature).masked_fill(none, -torch.inf).softmax(1))
+        meeting.move((-far[:2] / self.temperature).softmax(1))
         kv.changed()
         return True
 
-    def _alike(self, anchors: Sequence[Anchor], far: Tensor) -> bool:
-        """Return whether one of the anchors of a place is near, and count them as used then."""
-        alike = (-far).softmax(0)
-        entropy = -(alike * (alike + 1e-40).log2()).sum()
-        if entropy > self.threshold * torch.tensor(float(len(anchors))).log2():
-            return False
-        order = alike.sort(descending=True)
-        for index, before in zip(order.indices.tolist(), (order.values.cumsum(0) - order.values).tolist(), strict=True):
-            anchors[index].used += before < NUCLEUS
-        return True
+    def _alike(self, held: Sequence[Sequence[Anchor]], far: Tensor) -> bool:
+        """Return whether one of the anchors of every place is near, by `far` [P, A]; used ones are counted as such."""
+        alike = (-far).softmax(1)
+        entropy = -(alike * (alike + 1e-40).log2()).sum(1)
+        near = entropy <= self.threshold * torch.tensor([*map(len, held)]).float().log2()  # without anchors it is nan
+        order = alike.sort(1, descending=True)
+        used = near[:, None] & (order.values.cumsum(1) - order.values < NUCLEUS)
+        for place, number in torch.stack((torch.arange(len(far))[:, None].expand_as(used), order.indices), 2)[
+            used
+        ].tolist():
+            held[place][number].used += 1
+        return bool(near.all())
 
     def _keep(self, anchors: list[Anchor], new: Anchor) -> None:
         if len(anchors) >= self.most:
@@ -156,9 +153,12 @@ class _Met:
     pairing: Pairing
 
     def far(self) -> Tensor:
-        """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values."""
+        """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.
+
+        Inf where a place has fewer than A anchors.
+        """
         most = max(map(len, self.anchors))
-        out = torch.zeros(3, most, sum(self.lengths), device=self.keys[0].device)
+        out = torch.full((3, most, sum(self.lengths)), torch.inf, device=self.keys[0].device)
         begins, heads = torch.tensor([0, *self.lengths]).cumsum(0), sum(map(len, self.keys))
         mine = _stretch(self.keys, self.values, self.starts, self.lengths, self.inv_freq, self.pairing)
         for place, begin, count in zip(self.anchors, begins.tolist(), self.lengths, strict=False):

@@ -6,6 +6,7 @@ Merth et al., arXiv:2404.06910 (ICML 2024); a baseline of Block-Attention's tabl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -17,13 +18,21 @@ from workbench.core.plan import Pass, Plan
 from workbench.core.rope import rotate_layers
 from workbench.engine.attention_backends import choice
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
-from workbench.engine.side_by_side import prefill_parts
+from workbench.engine.side_by_side import Parts, prefill_parts
 from workbench.methods import ReadyRequest
 from workbench.methods.registry import check_options
 from workbench.models.spec import ModelSpec, attach
 from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint
 
-Placed = tuple[KV, torch.Tensor]  # cached tokens, and the positions [T], whole or not, where their keys shall stand
+PATHS = 4  # whose logits are in memory in fp32 at a time
+
+
+class Placed(NamedTuple):
+    """Cached tokens, where the first of them shall stand and how far from one to the next: whole positions or not."""
+
+    kv: KV
+    first: float
+    step: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -67,33 +76,39 @@ class Superposition:
         spec = attach(model)
         system, *documents = prompt.context
         asked, last = Block(prompt.blocks[-1].tokens[:-1]), prompt.blocks[-1].tokens[-1]
+        spec.check_tokens(Prompt((system, max(documents, key=len), asked)).tokens)
         first, *cached = fetch(model, prompt.context, store, [(), *[(system,)] * len(documents)])
-        span = len(documents) / sum(1 / len(document) for document in documents)  # harmonic mean of the lengths
-        head = torch.arange(len(system), dtype=torch.float64)
-        bodies = [len(system) + torch.arange(len(d)).double() * span / len(d) for d in documents]
-        paths = [Prompt((system, document, asked)) for document in documents]
+        start, span = len(system), len(documents) / sum(1 / len(document) for document in documents)  # harmonic mean
+        steps = [span / len(document) for document in documents]
         late = [len(document) - span for document in documents]  # a question stands so much behind its place
-        joined = [
-            [(first, head + more), (kv, body + more)] for kv, body, more in zip(cached, bodies, late, strict=True)
-        ]
-        placed, *layers = _place(spec, joined, len(asked))
-        requests = [PrefillRequest(p.tokens, Plan(p.question), kv) for p, kv in zip(paths, placed, strict=True)]
+        paths = _place(
+            spec,
+            [
+                [Placed(first, more), Placed(kv, start + more, step)]
+                for kv, step, more in zip(cached, steps, late, strict=True)
+            ],
+            len(asked),
+        )
         known = fingerprint(model)
         keys = [(known, system.content, document.content) for document in documents]
         read = [d for d, key in zip(documents, keys, strict=True) if self.prior and key not in self.priors]
-        best = self._best(model, system, keys, read, requests, prefill_parts(model, requests, *layers))
-        end = len(system) + span + torch.arange(len(asked)).double()
-        length = len(system) + sum(len(documents[i]) + len(asked) for i in best) + 1
-        more = length - 1 - (len(system) + span + len(asked))
-        questions = [requests[i].kv.slice(len(requests[i].kv) - len(asked), len(requests[i].kv)) for i in best]
-        parts = [(first, head + more), *((cached[i], bodies[i] + more) for i in best)]
-        ((kv,), *_) = _place(spec, [[*parts, *((question, end + more) for question in questions)]], 1, reserve)
+        question = torch.tensor(asked.tokens)
+        best = self._best(model, system, keys, read, question, prefill_parts(model, question, paths))
+        length = start + sum(len(documents[i]) + len(asked) for i in best) + 1
+        more = length - 1 - (start + span + len(asked))
+        parts = [Placed(first, more), *(Placed(cached[i], start + more, steps[i]) for i in best)]
+        ends = [(paths.kv(i), len(documents[i]) + start) for i in best]
+        parts += [Placed(kv.slice(end, len(kv)), start + span + more) for kv, end in ends]
+        kv = _place(spec, [parts], 1 + reserve).kv(0, reserve)
         kept = chain.from_iterable(documents[i].tokens for i in best)
         tokens = torch.tensor([*system.tokens, *kept, *asked.tokens * len(best), last])
         spec.check_tokens(tokens)
         request = PrefillRequest(tokens, Plan(torch.tensor([length - 1])), kv)
-        reused = len(system) + sum(map(len, documents)) - sum(map(len, read))
-        return ReadyRequest(request, *self._counts(system, read, requests, length), reused)
+        passes = [Pass(range(n - len(asked), n), n, forward=1) for n in paths.lengths]
+        passes += [Pass(range(start + len(d)), start + len(d)) for d in read]
+        computed = len(asked) * len(documents) + 1 + sum(map(len, read))
+        reused = start + sum(map(len, documents)) - sum(map(len, read))
+        return ReadyRequest(request, (*passes, Pass([length - 1], length, forward=2)), computed, reused)
 
     def _best(
         self,
@@ -101,63 +116,48 @@ class Superposition:
         system: Block,
         keys: Sequence[tuple[str, str, str]],
         read: Sequence[Block],
-        requests: Sequence[PrefillRequest],
-        logits: Sequence[torch.Tensor],
+        question: torch.Tensor,
+        logits: torch.Tensor,
     ) -> list[int]:
-        """Return the paths to keep, in reading order, by the logits of every path's question.
+        """Return the paths to keep, in reading order, by the logits [B, R, V] of every path's question.
 
         `keys` name the priors of all documents; those of `read` are not known yet.
         """
-        scores = _likelihoods(logits, requests)
-        whole = [all_rows(model, Prompt((system, document)).tokens) for document in read]
-        found = [output.logits for output in prefill_many(model, whole)]
-        behind = _likelihoods([x[len(system) :] for x in found if x is not None], whole)
-        for document, prior in zip(read, behind.tolist(), strict=True):
+        asked = question.to(logits.device)
+        scores = torch.cat([_likelihood(some, asked) for some in logits.split(PATHS)]).cpu()  # a GPU is waited for once
+        outputs = prefill_many(model, [all_rows(model, Prompt((system, document)).tokens) for document in read])
+        for document, output in zip(read, outputs, strict=True):
+            assert output.logits is not None
+            tokens = torch.tensor(document.tokens, device=logits.device)
+            prior = float(_likelihood(output.logits[len(system) :], tokens))
             self.priors[keys[0][0], system.content, document.content] = prior / (len(document) - 1 or 1)
         if self.prior:
             scores += torch.tensor([self.priors[key] for key in keys])
-        return sorted(scores.topk(min(self.paths, len(requests))).indices.tolist())
-
-    def _counts(
-        self, system: Block, read: Sequence[Block], requests: Sequence[PrefillRequest], length: int
-    ) -> tuple[tuple[Pass, ...], int]:
-        """Return passes, and tokens computed."""
-        passes = [Pass(request.plan.rows.tolist(), len(request.tokens), forward=1) for request in requests]
-        passes += [Pass(range(len(system) + len(d)), len(system) + len(d)) for d in read]
-        computed = sum(len(request.plan.rows) for request in requests) + 1 + sum(map(len, read))
-        return (*passes, Pass([length - 1], length, forward=2)), computed
+        return sorted(scores.topk(min(self.paths, len(scores))).indices.tolist())
 
 
-def _likelihoods(logits: Sequence[torch.Tensor], requests: Sequence[PrefillRequest]) -> torch.Tensor:
-    """Return log-probabilities [B], on the CPU, of the last len(logits) tokens of requests, all but the first."""
-    found = []
-    for rows, request in zip(logits, requests, strict=True):
-        tokens = request.tokens[len(request.tokens) - len(rows) + 1 :].to(rows.device)
-        found.append(rows[:-1].float().log_softmax(-1).gather(1, tokens[:, None]).sum())
-    return torch.stack(found).cpu() if found else torch.empty(0)  # a GPU is waited for once
+def _likelihood(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return log-probabilities [...] of the tokens [R] of a text, all but the first, by its logits [..., R, V]."""
+    told = logits[..., :-1, :].float().log_softmax(-1)
+    return told.gather(-1, tokens[1:, None].expand(*told.shape[:-1], 1)).sum((-2, -1))
 
 
-def _place(
-    spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int, reserve: int = 0
-) -> tuple[list[KV], list[torch.Tensor], list[torch.Tensor]]:
-    """Join the parts of every path into one KV, `unwritten` tokens behind them; keys in one rotation a layer.
-
-    Returns the KVs, and the keys and values of every layer of which they are parts, side by side.
-    """
-    gap, held, distance, lengths = spec.empty(unwritten + reserve), list[KV](), list[torch.Tensor](), list[int]()
-    for parts in paths:
-        held += [*(part for part, _ in parts), gap]
-        distance += [positions - (part.start + torch.arange(len(part))) for part, positions in parts]
-        distance.append(torch.zeros(len(gap)))
-        lengths.append(sum(len(part) for part, _ in parts) + len(gap))
-    keys = [torch.cat(layer, 1) for layer in zip(*(kv.keys for kv in held), strict=True)]
-    values = [torch.cat(layer, 1) for layer in zip(*(kv.values for kv in held), strict=True)]
+def _place(spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int) -> Parts:
+    """Join the parts of every path, `unwritten` tokens behind them; keys in one rotation a layer."""
+    gap = Placed(spec.empty(unwritten), 0)
+    held = [part for parts in paths for part in (*parts, gap)]
+    sizes = torch.tensor([len(part.kv) for part in held])
+    moved = torch.tensor([(part.first - part.kv.start, part.step - 1) for part in held], dtype=torch.float64)
+    of = torch.arange(len(held)).repeat_interleave(sizes)
+    distance = moved[of, 0] + (torch.arange(len(of)) - (sizes.cumsum(0) - sizes)[of]) * moved[of, 1]
+    keys, values = (
+        [torch.cat(layer, 1) for layer in zip(*x, strict=True)]
+        for x in ([p.kv.keys for p in held], [p.kv.values for p in held])
+    )
     if choice.on_gpu(spec.device):
-        at = torch.cat(distance).to(spec.device)
+        at = distance.to(spec.device)
         for layer, table in zip(keys, spec.inv_freq, strict=True):
             choice.rerotate(layer, at, table, spec.pairing, layer, kernels=True)
     else:
-        keys = list(rotate_layers(keys, torch.cat(distance), spec.inv_freq, spec.pairing))
-    each = (zip(*(x.split(lengths, 1) for x in layers), strict=True) for layers in (keys, values))
-    kvs = [KV.within(list(k), list(v), n - reserve) for k, v, n in zip(*each, lengths, strict=True)]
-    return kvs, keys, values
+        keys = list(rotate_layers(keys, distance, spec.inv_freq, spec.pairing))
+    return Parts(keys, values, [sum(len(part.kv) for part in parts) + unwritten for parts in paths])
