@@ -65,10 +65,10 @@ REUSE = [
 ]
 
 
-def sweep(folder: Path) -> str:
+def sweep(folder: Path, model: str = "acme/tiny") -> str:
     """A sweep of made-up numbers: reuse and sparse methods on a model and data of other names."""
     draw = np.random.default_rng(0)
-    about = {"model": "acme/tiny", "data": "notes.jsonl", "passages": 5, "seed": 7, "device": "a GPU"}
+    about = {"model": model, "data": "notes.jsonl", "passages": 5, "seed": 7, "device": "a GPU"}
     methods = [{"mode": "block", "prepare": p, "select": s, "ratio": r} for p, s in REUSE for r in (0.1, 0.3)]
     methods += [{"mode": "full", "prepare": "independent", "select": "none", "sparse": spec} for spec in SPARSE]
     for number, method in enumerate(methods):
@@ -76,6 +76,7 @@ def sweep(folder: Path) -> str:
         with Writer(folder, f"trial@{number}", **about, **method) as out:
             values = {name: draw.random() for name in ("kl", "nll_extra", "em", "f1", "rows_charged")}
             values |= {name: draw.random() for name in ("density", "mass")} if method["sparse"] != "none" else {}
+            values["prompt_tokens"] = 100.0
             out.counts(
                 {"measure": name, "kind": kind, "value": value, "low": value, "high": value, "n": 20}
                 for name, value in values.items()

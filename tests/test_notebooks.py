@@ -16,6 +16,7 @@ from workbench.app.notebooks.run import NotebookRun, NotebookWorkers
 from workbench.app.reports import html
 from workbench.experiments import bench_reports
 from workbench.experiments.latency import ttft
+from workbench.results.reader import FOLDER
 
 TABLES = {
     "00_start_here": {"answers"},
@@ -124,7 +125,8 @@ def test_a_selector_of_ones_own_stands_beside_the_others(folder, tmp_path):
 
 
 def test_store_serves_replays_and_compares(folder, tmp_path):
-    metrics, tables = finished("14_store", folder, tmp_path)
+    metrics, tables = finished("14_store", folder, tmp_path, results=[f"mine={FOLDER}", "shipped"])
+    assert sum(each >= {"mine", "shipped"} for each in sources_of(tmp_path, "14_store")) >= 9
     assert metrics["equal"] is True and 0 < metrics["hit_rate"] < 1
     assert set(tables["modes"]["mode"]) == {"sync", "request", "layer"} and set(tables["tiers"].tier) >= {"GPU", "disk"}
     assert len(set(tables["timed"].candidate)) == 5 and (tables["timed"].ms > 0).all()
@@ -210,8 +212,12 @@ def test_recomputation_compares_selectors_on_many_questions_and_here(folder, tmp
 
 
 def test_sparse_quality_finds_thresholds_in_the_shipped_table_and_here(folder, tmp_path):
-    metrics, tables = finished("10_sparse_quality", folder, tmp_path, measure="mass", keep=0.8)
-    settings = tables["measured"].set_index("sparse")
+    mine = f"mine={made_up.sweep(tmp_path / 'mine', model=str(folder))}"
+    given = {"measure": "mass", "keep": 0.8}
+    metrics, tables = finished("10_sparse_quality", folder, tmp_path, results=["shipped", mine], **given)
+    sources = sources_of(tmp_path, "10_sparse_quality")
+    assert {"shipped", "mine"} in sources and sum("shipped" in each for each in sources) >= 8 and len(sources) >= 9
+    settings = tables["measured"].query("source == 'shipped'").set_index("sparse")
     assert all(settings.mass[spec] >= 0.8 for spec in metrics_of(tmp_path)["shipped"]["thresholds"].values())
     here = tables["here"].set_index("method")
     assert all(here.mass[method] >= 0.8 for method in metrics["thresholds_here"])
@@ -243,6 +249,7 @@ def test_latency_takes_times_here_and_shows_whatever_results_there_are(folder, t
 def test_a_real_model_has_its_results_and_the_same_asked_here(folder, tmp_path):
     mine = f"mine={made_up.sweep(tmp_path / 'mine')}"
     metrics, tables = finished("12_real_model", folder, tmp_path, results=[mine])
+    assert set().union(*sources_of(tmp_path, "12_real_model")) <= {"mine", "published", "here"}
     assert metrics["live"] is True and "Full Reuse" in metrics_of(tmp_path, "12_real_model")["mine"]["kl"]
     assert set(tables["here"].query("kind == 'all' and measure == 'kl'").n) == {2}
     assert {"low", "high", "seed", "n"} <= set(tables["measured"])
@@ -252,23 +259,10 @@ def metrics_of(folder, name="10_sparse_quality"):
     return json.loads((folder / name / "metrics.json").read_text())
 
 
-def test_without_its_model_the_committed_results_are_shown_with_the_command_that_fetches_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    namespace: dict = {}
-    for cell in nbformat.read(at("12_real_model"), as_version=4).cells:
-        if cell.cell_type == "code":
-            exec(cell.source, namespace)
-            namespace |= {"output": str(tmp_path)} if "parameters" in cell.metadata.get("tags", []) else {}
-    assert "is not fetched yet: `workbench models get smollm2` fetches it once" in namespace["absent"]
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "metrics.json",
-        "measured.parquet",
-        "deviation.parquet",
-        "_SUCCESS",
-    }
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    kl = metrics["shipped"]["kl"]
-    assert kl["Full Reuse"] > kl["Full Reuse + answer-guided at 15%"] > 0 and metrics["here"]["live"] is False
+def sources_of(folder, name):
+    """The sources of every figure of results."""
+    metas = [figure["layout"].get("meta") or {} for figure in html.figures(folder / name / f"{name}.ipynb")]
+    return [set(meta["sources"]) for meta in metas if "sources" in meta]
 
 
 def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(folder, tmp_path):

@@ -21,7 +21,6 @@ from workbench.methods import sparse
 from workbench.plots.marks import chart, method_names, theme
 from workbench.plots.reports import trial_costs
 from workbench.results import Missing, Results, read, schema
-from workbench.results.reader import FOLDER
 from workbench.results.writer import prepare
 
 ORIGIN = {"model": "m", "data": "d", "method": "block", "ratio": 0.15, "seed": 3, "device": "cpu"}
@@ -259,88 +258,76 @@ def test_the_shipped_counts_of_sparse_methods_are_those_of_their_answers():
 
 # --- Figures of results in notebooks: they draw what ships, several sources side by side, and say what is missing
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-CELLS = {  # notebook → its cells of results, and the parameters that they use
-    "14_store": (
-        ["14-05", "14-24", "14-28", "tiers-kept", "14-14", "14-15", "14-17", "14-18", "14-20"],
-        {"order": "relevance", "question": 50, "zipf": 1.0},
-    ),
-}
+CELLS = ["14-05", "14-24", "14-28", "tiers-kept", "14-14", "14-15", "14-17", "14-18", "14-20"]  # of the store's page
 
 
-def shown(name: str, places: list[str]) -> tuple[dict[str, object], Results]:
-    """Return what every cell of results shows, and the results."""
-    ids, parameters = CELLS[name]
-    cells = {cell["id"]: cell for cell in json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]}
-    names = {"notebook": notebook, "results": places, **parameters}
-    out = {}
-    for cell in ids:
+def test_without_results_a_cell_names_the_command_that_measures_them(tmp_path):
+    prepare(tmp_path)
+    cells = {cell["id"]: cell for cell in json.loads((NOTEBOOKS / "14_store.ipynb").read_text())["cells"]}
+    names = {"notebook": notebook, "results": [str(tmp_path)], "order": "relevance", "question": 50, "zipf": 1.0}
+    for cell in CELLS:
         *before, last = ast.parse("".join(cells[cell]["source"])).body
         exec(compile(ast.Module(before, []), cell, "exec"), names)
-        assert isinstance(last, ast.Expr), f"cell {cell} of {name} shows nothing"
-        out[cell] = eval(compile(ast.Expression(last.value), cell, "eval"), names)
-    return out, names["found"]
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_several_sources_are_drawn_side_by_side(name):
-    figures, _ = shown(name, [f"mine={FOLDER}", "shipped"])
-    assert not [cell for cell, figure in figures.items() if not isinstance(figure, go.Figure)]
-    assert all({"mine", "shipped"} <= set(figure.layout.meta["sources"]) for figure in figures.values())
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_without_results_a_cell_names_the_command_that_measures_them(name, tmp_path):
-    prepare(tmp_path)
-    lines, found = shown(name, [str(tmp_path)])
-    assert read(str(tmp_path)).sources == found.sources
-    assert not [cell for cell, line in lines.items() if not isinstance(line, Missing)]
-    assert all("--out" in str(line) for line in lines.values())
+        assert isinstance(last, ast.Expr), f"cell {cell} shows nothing"
+        line = eval(compile(ast.Expression(last.value), cell, "eval"), names)
+        assert isinstance(line, Missing) and "--out" in str(line)
+    assert read(str(tmp_path)).sources == names["found"].sources
 
 
 # --- Pages of measured results draw whatever result tables hold: what ships, a small sweep of other models, nothing
 ENDS = {"12_real_model": "## The same here and now", "10_sparse_quality": "## When does a choice pay?"}
-FEWEST = {
-    "12_real_model": (14, 8),
-    "10_sparse_quality": (9, 5),
-}  # figures of what ships (no training seeds of sparse methods), of the sweep
 
 
-def drawn(name: str, results: list[str]) -> list:
-    """What the cells of results of a notebook show, in their order."""
+def drawn(name: str, results: list[str], **parameters) -> tuple[list, dict]:
+    """What the cells of results of a notebook show, in their order, and its names; with an output, the whole of it."""
     shown, namespace = [], {}
     for cell in json.loads((NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
-        if source.startswith(ENDS[name]):
+        if source.startswith(ENDS[name]) and not parameters:
             break
         if cell["cell_type"] == "code":
             *rest, last = source.rstrip().split("\n\n")
             is_shown = last.startswith(("chart.", "heads."))
             exec("\n\n".join(rest) if is_shown else source, namespace)
             shown += [eval(last, namespace)] if is_shown else []
-            namespace |= {"results": results} if "parameters" in cell["metadata"].get("tags", []) else {}
-    return shown
+            if "parameters" in cell["metadata"].get("tags", []):
+                namespace |= {"results": results, **parameters}
+    return shown, namespace
 
 
-def figures(shown: list) -> list:
-    return [one for one in shown if isinstance(one, go.Figure)]
+def sources_of(shown: list) -> list[set[str]]:
+    """The sources of every figure."""
+    return [set(one.layout.meta["sources"]) for one in shown if isinstance(one, go.Figure)]
 
 
-@pytest.mark.parametrize("name", ENDS)
-def test_a_page_draws_what_ships_and_a_sweep_of_ones_own_alone_and_side_by_side(name, tmp_path):
-    shipped, own = FEWEST[name]
-    mine = drawn(name, [sweep(tmp_path)])
-    assert len(figures(mine)) >= own and all(isinstance(one, go.Figure | Missing) for one in mine)
-    sources = {source for one in figures(mine) for source in one.layout.meta["sources"] if one.layout.meta}
-    assert sources <= {str(tmp_path), "published"}, "a reader's page shows no shipped numbers"
-    both = [set(one.layout.meta["sources"]) for one in figures(drawn(name, ["shipped", str(tmp_path)]))]
-    assert {"shipped", str(tmp_path)} in both and sum(sources != {str(tmp_path)} for sources in both) >= shipped
+def test_a_page_draws_a_sweep_of_ones_own_alone(tmp_path):
+    mine, _ = drawn("10_sparse_quality", [sweep(tmp_path)])
+    assert len(sources_of(mine)) >= 5 and all(isinstance(one, go.Figure | Missing) for one in mine)
+    assert set().union(*sources_of(mine)) <= {str(tmp_path), "published"}, "a reader's page shows no shipped numbers"
+
+
+def test_without_its_model_results_are_shown_with_the_command_that_fetches_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    mine, out = sweep(tmp_path / "mine"), tmp_path / "out"
+    both, names = drawn("12_real_model", ["shipped", mine], output=str(out))
+    assert {"shipped", mine} in sources_of(both) and sum(sources != {mine} for sources in sources_of(both)) >= 14
+    assert "is not fetched yet: `workbench models get smollm2` fetches it once" in names["absent"]
+    assert {path.name for path in out.iterdir()} == {
+        "metrics.json",
+        "measured.parquet",
+        "deviation.parquet",
+        "_SUCCESS",
+    }
+    metrics = json.loads((out / "metrics.json").read_text())
+    kl = metrics["shipped"]["kl"]
+    assert kl["Full Reuse"] > kl["Full Reuse + answer-guided at 15%"] > 0 and metrics["here"]["live"] is False
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_without_results_a_page_names_the_command(name, tmp_path):
     prepare(tmp_path)
     assert read([tmp_path]).counts().empty
-    shown = drawn(name, [str(tmp_path)])
+    shown, _ = drawn(name, [str(tmp_path)])
     assert shown and all(isinstance(one, Missing) for one in shown)
     assert any("workbench sweep" in str(one) for one in shown)
 

@@ -80,9 +80,8 @@ def main() -> None:
         ),
         ("dense, fp16", _tiles_hopper, tiled_types("fp16", [1, 1, 128, 64]), tiled | {"LISTED": False, "SIZE": 128}),
         ("shifted pages", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64}),
-        ("shifted pages, narrow heads", _pages_hopper, types("bf16", [1, 128, 64], "fp32"), moved | {"HALF": 32}),
+        ("part of narrow heads rotates", _pages_hopper, types("bf16", [1, 128, 64], "fp32"), moved | {"HALF": 16}),
         ("few rows, overlapped", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64}),
-        ("part of the width rotates", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 32}),
     ):
         found = build(kernel._attend, known, constants)
         report(name, found)
