@@ -137,6 +137,20 @@ def test_help_says_of_every_command_what_the_command_says_and_waits_for_no_model
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
+def test_a_command_ends_with_its_code_and_whole_output_and_what_was_registered_for_the_end_is_called():
+    script = """import atexit, sys
+from workbench.app import cli
+def run():
+    atexit.register(print, "called")
+    print("x" * 100_000)
+    sys.exit(int(sys.argv[1]))
+cli.run = run
+cli.main()"""
+    for code in (0, 2):
+        done = subprocess.run([sys.executable, "-c", script, str(code)], capture_output=True, text=True, cwd=ROOT)
+        assert (done.returncode, done.stderr) == (code, "") and done.stdout.split() == ["x" * 100_000, "called"]
+
+
 HEAVY = "torch transformers accelerate pandas scipy sklearn distributed plotly papermill nbformat IPython".split()
 WATCHED = """import os, sys
 from typer.testing import CliRunner
@@ -173,6 +187,11 @@ def test_names_that_are_not_known_are_refused_before_anything_heavy_is_imported(
     lines = {line: message for text, message in UNKNOWN.items() for line in text.split("|")}
     for line, (code, heavy, said) in zip(lines, watched(list(lines)), strict=True):
         assert (line, code, heavy) == (line, "2", "nothing") and lines[line] in said
+
+
+def test_a_trial_imports_no_library_of_tables_or_figures():
+    ((code, heavy, _),) = watched([" ".join(["trial", *QUICK])])
+    assert code == "0" and "torch" in heavy and not {"pandas", "plotly", "IPython"} & set(heavy.split(","))
 
 
 def test_help_of_a_command_imports_nothing_heavy():

@@ -142,7 +142,7 @@ def run_command(line: list[str], refused: bool, columns: str) -> str:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         sys.argv = ["workbench", *line]
         try:
-            cli.main()
+            cli.run()
         except SystemExit as end:
             code = end.code or 0
         except BaseException:

@@ -69,7 +69,7 @@ def sweep(
             raise BadInput(f"--{odd[0].replace('_', '-')} is for trials: parameters of notebooks are -p NAME=LIST")
         run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
         return
-    from workbench.app.console.trial_report import show_sweep  # torch, transformers, pandas: not for `--help`
+    from workbench.app.console.sweep_report import show_sweep  # torch, transformers, pandas: not for `--help`
     from workbench.experiments.sweeps import sweep as sweeps
     from workbench.experiments.sweeps.sweep_grid import FIELDS, cases, read_plan
     from workbench.experiments.trials.trial import Trial
