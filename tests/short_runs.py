@@ -1,6 +1,10 @@
 """Runs of the shipped notebooks that are short: their parameters, and how many figures they leave behind."""
 
+import ast
 from pathlib import Path
+from typing import Any
+
+import nbformat
 
 from workbench.app.console.options import parse
 
@@ -32,3 +36,40 @@ FIGURES = {"00_start_here": 1, "01_masks": 6, "02_positions": 6, "03_reuse": 6, 
 FIGURES |= {"05_beyond_rag": 9, "06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9}
 FIGURES |= {"09_sparse_masks": 8, "10_sparse_quality": 10, "11_latency": 7, "12_real_model": 11, "13_papers": 1}
 FIGURES |= {"14_store": 11, "15_add_a_method": 2}
+EXPLORED = [path.stem for path in NOTEBOOKS if "_explorer(" in path.read_text()]
+
+
+def explorers_of(name: str, model: str) -> Any:
+    """A short run of a notebook's explorers on a model."""
+    written = nbformat.read(NOTEBOOKS[NAMES.index(name)], as_version=4)
+    given = {"model": model, **TINY[name]}
+    if "\ntuned:" in written.cells[1].source:
+        given["tuned"] = model
+    written.cells[1].source += "".join(f"\n{key} = {value!r}" for key, value in given.items())
+    written.cells = of_explorers(written.cells)
+    return written
+
+
+def of_explorers(cells: list[Any]) -> list[Any]:
+    """The cells that a notebook's explorers need, without the figures that these draw."""
+    kept: list[Any] = []
+    wanted = {"notebook"}
+    for cell in reversed([cell for cell in cells if cell.cell_type == "code"]):
+        body = ast.parse(cell.source).body
+        nodes = [node for part in body for node in ast.walk(part)]
+        made = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        made |= {
+            name.asname or name.name
+            for node in nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in node.names
+        }
+        if "_explorer(" not in cell.source:
+            if not made & wanted:
+                continue
+            while isinstance(body[-1], ast.Expr) and "notebook." not in ast.unparse(body[-1]):
+                body.pop()
+            cell.source = ast.unparse(ast.Module(body, []))
+        wanted |= {node.id for part in body for node in ast.walk(part) if isinstance(node, ast.Name)}
+        kept.insert(0, cell)
+    return kept

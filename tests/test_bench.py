@@ -58,23 +58,16 @@ def test_workloads_are_not_chosen_for_a_check_which_goes_through_all_cases():
     assert done.exit_code == 2 and "--check goes through every case" in done.stderr
 
 
-def test_a_process_of_its_own_checks_a_kernel_without_a_gpu():
+def test_a_process_of_its_own_checks_every_case_of_a_kernel_without_a_gpu():
     """Triton reads its environment when it is first imported, which the command must not have done before."""
     if torch.cuda.is_available():
         pytest.skip("kernels run on the GPU")
-    command = [sys.executable, "-m", "workbench", "bench", "silu_and_mul", "--check"]  # the quickest
+    command = [sys.executable, "-m", "workbench", "bench", "silu_and_mul", "--check", "--json"]  # the quickest
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "cases right" in done.stdout
-
-
-def test_check_reports_every_case_as_json():
-    done = invoke("page_list_attention", "--check", "--json")
-    assert done.exit_code == 0, done.output
-    verdicts = [json.loads(line) for line in done.stdout.splitlines()]
-    kernel = bench.named("page_list_attention")
-    assert len(verdicts) >= len(list(kernel.cases()))
+    verdicts = [json.loads(line) for line in done.stdout.splitlines()]  # nothing else is on stdout
+    assert len(verdicts) >= len(list(bench.named("silu_and_mul").cases()))
     assert all(verdict["right"] for verdict in verdicts)
 
 

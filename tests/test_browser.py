@@ -1,6 +1,5 @@
 """What a reader sees in a real JupyterLab and in a report page: figures that move, and no request to anywhere."""
 
-import ast
 import json
 from typing import Any
 
@@ -8,14 +7,12 @@ import nbformat
 import plotly.graph_objects as go
 import pytest
 import report_notebooks as tiny
-from short_runs import NOTEBOOKS, TINY
+from short_runs import explorers_of
 
 from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
 from workbench.app.reports.html import PLOTLY, notebook_page
 
 pytestmark = pytest.mark.browser
-
-EXPLORED = [path for path in NOTEBOOKS if "_explorer(" in path.read_text()]
 
 LIVE = """import ipywidgets
 
@@ -117,43 +114,18 @@ def test_sections_of_a_page_are_folded_and_what_is_pointed_at_is_opened(lab, tmp
 
 
 MENUS_ONLY = "08_recompute_tradeoff"  # its explorer has no slider
+SHOWN = [
+    "01_masks",
+    "06_kv_deviation",
+    MENUS_ONLY,
+    "09_sparse_masks",
+]  # of every sort of figure; tests/test_explorers.py: all
 
 
-def of_explorers(cells: list[Any]) -> list[Any]:
-    """The cells that a notebook's explorers need, without the figures that these draw."""
-    kept: list[Any] = []
-    wanted = {"notebook"}
-    for cell in reversed([cell for cell in cells if cell.cell_type == "code"]):
-        body = ast.parse(cell.source).body
-        nodes = [node for part in body for node in ast.walk(part)]
-        made = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        made |= {
-            name.asname or name.name
-            for node in nodes
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for name in node.names
-        }
-        if "_explorer(" not in cell.source:
-            if not made & wanted:
-                continue
-            while isinstance(body[-1], ast.Expr) and "notebook." not in ast.unparse(body[-1]):
-                body.pop()
-            cell.source = ast.unparse(ast.Module(body, []))
-        wanted |= {node.id for part in body for node in ast.walk(part) if isinstance(node, ast.Name)}
-        kept.insert(0, cell)
-    return kept
-
-
-@pytest.mark.parametrize("path", EXPLORED, ids=lambda path: path.stem)
-def test_the_explorer_of_a_shipped_notebook_moves(lab, folder, tmp_path, path):
-    name, written = path.stem, nbformat.read(path, as_version=4)
-    given = {"model": str(folder), **TINY[name]}
-    if "\ntuned:" in written.cells[1].source:
-        given["tuned"] = given["model"]
-    written.cells[1].source += "".join(f"\n{key} = {value!r}" for key, value in given.items())
-    written.cells = of_explorers(written.cells)
-    short = tmp_path / path.name
-    nbformat.write(written, short)
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_explorer_of_a_shipped_notebook_moves(lab, folder, tmp_path, name):
+    short = tmp_path / f"{name}.ipynb"
+    nbformat.write(explorers_of(name, str(folder)), short)
     with lab.open(short) as reader:
         reader.run_all(timeout_s=200)
         assert reader.errors() == []

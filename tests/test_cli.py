@@ -34,14 +34,16 @@ def run(tmp_path, monkeypatch):
     return lambda *words: CliRunner().invoke(cli.app, [str(word) for word in words])
 
 
-def test_json_is_the_only_thing_on_stdout(folder, tmp_path):
-    command = [sys.executable, "-m", "workbench.app.cli", "trial", "--model", str(folder), "--mode", "block", *QUICK]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "--json"], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True
+def test_json_is_the_only_thing_on_stdout(folder, tmp_path, monkeypatch, capfd):
+    """What a process prints as it starts: tests/test_bench.py."""
+    monkeypatch.setattr(
+        sys, "argv", ["workbench", "trial", "--model", str(folder), "--mode", "block", *QUICK, "--json"]
     )
-    assert done.stdout.count("\n") == 1
-    assert Record.from_json(json.loads(done.stdout)).trial["mode"] == "block"
+    with pytest.raises(SystemExit) as ended:
+        cli.app()
+    told = capfd.readouterr().out
+    assert not ended.value.code and told.count("\n") == 1
+    assert Record.from_json(json.loads(told)).trial["mode"] == "block"
 
 
 def test_the_record_has_every_number_the_command_promises(folder, run):

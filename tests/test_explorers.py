@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+from short_runs import EXPLORED, explorers_of
 
 from tests.refusals import refused
 from workbench import Block, MemoryStore, Prompt, data, explore, fetch
@@ -18,6 +19,7 @@ from workbench.app.explore.live import explorer, file_name, free, selection_of, 
 from workbench.app.explore.panels import editing, reuse
 from workbench.app.explore.panels import masks as live_masks
 from workbench.app.explore.panels import tradeoff as live_tradeoff
+from workbench.app.notebooks import notebook
 from workbench.core.errors import BadInput
 from workbench.data.prompt_view import of_sample
 from workbench.experiments.serving.sessions import SessionPrompt
@@ -291,3 +293,31 @@ def test_files_of_figures_are_named_after_their_titles(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     free("x", "png").touch()
     assert free("x", "png").name == "x-2.png"
+
+
+# --- Every explorer of a shipped notebook
+def inside(widget):
+    """A widget and all below it."""
+    return [widget, *(each for child in getattr(widget, "children", ()) for each in inside(child))]
+
+
+@pytest.mark.parametrize("name", EXPLORED)
+def test_the_explorers_of_a_notebook_are_made_and_their_controls_move_a_figure(name, folder, monkeypatch):
+    monkeypatch.setattr(notebook, "is_live", lambda: True)
+    shown: list = []
+    namespace: dict = {"display": shown.append}
+    for cell in explorers_of(name, str(folder)).cells:
+        exec(cell.source, namespace)
+    boxes = [box for box in shown if isinstance(box, live.Explorer)]
+    assert boxes, "an explorer is shown"
+    for box in boxes:
+        figures = [each for each in inside(box) if isinstance(each, live.LiveFigure)]
+        moved = [each for each in inside(box) if len(getattr(each, "options", ())) > 1 or hasattr(each, "max")]
+        assert figures and moved
+        before = [figure.to_json() for figure in figures]
+        for control in moved:
+            if hasattr(control, "max"):
+                control.value = control.min if control.value != control.min else control.max
+            else:
+                control.index = (control.index + 1) % len(control.options)
+        assert [figure.to_json() for figure in figures] != before

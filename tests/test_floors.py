@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,14 @@ HOUSE = ROOT / "workbench"
 FILES = sorted([*HOUSE.glob("*/**/*.py"), *(ROOT / "kernels").glob("**/*.py")])
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported(path: Path) -> Iterator[str]:
     """Modules of this package that a file names: in any import, and in any text that is the name of a module."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: write imports in full"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -44,16 +50,16 @@ def test_every_folder_is_in_the_line():
     assert {path.name for path in HOUSE.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_folder_imports_only_folders_to_its_left(path):
-    parts = path.relative_to(ROOT).parts
-    here = parts[1] if parts[0] == "workbench" else parts[0]
-    assert here in FOLDERS, f"there is no folder {here!r}"
-    for name in imported(path):
-        if name.startswith("workbench."):
-            there = name.split(".")[1]
-            assert there in FOLDERS, f"{name}: import it from the folder that defines it"
-            assert allowed(here, there), f"{here} imports {there}, which is to its right"
+def test_a_folder_imports_only_folders_to_its_left():
+    for path in FILES:
+        parts = path.relative_to(ROOT).parts
+        here = parts[1] if parts[0] == "workbench" else parts[0]
+        assert here in FOLDERS, f"there is no folder {here!r}"
+        for name in imported(path):
+            if name.startswith("workbench."):
+                there = name.split(".")[1]
+                assert there in FOLDERS, f"{path}: {name}: import it from the folder that defines it"
+                assert allowed(here, there), f"{path} of {here} imports {there}, which is to its right"
 
 
 @pytest.mark.parametrize("folder", POLICIES)
@@ -78,12 +84,7 @@ def test_the_formatter_formats():
 
 
 def test_no_class_name_stands_twice():
-    names = Counter(
-        (node.name, path)
-        for path in FILES
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef)
-    )
+    names = Counter((node.name, path) for path in FILES for node in parsed(path).body if isinstance(node, ast.ClassDef))
     twice = Counter(name for name, _ in names)
     assert {name for name, count in twice.items() if count > 1 and not name.startswith("_")} == set()
 

@@ -343,9 +343,8 @@ def test_nothing_is_measured_without_a_gpu():
 PROMPT = prompt_of(20, 13, 6)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_layers_share_compilations_and_compute_the_same(name):
-    model, compiled = model_of(name, num_hidden_layers=6), []
+def test_layers_share_compilations_and_compute_the_same():
+    model, compiled = model_of("qwen3", num_hidden_layers=6), []  # a Llama with norms of heads
 
     def backend(graph, _):
         compiled.append(graph)

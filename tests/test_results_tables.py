@@ -115,7 +115,7 @@ def test_a_file_is_no_place_for_results(tmp_path):
     refused("file", results.Writer, tmp_path / "file", "trial")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12)
 @given(
     st.lists(
         st.fixed_dictionaries(

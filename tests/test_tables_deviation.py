@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 from colorspacious import cspace_convert
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.figure_views import PROMPT, rows, texts, view_of
@@ -390,6 +390,7 @@ def test_a_long_text_of_a_table_goes_on_in_further_lines_which_have_room():
     assert tall.layout.height - wide.layout.height == pytest.approx(2 * SECOND, abs=1)
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.text("aW i", max_size=60), min_size=4, max_size=4), min_size=1, max_size=4),
     st.lists(st.floats(0.1, 9), min_size=4, max_size=4),
