@@ -7,7 +7,7 @@ A result is a row. All that measures writes these three tables (`results.writer`
 import json
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -156,6 +156,11 @@ def columns(table: str) -> dict[str, Any]:
     return get_type_hints(TABLES[table])
 
 
+@cache
+def _defaults(table: str) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(TABLES[table])}
+
+
 def row(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a whole row of `table` from what is known; mappings of `setting` and `versions` become JSON.
 
@@ -165,10 +170,9 @@ def row(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
     packed = {name: _plain(value) for name, value in values.items()}
     if odd := sorted(set(packed) - set(known)):
         raise BadInput(f"table {table} has no column {odd[0]!r}: allowed are {', '.join(known)}")
-    defaults = {field.name: field.default for field in fields(TABLES[table])}
-    whole = {name: packed.get(name, defaults[name]) for name in known}
+    whole = {name: packed.get(name, default) for name, default in _defaults(table).items()}
     for name, value in whole.items():
-        if not _fits(value, known[name]):
+        if (name in packed or value is MISSING) and not _fits(value, known[name]):
             raise BadInput(f"column {name} of table {table} is {shown(value)}: it must be {words(known[name])}")
     return whole
 
