@@ -57,13 +57,6 @@ def served(environment: Mapping[str, str], modules: Sequence[str]) -> Iterator[l
             process.wait()
 
 
-@contextlib.contextmanager
-def kernels(environment: Mapping[str, str]) -> Iterator[str]:
-    """Serve kernels of notebooks; gives the JUPYTER_PATH where papermill and JupyterLab find them."""
-    with tempfile.TemporaryDirectory() as folder, served(environment, NOTEBOOK) as python:
-        yield kernel_in(Path(folder), python)
-
-
 def kernel_in(folder: Path, python: Sequence[str]) -> str:
     """Name the kernel "python3" that `python` runs; return the JUPYTER_PATH where it is found."""
     spec = folder / "kernels" / "python3" / "kernel.json"

@@ -23,7 +23,6 @@ from workbench.app.cli import app
 from workbench.app.console.options import parse
 from workbench.app.notebooks import notebook
 from workbench.app.notebooks.run import check
-from workbench.app.reports import report
 from workbench.core import masks
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, printable
@@ -194,12 +193,6 @@ def test_limits_are_those_of_the_model_and_of_the_file(tmp_path):
 def test_an_output_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     refused("parameter output", notebook.validate, values(output=str(tmp_path / "file" / "below")))
-
-
-def test_a_report_refuses_before_it_makes_its_folder(tmp_path, forked_workers):
-    (deviation,) = (path for path in NOTEBOOKS if path.stem.startswith("06"))
-    refused("parameter sample is 999999", report.run, [deviation], tmp_path / "report", {"sample": 999_999})
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000, '"\\ud800"'])

@@ -38,13 +38,10 @@ TABLES = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def batch():
+def batch(python, tmp_path_factory):
     """The environment of `make report`; kernels are forked."""
-    with (
-        NotebookWorkers(1) as workers,
-        forked.kernels(workers.environment) as path,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    path = forked.kernel_in(tmp_path_factory.mktemp("kernel"), python)
+    with NotebookWorkers(1) as workers, pytest.MonkeyPatch.context() as patch:
         for name, value in (workers.environment | {"JUPYTER_PATH": path}).items():
             patch.setenv(name, value)
         yield

@@ -22,7 +22,6 @@ from workbench.core.masks import block_attention, causal, sink, visible, window
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.methods import select, sparse
-from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.sparse._small import SETTINGS, small
 from workbench.metrics.attention_mass import busiest, masked, overlap, reused
 from workbench.metrics.kv import position_encoding
@@ -58,7 +57,6 @@ from workbench.plots.tiles.tile_recall import (
 from workbench.plots.tiles.union import bfla_rules, first_rule
 from workbench.plots.tokens.chosen_tokens import Choice, _layout, agreement, coloured
 from workbench.plots.tokens.ratio_outcomes import RatioOutcome, ratios
-from workbench.store import MemoryStore
 
 SAID = {"caption": "n = 3, seed 0, CPU", "notice": "Look here."}
 SIZES = (3, 5, 4)
@@ -624,19 +622,3 @@ def test_packed_answers_are_those_of_each_choice_alone(loaded):
     together = critical.answers(loaded, prompt, kv, choices, 4)
     assert together == [critical.answers(loaded, prompt, kv, [rows], 4)[0] for rows in choices]
     assert all(torch.equal(a, b) for a, b in zip(before, kv.tensors(), strict=True))
-
-
-def test_an_explorer_draws_again_what_its_controls_say(loaded):
-    model, tokenizer, layout = loaded
-    samples = data.load("lab", 2, 0, 3)
-    box = critical.critical_explorer(loaded, samples, AfterSystem(), 2)
-    number, menu, percent = box.children[0].children
-    number.value, menu.value, percent.value = 1, "first_k", 50
-    widget = box.children[-1]
-    assert sum(width > 0 for width in widget.data[0].marker.line.width) > 20
-    cached = AfterSystem()(model, layout.prompts(samples, tokenizer), MemoryStore())
-    box = critical.repair_explorer(loaded, samples, {"after_system": cached})
-    *_, menu, percent = box.children[0].children
-    before = json.loads(box.children[-1].to_json())["layout"]["annotations"]
-    menu.value, percent.value = "all", 0
-    assert json.loads(box.children[-1].to_json())["layout"]["annotations"] != before

@@ -64,10 +64,9 @@ def test_before_the_first_step_full_mode_is_the_teacher_and_block_mode_is_not(co
     assert full.abs().max() < 1e-5 and block.mean() > 1e-3
 
 
-@pytest.mark.parametrize("positions", ["re-encoded", "naive"])
-def test_block_mode_nears_the_teacher_on_held_out_text_and_full_mode_stays(sharp, tmp_path, positions):
+def test_block_mode_nears_the_teacher_on_held_out_text_and_full_mode_stays(sharp, tmp_path):
     pytest.importorskip("peft")
-    config = replace(LORA, steps=16, lr=1e-2, positions=positions)
+    config = replace(LORA, steps=16, lr=1e-2)
     held, worlds = Evaluation(every=16, samples=6, passages=2), Data("lab", passages=(2, 2), questions=4)
     run, source = start(config, sharp, worlds, tmp_path / "run", held)
     before, after = train(run, source, held).scores
@@ -90,19 +89,18 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("config", [CONFIG, pytest.param(LORA, id="lora")])
-def test_killed_and_resumed_is_not_interrupted(config, sharp, texts, tmp_path):
-    if config.lora_rank:
-        pytest.importorskip("peft")
+def test_killed_and_resumed_is_not_interrupted(sharp, texts, tmp_path):
+    """Of all weights: tests/test_tuning.py."""
+    pytest.importorskip("peft")
 
     def kill(row):
         if row["step"] == 4:
             raise Killed
 
-    whole = tuned(config, sharp, texts["unlabelled"], tmp_path / "whole", save_every=2)[0]
+    whole = tuned(LORA, sharp, texts["unlabelled"], tmp_path / "whole", save_every=2)[0]
     with pytest.raises(Killed):
-        tuned(config, sharp, texts["unlabelled"], tmp_path / "cut", report=kill, save_every=2)
-    again = tuned(config, sharp, texts["unlabelled"], tmp_path / "cut", save_every=2)[0]
+        tuned(LORA, sharp, texts["unlabelled"], tmp_path / "cut", report=kill, save_every=2)
+    again = tuned(LORA, sharp, texts["unlabelled"], tmp_path / "cut", save_every=2)[0]
     assert same(weights(whole), weights(again))
 
 
