@@ -25,12 +25,15 @@ def pages():
 
 
 def test_every_method_has_a_page(pages):
-    assert set(pages) == {f"{folder}-{name}" for folder, name in POLICIES} | {"index"}
-    assert all(f"| `{name}` |" in pages["index"] for name in METHODS)
+    assert set(pages) == {f"{folder}-{name}" for folder, name in POLICIES} | {"index", "psr"}
+    assert (
+        all(f"| `{name}` |" in pages["index"] for name in METHODS if name != "psr")
+        and "[psr](psr.md)" in pages["index"]
+    )
 
 
-def test_the_index_says_what_each_part_of_a_composition_adds(pages):
-    part = pages["index"].partition("## What each part of PSR adds")[2].partition("##")[0]
+def test_the_page_of_a_composition_says_what_each_part_adds(pages):
+    part = pages["psr"].partition("## What each part adds")[2].partition("##")[0]
     rows = [line.split(" | ") for line in part.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[2:]] == [f"| {name}" for name in results.read().counts("parts").method.unique()]
     assert all(bool(row[2].strip()) == bool(i) for i, row in enumerate(rows[2:])), "the first adds to nothing"
@@ -38,7 +41,7 @@ def test_the_index_says_what_each_part_of_a_composition_adds(pages):
 
 def test_every_page_says_what_it_does_how_to_use_it_how_it_did_and_shows_its_code(pages):
     for name, text in pages.items():
-        if name != "index":
+        if name not in ("index", "psr"):
             assert re.findall(r"^## (.+)$", text, re.M)[:4] == ["What it does", "Use it", "How it does", "Code"]
             assert "workbench trial --model lab-full" in text
             (notebook,) = re.findall(r"workbench report (notebooks/\S+\.ipynb)", text)

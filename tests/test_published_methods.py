@@ -1,4 +1,4 @@
-"""Every published method by name, over both engines: it is full attention at 100%, and its reuse at 0."""
+"""Every published method by name, over both engines, on a GPU where there is one: full attention at 100%, reuse at 0."""
 
 from dataclasses import fields
 from functools import cache
@@ -24,6 +24,7 @@ from workbench.store import MemoryStore
 
 PROMPT = prompt_of(4, 9, 7, 12, 5)
 END = PROMPT.starts[-1]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PLAIN = {"block", "prompt-cache", "full-reuse", "ape", "turborag", "link0", "kv-packet"}  # they recompute nothing
 OTHERWISE = {"superposition"}  # joins paths: it has neither limit (`test_methods` holds it against its definition)
 CONTIGUOUS = {"sam-kv"}  # what it does not recompute is hidden from the answer, too
@@ -60,6 +61,7 @@ def _logits(engine):
     model, one = model_of("llama", num_hidden_layers=4), SamplingParams(max_new_tokens=1)
     torch.manual_seed(1)
     soft_tokens.grow(model, soft_tokens.drawn(model, (2, 1, 2)))
+    model.to(DEVICE)
 
     def of(method, wrapped=False):
         prompt = Packet().wrapped(model, [PROMPT])[0] if wrapped else PROMPT

@@ -98,8 +98,9 @@ GIVEN = {"corpus": None, "trained": None, "profiled": ()}  # options that a spec
 
 
 def pages(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and text of every page: `index`, then one a method, as `select-query_guided`."""
+    """Yield name and text of every page: `index`, compositions, then one a method, as `select-query_guided`."""
     yield "index", _index()
+    yield "psr", _psr()
     for folder in KINDS:
         for name in names(folder):
             yield f"{folder}-{name}", page(root, folder, name)
@@ -170,16 +171,38 @@ def _index() -> str:
     parts = ["# Methods", "Any preparation, selector, ratio and sparse method go together."]
     parts.append("A published method is one choice of them: `workbench trial --method NAME`.")
     published = [
-        (f"`{name}`", each.title, escaped(each.source), f"`{', '.join(f'{k}={v!r}' for k, v in each.fields.items())}`")
+        ("[psr](psr.md)" if name == "psr" else f"`{name}`", each.title, escaped(each.source), _choice(name))
         for name, each in METHODS.items()
     ]
     parts += ["## Published methods", table(("name", "published as", "source", "choice"), published)]
-    parts += _added()
+    parts.append("```{toctree}\n:hidden:\n:titlesonly:\n\npsr\n```")
     for folder, (heading, said, _) in KINDS.items():
         entries = [(f"[{name}]({folder}-{name}.md)", _head(folder, name)) for name in names(folder)]
         parts += [f"## {heading}", said, table(("name", "what it does"), entries)]
         listed = "\n".join(f"{folder}-{name}" for name in names(folder))
         parts.append(f"```{{toctree}}\n:hidden:\n:titlesonly:\n\n{listed}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _choice(name: str) -> str:
+    """Return the fields of a trial by which a published method is chosen."""
+    return f"`{', '.join(f'{k}={v!r}' for k, v in METHODS[name].fields.items())}`"
+
+
+def _psr() -> str:
+    """Return the page of PSR, which is made of methods with pages of their own."""
+    method, links = (
+        METHODS["psr"],
+        "[link0](prepare-link0.md), [kv_deviation](select-kv_deviation.md), [ape](attend-ape.md)",
+    )
+    parts = [
+        "# psr",
+        f"*Published method*: {links} together, as in {escaped(method.source)}.",
+        f"*Follows a description of its parts; its code is not public.* Reported: {method.reported}.",
+        "## Use it",
+        f"```sh\nworkbench trial --model smollm2 --data needles --method psr\n```\n\nIt stands for {_choice('psr')}.",
+        *_added(),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -202,7 +225,7 @@ def _added() -> list[str]:
         lines.append(cells)
     one = found.iloc[0]
     said = f"{one.model} on {one.data}, {one.n:.0f} questions, {one.passages:.0f} passages; differences by question."
-    return ["## What each part of PSR adds", said, table(head, lines)]
+    return ["## What each part adds", said, table(head, lines)]
 
 
 FOLDERS = "core kernels data models engine store methods metrics results experiments training plots app".split()

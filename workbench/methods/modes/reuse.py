@@ -41,7 +41,9 @@ def positions_named(name: str) -> Positions:
 class Reuse:
     r"""Every context block is cached and reused at its new place; the question is always computed.
 
-    *Follows the paper, Block-Attention's; the other choices have pages of their own.*
+    *Follows released code: `block_generate.py` of TemporaryLoRA/Block-Attention; the other choices have pages of their
+    own.* TurboRAG's composite positions follow its paper: its released code, `qwen2.py` of MooreThreads/TurboRAG,
+    rotates keys by where they stand, as "re-encoded" does.
 
     positions   of the reused keys: "re-encoded" for where their block stands now (Block-Attention, Full Reuse),
                 "naive", as cached (PromptCache, arXiv:2311.04934), or "shared", as cached and with the longest block

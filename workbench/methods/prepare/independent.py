@@ -13,7 +13,7 @@ from workbench.store import Store, fetch
 class Independent:
     r"""Every block is encoded at position 0 with nothing before it.
 
-    *Follows the paper.*
+    *Follows released code: `block_generate.py` of TemporaryLoRA/Block-Attention.*
 
     With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$:
 

@@ -21,8 +21,9 @@ class Packet:
     last, and `select="first_k(k=5, last=True)"` recomputes five (KVLink). The first `system` blocks get none; without
     soft tokens this is `independent`.
 
-    *Follows the paper: a header and a trailer of 8, distilled, keys rotated to their place, nothing recomputed.* Stored
-    and loaded are as many tokens more; full attention reads the prompt without them.
+    *Follows released code: `kv_packet/cache_comb/methods/kv_packet.py` of ChuangtaoChen-TUM/KVPacket: a header and a
+    trailer of 8, distilled, keys rotated to their place, nothing recomputed.* Stored and loaded are as many tokens
+    more; full attention reads the prompt without them.
 
     With $\mathrm{KV}(x \mid y)$ the keys and values of $x$ behind $y$, header $h$ and trailer $t$:
 

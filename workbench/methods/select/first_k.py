@@ -12,7 +12,8 @@ from workbench.methods.select import Prompt, Select, whole
 class FirstK(Select):
     r"""The nearer to its block's start, the sooner: blocks of any length lose their attention sink first.
 
-    *Follows the papers, and KVLink's released code in the place of its links.*
+    *Follows released code: `epic.py` of ChuangtaoChen-TUM/KVPacket, as many tokens of every block,* and KVLink's in the
+    place of its links; a ratio in place of a number is ours.
 
     k     never more than this many tokens of a block, and just those without a ratio (LegoLink-k); None: as many as the
           ratio says, evenly over the blocks

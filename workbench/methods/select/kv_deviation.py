@@ -34,7 +34,8 @@ from workbench.models.spec import spec_for
 class KvDeviation(Select):
     r"""Squared distance from the KV of full attention at `layer`, summed over heads and channels (FusionRAG, eq. 7).
 
-    *Follows the paper; its released code is the options `part=v` and `fresh`.*
+    *Follows the paper; its released code, `vllm_blend/vllm/attention/backends/xformers.py` of YaoJiayi/CacheBlend, is
+    the options `part=v` and `fresh`.*
 
     Layers 0 to `layer` are computed in full to know it; layer 0 does not deviate, so layer 1 is the first that tells.
 

@@ -16,7 +16,7 @@ from workbench.methods.sparse import Grid, Site, Sparse, TileRule, Tiles, count,
 class FlashPrefill(Sparse):
     r"""A block is kept where its score is at least `alpha` times the largest of its row.
 
-    *Follows the paper.*
+    *Follows released code: `ops/flashprefill_native_forward.py` of qhfan/FlashPrefill.*
 
     Every query is scored against the mean key of every block that it sees in whole; scores of a query block are summed.
 

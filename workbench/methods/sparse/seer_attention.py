@@ -18,7 +18,7 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 class SeerAttention(Sparse):
     r"""Blocks whose gate, a softmax over the key blocks, is at least `threshold`; its weights come with `ready(model)`.
 
-    *Follows the paper.*
+    *Follows the paper, and in the gate released code: `seer_attn/attn_gate.py` of microsoft/SeerAttention.*
 
     gate       file of the gate; "" for the one beside the weights of the model
     threshold  published: 5e-4 to 5e-3

@@ -14,7 +14,8 @@ from workbench.methods.sparse import Site, Sparse, Tiles, count
 class VerticalSlash(Sparse):
     r"""Columns and diagonals that the last rows attend to most; columns are single keys, diagonals take whole tiles.
 
-    *Follows the paper.*
+    *Follows released code: `minference/modules/minference_forward.py` of microsoft/MInference,* whose table of a
+    model gives each head counts of its own, or another pattern; here all heads have these.
 
     vertical, slash   how many columns and diagonals (the published search: 30 to 3,000 and 200 to 2,048)
     last              rows at the end that are asked (of every chunk, where a prompt is prefilled in chunks)
