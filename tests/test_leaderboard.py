@@ -311,7 +311,7 @@ def test_a_leaderboard_that_is_stopped_says_that_its_trials_are_kept(folder, tmp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ranking, "measure", stopped)
-    ended = invoke("--model", folder, *QUICK, "--method", "block", "--out", tmp_path / "out")
+    ended = invoke("--model", folder, *QUICK, "--method", "block,link0", "--out", tmp_path / "out")
     assert f"finished trials are kept in {tmp_path / 'out'}" in " ".join(ended.stderr.split())
 
 
@@ -347,6 +347,13 @@ def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, monkeypa
         (("--out", "x", "--methods", "fastest"), "unknown method 'fastest'"),
         (("--out", "x", "--budgets", "0,1.5"), "budget 0: a share above 0"),
         (("--out", "x", "--budgets", "half"), "--budgets 'half'"),
+        (("--out", "x", "--method", "epic"), "two methods beside full attention are needed to rank, there is epic"),
+        (("--out", "x", "--method", "full"), "there is none"),
+        (("--out", "x", "--method", "kvlink,epic"), "there is epic; kvlink: .* has no soft tokens"),
+        (
+            ("--out", "x", "--method", "epic,cacheblend", "--budgets", "0.3,2"),
+            "there is epic; cacheblend: charged 0.3: kv_",
+        ),
         (("--out", "x", "--html", "no/where.html"), "--html"),
         (("--results", "nowhere"), "no results at 'nowhere'"),
     ],
@@ -354,7 +361,7 @@ def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, monkeypa
 def test_what_cannot_be_is_refused_before_any_work(words, message, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = invoke("--model", folder, *QUICK, *words)
-    assert ended.exit_code == 2 and message in ended.stderr and not (tmp_path / "x").exists()
+    assert ended.exit_code == 2 and re.search(message, " ".join(ended.stderr.split())) and not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
@@ -374,8 +381,8 @@ def test_passages_get_the_neighbours_that_there_are_and_fit(documents, length, m
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
     asked = Trial(str(folder), data=str(tmp_path / "mine.jsonl"), samples=20, timed=1, max_new_tokens=2)
     with pytest.warns(UserWarning, match=message) as told:
-        plan = ranking.planned(asked, ["fusionrag"], [0.5])
-    assert len(told) == 1 and [case.trial.mode for case in plan.cases] == ["full", "block"]
+        plan = ranking.planned(asked, ["fusionrag", "epic"], [0.5])
+    assert len(told) == 1 and [case.method for case in plan.cases] == ["full", "fusionrag", "epic"]
     with pytest.warns(UserWarning, match=message):
         assert re.search(message, plan.cases[1].trial.run().note)
 

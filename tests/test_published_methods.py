@@ -1,4 +1,4 @@
-"""Every published method by name, over both engines, on a GPU where there is one: full attention at 100%, reuse at 0."""
+"""Every published method, over both engines, on a GPU if there is one: it is full attention at 100%, its reuse at 0."""
 
 from dataclasses import fields
 from functools import cache

@@ -75,9 +75,13 @@ def planned(
                 f"budgets: no ratio keeps {max(shares):.0%} of these prompts, so each method runs at its own"
             )
             running, refused, wrong = unpriced
-    if len(running) < 2 or running[0].method != FULL:
+    if not running or running[0].method != FULL:
         count = len(running) + sum(map(len, wrong.values()))
-        raise BadInput(sweep_grid.told(wrong, count) if wrong else f"{len(running)} methods: two are needed")
+        raise BadInput(sweep_grid.told(wrong, count) if wrong else f"{FULL}: it cannot run")
+    if len(running) < 3:
+        alone = running[1].method if len(running) > 1 else "none"
+        why = "".join(f"; {one}" for one in dict.fromkeys(refused))
+        raise BadInput(f"two methods beside full attention are needed to rank, there is {alone}{why}")
     return Planned(tuple(running), tuple(shares), tuple(dict.fromkeys([*left_out, *refused])))
 
 

@@ -203,6 +203,8 @@ def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) ->
     The layers above are not computed and take no memory of their own.
     """
     spec = spec_for(model)
+    if num_layers > spec.layers:
+        raise BadInput(f"layer {num_layers - 1} is compared with full attention: the model has {spec.layers} layers")
 
     def new(length: int) -> list[Tensor]:
         shapes = [(heads, length if i < num_layers else 1, width) for i, (heads, width) in enumerate(spec.shapes)]
