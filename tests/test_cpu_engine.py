@@ -41,6 +41,18 @@ def test_attention_of_few_rows_is_torchs_with_a_causal_mask(heads, kv_heads, row
     torch.testing.assert_close(attention.over_few_rows(q, keys, values, scale), wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "scale"), [(6, 3, 192, None), (4, 4, 199, 0.3), (6, 2, 241, None)]
+)
+def test_attention_of_a_prompt_is_torchs(heads, kv_heads, rows, scale):
+    torch.manual_seed(0)
+    q, keys, values = (torch.randn(count, rows, 16) for count in (heads, kv_heads, kv_heads))
+    k, v = (x.repeat_interleave(heads // kv_heads, 0)[None] for x in (keys, values))
+    wanted = scaled_dot_product_attention(q[None], k, v, is_causal=True, scale=scale)[0]
+    assert attention.suits_prompt(q, keys)
+    torch.testing.assert_close(attention.over_prompt(q, keys, values, scale), wanted, atol=1e-5, rtol=1e-5)
+
+
 def test_defaults_of_dtype_and_device_leave_few_rows_and_norms_alone():
     attention._later.cache_clear()
     forward._number.cache_clear()
