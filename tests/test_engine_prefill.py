@@ -138,12 +138,20 @@ def test_requests_of_a_batch_are_computed_as_if_alone():
 def test_a_block_packed_with_others_is_encoded_as_if_alone(monkeypatch):
     monkeypatch.setattr("workbench.engine.encoding.PACK", 20)  # several forward passes
     blocks = [block_of(n, n) for n in (3, 19, 1, 8, 25, 8)]
-    after = [[], [blocks[0]], [], [blocks[2], blocks[0]], [], []]
+    after = [[], [blocks[0]], [], [blocks[2], blocks[0]], [], [blocks[0]]]
     for kv, block, past in zip(encode_many(MODEL, blocks, after), blocks, after, strict=True):
         alone = encode(MODEL, block, past)
         assert kv.start == alone.start == sum(map(len, past)) and len(kv) == len(block)
         for a, b in zip(kv.tensors(), alone.tensors(), strict=True):
             torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_what_several_blocks_stand_behind_is_computed_once(monkeypatch):
+    rows = []
+    monkeypatch.setattr("workbench.engine.encoding.run", lambda model, parts: rows.append([len(p[0]) for p in parts]))
+    first, *blocks = (block_of(n, n) for n in (7, 3, 5, 4))
+    encode_many(MODEL, blocks, [[first], [first], [first, first]])
+    assert rows == [[7], [3, 5, 18]]
 
 
 def test_a_block_encoded_after_its_neighbours_is_that_part_of_the_whole():

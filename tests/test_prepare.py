@@ -222,7 +222,7 @@ def test_work_is_shared_and_a_second_request_computes_nothing(monkeypatch):
     monkeypatch.setattr(encoding, "run", engine.run)
     policy = WithNeighbours(CORPUS, n=5)
     policy(model, [PROMPT, PROMPT], store)
-    once = len(SYSTEM) + sum(len(SYSTEM) + len(block) for block in PASSAGES) + sum(map(len, PROMPT.context[1:]))
+    once = 2 * len(SYSTEM) + sum(map(len, PASSAGES)) + sum(map(len, PROMPT.context[1:]))  # itself, then before all
     assert sum(rows) == once
     policy(model, [PROMPT], store)
     assert sum(rows) == once

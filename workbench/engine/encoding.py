@@ -1,5 +1,6 @@
 """Encode blocks: many of different lengths in one forward pass, one behind the other without padding."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,7 +37,7 @@ def encode(model: PreTrainedModel, block: Block, after: Sequence[Block] = ()) ->
 @annotations.checked
 def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence[Sequence[Block]] = ()) -> list[KV]:
     """Compute the KV of every block apart, packed into few forward passes; block i may look back at `after[i]`."""
-    before = list(after) or [()] * len(blocks)
+    before = [tuple(past) for past in after] or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
     texts = [
@@ -45,22 +46,43 @@ def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence
     spec = spec_for(model, texts)
     for block in blocks:
         spec.check_block(len(block))
+    heads = _heads(model, spec, before)
+    begins = [len(heads[past]) if past in heads else 0 for past in before]
     encoded: list[KV] = []
-    for group in packs([len(tokens) for tokens in texts]):
+    for group in packs([len(tokens) - begin for tokens, begin in zip(texts, begins, strict=True)]):
         kvs = [spec.empty(len(texts[i])) for i in group]
-        _encode(model, spec, [texts[i] for i in group], kvs)
+        for i, kv in zip(group, kvs, strict=True):
+            for to, head in zip(kv.tensors(), heads[before[i]].tensors() if begins[i] else (), strict=False):
+                to[:, : begins[i]] = head
+        _encode(model, spec, [texts[i] for i in group], kvs, [begins[i] for i in group])
         for i, kv in zip(group, kvs, strict=True):
             length = len(blocks[i])
             encoded.append(kv if len(kv) == length else kv.slice(len(kv) - length, len(kv)))
     return encoded
 
 
-def _encode(model: PreTrainedModel, spec: ModelSpec, texts: Sequence[Tensor], kvs: Sequence[KV]) -> None:
-    """One packed forward pass; on a GPU one launch a layer carries out all blocks (`kernels/encode_blocks.py`)."""
+def _heads(model: PreTrainedModel, spec: ModelSpec, before: Sequence[tuple[Block, ...]]) -> dict[tuple[Block, ...], KV]:
+    """Encode once what several blocks stand behind; on a GPU, where a kernel takes whole texts, nothing."""
+    several = [] if on_gpu(spec.device) else [past for past, count in Counter(before).items() if past and count > 1]
+    texts = [torch.tensor([token for block in past for token in block.tokens]) for past in several]
+    kvs = [spec.empty(len(tokens)) for tokens in texts]
+    if texts:
+        _encode(model, spec, texts, kvs, [0] * len(texts))
+    return dict(zip(several, kvs, strict=True))
+
+
+def _encode(
+    model: PreTrainedModel, spec: ModelSpec, texts: Sequence[Tensor], kvs: Sequence[KV], begins: Sequence[int]
+) -> None:
+    """Run one packed forward pass; on a GPU one launch a layer carries out all blocks (`kernels/encode_blocks.py`).
+
+    `begins`: tokens of each text whose keys and values are there already.
+    """
     lengths = [len(tokens) for tokens in texts]
-    if not _by_kernels(spec, lengths):
-        plans = [Plan(torch.arange(n), num_layers=spec.layers) for n in lengths]
-        run(model, list(zip(texts, plans, kvs, strict=True)))
+    if any(begins) or not _by_kernels(spec, lengths):
+        plans = [Plan(torch.arange(begin, n), num_layers=spec.layers) for begin, n in zip(begins, lengths, strict=True)]
+        rows = [tokens[begin:] for tokens, begin in zip(texts, begins, strict=True)]
+        run(model, list(zip(rows, plans, kvs, strict=True)))
         return
 
     def write(x: LayerInput) -> None:
