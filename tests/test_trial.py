@@ -14,6 +14,7 @@ from workbench.experiments.trials.fidelity import measure
 from workbench.experiments.trials.record import FIDELITY, LATER, Record, dumps
 from workbench.experiments.trials.trial import Trial, batches
 from workbench.methods.generation import Generation
+from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics import cost, fidelity
 from workbench.metrics.faithfulness import verdict
@@ -279,6 +280,14 @@ def test_full_attention_is_asked_once_for_all_trials_of_a_model(folder, loaded, 
     monkeypatch.setattr(trial_measures, "_KEPT", type(trial_measures._KEPT)())
     monkeypatch.setattr(trial_measures, "room", lambda: 1)  # nothing fits
     assert trial.run(loaded=loaded).kl == trial.run(loaded=loaded).kl == first.kl and len(asked) == 8
+
+
+def test_full_attention_computes_a_prompt_once_on_a_cpu_and_its_answers_time_it(folder, loaded, monkeypatch):
+    monkeypatch.setattr(trial_measures, "_KEPT", type(trial_measures._KEPT)())
+    begun, begin = [], Full.begin
+    monkeypatch.setattr(Full, "begin", lambda self, *given: begun.append(len(given[1])) or begin(self, *given))
+    found = Trial(str(folder), mode="block", **QUESTIONS).run(loaded=loaded)
+    assert begun == [1] * 6 and found.ttft_full_s.n == found.ttft_s.n == 2 and found.ttft_full_s.least > 0
 
 
 def test_a_file_without_answers_has_divergence_and_agreement(folder, loaded, tmp_path):

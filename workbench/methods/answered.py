@@ -22,6 +22,7 @@ class Generation:
     ttft: float = field(compare=False)  # seconds from the call to the first tokens of its batch
     passes: tuple[Pass, ...] = field(repr=False)  # all that was computed up to the first token
     receipt: Receipt | None = field(default=None, repr=False, compare=False)  # blocks reused, missed and why, times
+    alone: float | None = field(default=None, compare=False)  # seconds to its first token, where it was computed alone
 
 
 @dataclass(frozen=True)

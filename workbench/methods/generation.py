@@ -181,10 +181,21 @@ def _contiguous(
     engine: str,
 ) -> Answered:
     watched = WatchedStore(store)
+    reserve = _reserve(model, prompts, params.max_new_tokens)
     begin = perf_counter()
-    ready = method.begin(model, prompts, watched, _reserve(model, prompts, params.max_new_tokens))
-    begun = perf_counter()
-    logits = finish(model, ready)
+    alone = list[float | None]()
+    if type(method) is Full and model.device.type == "cpu":  # a prompt's rows keep a CPU busy
+        begun, ready, logits = begin, list[ReadyRequest](), list[Tensor]()
+        for prompt in prompts:
+            started = perf_counter()
+            ready += method.begin(model, [prompt], watched, reserve)
+            logits += finish(model, ready[-1:])
+            int(logits[-1].argmax())
+            alone.append(perf_counter() - started)
+    else:
+        ready = method.begin(model, prompts, watched, reserve)
+        begun = perf_counter()
+        logits = finish(model, ready)
     stream = decode_ready(model, tokenizer, ready, logits, params)
     steps = list(islice(stream, 1))
     first = perf_counter()
@@ -201,8 +212,9 @@ def _contiguous(
             first - begin,
             r.passes,
             timed(one, seconds),
+            time,
         )
-        for said, r, one in zip(tokens, ready, receipts, strict=True)
+        for said, r, one, time in zip(tokens, ready, receipts, alone or [None] * len(ready), strict=True)
     ]
     return Answered(generations, logits, engine, lambda: ready)
 

@@ -43,12 +43,14 @@ class Reference:
     own      full attention's greedy answer; the token that ends the text is one of it
     text     the answer as text, up to the stop string
     logits   [G + O, V], of the gold answer's tokens, then of its own
+    seconds  to the first token, where the prompt was computed alone
     """
 
     gold: Tokens
     own: Tokens
     text: str
     logits: Tensor
+    seconds: float | None = None
 
     @property
     def nbytes(self) -> int:
@@ -132,7 +134,8 @@ def references(
     own = [(*tokens, end) if more else tokens for tokens, more, end in zip(said, ended, last, strict=True)]
     texts = [generation.text.strip() for generation in full.generations]
     rows = [torch.cat(pair) for pair in zip(of_gold, of_own, strict=True)]
-    return [Reference(*each) for each in zip(golden, own, texts, rows, strict=True)]
+    seconds = [generation.alone for generation in full.generations]
+    return [Reference(*each) for each in zip(golden, own, texts, rows, seconds, strict=True)]
 
 
 def reference(

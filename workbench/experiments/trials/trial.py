@@ -46,7 +46,7 @@ from workbench.metrics import fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.faithfulness import check_judge, judge
 from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
-from workbench.metrics.latency import Quantiles, measure
+from workbench.metrics.latency import Quantiles, measure, quantiles
 from workbench.metrics.tiles.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore, Store
@@ -135,7 +135,7 @@ class Trial(TrialFields, MethodConfig):
         looked_up = store.stats.since(before)
         stage("timing the first token")
         ttft = measure(first_tokens(model, prompts[: self.timed], method, self.engine, store), model.device)
-        full = self._full_times(model, prompts, method)
+        full = self._full_times(model, prompts, method, watch.full if watch else ())
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
         rows = [trial_measures.row(*each) for each in zip_longest(samples, texts, compared)]
@@ -177,17 +177,24 @@ class Trial(TrialFields, MethodConfig):
         tiles = self.tiles()
         return None if tiles is None else measure_sparsity(model, prompts, tiles.ready(model), self.chunk).record()
 
-    def _full_times(self, model: PreTrainedModel, prompts: Sequence[Prompt], method: Method) -> Quantiles | None:
-        """Return full attention's time to first token on some of the timed prompts; None where it is not beside."""
+    def _full_times(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, known: Sequence[float]
+    ) -> Quantiles | None:
+        """Return full attention's time to first token on some of the timed prompts; None where it is not beside.
+
+        `known`: seconds that its reference took to it, of each prompt alone.
+        """
         if not self.fidelity or method == Full():
             return None
+        if len(known) == len(prompts) and self.engine != "paged":
+            return quantiles(known[: self.timed])
         few = prompts[: min(self.timed, FULL_TIMED)]
-        known, key = kept(model).times, (content_of(few), self.engine)
-        if key not in known:
+        times, key = kept(model).times, (content_of(few), self.engine)
+        if key not in times:
             jobs = first_tokens(model, few, Full(), self.engine)
             cold = int(model.device.type != "cpu")  # the references were computed just now
-            known[key] = measure(jobs, model.device, cold, FULL_SECONDS)
-        return known[key]
+            times[key] = measure(jobs, model.device, cold, FULL_SECONDS)
+        return times[key]
 
     def _judged(self, samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, Any] | None:
         """Return how far passages support the answers; None where no judge is named."""

@@ -109,6 +109,7 @@ class Watch:
     """Compares the batches that a trial answers with full attention.
 
     rows      what `fidelity.compare` returns of a question, and full attention's scores: full_em, full_f1, …
+    full      seconds of full attention to its first token, of the prompts that it computed alone
     seconds   what watching took, which is no time of the method's
     """
 
@@ -120,6 +121,7 @@ class Watch:
         self.gold = fidelity.gold_answers(samples, loaded.layout, loaded.tokenizer)
         self.kept = kept(loaded.model)
         self.rows: Records = []
+        self.full: list[float] = []
         self.seconds = 0.0
 
     def __call__(self, batch: Sequence[int], answered: Answered) -> None:
@@ -129,6 +131,7 @@ class Watch:
         rows = fidelity.compared(fidelity.predictor(self.loaded.model, answered), known)
         for i, one, row in zip(batch, known, rows, strict=True):
             self.rows.append({**row, **scores(one.text, self.samples[i].answers, "full_")})
+            self.full += [] if one.seconds is None else [one.seconds]
         self.seconds += time.perf_counter() - begin
 
     def _known(self, batch: Sequence[int], answered: Answered) -> list[Reference]:
