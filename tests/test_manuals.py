@@ -165,6 +165,23 @@ def test_passages_are_short_texts_without_markup_and_the_answering_one_stands_an
     assert len(places) == 10
 
 
+def test_pages_are_cut_once_and_then_read_while_versions_and_code_are_the_same(tmp_path, monkeypatch):
+    cutting = []
+    page = manual_pages.Page("numpy", "numpy", "numpy.x", "text", (questions("x", items(NUMPY))[0][1],))
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "new"))
+    monkeypatch.setattr(manual_pages, "cut", lambda: cutting.append(1) or (page,))
+    fresh = manual_pages.pages.__wrapped__
+    assert fresh() == fresh() == (page,) and len(cutting) == 1
+    monkeypatch.setattr(manual_pages.platform, "python_version", lambda: "another")
+    assert fresh() == fresh() == (page,) and len(cutting) == 2
+    for damage in ("", "[]", '{"made of": 1}'):
+        (tmp_path / "new" / "manuals.json").write_text(damage)
+        assert fresh() == (page,)
+    assert len(cutting) == 5
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "new" / "manuals.json"))  # no folder
+    assert fresh() == fresh() == (page,) and len(cutting) == 7
+
+
 def test_half_of_the_other_passages_are_of_the_same_module(drawn):
     place = {page.name: page.place for page in manual_pages.pages()}
     shares = []

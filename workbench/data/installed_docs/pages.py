@@ -1,22 +1,30 @@
 """Pages of the documentation that is installed: docstrings of public objects, cut into passages with their questions.
 
 A package that is not installed is left out. Modules are imported from a fixed list, so the pages depend on nothing but
-the packages and their versions.
+the packages and their versions. They are kept in the user's cache, from which they are read where both are the same.
 """
 
 import inspect
+import json
+import platform
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cache
+from hashlib import sha256
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy
 
 from workbench.core.utils import versions as installed
+from workbench.core.utils.files import write_text
+from workbench.data import assets
+from workbench.data.installed_docs import questions as questions_of
 from workbench.data.installed_docs.questions import DocQuestion, DocstringItem, items, questions
 
 LEAST, MOST = 60, 220  # words of a passage
@@ -58,7 +66,31 @@ def versions() -> dict[str, str]:
 
 @cache
 def pages() -> tuple[Page, ...]:
-    """Return all pages, by package, place and name; computed once a process."""
+    """Return all pages, by package, place and name: from the user's cache, or cut once and kept there."""
+    file, made_of = assets.cache() / "manuals.json", _made_of()
+    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or not what was written
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if kept["made of"] == made_of:
+            return tuple(
+                Page(**page | {"questions": tuple(DocQuestion(**each) for each in page["questions"])})
+                for page in kept["pages"]
+            )
+    found = cut()
+    with suppress(OSError):  # a cache that cannot be written
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps({"made of": made_of, "pages": [asdict(page) for page in found]}))
+    return found
+
+
+def _made_of() -> dict[str, str]:
+    """Return all that pages depend on: versions of Python and packages, and what cuts them."""
+    code = b"".join(Path(str(module)).read_bytes() for module in (__file__, questions_of.__file__))
+    versions = installed.versions((*PLACES, "scipy"))
+    return versions | {"python": platform.python_version(), "code": sha256(code).hexdigest()}
+
+
+def cut() -> tuple[Page, ...]:
+    """Cut all pages from the docstrings that are installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names on their way out warn when they are looked at
         documented = [(package, place, name, items(doc)) for package, place, name, doc in _documents()]

@@ -5,8 +5,8 @@ Objects fall into two parts by the hash of the last word of their name, so `Data
 together. `manuals` is what is scored. `manuals-train` is for training: no object of it, and no run of 13 words of a
 passage, is in `manuals` (the overlap rule of GPT-3, arXiv:2005.14165, appendix C).
 
-Nothing of the texts is stored. Samples depend on the installed versions (`manual_pages.versions`); their ids name them.
-To have one set on several machines, write it: `workbench data manuals --samples 500 --out manuals.jsonl`.
+Nothing of the texts is in the repository. Samples depend on the installed versions (`manual_pages.versions`); their ids
+name them. To have one set on several machines, write it: `workbench data manuals --samples 500 --out manuals.jsonl`.
 """
 
 import re
