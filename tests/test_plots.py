@@ -124,12 +124,6 @@ def test_masks_colour_by_block_and_say_both_tokens():
     assert len(set(top.x)) == 12
 
 
-def test_a_long_mask_stays_small():
-    fig = masks([MaskPanel("w", shares(window(64), 5000, 256))], ["t"] * 256, np.arange(256) // 64, **SAID)
-    assert fig.data[1].z.shape == (256, 256)
-    assert len(fig.to_json()) < 1_000_000
-
-
 @pytest.mark.parametrize(
     ("sentence", "rule"),
     [

@@ -332,20 +332,6 @@ def test_without_results_a_page_names_the_command(name, tmp_path):
     assert any("workbench sweep" in str(one) for one in shown)
 
 
-@pytest.mark.parametrize(
-    ("prepare", "words"),
-    [
-        ("independent", "alone"),
-        ("after_system", "behind the system prompt"),
-        ("with_neighbours(n=1, search=exact)", "behind 1 neighbour"),
-        ("with_neighbours(embedder=bge)", "behind 10 neighbours by bge"),
-        ("link0", "link0"),
-    ],
-)
-def test_a_preprocessing_is_said_in_words(prepare, words):
-    assert method_names.cached(prepare) == words
-
-
 def test_a_caption_counts_models_and_data_sets_where_they_are_many():
     rows = pd.DataFrame({"model": list("abcde"), "data": list("vwxyz"), "source": "shipped"})
     assert chart.about(rows) == "5 models on 5 data sets, source: shipped."
