@@ -1,14 +1,18 @@
 """What a reader sees in a real JupyterLab and in a report page: figures that move, and no request to anywhere."""
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
+import anywidget
 import nbformat
 import plotly.graph_objects as go
 import pytest
 import report_notebooks as tiny
 from short_runs import explorers_of
 
+from workbench import data, explore
 from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
 from workbench.app.reports.html import PLOTLY, notebook_page
 
@@ -179,8 +183,6 @@ def drag(page, number, to):
 @pytest.fixture(scope="module")
 def prompt_page(folder, tmp_path_factory):
     """A page without a kernel, made by this process before the browser needs it."""
-    from workbench import explore
-
     path = tmp_path_factory.mktemp("page") / "prompt.html"
     blocks = ["Answer.\n", HOSTILE, "Title: B\nText: The second passage is here.\n", "Question: what?\nAnswer:"]
     page = explore.prompt_page(str(folder), blocks, selectors=["none", "first_k"], select="first_k", max_new_tokens=2)
@@ -287,6 +289,110 @@ def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_pa
     assert len(made["touched"].wanted["beside"]) == 2 and made["touched"].wanted["sparse"] == "window"
 
 
+# --- Markup of strangers: in passages, questions, answers, names of files, models and methods
+STRANGE = [
+    "<script>window.owned=1</script>",
+    "<img src=x onerror=window.owned=1>",
+    '<a href="javascript:window.owned=1" target="_self">link</a>',
+    "<a href='http://a.example/'>link</a>",
+    "<span style='background:url(http://a.example/x)'>shade</span>",
+    '<b style="background-image:url(//a.example/x)">bold</b>',
+    "<svg onload=window.owned=1>",
+    "<iframe src=http://a.example></iframe>",
+    "<style>*{background:url(http://a.example/x)}</style>",
+    "![](http://a.example/x.png)",
+    "$\\href{javascript:window.owned=1}{x}$",
+]
+STRANGE_NAME = "<img src=x onerror=window.owned=1><b style='background:url(http:a.example)'>"  # no slash
+STRANGE_CELLS = """from IPython.display import Markdown
+from workbench import data, explore, models
+from workbench.methods.generation import generate
+
+loaded = models.load({model!r})
+(sample,) = data.load({file!r}, samples=1)
+explore.prompt(loaded, sample, select="first_k", max_new_tokens=2)
+---
+explore.masks(loaded, sample)
+---
+explore.deviation(loaded, sample)
+---
+explore.tokens(loaded, sample)
+---
+explore.sparse(loaded, sample, methods=("window",))
+---
+from workbench.data import prompt_view
+
+
+from workbench.plots.attention.prompt_strip import prompt_strip
+
+view = prompt_view.of_sample(sample, {file!r}, loaded.tokenizer, loaded.layout)
+prompt_strip(view)
+---
+import pandas as pd
+
+rows = [
+    {{"model": name, "mode": "block", "prepare": name, "select": name, "kind": name, "em": 0.5, "em_low": 0.4,
+      "em_high": 0.6, "rows_computed": 9, "flops": 1e9, "n": 3}}
+    for name in {hostile!r}
+]
+explore.tradeoff(pd.DataFrame(rows))
+---
+from workbench.store import FolderStore
+
+(prompt,) = loaded.layout.prompts([sample], loaded.tokenizer)
+kept = FolderStore({store!r}, {{"model": {model!r}}}, new=True)
+generate(loaded.model, loaded.tokenizer, [prompt], "block", store=kept, max_new_tokens=1)
+display(prompt, prompt.blocks[0])
+explore.store({store!r})"""
+FOUND = """() => { const place = window.jupyterapp.shell.currentWidget.node;
+  const tags = 'img:not(.plot-img), script, iframe, object, embed, base, form';  // plotly has an image of its own
+  const bad = [...place.querySelectorAll(`.jp-OutputArea-output :is(${tags})`)];
+  const links = [...place.querySelectorAll('.jp-OutputArea-output a')].filter(a => /javascript|a\\.example/i.test(
+    (a.getAttribute('href') || '') + (a.getAttributeNS('http://www.w3.org/1999/xlink', 'href') || '')));
+  const all = [...place.querySelectorAll('.jp-OutputArea-output *')];
+  const loads = all.filter(node => /a\\.example/.test(node.getAttribute('style') || ''));
+  const runs = all.filter(node => [...node.attributes].some(one => /^on/.test(one.name) && /owned/.test(one.value)));
+  const styles = all.filter(node => node.localName === 'style' && /a\\.example/.test(node.textContent));
+  return [...bad, ...links, ...loads, ...runs, ...styles].map(node => node.outerHTML.slice(0, 200)); }"""
+
+
+@pytest.fixture(scope="module")
+def strange(folder, tmp_path_factory):
+    """A notebook whose model, data and records bear such names and texts."""
+    place = tmp_path_factory.mktemp("strange")
+    model, file, store = place / STRANGE_NAME, place / f"{STRANGE_NAME}.jsonl", place / f"{STRANGE_NAME} kept"
+    shutil.copytree(folder, model)
+    passages = [{"title": STRANGE[i], "text": " ".join(STRANGE[i::2])} for i in range(2)]
+    record = {"question": " ".join(STRANGE[:3]), "answers": STRANGE, "ctxs": passages}
+    file.write_text(json.dumps(record) + "\n")
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    book = nbformat.v4.new_notebook(metadata=kernel)
+    given = {"model": str(model), "file": str(file), "hostile": STRANGE, "store": str(store)}
+    book.cells = [nbformat.v4.new_code_cell(part) for part in STRANGE_CELLS.format(**given).split("\n---\n")]
+    nbformat.write(book, path := place / "strange.ipynb")
+    return path
+
+
+def test_markup_of_strangers_stays_text_in_jupyterlab(lab, strange):
+    with lab.open(strange) as reader:
+        reader.run_each()
+        assert reader.errors() == []
+        assert reader.wait_for_figures(at_least=7) >= 7
+        reader.page.wait_for_function(
+            "() => document.querySelector('.wb-prompt')?.dataset.stale === ''", timeout=20_000
+        )
+        assert reader.page.evaluate(FOUND) == []
+        for plot in reader.page.locator(".js-plotly-plot").all():  # what is said of a point, too
+            plot.scroll_into_view_if_needed()
+            box = plot.bounding_box()
+            for share in (0.3, 0.5, 0.7):
+                reader.page.mouse.move(box["x"] + share * box["width"], box["y"] + 0.55 * box["height"])
+            assert reader.page.evaluate(FOUND) == []
+        assert reader.page.evaluate("() => window.owned") is None
+        assert reader.left_the_machine == [] == reader.problems
+
+
+# --- What is left when a kernel has gone
 def test_views_follow_each_other_and_a_cell_that_runs_again_shows_the_newest(lab, folder, tmp_path):
     touched = tiny.write(tmp_path, "04_views", TOUCH.format(model=str(folder)), "display(touched)")
     with lab.open(touched) as reader:
@@ -300,3 +406,86 @@ def test_views_follow_each_other_and_a_cell_that_runs_again_shows_the_newest(lab
         reader.restart()
         page.wait_for_function(f"() => {ALL}.every(view => view.querySelector('.wb-status.wb-problem'))")
         assert reader.left_the_machine == []
+
+
+# --- Linked explorers under the dark theme
+LINKED = """from workbench import data, explore, models
+
+loaded = models.load({folder!r})
+sample = data.load("lab", 1, 0, 3)[0]
+explore.tokens(loaded, sample)
+---
+explore.deviation(loaded, sample)"""
+FILTER = """() => [...document.querySelectorAll('.js-plotly-plot')].map(plot => getComputedStyle(plot).filter)"""
+MARKS = """() => [...document.querySelectorAll('.js-plotly-plot')]
+  .map(plot => (plot.layout.shapes || []).filter(shape => shape.name === 'selected token').length)"""
+GONE = "() => getComputedStyle(document.querySelector('.wb-explorer'), '::before').content"
+# Where the box of token 40 lies on the screen: the text is drawn as bars, each from its base on.
+TOKEN = """() => { const plot = document.querySelectorAll('.js-plotly-plot')[0];
+  const {xaxis: x, yaxis: y} = plot._fullLayout;
+  plot.scrollIntoView({block: 'center'});
+  const box = plot.getBoundingClientRect(), point = plot.calcdata[0][40];
+  return [box.left + x._offset + x.c2p(point.b + point.s / 2), box.top + y._offset + y.c2p(point.p)]; }"""
+
+
+def test_a_click_on_a_token_marks_it_in_every_explorer_and_figures_turn_dark(lab, folder, tmp_path):
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    book = nbformat.v4.new_notebook(metadata=kernel)
+    book.cells = [nbformat.v4.new_code_cell(part) for part in LINKED.format(folder=str(folder)).split("\n---\n")]
+    nbformat.write(book, path := tmp_path / "linked.ipynb")
+    with lab.open(path) as reader:
+        reader.run_all()
+        assert reader.errors() == [] and reader.wait_for_figures(at_least=2) == 2
+        assert reader.page.evaluate(MARKS) == [0, 0]
+        reader.page.mouse.click(*reader.page.evaluate(TOKEN))
+        reader.page.wait_for_function(f"() => ({MARKS})().every(count => count > 0)", timeout=10_000)
+        assert reader.page.evaluate(FILTER) == ["none", "none"]
+        reader.theme(dark=True)
+        reader.page.wait_for_function(f"() => ({FILTER})().every(filter => filter.includes('invert'))", timeout=10_000)
+        reader.theme(dark=False)
+        assert reader.page.evaluate(GONE) == "none"
+        reader.restart()
+        reader.page.wait_for_function(f"() => ({GONE})() !== 'none'", timeout=10_000)
+        assert reader.left_the_machine == []
+
+
+# --- The prompt one can touch in an editor's notebook, as VS Code shows it: through anywidget's own front end, without
+# RequireJS, under a policy that allows no `eval` and no network, in the editor's colours
+POLICY = "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data:"
+EDITOR = """<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">
+<style>:root {{ --vscode-editor-background: {paper}; }}</style><body>
+<script>window.refused = []; document.addEventListener("securitypolicyviolation", (event) =>
+  window.refused.push(`${{event.violatedDirective}} ${{event.blockedURI}}`));</script>
+<script type="application/json" id="state">{state}</script>
+<script>{host}</script><script>{front}</script>"""
+HOST = Path(__file__).parent / "widget_host.js"
+FRONT = Path(anywidget.__file__).parent / "nbextension" / "index.js"
+
+
+@pytest.fixture(scope="module")
+def widget_state(loaded):
+    sample = data.load("lab", 1, 0, 3)[0]
+    widget = explore.prompt(loaded, sample, max_new_tokens=2).wait(60)
+    kept = {name: value for name, value in widget.get_state().items() if name not in ("layout", "comm")}
+    return json.dumps(kept).replace("<", "\\u003c")
+
+
+@pytest.mark.parametrize("paper", ["#ffffff", "#1e1e1e"])
+def test_the_prompt_is_drawn_and_answers_to_its_slider(lab, widget_state, tmp_path, paper):
+    page = tmp_path / "editor.html"
+    texts = {"host": HOST.read_text(), "front": FRONT.read_text().replace("</", "<\\/")}
+    page.write_text(EDITOR.format(policy=POLICY, paper=paper, state=widget_state, **texts), encoding="utf-8")
+    with lab.page(page) as reader:
+        prompt = reader.page.locator(".wb-prompt")
+        prompt.wait_for()
+        assert prompt.locator(".wb-text span").count() > 50
+        assert ("wb-dark" in prompt.get_attribute("class")) == (paper != "#ffffff")
+        ratio = prompt.locator("input[type=range]").first
+        before = float(reader.page.evaluate("model.get('wanted').ratio"))
+        ratio.focus()
+        reader.page.keyboard.press("ArrowRight")
+        reader.page.wait_for_function("window.sent.length > 0")
+        assert reader.page.evaluate("window.sent.at(-1).wanted.ratio") > before
+        assert prompt.locator(".wb-stale").count() > 0, "what is older is marked"
+        assert reader.page.evaluate("window.refused") == []
+        assert (reader.left_the_machine, reader.problems) == ([], [])
