@@ -63,9 +63,8 @@ format: $(READY) ## repair style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-picture: $(READY) ## renew the picture in the README from the notebooks that it shows (needs Chromium)
-	$(BIN)/workbench report $$($(BIN)/python docs/picture.py --notebooks) --out runs/picture --jobs $(JOBS)
-	$(BIN)/python docs/picture.py runs/picture
+picture: $(READY) ## renew the picture in the README (needs Chromium, and the model smollm2)
+	$(BIN)/python docs/picture.py
 
 clean: ## remove the environment, caches and runs/
 	rm -rf $(VENV) runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

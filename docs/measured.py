@@ -1,57 +1,59 @@
-"""Run the commands of docs/safe.md as they stand, and write what they took and found at its end.
+"""Run the commands of a page as they stand, and put what they print where the page shows it.
 
-python docs/measured.py [FOLDER]       a folder to work in; without one a temporary one. Takes minutes on two cores.
+python docs/measured.py [PAGE] [FOLDER]     README.md or docs/safe.md (both without it); a folder to work in
+
+A place is a line `<!-- printed: COMMAND -->` before a block of text. Every command of the workbench above the last of
+these lines is run, from the top, and takes minutes on two cores; one that ran in FOLDER is not run again.
 """
 
 import json
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import torch
-
-from workbench.app.docs.methods import table
-from workbench.experiments.trials.record import device_name
-
-PAGE = Path(__file__).with_name("safe.md")
-PLACE = "<!-- measured: python docs/measured.py -->\n"
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "safe.md")
+PRINTED = re.compile(r"(?<=<!-- printed: )(.+?)( -->\n```text\n)(.*?)(?=```)", re.S)
 
 
 def commands(text: str) -> list[str]:
-    """The commands of the page, in their order."""
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
-    return [line for block in blocks for line in block.splitlines() if line]
+    """Return the workbench's commands of a page above the last place, in their order."""
+    head = text[: [found.start() for found in PRINTED.finditer(text)][-1]]
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", head, re.S) for line in block.splitlines()]
+    return [line.split("  #")[0].strip() for line in lines if line.startswith("workbench ")]
 
 
-def main(folder: Path) -> None:
-    """Run every command in `folder` that has not run there; one that fails ends this."""
-    known = folder / "took.json"
-    took = json.loads(known.read_text()) if known.is_file() else []
-    for line in commands(PAGE.read_text()):
-        if line in [each["command"] for each in took]:
-            continue  # a run that was interrupted goes on
-        started = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", *shlex.split(line)], cwd=folder, stdin=subprocess.DEVNULL)
-        if done.returncode:
-            sys.exit(f"{line}: exit code {done.returncode}")
-        took.append({"command": line, "seconds": round(time.monotonic() - started, 1)})
-        known.write_text(json.dumps(took))
-        print(f"{took[-1]['seconds']:8.1f} s  {line}", flush=True)
-    head, place, _ = PAGE.read_text().partition(PLACE)
-    rows = [(f"`{each['command']}`", f"{each['seconds']:.0f}") for each in took]
-    where = f"{device_name(torch.device('cpu'))}, {os.cpu_count()} cores; others may have used them, too."
-    compared = (folder / "compared.md").read_text()
-    PAGE.write_text("\n\n".join([head + place + compared.strip(), where, table(("command", "seconds"), rows)]) + "\n")
+def printed(line: str, folder: Path) -> str:
+    """Run a command in `folder` and return what it prints, with the time that it computed; one that fails ends this."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    words = [sys.executable, "-m", *shlex.split(line)]
+    made = os.environ | {"COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=folder, env=made, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"{line}: exit code {done.returncode}")
+    seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    text = "\n".join(each.rstrip() for each in done.stdout.strip().splitlines())
+    return f"{text}\n({seconds:.0f} s of one CPU core)\n"
+
+
+def main(page: Path, folder: Path) -> None:
+    """Renew a page."""
+    known = folder / "printed.json"
+    told = json.loads(known.read_text()) if known.is_file() else {}
+    for line in commands(page.read_text()):
+        if line not in told:  # a run that was interrupted goes on
+            told[line] = printed(line, folder)
+            known.write_text(json.dumps(told))
+    page.write_text(PRINTED.sub(lambda found: f"{found[1]}{found[2]}{told[found[1]]}", page.read_text()))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        main(Path(sys.argv[1]).resolve())
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            main(Path(scratch))
+    pages = [Path(sys.argv[1]).resolve()] if sys.argv[1:] else PAGES
+    with tempfile.TemporaryDirectory() as scratch:
+        for each in pages:
+            main(each, Path(sys.argv[2] if sys.argv[2:] else scratch).resolve())

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, get_args, get_origin
 
 import pytest
@@ -340,3 +341,12 @@ def test_imports_leave_the_search_for_garbage_as_it_was(searched):
         assert gc.isenabled() == searched
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_a_note_is_printed_once(monkeypatch):
+    monkeypatch.setattr(text, "_noted", {})
+    assert [text.note("4 passages"), text.note("4 passages"), text.note("a")] == ["note: 4 passages\n", "", "note: a\n"]
+    assert text.not_noted("4 passages. More.") == "4 passages. More.", "the report is read without the notes"
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
+    assert text.not_noted("4 passages More.") == "More."

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
+import workbench
 from tests.random_models import model_of, prompt_of
 from tests.refusals import refused
 from workbench import data, results
@@ -401,3 +402,14 @@ def test_labels_are_short_and_each_is_another(names, expected):
     assert len(set(found)) == len(names) and max(map(len, found)) <= 20
     assert [re.sub("(a|b)+", r"\1", label) if "x" in names[0][20:] else label for label in found] == expected
     assert len(in_full(labels(names))) == (2 + len(names) if found != names else 0)
+
+
+def test_one_call_measures_and_ranks_and_goes_on(loaded, tmp_path, monkeypatch):
+    base = Trial("tiny", samples=4, passages=3, timed=1, max_new_tokens=2)
+    (board,) = workbench.leaderboard(base, tmp_path, ["full-reuse", "epic"], [0.9], by="em", loaded=loaded)
+    assert board.table.method.tolist()[0] == "full" and sorted(board.table.method[1:]) == ["epic", "full-reuse"]
+    assert sorted(board.table["rank"].dropna()) == [1, 2] and (board.table.n == 4).all()
+    monkeypatch.setattr(Trial, "run_each", None)  # what is there is not measured again
+    assert workbench.leaderboard(base, tmp_path, ["full-reuse", "epic"], [0.9], by="em", loaded=loaded)[0] == board
+    with pytest.warns(UserWarning, match="left out: budget 2"):
+        workbench.leaderboard(base, tmp_path, ["full-reuse", "epic"], [0.9, 2], loaded=loaded)

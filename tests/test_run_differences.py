@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -45,6 +47,10 @@ FULL = made("full", [1, 1, 1, 1, 1, 0])
 REUSE = made("reuse", [1, 0, 0, 0, 0, 0], select="none", ttft=0.25, rows=10.0)
 
 
+def words(found) -> str:
+    return " ".join(said(found))
+
+
 @pytest.fixture(scope="module")
 def records(loaded, tmp_path_factory) -> Path:
     """Records of two trials on disk, as `workbench trial --out` writes them."""
@@ -63,12 +69,12 @@ def test_differences_are_paired_by_question_and_worded_by_their_sign():
     assert em.p == pytest.approx(0.125), "McNemar of 4 and 0"
     assert next(d for d in compared([REUSE, FULL]).differences if d.score == "em").difference == pytest.approx(4 / 6)
     as_many = compared([FULL, replace(REUSE, scores={**REUSE.scores, "rows_computed": 100.0})])
-    assert "sooner" not in said(as_many), "a clock that differs where as much is computed"
+    assert "sooner" not in words(as_many), "a clock that differs where as much is computed"
     few = [replace(run, scores={**run.scores, "ttft_n": 1.0}) for run in (FULL, REUSE)]
-    assert "sooner" not in said(compared(few)) and "fewer tokens" in said(compared(few)), "one timed request each"
-    assert "m on lab" in said(found)
+    assert "sooner" not in words(compared(few)) and "fewer tokens" in words(compared(few)), "one timed request each"
+    assert "m on lab" in words(found)
     same = compared([FULL, replace(FULL, name="again")])
-    assert "the same on all 6 questions" in said(same)
+    assert "the same on all 6 questions" in words(same)
 
 
 def test_answers_that_differ_stand_side_by_side():
@@ -95,6 +101,18 @@ def test_what_changed_is_told_and_the_base_is_chosen():
     assert found.base.name == "reuse" and found.parameters == {"select": [None, "none"]}
     assert found.versions == {"torch": ["2", "3"]}
     assert [row["ttft_p50_ratio"] for row in found.costs()] == [4, 1]
+    full = replace(FULL, parameters={**FULL.parameters, "mode": "full"})
+    assert compared([REUSE, full]).base.name == "full" and compared([FULL, full, full]).base.name == "full, mode None"
+
+
+def test_a_report_in_a_terminal_of_80_columns_breaks_no_heading_and_no_number():
+    reports = [replace(REUSE, name=f"block, with_neighbours(n=2), answer_guided at {share}%") for share in (5, 15)]
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(compared_page.report(compared([FULL, *reports])))
+    lines = console.export_text().splitlines()
+    costs = lines[lines.index("Costs of a request") + 2]
+    assert costs.split() == ["cost", "value", "of", "the", "base", "range", "requests"]
+    assert sum("to -" in line and line.startswith("exact match") for line in lines) == 2
 
 
 def test_runs_of_other_questions_are_not_paired():

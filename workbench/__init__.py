@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill, prefill_many
     from workbench.engine.graphs.cuda_graphs import Runner
     from workbench.engine.pages.paged_pool import Pool
+    from workbench.experiments.leaderboard.ranking import Board, boards, leaderboard
+    from workbench.experiments.sweeps.sweep import sweep
     from workbench.experiments.trials.trial import Trial
     from workbench.methods.answered import Generation
     from workbench.methods.generation import generate
@@ -44,6 +46,8 @@ _NAMES = {  # module: what it gives to this one
     "engine.encoding": "encode encode_many",
     "engine.forward": "PrefillOutput PrefillRequest prefill prefill_many",
     "engine.pages.paged_pool": "Pool",
+    "experiments.leaderboard.ranking": "Board boards leaderboard",
+    "experiments.sweeps.sweep": "sweep",
     "experiments.trials.trial": "Trial",
     "methods.generation": "Generation generate",
     "methods.incremental": "Revision revise",
@@ -66,6 +70,7 @@ __all__ = [
     "KV",
     "BadInput",
     "Block",
+    "Board",
     "Generation",
     "Layout",
     "MemoryStore",
@@ -83,16 +88,19 @@ __all__ = [
     "assemble",
     "attach",
     "block_attention",
+    "boards",
     "causal",
     "decode",
     "encode",
     "encode_many",
     "fetch",
     "generate",
+    "leaderboard",
     "load",
     "prefill",
     "prefill_many",
     "revise",
+    "sweep",
 ]
 
 

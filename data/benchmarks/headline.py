@@ -154,20 +154,25 @@ def answered() -> str:
         if key not in scored["em"].index:
             continue
         ends = [scored[measure].loc[key] for measure in scored]
-        marks = ["{:.1%} ({:.1%} to {:.1%})", "{:.1%}", "{:.1%}", "{:+.1%} ({:+.1%} to {:+.1%})"]
-        texts = [mark.format(one.value, one.low, one.high) for mark, one in zip(marks, ends, strict=True)]
+        marks = ["{:.1%} ({:.1%} to {:.1%})", "{:.1%}", "{:.1%}", "{:+.1f} points ({:+.1f} to {:+.1f})"]
+        scales = (1, 1, 1, 100)
+        texts = [
+            mark.format(one.value * scale, one.low * scale, one.high * scale)
+            for mark, one, scale in zip(marks, ends, scales, strict=True)
+        ]
         texts[-1] = "0" if key[0] == "full" else texts[-1]
         share = "" if select == "none" else f", {RATIO:.0%} recomputed"
         cells.append([name + share, *texts, f"{spent[key]:,.0f}"])
-    head = ["method", "exact match (95%)", "contains an alias", "F1", "exact match, to full attention (95%)"]
+    head = ["method", "exact match (95%)", "contains an alias", "F1", "difference from full attention (95%)"]
     one = scored["em"].iloc[0]
     return (
-        f"**Quality of answers.** `{READER}`, SmolLM2-135M-Instruct fine-tuned under full attention to answer from ten "
-        f"passages; {one.n:.0f} held-out questions of Natural Questions, means over {one.seeds:.0f} training runs with "
-        "Student's interval over runs, no narrower than that over the questions of one. "
+        f"### What answers lose\n\n`{READER}` (SmolLM2-135M-Instruct, fine-tuned under full attention to answer from "
+        f"ten passages) on {one.n:.0f} held-out questions of Natural Questions: "
+        f"means over {one.seeds:.0f} training runs.\n\n"
+        f"{markdown([*head, 'tokens computed'], cells)}\n\n"
+        "Intervals are Student's over training runs, no narrower than that over the questions of one. "
         "`data/benchmarks/smollm2_reader.sh` trains, "
         "[plans/reader-fusion.toml](data/benchmarks/plans/reader-fusion.toml) measures.\n\n"
-        f"{markdown([*head, 'tokens computed'], cells)}\n\n"
     )
 
 
@@ -201,9 +206,9 @@ def about(rows: pd.DataFrame) -> str:
     row, asked = rows.iloc[0], json.loads(rows.setting.iloc[0])
     right = rows[rows["mode"] == "full"].em.max()
     return (
-        f"`{row.model}`, training run {row.training_seed:.0f}. {row['data']}: n = {row.n:,.0f}, seed {row.seed:,.0f}, "
-        f"{row.passages:.0f} passages; full attention's own answers have {asked['max_new_tokens']} tokens at most, "
-        f"{right:.1%} of them are right exactly; {row.device}"
+        f"`{row.model}`, training run {row.training_seed:.0f}, on {row['data']}: n = {row.n:,.0f}, "
+        f"seed {row.seed:,.0f}, {row.passages:.0f} passages, {row.device}. Predictions are compared along full "
+        f"attention's own answers, of {asked['max_new_tokens']} tokens at most; {right:.1%} of these are right exactly"
     )
 
 
@@ -220,16 +225,16 @@ def measured() -> str:
     timed, real = tables.expanded(tables.read().timings("bench"), "report"), trials()
     gpu = timed.device.iloc[0]
     return (
-        f"**Time**, on one {gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, all of one "
-        "process; a speedup with the worst of one side over the best of the other (5% to 95% of the runs, or all of "
+        f"### How much sooner\n\nOne {gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, all of one "
+        f"process.\n\n{speed(timed[timed.device == gpu])}\n\n"
+        "A speedup's interval is the worst of one side over the best of the other (5% to 95% of the runs, or all of "
         "them where they are few). Where whole requests are answered, this work replays captured CUDA graphs and "
         "transformers runs eagerly. `workbench bench question` measures the first report, and so on. "
         "Notebook 11 draws every workload, [notes.md](data/benchmarks/notes.md) says what was tried.\n\n"
-        f"{speed(timed[timed.device == gpu])}\n\n"
-        f"{answered()}**Nearness to full attention.** {about(real)}. The plans "
-        f"[data/benchmarks/plans](data/benchmarks/plans) measure it, notebook 12 shows it.\n\n{quality(real)}\n\n"
-        f"**The interactive prompt editor**, on two threads of a CPU: the answer to a change of ratio, selector, order "
-        f"or word begins after {touched()} (medians; [touch.py](data/benchmarks/touch.py)).\n"
+        f"{answered()}### How far predictions move\n\n{about(real)}.\n\n{quality(real)}\n\n"
+        "The plans [data/benchmarks/plans](data/benchmarks/plans) measure it, notebook 12 shows it.\n\n"
+        "### How soon the prompt editor answers\n\nOn two threads of a CPU, the answer to a change of ratio, selector, "
+        f"order or word begins after {touched()} (medians; [touch.py](data/benchmarks/touch.py)).\n"
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import typer
 
+from workbench.app.console.text import note
 from workbench.core.errors import BadInput, brief, not_allowed, printable, shown
 from workbench.core.utils.files import check_place, is_file
 
@@ -241,7 +242,7 @@ def run() -> None:
     """
     if not os.environ.get("COLUMNS", "80").isdigit() or int(os.environ.get("COLUMNS", "80")) < 1:
         del os.environ["COLUMNS"]  # no width at all: nothing would be printed
-    warnings.formatwarning = lambda message, *_, **__: f"note: {printable(str(message))}\n"
+    warnings.formatwarning = note
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     app()

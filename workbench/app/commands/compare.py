@@ -35,7 +35,12 @@ def compare(
         ),
     ],
     *,
-    base: Annotated[str | None, typer.Option(help="The run that others are compared with, by name or number")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="The run that others are compared with, by name or number; else the one under full attention"
+        ),
+    ] = None,
     score: Annotated[list[str] | None, typer.Option(help="Scores, as em, f1, nll, kl; else all in common")] = None,
     method: Annotated[str, typer.Option(help="Method that models answer with", rich_help_panel=MODELS)] = "full",
     source: Annotated[str, typer.Option("--data", help="Questions for models", rich_help_panel=MODELS)] = "lab",

@@ -9,10 +9,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from workbench.app.console.text import in_full, labels, plain, with_interval
+from workbench.app.console.text import in_full, labels, not_noted, plain, with_interval
 from workbench.app.console.trial_report import SCORES
 
-WIDE = 160  # columns of the table with all intervals
+WIDE = 200  # columns of the table with all intervals
 SWEPT = SCORES | {"nll": "gold nll", "kl": "KL from full", "agree": "agreement"}
 
 
@@ -20,7 +20,7 @@ def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
     """Print a line a trial, with the fields that are `varied`, and where the tables lie."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
     if len(table):
-        for note in filter(None, table["note"].unique()):
+        for note in filter(None, map(not_noted, table["note"].unique())):
             console.print(f"[bold yellow]{plain(note)}[/]")
         console.print(Group(*(_narrow if console.width < WIDE else _swept)(table, varied)))
     console.print(f"[dim]95% intervals · results in {plain(str(out))}[/]")
@@ -49,8 +49,8 @@ def _swept(rows: pd.DataFrame, varied: list[str]) -> list[RenderableType]:
     for name in names:
         table.add_column(name)
     measured = [score for score in SWEPT if score in rows]
-    for name in (*(SWEPT[score] for score in measured), "n", "tokens computed", "time to first token"):
-        table.add_column(name, justify="right")
+    for name in (*(SWEPT[score] for score in measured), "n", "tokens", "TTFT"):
+        table.add_column(name, justify="right", no_wrap=True)
     for _, row in rows[rows["kind"] == "all"].iterrows():
         means = [with_interval(row, score) for score in measured]
         costs = [str(row["n"]), f"{row['rows_computed']:.0f}", f"{row['ttft_p50'] * 1e3:.1f} ms"]

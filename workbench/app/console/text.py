@@ -26,6 +26,24 @@ def plain(text: str) -> str:
     return printable(" ".join(text.split())).replace("[", r"\[")
 
 
+_noted: dict[str, None] = {}  # notes that were printed, in their order
+
+
+def note(message: Warning | str, *_: Any, **__: Any) -> str:
+    """Return the line of a warning on stderr, as `warnings.formatwarning`; nothing where the same was printed."""
+    text = printable(str(message))
+    known = text in _noted
+    _noted[text] = None
+    return "" if known else f"note: {text}\n"
+
+
+def not_noted(text: str) -> str:
+    """Return what a record's note says beyond the notes above it, where a terminal shows both."""
+    for known in _noted if sys.stdout.isatty() and sys.stderr.isatty() else ():
+        text = text.replace(known, "").strip()
+    return text
+
+
 LABEL = 20  # letters of a method in a table of 80 columns
 SHORTER = (
     (r"^block, ", ""),

@@ -8,13 +8,13 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from workbench.app.console.text import plain, with_interval
+from workbench.app.console.text import not_noted, plain, with_interval
 from workbench.experiments.trials.record import Record
 from workbench.methods.method_fields import MethodFields
 from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
 from workbench.metrics.answers import Records
-from workbench.metrics.paired import difference
+from workbench.metrics.paired import difference, signed
 
 RECEIPTS = 5  # that are shown
 
@@ -54,7 +54,11 @@ def beside_full(result: Record, answers: Records) -> Group:
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", *(of_full if compared else ()))
     asked = f"{len(answers)} questions" if len(answers) > 1 else "1 question"
     head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/], {asked}"
-    notes = [f"[yellow]{plain(note)}[/]" for note in (result.note, _unknown_text(result), _idle(result.trial)) if note]
+    notes = [
+        f"[yellow]{plain(note)}[/]"
+        for note in (not_noted(result.note), _unknown_text(result), _idle(result.trial))
+        if note
+    ]
     return Group(head, *notes, table, f"[dim]{_meaning(result, compared)}[/]", f"[dim]{plain(_next(result))}[/]")
 
 
@@ -65,9 +69,9 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
         return "–", "–", ""
     ours, full = [one for one, _ in pairs], [other for _, other in pairs]
     gap = difference(ours, full)
-    mean, low, high = (round(end, 3) + 0.0 for end in (gap.mean, gap.low, gap.high))  # never -0.000
-    ends = f" ({low:+.3f} to {high:+.3f})" if len(pairs) > 1 else ""  # one question has no interval
-    return f"{fmean(ours):.3f}", f"{fmean(full):.3f}", f"{mean:+.3f}{ends}"
+    mean, low, high = (signed(end, "+.3f") for end in (gap.mean, gap.low, gap.high))
+    ends = f" ({low} to {high})" if len(pairs) > 1 else ""  # one question has no interval
+    return f"{fmean(ours):.3f}", f"{fmean(full):.3f}", f"{mean}{ends}"
 
 
 def _alone(result: Record, score: str) -> tuple[str, str]:
@@ -113,8 +117,8 @@ def report(result: Record) -> Group:
     head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/]"
     engine = f"\nengine {plain(result.engine)}" if result.engine else ""
     foot = f"[dim]95% intervals · {result.device} · answered in {result.seconds:.1f} s{engine}[/]"
-    if result.note:
-        head += f"\n[bold yellow]{plain(result.note)}[/]"
+    if note := not_noted(result.note):
+        head += f"\n[bold yellow]{plain(note)}[/]"
     fidelity = (_fidelity(result), "") if result.compared is not None else ()
     receipts = (_receipts(result), "") if result.receipts is not None else ()
     return Group(head, "", _scores(result), "", *fidelity, _costs(result), "", *receipts, foot)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SITE = ROOT / "runs" / "docs"
 NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml")
 READ = "docs/**/*.md docs/**/*.css docs/**/*.svg docs/prompt.png docs/*.py workbench/**/*.py kernels/**/*.py".split()
-OTHER = ("__pycache__", "overview.png", "*.json", "picture.py", "measured.py", "tutorial.py")  # in docs/, and no pages
+OTHER = ("__pycache__", "*.json", "picture.py", "measured.py", "tutorial.py")  # in docs/, and no pages
 STAMP = ".built_from"
 LIMIT_S = 120  # a report waits no longer for it
 

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from math import log10
+from typing import Any, Literal
 
 from rich import table as rich_table
 from rich.console import Group
@@ -20,10 +21,10 @@ DIFFERENCES = ("run", "score", "value", "base", "difference", "95% interval", "q
 Table = tuple[str, Sequence[str], list[Sequence[str]]]
 
 
-def tables(found: RunComparison) -> Iterable[Table]:
-    """Yield the tables of a comparison: title, head and rows of texts."""
+def tables(found: RunComparison, brief: bool = False) -> Iterable[Table]:
+    """Yield the tables of a comparison: title, head and rows of texts; scores in few words where `brief`."""
     names = [run.name for run in found.runs]
-    yield f"Differences to {found.base.name}", DIFFERENCES, [*difference_rows(found)]
+    yield f"Differences from {found.base.name}", DIFFERENCES, [*difference_rows(found, brief)]
     costs = [(row["run"], *_cost(row, name)) for row in found.costs() for name in COSTS if row[name] is not None]
     if costs:
         yield "Costs of a request", COST, [*costs]
@@ -40,7 +41,7 @@ def tables(found: RunComparison) -> Iterable[Table]:
 
 def markdown(found: RunComparison) -> str:
     """Return the comparison as Markdown; texts of users stay text."""
-    parts = ["# Runs side by side", _md(said(found))]
+    parts = ["# Runs side by side", *map(_md, said(found))]
     for title, head, rows in tables(found):
         parts.append(f"## {_md(title)}")
         if not rows:
@@ -63,11 +64,21 @@ def page(found: RunComparison) -> str:
 def _cost(row: dict[str, Any], name: str) -> Sequence[str]:
     """Write a cost of a run: its name, value, how many times the base's, and of times their spread and number."""
     ratio = row[f"{name}_ratio"]
-    cells = COSTS[name], f"{row[name]:,.4g}", "–" if ratio is None else f"{ratio:.2f}×"
-    if name != "ttft_p50" or row["ttft_n"] is None:
+    of_base = "–" if ratio is None else f"{ratio:.2f}×"
+    if name != "ttft_p50":
+        return COSTS[name], _scaled(row[name]), of_base, "", ""
+    cells = COSTS[name], f"{row[name] * 1e3:.4g}", of_base
+    if row["ttft_n"] is None:
         return *cells, "", ""
     ends = latency.spread(row | {"n": row["ttft_n"]})
-    return *cells, f"{ends[0]:.3g} to {ends[1]:.3g}" if ends else "", f"{row['ttft_n']:.0f}"
+    around = f"{ends[0] * 1e3:.3g} to {ends[1] * 1e3:.3g}" if ends else ""
+    return *cells, around, f"{row['ttft_n']:.0f}"
+
+
+def _scaled(value: float) -> str:
+    """Return a number in four digits, of a million and more as "9.327 G" say."""
+    power = min(4, int(log10(value) // 3)) if value >= 1e6 else 0
+    return f"{value / 1000**power:,.4g}{('', '', ' M', ' G', ' T')[power]}"
 
 
 def _brief(text: str) -> str:
@@ -91,23 +102,37 @@ def _sources(found: RunComparison) -> str:
 
 
 def report(found: RunComparison) -> Group:
-    """Return what differs, in tables."""
-    parts: list[rich_table.Table | str] = [f"[bold]{plain(said(found))}[/]", ""]
-    for title, head, rows in tables(found):
+    """Return what differs, in tables that fit 80 columns; of several runs, a block of lines each."""
+    parts: list[rich_table.Table | str] = [*(f"[bold]{plain(line)}[/]" for line in said(found)), ""]
+    for title, head, rows in tables(found, brief=True):
         if not rows:
             parts += [f"[dim]{plain(title)}: none[/]", ""]
             continue
-        of_runs = head[0] == "run"
         if head[-1] == "questions" and len({row[-1] for row in rows}) == 1:
             title, head, rows = f"{title}, n = {rows[0][-1]}", head[:-1], [row[:-1] for row in rows]
-        table = rich_table.Table(box=None, pad_edge=False, title=plain(title), title_justify="left", title_style="dim")
-        if of_runs and len({row[0] for row in rows}) == 1:  # the headline names it
-            head, rows = head[1:], [row[1:] for row in rows]
+        parts.append(f"[dim]{plain(title)}[/]")
+        if head[0] == "run":
+            parts += [*_by_run(head, rows), ""]
+            continue
+        table = rich_table.Table(box=None, pad_edge=False)
         for number, name in enumerate(head):
-            left = number < 2 and name != "value"
-            fixed = of_runs and not left
-            table.add_column(plain(name), justify="left" if left else "right", overflow="fold", no_wrap=fixed)
+            table.add_column(plain(name), justify="left" if number < 2 else "right", overflow="fold")
         for row in rows:
             table.add_row(*map(plain, row))
         parts += [table, ""]
     return Group(*parts)
+
+
+def _by_run(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[rich_table.Table | str]:
+    """Yield the lines of every run below its name, in columns of one width; one run alone needs no name."""
+    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(1, len(head))]
+    names = dict.fromkeys(row[0] for row in rows)
+    for name in names:
+        table = rich_table.Table(box=None, pad_edge=False, show_header=name == rows[0][0])
+        for number, (column, width) in enumerate(zip(head[1:], widths, strict=True)):
+            justify: Literal["left", "right"] = "right" if number else "left"
+            table.add_column(plain(column), justify=justify, no_wrap=True, min_width=width)
+        for row in rows:
+            if row[0] == name:
+                table.add_row(*map(plain, row[1:]))
+        yield from [f"[bold]{plain(name)}[/]", table] if len(names) > 1 else [table]

@@ -1,9 +1,10 @@
 """A leaderboard: every method that a model can run, measured at every charged budget, and the ranking of any results.
 
-for board in boards(results.read("runs/leaderboard"), budgets=(0.15,)):
-    print(board.title, [(entry.method, entry.rank) for entry in board.entries])
+(board,) = leaderboard(Trial("lab-full", samples=50), "runs/leaderboard", ["full-reuse", "epic", "cacheblend"])
+print(board.title, board.table)
 """
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -22,7 +23,7 @@ from workbench.methods.presets import METHODS
 from workbench.metrics.answers import bootstrap, wilson
 from workbench.metrics.paired import Ranks, difference, ranks
 from workbench.models.loading import Loaded
-from workbench.results import METHOD, Results, expanded
+from workbench.results import METHOD, Results, expanded, read
 from workbench.results.summary import RIGHT
 
 FULL = "full"
@@ -217,6 +218,17 @@ class Board:
         few = f"no two methods keep a budget of {self.unmet:.0%} on these prompts (the cheapest computes {least:.0%})"
         return f"{few}: all are ranked, each at what it charges"
 
+    @property
+    def table(self) -> pd.DataFrame:
+        """Return a row a method, full attention first: rank, scores with their 95% intervals, and costs."""
+        rows = []
+        for one in filter(None, (self.full, *self.entries, *self.over)):
+            row: dict[str, Any] = {"method": one.method, "rank": one.rank}
+            for name, (value, low, high) in one.scores.items():
+                row |= {name: value, f"{name}_low": low, f"{name}_high": high}
+            rows.append(row | {name: getattr(one, name) for name in ("charged", "ttft_ms", "storage_mb", "front", "n")})
+        return pd.DataFrame(rows)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         about = asdict(self) | {"title": self.title}
@@ -253,6 +265,31 @@ def boards(
     if not made:
         raise BadInput(f"{' and '.join(found.sources)}: no {least} methods of one model were asked the same questions")
     return made
+
+
+def leaderboard(
+    base: Trial,
+    out: str | Path,
+    methods: Sequence[str] = (),
+    budgets: Sequence[float] = BUDGETS,
+    by: str = "",
+    jobs: int = 1,
+    progress: Progress | None = None,
+    loaded: Loaded | None = None,
+) -> list[Board]:
+    """Measure `methods` (none: all) on the questions of `base`, and return a board a budget, best methods first.
+
+    `out` keeps what is measured: the same call goes on after an interruption. What is left out is warned of, with the
+    reason. Raises BadInput as `planned` does, and `Failed` where a trial failed.
+    """
+    plan = planned(base, methods, budgets, loaded=loaded)
+    for note in plan.left_out:
+        warnings.warn(f"left out: {note}", stacklevel=2)
+    keep = plan.cases[0].trial.store_gib
+    outcome = sweeps.run(plan.cases, Path(out), jobs, progress, loaded, keep)
+    if outcome.failures:
+        raise sweeps.Failed(outcome)
+    return boards(read(str(out)), plan.budgets, by, base.model, base.data)
 
 
 def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:

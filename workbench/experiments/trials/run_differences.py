@@ -13,7 +13,7 @@ from workbench.metrics.paired import difference, mcnemar
 SCORES = ("em", "f1", "contains", "nll", "kl", "kl_first", "agree", "agree_first")
 RIGHT = ("em", "contains", "agree_first")  # of these scores, 0 or 1 a question, McNemar's test
 COSTS = {
-    "ttft_p50": "time to first token (s)",
+    "ttft_p50": "time to first token, ms",
     "rows_computed": "tokens computed",
     "flops": "operations",
     "bytes": "bytes moved",
@@ -44,7 +44,7 @@ class RunDifference:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Runs beside the first of them, or the one that was named as `base`."""
+    """Runs beside the one of them that is `base`."""
 
     runs: tuple[Run, ...]
     base: Run
@@ -99,7 +99,9 @@ class RunComparison:
 
 
 def compared(runs: Sequence[Run], base: str | None = None, scores: Sequence[str] = (), seed: int = 0) -> RunComparison:
-    """Compare runs with one of them: `base` by name or number from 1, else the first.
+    """Compare runs with one of them: `base` by name or number from 1.
+
+    Without it, with the run under full attention where there is one, else with the first.
 
     `scores` as they are called in records; without them, those of SCORES that all runs have, or all common numbers of
     notebooks.
@@ -152,7 +154,12 @@ def difference_of(run: Run, base: Run, score: str, seed: int = 0) -> RunDifferen
 
 def _base(runs: Sequence[Run], base: str | None) -> Run:
     if base is None:
-        return runs[0]
+        full = [
+            run
+            for run in runs
+            if run.parameters.get("mode") == "full" and run.parameters.get("sparse") in (None, "none")
+        ]
+        return full[0] if len(full) == 1 else runs[0]
     by_name = {run.name: run for run in runs} | {str(number): run for number, run in enumerate(runs, 1)}
     if base not in by_name:
         raise BadInput(f"no run is named {base!r}: there are {', '.join(run.name for run in runs)}")

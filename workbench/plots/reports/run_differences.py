@@ -8,15 +8,17 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.experiments.trials.run_differences import COSTS, RunComparison, RunDifference
+from workbench.metrics.paired import signed
 from workbench.plots.marks.elements import interval
 from workbench.plots.marks.method_names import MEASURES
 from workbench.plots.marks.styles import SYMBOLS
 from workbench.plots.marks.theme import BLOCKS, FAINT, INK, Texts, escaped, finish, panel_titles
-from workbench.plots.reports.findings import joined, times
+from workbench.plots.reports.findings import times
 
 COLUMNS, ROWS, NAME = 3, 40, 44  # panels a line; runs that are drawn; letters of a name
 HEADS = {
-    "nll": "likelihood lost (nll)",
+    "contains": "contains an alias",
+    "nll": "gold answer's loss (nll)",
     "kl": "KL from full",
     "kl_first": "KL, first token",
     "agree": "tokens that agree",
@@ -57,7 +59,7 @@ def differences(found: RunComparison) -> go.Figure:
         f"Beside {found.base.name}. 95% paired bootstrap intervals{', ' + asked if asked else ''}; rings: not paired."
     )
     left = 30 + round(6.2 * max(len(name) for name in names))
-    texts: Texts = {"title": "Runs side by side", "notice": said(found), "caption": caption}
+    texts: Texts = {"title": "Runs side by side", "notice": " ".join(said(found)), "caption": caption}
     return finish(fig, height=height, above=40, below=56, left=min(left, 330), **texts)
 
 
@@ -84,14 +86,14 @@ def _mark(each: RunDifference, at: int) -> go.Scatter:
     )
 
 
-def said(found: RunComparison) -> str:
-    """Say for every run, at most three, what its first score and its time show, worded by their sign."""
+def said(found: RunComparison) -> list[str]:
+    """Say for every run, at most three, what its most telling score and its costs show; a sentence each."""
     costs = {row["run"]: row for row in found.costs()}
     runs = [run for run in found.runs if run is not found.base]
     parts = [_of_run([d for d in found.differences if d.run == run.name], costs[run.name]) for run in runs[:3]]
-    more = f" {len(runs) - 3} more runs are in the table." if len(runs) > 3 else ""
-    about = f"; {found.about}" if found.about else ""
-    return f"{'. '.join(parts)} (beside {found.base.name}{about}).{more}"
+    more = [f"{len(runs) - 3} more runs are in the table."] if len(runs) > 3 else []
+    about = f", {found.about}" if found.about else ""
+    return [f"Beside {found.base.name}{about}:", *parts, *more]
 
 
 def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
@@ -108,7 +110,7 @@ def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
             what = "the first token comes" if cost == "ttft_p50" else "it computes"
             unit = "" if cost == "ttft_p50" else " tokens"
             words.append(f"{what} {times(1 / ratio, less, more)}{unit}")
-    return f"{found[0].run}: {joined(words)}"
+    return f"{found[0].run}: {'; '.join(words)}."
 
 
 def telling(found: Sequence[RunDifference]) -> RunDifference:
@@ -156,19 +158,25 @@ def _words(score: str) -> str:
     return MEASURES[score].words.split(", nats")[0] if score in MEASURES else COSTS.get(score, score)
 
 
-def difference_rows(found: RunComparison) -> Iterable[tuple[str, ...]]:
-    """Yield (run, score, its value, the base's, difference, 95% interval, n) as texts, in points for shares."""
+def difference_rows(found: RunComparison, brief: bool = False) -> Iterable[tuple[str, ...]]:
+    """Yield (run, score, its value, the base's, difference, 95% interval, n) as texts, in points for shares.
+
+    Scores in few words where `brief`.
+    """
     for each in found.differences:
         share = each.score in MEASURES and MEASURES[each.score].percent
         scale, form = (100, "+.1f") if share else (1, "+.4g")
         low, high = ((end or 0) * scale for end in (each.low, each.high))
-        ends = "not paired" if each.low is None else f"{_signed(low, form)} to {_signed(high, form)}"
+        ends = "not paired" if each.low is None else f"{signed(low, form)} to {signed(high, form)}"
         value = ".1%" if share else ".4g"
-        gap = f"{_signed(each.difference * scale, form)}{' points' if share else ''}"
-        yield each.run, _words(each.score), f"{each.one:{value}}", f"{each.other:{value}}", gap, ends, f"{each.n:,}"
-
-
-def _signed(value: float, form: str) -> str:
-    """Return a number with its sign; what rounds to nothing has none."""
-    text = f"{value:{form}}"
-    return text if float(text) else text.lstrip("+-")
+        gap = f"{signed(each.difference * scale, form)}{' points' if share else ''}"
+        words = HEADS.get(each.score, "") if brief else ""
+        yield (
+            each.run,
+            words or _words(each.score),
+            f"{each.one:{value}}",
+            f"{each.other:{value}}",
+            gap,
+            ends,
+            f"{each.n:,}",
+        )
