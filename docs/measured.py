@@ -9,7 +9,6 @@ these lines is run, from the top, and takes minutes on two cores; one that ran i
 import json
 import os
 import re
-import resource
 import shlex
 import subprocess
 import sys
@@ -29,16 +28,13 @@ def commands(text: str) -> list[str]:
 
 
 def printed(line: str, folder: Path) -> str:
-    """Run a command in `folder` and return what it prints, with the time that it computed; one that fails ends this."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    """Run a command in `folder` and return what it prints; one that fails ends this."""
     words = [sys.executable, "-m", *shlex.split(line)]
     made = os.environ | {"COLUMNS": "80", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=folder, env=made, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(f"{line}: exit code {done.returncode}")
-    seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-    text = "\n".join(each.rstrip() for each in done.stdout.strip().splitlines())
-    return f"{text}\n({seconds:.0f} s of one CPU core)\n"
+    return "".join(f"{each.rstrip()}\n" for each in done.stdout.strip().splitlines())
 
 
 def main(page: Path, folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -79,27 +80,50 @@ SHORT = {
     "nll": "nll",
     "contains": "in",
 }
-SHORTEST = 18  # letters of a method among many boards
 KINDS = 4  # columns of kinds of question
 
 
-def index(boards: Sequence[Board]) -> Table:
+ABOUT = ("model", "data", "passages", "run", "budget", "n")  # what boards are told apart by
+WIDTH = 80  # columns of the terminal that an index fits
+
+
+def index(boards: Sequence[Board]) -> Group:
     """Return a row a board: its best method, how many the questions do not tell apart from it, full attention's score.
 
-    Numbers of methods are of those within the budget.
+    What all boards share stands above the table. Numbers of methods are of those within the budget.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("model", "data", "budget", "n", "methods", "by", "best", "score", "alike", "full"):
-        table.add_column(name, justify="left" if name in ("model", "data", "by", "best") else "right")
+    rows = []
     for board in boards:
         best = board.entries[0]
         alike = max((len(group) - 1 for group in board.together if best.method in group), default=0)
-        numbers = [drawn.written(one.scores[board.by][0] if one else None, board.by) for one in (best, board.full)]
-        within = "" if board.budget is None else f"{board.budget:.0%}"
-        named = [plain(board.model), plain(board.data), within, str(board.n), str(len(board.entries))]
-        label = plain(labels([best.method], SHORTEST)[best.method])
-        table.add_row(*named, drawn.head()[board.by], label, numbers[0], str(alike), numbers[1])
-    return table
+        scores = [drawn.written(one.scores[board.by][0] if one else None, board.by) for one in (best, board.full)]
+        about = (board.model, board.data, board.passages, board.run, board.budget and f"{board.budget:.0%}", board.n)
+        row = dict(zip(ABOUT, ("" if value is None else str(value) for value in about), strict=True))
+        row |= {"by": drawn.head()[board.by], "best": best.method, "score": scores[0], "full": scores[1]}
+        rows.append(row | {"alike": f"{alike} of {len(board.entries)}"})
+    shared = [name for name in (*ABOUT, "by") if len({row[name] for row in rows}) == 1]
+    names = [name for name in rows[0] if name not in (*shared, "model", "data")]
+    widths = {name: max(len(row[name]) for row in (*rows, {name: name})) for name in names}
+    short = labels([row["best"] for row in rows], WIDTH - sum(widths.values()) - len(names) + widths["best"])
+    widths["best"] = max(len(short[row["best"]]) for row in rows)
+    parts: list[RenderableType] = []
+    for (model, data), group in groupby(sorted(rows, key=_asked), _asked):
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=not parts)
+        for name in names:
+            justify: Literal["left", "right"] = "left" if name in ("by", "best") else "right"
+            table.add_column(name, justify=justify, no_wrap=True, min_width=widths[name])
+        for row in group:
+            table.add_row(*(plain(short[row[name]] if name == "best" else row[name]) for name in names))
+        parts += [f"[bold]{plain(model)} on {plain(data)}[/]", table]
+    head = ", ".join(
+        f"{name} {plain(rows[0][name])}" for name in shared if name not in ("model", "data") and rows[0][name]
+    )
+    meaning = "alike: methods that these questions do not tell apart from the best; full: full attention's score"
+    return Group(*([head] if head else []), *parts, f"[dim]{meaning}[/]", *in_full(short))
+
+
+def _asked(row: Mapping[str, str]) -> tuple[str, str]:
+    return row["model"], row["data"]
 
 
 def report(board: Board) -> Group:

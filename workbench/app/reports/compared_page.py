@@ -55,10 +55,9 @@ def markdown(found: RunComparison) -> str:
 
 def page(found: RunComparison) -> str:
     """Return the comparison as one HTML page that loads nothing and follows the reader's theme."""
-    texts = {"tables": list(tables(found)), "sources": _sources(found)}
-    return render(
-        "compared", title="Runs side by side", figure=inert(json.loads(differences(found).to_json())), **texts
-    )
+    texts = {"said": said(found), "tables": list(tables(found)), "sources": _sources(found)}
+    figure = inert(json.loads(differences(found, titled=False).to_json()))
+    return render("compared", title="Runs side by side", figure=figure, **texts)
 
 
 def _cost(row: dict[str, Any], name: str) -> Sequence[str]:

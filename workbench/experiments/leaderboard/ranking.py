@@ -145,6 +145,7 @@ def _lists(fields: dict[str, Any]) -> dict[str, list[Any]]:
 HIGHER = {"kl": False, "nll": False, "em": True, "f1": True, "contains": True}
 ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # trials of these were asked the same
 TRIAL = [*ASKED, *METHOD]
+ABOUT = {"passages": "passages", "run": "training_seed"}  # fields of a board, and columns of results
 SLACK = 0.005  # by which a charged share may lie over a budget: shares of shipped results are rounded
 POLICIES = ("select", "correct", "attend", "sparse")
 Ends = tuple[float, float, float]  # a mean and its 95% interval
@@ -186,7 +187,8 @@ class Board:
     """Methods on the same questions, best first; `full` is full attention, `over` are methods over the budget.
 
     `together` are groups of methods, by name, that these questions do not tell apart; `unmet` is the largest budget
-    asked for, where too few methods keep it, so that every method is ranked at what it charges.
+    asked for, where too few methods keep it, so that every method is ranked at what it charges. `run` is the model's
+    training seed.
     """
 
     source: str
@@ -202,6 +204,8 @@ class Board:
     ranks: Ranks
     together: tuple[tuple[str, ...], ...]
     unmet: float | None = None
+    passages: int | None = None
+    run: int | None = None
 
     @property
     def title(self) -> str:
@@ -406,6 +410,7 @@ def _board(
         tuple(_whole(one, full, measure) for one in over),
         ranked,
         tuple(tuple(names[at] for at in group) for group in ranked.together),
+        **{name: int(number) for name, at in ABOUT.items() if (number := asked[at].iloc[0]) >= 0},
     )
 
 

@@ -30,8 +30,11 @@ SAME = 0.02  # of the tokens computed: two methods compute as many
 CHEAPER = {"ttft_p50": ("sooner", "later"), "rows_computed": ("fewer", "more")}
 
 
-def differences(found: RunComparison) -> go.Figure:
-    """Draw the differences of all runs to the base, at most 40 runs; rings are differences without an interval."""
+def differences(found: RunComparison, titled: bool = True) -> go.Figure:
+    """Draw the differences of all runs to the base, at most 40 runs; rings are differences without an interval.
+
+    Unless `titled`, a page says above the figure what is found.
+    """
     scores = list(dict.fromkeys(each.score for each in found.differences))[:12]
     runs = list(dict.fromkeys(each.run for each in found.differences))[:ROWS]
     lines, across = ceil(len(scores) / COLUMNS), min(COLUMNS, len(scores))
@@ -60,6 +63,8 @@ def differences(found: RunComparison) -> go.Figure:
     )
     left = 30 + round(6.2 * max(len(name) for name in names))
     texts: Texts = {"title": "Runs side by side", "notice": " ".join(said(found)), "caption": caption}
+    if not titled:
+        texts = {"title": "Differences", "caption": caption}
     return finish(fig, height=height, above=40, below=56, left=min(left, 330), **texts)
 
 
