@@ -271,9 +271,8 @@ def test_many_boards_are_a_line_each(tmp_path):
     asked = ["--results", tmp_path, "--budgets"]
     few, many = invoke(*asked, "0.2").stdout, invoke(*asked, ",".join(f"0.{n}" for n in range(20, 28))).stdout
     assert few.count("first-k") > 1 and "first-k" not in many, "the best alone"
-    assert [line.split()[2:5] for line in many.splitlines() if "query" in line] == [
-        [f"{n}%", "30", "3"] for n in range(20, 28)
-    ]
+    assert "n 30" in many and max(map(len, many.splitlines())) <= 80
+    assert [line.split()[0] for line in many.splitlines() if "of 3" in line] == [f"{n}%" for n in range(20, 28)]
 
 
 QUICK = ["--samples", "4", "--passages", "3", "--max-new-tokens", "2", "--timed", "1"]

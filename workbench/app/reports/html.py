@@ -124,7 +124,8 @@ def _first_screen(notebook: Any, finding: str) -> str:
     ways = [f"workbench report notebooks/{name}{given}"] if given else []
     ways += [f"workbench report notebooks/{name} --results runs/mine"] if "results" in names else []
     if name and ways:
-        first += f'<p class="wb-own">Yours: {" or ".join(f"<code>{escape(way)}</code>" for way in ways)}</p>'
+        said = zip(("Your model and data:", "your results:")[-len(ways) :], ways, strict=True)
+        first += f'<p class="wb-own">{" ".join(f"{head} <code>{escape(way)}</code>" for head, way in said)}</p>'
     return f'{first}<nav class="wb-contents"></nav>{_main_picture(notebook)}'
 
 
