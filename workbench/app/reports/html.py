@@ -121,11 +121,11 @@ def _first_screen(notebook: Any, finding: str) -> str:
     if finding:
         first += f'<p class="wb-finding">{escape(finding)}</p>'
     given = "".join(f" -p {key}={value}" for key, value in OWN.items() if key in names)
-    ways = [f"workbench report notebooks/{name}{given}"] if given else []
-    ways += [f"workbench report notebooks/{name} --results runs/mine"] if "results" in names else []
+    ways = {"Your model and data:": given} if given else {}
+    ways |= {"Your results:": " --results runs/mine"} if "results" in names else {}
     if name and ways:
-        said = zip(("Your model and data:", "your results:")[-len(ways) :], ways, strict=True)
-        first += f'<p class="wb-own">{" ".join(f"{head} <code>{escape(way)}</code>" for head, way in said)}</p>'
+        lines = (f"{head} <code>workbench report notebooks/{escape(name + way)}</code>" for head, way in ways.items())
+        first += f'<p class="wb-own">{"<br>".join(lines)}</p>'
     return f'{first}<nav class="wb-contents"></nav>{_main_picture(notebook)}'
 
 

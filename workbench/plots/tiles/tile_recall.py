@@ -160,7 +160,7 @@ def axes(fig: go.Figure, span: Span, lines: int = 1, **where: int) -> None:
     fig.update_xaxes(range=[span.keys.start, span.keys.stop], nticks=6, **form, **where)
     fig.update_yaxes(range=[span.rows.stop, span.rows.start], nticks=6, **form, **where)
     fig.update_xaxes(title_text="key (token)", row=lines, col=where.get("col"))
-    fig.update_yaxes(title_text="row (token)", row=where.get("row"), col=1)
+    fig.update_yaxes(title_text="query token", row=where.get("row"), col=1)
 
 
 @dataclass(frozen=True)
