@@ -78,7 +78,7 @@ SHORT = {
     "storage": "MB/1,000",
     "method": "",
     "nll": "nll",
-    "contains": "in",
+    "contains": "alias",
 }
 KINDS = 4  # columns of kinds of question
 

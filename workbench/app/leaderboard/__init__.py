@@ -1,1 +1,0 @@
-"""`workbench leaderboard`: its command, what it prints and its page."""
