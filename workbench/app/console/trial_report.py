@@ -82,7 +82,7 @@ def _alone(result: Record, score: str) -> tuple[str, str]:
 def _meaning(result: Record, compared: bool) -> str:
     if not compared:
         return "Every token is computed: other methods are compared with this."
-    times = f" Times: medians of {result.ttft_s.n} and {full.n} requests." if (full := result.ttft_full_s) else ""
+    times = f" Times: medians of {result.ttft_s.n} requests (full: {full.n})." if (full := result.ttft_full_s) else ""
     return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{times}"
 
 

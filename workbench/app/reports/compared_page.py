@@ -134,4 +134,6 @@ def _by_run(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[rich
         for row in rows:
             if row[0] == name:
                 table.add_row(*map(plain, row[1:]))
-        yield from [f"[bold]{plain(name)}[/]", table] if len(names) > 1 else [table]
+        if len(names) > 1:
+            yield f"[bold]{plain(name)}[/]"
+        yield table
