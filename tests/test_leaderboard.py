@@ -15,7 +15,7 @@ from tests.refusals import refused
 from workbench import data, results
 from workbench.app import cli
 from workbench.app.console.text import in_full, labels
-from workbench.app.reports import leaderboard_page as page
+from workbench.app.leaderboard import page
 from workbench.core.plan import Pass
 from workbench.engine.attention_backends.attention import PlannedRequest
 from workbench.experiments.leaderboard import ranking

@@ -27,7 +27,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "sweep": (".sweep", "Try every combination of lists of options; run again to go on after an interruption."),
     "compare": (".compare", "Set runs, trials or models side by side: paired differences, and what changed."),
     "leaderboard": (
-        ".leaderboard",
+        "workbench.app.leaderboard.command",
         "Rank methods on the same questions within a charged budget: quality, what they cost, which are told apart.",
     ),
     "claims": (".claims", "Judge what the papers claim on any results: what holds, what fails, what to measure."),

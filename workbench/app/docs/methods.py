@@ -229,7 +229,7 @@ def _added() -> list[str]:
 
 
 FOLDERS = "core kernels data models engine store methods metrics results experiments training plots app".split()
-COMMANDS = "workbench.app.commands"  # `workbench --help` tells what they take
+COMMANDS = ("workbench.app.commands", "workbench.app.leaderboard.command")  # `workbench --help` tells what they take
 MODULE = "## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n   :ignore-module-all:\n```"
 
 
@@ -248,5 +248,5 @@ def modules_of(package: str) -> Iterator[str]:
     yield package
     for module in sorted(iter_modules(import_module(package).__path__), key=lambda each: each.name):
         name = f"{package}.{module.name}"
-        if not module.name.startswith("_") and name != COMMANDS:
+        if not module.name.startswith("_") and name not in COMMANDS:
             yield from modules_of(name) if module.ispkg else [name]

@@ -90,7 +90,7 @@ def leaderboard(
     shares = _shares(budgets)
 
     from workbench import results as tables  # torch, pandas and plotly: not for `--help`
-    from workbench.app.reports import leaderboard_page as page
+    from workbench.app.leaderboard import page
     from workbench.experiments.leaderboard.ranking import boards
 
     notes: list[str] = []

@@ -1,0 +1,1 @@
+"""`workbench leaderboard`: its command, what it prints and its page."""
