@@ -154,6 +154,18 @@ cli.main()"""
         assert (done.returncode, done.stderr) == (code, "") and done.stdout.split() == ["x" * 100_000, "called"]
 
 
+def test_threads_that_wait_sleep_unless_told_otherwise():
+    script = (
+        "import os; from workbench.app import cli; cli.run = lambda: print(os.environ['OMP_WAIT_POLICY']); cli.main()"
+    )
+    free = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for given, wanted in (({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=free | given
+        )
+        assert done.stdout.strip() == wanted
+
+
 HEAVY = "torch transformers accelerate pandas scipy sklearn distributed plotly papermill nbformat IPython".split()
 WATCHED = """import os, sys
 from typer.testing import CliRunner

@@ -215,7 +215,10 @@ def main() -> None:
     """Run the `workbench` command, then end the process at once.
 
     Python would take torch and transformers apart object by object, for a second; the system frees them in no time.
+    Threads of torch that wait for one another sleep, unless `OMP_WAIT_POLICY` says otherwise: by default they spin, on
+    the very core that the others wait for where a machine has more to do.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
     ended: list[int] = []
     atexit.register(_leave, ended)  # registered first, so it is called last
     try:
