@@ -190,11 +190,17 @@ def choose(
     if bool(scores.isnan().any()):
         raise BadInput(f"{int(scores.isnan().sum())} scores are nan: the keys and values of this prompt are damaged")
     scores = scores.cpu()
-    ranked = scores.masked_fill(scores == torch.inf, -torch.inf).sort(descending=True, stable=True)
-    most = int((ranked.values > -torch.inf).sum())
+    always = scores == torch.inf
+    scored = scores.masked_fill(always, -torch.inf)
+    most = int((scored > -torch.inf).sum())
     wanted = tokens if ratio is None else budget(prompt, ratio, system)
-    chosen = ranked.indices[: most if wanted is None else min(wanted, most)]
-    return torch.cat((chosen, (scores == torch.inf).nonzero()[:, 0])).sort().values
+    count = most if wanted is None else min(wanted, most)
+    if count:  # ranks of the others do not matter: no sort
+        least = scored.kthvalue(len(scored) - count + 1).values
+        above = scored > least
+        always = always | above
+        always[(scored == least).nonzero()[: count - int(above.sum()), 0]] = True
+    return always.nonzero()[:, 0]
 
 
 def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) -> list[KV]:
