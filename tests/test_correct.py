@@ -21,13 +21,12 @@ from workbench.engine.attention_backends.attention import over_tiles
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.experiments.trials import budget
-from workbench.kernels._anchors import meeting
+from workbench.kernels._anchors import in_torch, meeting
 from workbench.kernels._pages import apart
 from workbench.kernels._pages.case import case
 from workbench.kernels.question_attention import reference
 from workbench.methods import attend, correct, finish, select
 from workbench.methods.config import MethodConfig
-from workbench.methods.correct import kvcomm
 from workbench.methods.correct.kvcomm import Kvcomm
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
@@ -166,12 +165,12 @@ def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairi
     assert meeting.fits(*copies, tables) and not meeting.fits(keys, copies[1], tables)
     for known in ([*anchors[:2], []], anchors):
         given = starts, lengths, known, tables, pairing
-        by_kernel, in_torch = meeting.Meeting(*copies, *given), kvcomm._Met(keys, values, *given)
-        expected = in_torch.far()
+        by_kernel, by_torch = meeting.Meeting(*copies, *given), in_torch.InTorch(keys, values, *given)
+        expected = by_torch.far()
         torch.testing.assert_close(by_kernel.far(), expected, atol=1e-5, rtol=1e-4)
     weights = torch.rand(2, 3, 42).to(DEVICE) * expected[:1].isfinite()
     by_kernel.move(weights)
-    in_torch.move(weights)
+    by_torch.move(weights)
     torch.testing.assert_close(copies, (keys, values), atol=1e-5, rtol=1e-4)
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from workbench.core.rope import Pairing
+from workbench.kernels._anchors.in_torch import Pair
 from workbench.kernels._shared.attention import planes
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl
 
-Pair = tuple[Tensor, Tensor]  # keys, values
 TOKENS = 16  # of a program
 
 

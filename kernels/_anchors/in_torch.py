@@ -1,0 +1,81 @@
+"""`_anchors/meeting.py` in torch, and how places are copied out of a cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from workbench.core.rope import Pairing, rotate_layers
+
+Pair = tuple[Tensor, Tensor]  # keys as of position 0, values: [heads of all layers, T, D]
+
+
+@dataclass(frozen=True, eq=False)
+class InTorch:
+    """`meeting.Meeting` in torch: places of one prompt, and the anchors of each."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    starts: Sequence[int]
+    lengths: Sequence[int]
+    anchors: Sequence[Sequence[tuple[Pair, Pair]]]
+    inv_freq: Sequence[Tensor]
+    pairing: Pairing
+
+    def far(self) -> Tensor:
+        """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.
+
+        Inf where a place has fewer than A anchors.
+        """
+        most = max(map(len, self.anchors))
+        out = torch.full((3, most, sum(self.lengths)), torch.inf, device=self.keys[0].device)
+        begins, heads = torch.tensor([0, *self.lengths]).cumsum(0), sum(map(len, self.keys))
+        mine = stretch(self.keys, self.values, self.starts, self.lengths, self.inv_freq, self.pairing)
+        for place, begin, count in zip(self.anchors, begins.tolist(), self.lengths, strict=False):
+            here = slice(begin, begin + count)
+            for number, (cached, _) in enumerate(place):
+                keys, values = (x[:, here] - y[:, :count] for x, y in zip(mine, cached, strict=True))
+                for row, apart in enumerate((keys, values)):
+                    out[row, number, here] = vector_norm(apart, 1, (0, 2), dtype=torch.float32) / (
+                        heads * keys.shape[2]
+                    )
+                out[2, number, here] = vector_norm(values, 2, (0, 2), dtype=torch.float32).square()
+        return out
+
+    def move(self, weights: Tensor) -> None:
+        """Add the offsets to all layers but the first, by weights [2, A, N] fp32 of keys and of values."""
+        heads, at = [len(x) for x in self.keys], _standing(self.starts, self.lengths)
+        ends, parts = slice(self.starts[0], self.starts[-1] + self.lengths[-1]), []
+        for part in (0, 1):
+            joined = []
+            for place, share in zip(self.anchors, weights[part].split([*self.lengths], 1), strict=True):
+                moved = [
+                    w[:, None] * pair[part][:, : share.shape[1]] for w, (_, pair) in zip(share, place, strict=False)
+                ]
+                joined.append(torch.stack(moved).sum(0))
+            parts.append(torch.cat(joined, 1).split(heads))
+        turned = list(rotate_layers(parts[0], at, self.inv_freq, self.pairing))
+        for mine, offsets in ((self.keys, turned), (self.values, parts[1])):
+            for layer in range(1, len(mine)):
+                mine[layer][:, ends] += offsets[layer].to(mine[layer].dtype)
+
+
+def _standing(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """Return where the block of every token of these places begins [T]."""
+    return torch.tensor(starts).repeat_interleave(torch.tensor(lengths))
+
+
+def stretch(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    inv_freq: Sequence[Tensor],
+    pairing: Pairing,
+) -> Pair:
+    """Copy places side by side, of all layers, keys rotated as if each stood at position 0: in one rotation a layer."""
+    here = slice(starts[0], starts[-1] + lengths[-1])
+    stale = rotate_layers([x[:, here] for x in keys], -_standing(starts, lengths), inv_freq, pairing)
+    return torch.cat(list(stale)), torch.cat([x[:, here] for x in values])
