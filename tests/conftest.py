@@ -31,9 +31,10 @@ settings.load_profile("workbench")
 
 
 # Files that take longest, which two processes share best when they begin with them (`make test` hands out whole files).
-LONG = ("test_browser", "test_notebooks", "test_tuning", "test_packaging", "test_types", "test_hopper", "test_report")
-LONG += ("test_kernels", "test_sweep", "test_choice", "test_self_teacher", "test_bench", "test_lab_training")
-LONG += ("test_results_tables", "test_claims", "test_bench_models")
+LONG = ("test_browser", "test_notebooks", "test_hopper", "test_types", "test_explorers", "test_packaging")
+LONG += ("test_kernels", "test_sweep", "test_documented", "test_scheduler", "test_results_tables")
+LONG += ("test_report_index_browser", "test_bench_models", "test_tuning", "test_self_teacher", "test_cli")
+LONG += ("test_leaderboard", "test_choice", "test_report", "test_claims")
 
 
 def pytest_collection_modifyitems(items):

@@ -356,7 +356,7 @@ def trials(few, **lists):
         ({"sparse": ["compact(over=seer_attention)"]}, "there is no gate"),
         ({"sparse": ["xattention(threshold=no.json)"]}, "there are no thresholds 'no.json'"),
         ({"layout": [None, "missing.json"]}, "missing.json"),
-        ({"faithfulness": ["lab"], "data": ["manuals"]}, "question"),
+        ({"faithfulness": ["lab"], "data": ["needles"]}, "question"),
         ({"mode": ["block"], "prepared": ["nowhere"]}, "nowhere"),
         ({"device": ["cuda:77"]}, "cuda:77"),
     ],
