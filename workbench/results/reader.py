@@ -150,7 +150,7 @@ def _parts(folder: Path, table: str, experiments: Sequence[str]) -> Iterator[pd.
         yield part[part.experiment.isin(experiments)] if experiments else part
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)  # more than ship: else a second reading would find none of them
 def _cached(path: Path, changed: int, table: str) -> pd.DataFrame:
     rows = table_of(path)
     if odd := sorted(set(rows) - set(schema.columns(table))):
