@@ -76,14 +76,16 @@ METHODS = {  # name in the table: preparation and selector of a method; recomput
     "blocks cached independently": ("independent", "none"),
     "Full Reuse": ("after_system", "none"),
     "CacheBlend": ("after_system", "kv_deviation"),
+    "FusionRAG's choice alone": ("after_system", "query_guided"),
+    "ours, answer-guided, alone": ("after_system", "answer_guided"),
     "FusionRAG, 10 neighbours": ("with_neighbours(n=10, search=exact)", "query_guided"),
     "its choice over all layers, 10 neighbours": ("with_neighbours(n=10, search=exact)", "query_guided(layers=all)"),
     "ours, answer-guided, 10 neighbours": ("with_neighbours(n=10, search=exact)", "answer_guided"),
 }
 READER, HELD_OUT, PASSAGES = "smollm2-reader", "nq-held", 10
+ASKED = {HELD_OUT: "Natural Questions", "manuals-test": "manuals"}  # data sets of the second table
 ANSWERED = {
     **{name: method for name, method in METHODS.items() if method[1] != "answer_guided"},
-    "its choice alone": ("after_system", "query_guided"),
     "its 10 neighbours alone": ("with_neighbours(n=10, search=exact)", "none"),
     "1 neighbour alone": ("with_neighbours(n=1, search=exact)", "none"),
     "Cache-Craft's choice, 10 neighbours": ("with_neighbours(n=10, search=exact)", "inter_attention"),
@@ -177,38 +179,49 @@ def answered() -> str:
 
 
 def trials() -> pd.DataFrame:
-    """Return what was measured beside full attention of one reader on its held-out questions: a row a method."""
+    """Return what was measured beside full attention of one reader: a row a method and data set of ASKED."""
     counts = tables.read().counts("trial")
-    asked = (counts.model == READER) & (counts.data == HELD_OUT) & (counts.passages == PASSAGES)
+    asked = (counts.model == READER) & counts.data.isin(ASKED) & (counts.passages == PASSAGES)
     plain = (counts[["sparse", "correct", "attend"]] == "none").all(axis=1)
     rows = tables.scores(counts[asked & plain & (counts.kind == "all")])
-    return rows[rows.kl.notna()].drop_duplicates(["mode", "positions", "prepare", "select", "ratio"])
+    return rows[rows.kl.notna()].drop_duplicates(["data", "mode", "positions", "prepare", "select", "ratio"])
 
 
 def quality(rows: pd.DataFrame) -> str:
-    """Tabulate METHODS: how far predictions are from those of full attention, and the rows computed for it."""
+    """Tabulate METHODS on each data set: answers, how far predictions are from full attention's, tokens computed."""
+    reused = rows[(rows["mode"] == "block") & (rows.positions == "re-encoded")]
     cells = []
-    for name, (prepare, select) in METHODS.items():
-        chosen = rows[(rows["mode"] == "block") & (rows.positions == "re-encoded") & (rows.prepare == prepare)]
-        for _, row in chosen[(chosen["select"] == select) & ((select == "none") | (chosen.ratio == RATIO))].iterrows():
+    for data, label in ASKED.items():
+        for name, (prepare, select) in METHODS.items():
+            chosen = reused[(reused["data"] == data) & (reused.prepare == prepare) & (reused["select"] == select)]
             share = "" if select == "none" else f", {RATIO:.0%} recomputed"
-            ends = [f"{row[f'{m}_low']:.3f} to {row[f'{m}_high']:.3f}" for m in ("kl", "nll_extra")]
-            measured = [f"{row.kl:.3f} ({ends[0]})", f"{row.nll_extra:.3f} ({ends[1]})"]
-            cells.append([name + share, *measured, f"{row['agree']:.0%}", f"{row.rows_charged:,.0f}"])
-    full = rows[(rows["mode"] == "full") & (rows["sparse"] == "none")].iloc[0]
-    cells.append(["full attention", "0", "0", "100%", f"{full.rows_charged:,.0f}"])
-    head = ["method", "KL from full attention, nats a token (95%)", "gold answer's likelihood lost, nats a token (95%)"]
-    return markdown([*head, "same top token", "tokens computed"], cells)
+            for _, row in chosen[(select == "none") | (chosen.ratio == RATIO)].iterrows():
+                ends = [f"{row[m]:.3f} ({row[f'{m}_low']:.3f} to {row[f'{m}_high']:.3f})" for m in ("kl", "nll_extra")]
+                cells.append([label, name + share, *_scored(row), *ends, f"{row.rows_charged:,.0f}"])
+        for _, row in _full(rows[rows["data"] == data]).iterrows():
+            cells.append([label, "full attention", *_scored(row), "0", "0", f"{row.rows_charged:,.0f}"])
+    head = ["KL from full attention (95%)", "gold answer's likelihood lost (95%)", "tokens computed"]
+    return markdown(["data", "method", "exact match (95%)", "F1", *head], cells)
+
+
+def _full(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[(rows["mode"] == "full") & (rows["sparse"] == "none")]
+
+
+def _scored(row: "pd.Series[float]") -> tuple[str, str]:
+    return f"{row.em:.1%} ({row.em_low:.1%} to {row.em_high:.1%})", f"{row.f1:.1%}"
 
 
 def about(rows: pd.DataFrame) -> str:
     """Say what was measured: the model with what it says of itself, questions, seed and device."""
-    row, asked = rows.iloc[0], json.loads(rows.setting.iloc[0])
-    right = rows[rows["mode"] == "full"].em.max()
+    full = _full(rows)
+    one, asked = full.iloc[0], json.loads(full.setting.iloc[0])
+    tokens = asked["max_new_tokens"]
+    sets = [f"{row.n:,.0f} questions of {ASKED[str(row['data'])]}" for _, row in full.iterrows()]
     return (
-        f"`{row.model}`, training run {row.training_seed:.0f}, on {row['data']}: n = {row.n:,.0f}, "
-        f"seed {row.seed:,.0f}, {row.passages:.0f} passages, {row.device}. Predictions are compared along full "
-        f"attention's own answers, of {asked['max_new_tokens']} tokens at most; {right:.1%} of these are right exactly"
+        f"`{one.model}`, training run {one.training_seed:.0f}, on {', '.join(sets)}: seed {one.seed:,.0f}, "
+        f"{one.passages:.0f} passages, {one.device}. Predictions are compared along full attention's own answers, of "
+        f"{tokens} tokens at most, in nats a token"
     )
 
 
