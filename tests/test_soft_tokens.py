@@ -155,6 +155,6 @@ def test_what_cannot_be_is_refused(call, why, texts):
 
 
 def test_a_leaderboard_leaves_out_what_a_model_has_no_soft_tokens_for(texts):
-    plan = planned(Trial(texts[0], samples=2, passages=2), ["block", "kv-packet", "kvlink"])
-    assert [case.method for case in plan.cases] == ["full", "block"]
+    plan = planned(Trial(texts[0], samples=2, passages=2), ["block", "full-reuse", "kv-packet", "kvlink"])
+    assert [case.method for case in plan.cases] == ["full", "block", "full-reuse"]
     assert len(plan.left_out) == 2 and all("has no soft tokens" in why for why in plan.left_out)
