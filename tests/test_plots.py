@@ -124,6 +124,12 @@ def test_masks_colour_by_block_and_say_both_tokens():
     assert len(set(top.x)) == 12
 
 
+def test_a_long_mask_stays_small():
+    fig = masks([MaskPanel("w", shares(window(64), 5000, 256))], ["t"] * 256, np.arange(256) // 64, **SAID)
+    assert fig.data[1].z.shape == (256, 256)
+    assert len(fig.to_json()) < 1_000_000
+
+
 @pytest.mark.parametrize(
     ("sentence", "rule"),
     [
@@ -503,7 +509,7 @@ def test_the_explorer_of_tiles_follows_its_controls():
 
 
 def test_a_method_without_a_threshold_has_nothing_to_turn():
-    assert explored.thresholds_of("dense") == ([("–", None)], None)
+    assert explored.thresholds_of("dense") == ([("–", "")], "")
     labels, own = explored.thresholds_of("compact(over=flash_prefill(alpha=0.06))")
     assert (
         own == 0.06

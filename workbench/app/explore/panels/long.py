@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from ipywidgets import VBox
 
 from workbench.app.explore.live import Selection, explorer, menu, slider
-from workbench.app.explore.panels.tiles import method_and_threshold, method_of
+from workbench.app.explore.panels.tiles import Threshold, method_and_threshold, method_of
 from workbench.core.tiling.tiles import Tiles
 from workbench.metrics.tiles.tile_recall import TileWindow, choice, window
 from workbench.metrics.tiles.tile_states import States
@@ -35,14 +35,14 @@ def long_explorer(
     layer = states.layers[0]
 
     @lru_cache(maxsize=4)
-    def tiles_of(spec: str, value: float | None) -> Tiles:
+    def tiles_of(spec: str, value: Threshold) -> Tiles:
         return choice(states, layer, method_of(None, spec, value))
 
     @lru_cache(maxsize=4)
-    def rows_of(spec: str, value: float | None, head: int, row: int) -> TileWindow:
+    def rows_of(spec: str, value: Threshold, head: int, row: int) -> TileWindow:
         return window(states, layer, head, tiles_of(spec, value), slice(row, row + side), share)
 
-    def draw(spec: str, value: float | None, how: str, head: int, row: int, key: int) -> go.Figure:
+    def draw(spec: str, value: Threshold, how: str, head: int, row: int, key: int) -> go.Figure:
         tiles = tiles_of(spec, value)
         count = tiles.kept.shape[2]
         row, key = min(row, max(0, count - side)), min(key, max(0, count - side))

@@ -42,12 +42,15 @@ def others(specs: Sequence[str], tile: int, model: PreTrainedModel) -> list[str]
     return left
 
 
-def thresholds_of(spec: str) -> tuple[list[tuple[str, float | None]], float | None]:
+Threshold = float | str  # "" of a method without one: a slider takes no value None
+
+
+def thresholds_of(spec: str) -> tuple[list[tuple[str, Threshold]], Threshold]:
     """Return the labelled values of the method's threshold, from few tiles to many, and the one that `spec` sets."""
     method = sparse.named(spec)
     option, steps = method.threshold_steps
     if not option:
-        return [("–", None)], None
+        return [("–", "")], ""
     inner = getattr(method, "inner", method)
     own = getattr(inner, option)
     if not isinstance(own, float | int):  # a file of thresholds
@@ -72,9 +75,9 @@ def method_and_threshold(specs: Sequence[str]) -> tuple[Dropdown, SelectionSlide
     return methods, threshold
 
 
-def method_of(model: PreTrainedModel | None, spec: str, value: float | None) -> Sparse:
+def method_of(model: PreTrainedModel | None, spec: str, value: Threshold) -> Sparse:
     """Return the method at this value of its threshold, ready for the model where there is one."""
-    method = sparse.named(spec) if value is None else sparse.named(spec).with_threshold(value)
+    method = sparse.named(spec).with_threshold(value) if isinstance(value, float | int) else sparse.named(spec)
     return method if model is None else method.ready(model)
 
 
@@ -99,11 +102,11 @@ def tiles_explorer(
     length = len(states)
 
     @lru_cache(maxsize=8)
-    def choice_of(spec: str, value: float | None, layer: int, chunks: bool) -> Chosen:
+    def choice_of(spec: str, value: Threshold, layer: int, chunks: bool) -> Chosen:
         return chosen(states, layer, method_of(model, spec, value), share, chunk if chunks else None)
 
     def draw(
-        spec: str, value: float | None, at: int, head: int, second: str, chunks: bool, number: int
+        spec: str, value: Threshold, at: int, head: int, second: str, chunks: bool, number: int
     ) -> list[go.Figure]:
         layer, method = states.layers[at], method_of(model, spec, value)
         choice = choice_of(spec, value, layer, chunks)
