@@ -10,7 +10,7 @@ import nbformat
 import plotly.graph_objects as go
 import pytest
 import report_notebooks as tiny
-from short_runs import explorers_of
+from short_runs import EXPLORED, explorers_of
 
 from workbench import data, explore
 from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
@@ -118,12 +118,8 @@ def test_sections_of_a_page_are_folded_and_what_is_pointed_at_is_opened(lab, tmp
 
 
 MENUS_ONLY = "08_recompute_tradeoff"  # its explorer has no slider
-SHOWN = [
-    "01_masks",
-    "06_kv_deviation",
-    MENUS_ONLY,
-    "09_sparse_masks",
-]  # of every sort of figure; tests/test_explorers.py: all
+DAILY = ("01_masks", "06_kv_deviation", MENUS_ONLY, "09_sparse_masks")  # every sort of figure
+SHOWN = [pytest.param(name, marks=() if name in DAILY else pytest.mark.weekly) for name in EXPLORED]
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -64,9 +64,10 @@ def test_before_the_first_step_full_mode_is_the_teacher_and_block_mode_is_not(co
     assert full.abs().max() < 1e-5 and block.mean() > 1e-3
 
 
-def test_block_mode_nears_the_teacher_on_held_out_text_and_full_mode_stays(sharp, tmp_path):
+@pytest.mark.parametrize("positions", ["re-encoded", "naive"])
+def test_block_mode_nears_the_teacher_on_held_out_text_and_full_mode_stays(sharp, tmp_path, positions):
     pytest.importorskip("peft")
-    config = replace(LORA, steps=16, lr=1e-2)
+    config = replace(LORA, steps=16, lr=1e-2, positions=positions)
     held, worlds = Evaluation(every=16, samples=6, passages=2), Data("lab", passages=(2, 2), questions=4)
     run, source = start(config, sharp, worlds, tmp_path / "run", held)
     before, after = train(run, source, held).scores

@@ -198,6 +198,11 @@ def test_quoka_lets_unlike_queries_vote_for_past_tokens(rows, group):
             assert set(ours.columns[head].nonzero()[:, 0].tolist()) == best | set(rows.tolist())
 
 
+def test_quoka_leaves_a_whole_prompt_dense():
+    q, k = states(ROWS[0])
+    assert Quoka()(q, k, ROWS[0]).columns.all()
+
+
 def test_quoka_averages_the_queries_of_a_group_by_default_and_its_two_rules_differ():
     q, k = states(ROWS[1])
     ours, by_scores = (Quoka(keep=0.3, group=group).scores(q, k) for group in ("queries", "scores"))

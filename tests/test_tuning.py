@@ -153,7 +153,7 @@ def test_two_processes_give_what_one_gives_with_twice_the_batch(python, base, qu
     common = ["--model", base, "--data", questions, "--steps", "2", "--warmup", "1", "--lr", "1e-3"]
     command = ["workbench", "tune", *common, "--max-length", "2000", "--batch", "2"]
     two = [*python, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", *python, *command]
-    ways = {"fsdp": (FSDP, ()), **({"lora": ({}, ("--lora-rank", "2"))} if find_spec("peft") else {"ddp": ({}, ())})}
+    ways = {"ddp": ({}, ()), "fsdp": (FSDP, ())} | ({"lora": ({}, ("--lora-rank", "2"))} if find_spec("peft") else {})
     running = {
         name: subprocess.Popen(
             [*two, *options, "--out", str(tmp_path / name)],

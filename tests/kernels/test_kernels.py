@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import workbench.kernels
+from workbench.kernels import rotate_keys
 
 FOUND = (module.name for module in pkgutil.iter_modules(workbench.kernels.__path__))
 NAMES = sorted(name for name in FOUND if not name.startswith("_"))  # what kernels share begins with an underscore
@@ -31,3 +32,9 @@ def test_kernel_modules_import_without_triton():
     code = "import sys; sys.modules['triton'] = None; from importlib import import_module as load\n"
     code += f"for name in {NAMES}: next(iter(load(f'workbench.kernels.{{name}}').cases()))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_moving_twice_is_moving_once():
+    keys, distance, inv_freq, pairing = next(iter(rotate_keys.cases()))
+    there = rotate_keys.reference(keys, distance, inv_freq, pairing)
+    torch.testing.assert_close(rotate_keys.reference(there, -distance, inv_freq, pairing), keys, atol=1e-5, rtol=0)
