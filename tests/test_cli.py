@@ -154,16 +154,20 @@ cli.main()"""
         assert (done.returncode, done.stderr) == (code, "") and done.stdout.split() == ["x" * 100_000, "called"]
 
 
-def test_threads_that_wait_sleep_unless_told_otherwise():
-    script = (
-        "import os; from workbench.app import cli; cli.run = lambda: print(os.environ['OMP_WAIT_POLICY']); cli.main()"
-    )
-    free = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    for given, wanted in (({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")):
+def test_threads_that_wait_soon_sleep_unless_told_otherwise():
+    asked = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    told = f"print([os.environ.get(name) for name in {asked}])"
+    script = f"import os; from workbench.app import cli; cli.run = lambda: {told}; cli.main()"
+    free = {name: value for name, value in os.environ.items() if name not in asked}
+    for given, wanted in (
+        ({}, [None, cli.SPINS]),
+        ({"OMP_WAIT_POLICY": "active"}, ["active", None]),
+        ({"GOMP_SPINCOUNT": "7"}, [None, "7"]),
+    ):
         done = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=free | given
         )
-        assert done.stdout.strip() == wanted
+        assert done.stdout.strip() == str(wanted)
 
 
 HEAVY = "torch transformers accelerate pandas scipy sklearn distributed plotly papermill nbformat IPython".split()
