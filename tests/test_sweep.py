@@ -253,9 +253,10 @@ def test_the_command_takes_lists_of_anything(folder, tmp_path):
         "--ratio",
         "0.1,0.3",
     ]
-    ended = CliRunner().invoke(cli.app, [*command, "--out", str(tmp_path), "--json"])
+    ended = CliRunner().invoke(cli.app, [*command, "--keep-gib", "1", "--out", str(tmp_path), "--json"])
     assert ended.exit_code == 0, ended.output
     rows = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert {row["hit_rate"] for row in rows if row["ratio"] == 0.3} == {1.0}  # behind the same preparation
     assert len({row["trial"] for row in rows}) == 6 and {row["ratio"] for row in rows} == {None, 0.1, 0.3}
     ended = CliRunner().invoke(cli.app, [*command, "--out", str(tmp_path)])
     assert ended.exit_code == 0 and ended.stdout.count("with_neighbours(n=1, search=exact)") == 3

@@ -53,6 +53,10 @@ def sweep(
     retries: Annotated[
         int, typer.Option(help="How often a trial that failed is tried again", rich_help_panel=OUTPUT)
     ] = 1,
+    keep_gib: Annotated[
+        float,
+        typer.Option(help="GiB of cached blocks that a process keeps from trial to trial", rich_help_panel=OUTPUT),
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Lines of JSON on stdout", rich_help_panel=OUTPUT)] = False,
     out: Annotated[Path, typer.Option(help="Folder of the results", rich_help_panel=OUTPUT)] = Path("runs/sweep"),
     method_file: MethodFile = None,
@@ -86,7 +90,7 @@ def sweep(
     base = {name: getattr(Trial, name, None) for name in FIELDS}
     with progress("sweeping", f"finished trials are kept in {out}, and the same command goes on") as advance:
         listed = read_plan(plan, lists) if plan else cases(base, lists)
-        outcome = sweeps.run(listed, out, jobs, advance, cluster=cluster, retries=retries)
+        outcome = sweeps.run(listed, out, jobs, advance, keep_gib=keep_gib, cluster=cluster, retries=retries)
     if as_json:
         print(outcome.table.to_json(orient="records", lines=True), end="")
     else:

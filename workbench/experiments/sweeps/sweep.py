@@ -8,6 +8,7 @@
 """
 
 import json
+import math
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
@@ -204,7 +205,7 @@ def run(
     What is finished when this process ends, however it does, is not run again. Raises BadInput, before the first trial,
     for what could not run.
     """
-    _check(out, jobs, retries, cluster)
+    _check(out, jobs, retries, cluster, keep_gib)
     folder = out / rows.FOLDER
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
     sweep_grid.check([case.trial for case in todo], loaded, here=cluster in (None, runner.LOCAL))
@@ -235,8 +236,10 @@ def run(
     return outcome
 
 
-def _check(out: Path, jobs: int, retries: int, cluster: str | None) -> None:
+def _check(out: Path, jobs: int, retries: int, cluster: str | None, keep_gib: float) -> None:
     check_jobs(jobs, retries, cluster)
+    if not 0 <= keep_gib < math.inf:
+        raise BadInput(f"keep_gib is {keep_gib}: a number of at least 0 is needed")
     if out.is_file() or (out / MANIFEST).is_file():
         held = "a file" if out.is_file() else "a folder of cached blocks"
         raise BadInput(f"{out} is {held}: results need a folder of their own")
