@@ -244,8 +244,8 @@ def test_vertical_slash_keeps_columns_and_the_tiles_of_diagonals(rows):
 
 
 @every_rows
-@pytest.mark.parametrize("tau", [0.0, 0.25, 1.0])
-def test_flex_prefill_goes_by_pooled_scores_where_they_are_true_and_by_lines_elsewhere(rows, tau):
+@pytest.mark.parametrize(("tau", "least"), [(0.0, 1), (0.25, 1), (0.25, 3), (1.0, 1), (1.0, 2)])
+def test_flex_prefill_goes_by_pooled_scores_where_they_are_true_and_by_lines_elsewhere(rows, tau, least):
     q, k = states(rows)
     length, gamma = k.shape[1], 0.6
     tiles, count = blocks(rows, length, 8)[1], -(-len(rows) // 8)
@@ -281,8 +281,6 @@ def test_flex_prefill_goes_by_pooled_scores_where_they_are_true_and_by_lines_els
                     break
                 kept.add((head, i, j))
                 mass += value
-            kept |= {(head, i, 0) for i in range(count)}
-            continue
         lines = []
         for line in (column, diagonal):
             needed, mass = 0, 0.0
@@ -291,11 +289,12 @@ def test_flex_prefill_goes_by_pooled_scores_where_they_are_true_and_by_lines_els
                     break
                 needed, mass = needed + 1, mass + value
             sums = [sum(line[8 * j : 8 * j + 8]) for j in range(len(tiles))]
-            lines.append(set(sorted(range(len(tiles)), key=lambda j: (j > 0, -sums[j]))[: ceil(needed / 8)]))
+            wanted = least if aware[-1] else max(least, ceil(needed / 8))
+            lines.append(set(sorted(range(len(tiles)), key=lambda j: (j > 0, -sums[j]))[:wanted]))
         for i in range(count):
             at = {row // 8 for row in rows[8 * i : 8 * i + 8].tolist()}
             kept |= {(head, i, j) for j in range(len(tiles)) if j in lines[0] or {p - j for p in at} & lines[1]}
-    found = FlexPrefill(block=8, gamma=gamma, tau=tau)(q, k, rows).kept
+    found = FlexPrefill(block=8, gamma=gamma, tau=tau, least=least)(q, k, rows).kept
     assert torch.equal(found, expected(rows, length, 8, lambda head, i, j: (head, i, j) in kept))
     assert (tau == 0.0) <= (not any(aware)) and (tau == 1.0) <= all(aware)
 

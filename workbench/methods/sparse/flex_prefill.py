@@ -17,10 +17,13 @@ class FlexPrefill(Sparse):
 
     gamma   share of the scores that what is kept holds
     tau     a head is query-aware where the root of the Jensen-Shannon divergence of both shares is below it; 0: none
-    least   columns of blocks, and diagonals of blocks, that are kept at least, the first and the nearest among them
+    least   columns of blocks, and diagonals of blocks, that every head keeps at least, the first and the nearest among
+            them (the README has 512 tokens, its experiments 1,024: 4 and 8 blocks)
     block   tokens of a block, and how many last rows decide (of every chunk, where a prompt is prefilled in chunks)
 
-    *Follows released code: `flex_prefill/ops/flex_prefill_attention.py`, where γ is 0.9, τ 0.1 and a block 128 tokens.*
+    *Follows released code: `flex_prefill/ops/flex_prefill_attention.py` of bytedance/FlexPrefill at a24b27b, where γ is
+    0.9, τ 0.1 and a block 128 tokens.* Of pooled blocks that code leaves out the one with which γ is reached, and it
+    takes n // 128 + 1 blocks for the n tokens of columns or diagonals that reach γ; here both are the fewest that do.
 
     With $\bar q_i$, $\bar k_j$ the means of blocks, and $a$, $\hat a$ true and estimated shares of the last rows:
 
@@ -44,9 +47,9 @@ class FlexPrefill(Sparse):
         asked = queries[:, -self.block :].float().mean(1, keepdim=True)
         pooled = self._pooled(asked, keys, grid.causal[-1:])
         aware = divergence(true, pooled[:, 0]).sqrt() < self.tau
-        kept = self._lines(true, columns, diagonals, grid)
+        kept = self._lines(true, columns, diagonals, aware, grid)
         if self.tau:
-            kept = torch.where(aware[:, None, None], self._blocks(queries, keys, grid), kept)
+            kept = kept | aware[:, None, None] & self._blocks(queries, keys, grid)
         return grid.tiles(kept, len(queries))
 
     def _pooled(self, queries: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
@@ -59,19 +62,22 @@ class FlexPrefill(Sparse):
         """Return [Hq, I, J]: the best blocks of all query blocks together."""
         each = means(queries, self.block)
         shares = self._pooled(each, keys, grid.causal) / grid.shape[0]
-        return smallest(shares.flatten(1), self.gamma).view_as(shares) | (grid.columns < self.least)
+        return smallest(shares.flatten(1), self.gamma).view_as(shares)
 
-    def _lines(self, true: Tensor, columns: Tensor, diagonals: Tensor, grid: Grid) -> Tensor:
-        """Return [Hq, I, J]: columns and diagonals of blocks, as many as the tokens that hold gamma would fill."""
+    def _lines(self, true: Tensor, columns: Tensor, diagonals: Tensor, aware: Tensor, grid: Grid) -> Tensor:
+        """Return [Hq, I, J]: columns and diagonals of blocks, as many as the tokens that hold gamma would fill.
+
+        Heads that are query-`aware` [Hq] have the fewest.
+        """
         slash = folded(diagonals[..., None], self.block).sum((2, 3))
-        vertical, near = (self._most(*each) for each in ((true, columns), (slash, diagonals)))
+        vertical, near = (self._most(*each, aware) for each in ((true, columns), (slash, diagonals)))
         tiles = grid.columns
         crossed = near[:, (tiles[:, None] - tiles).clamp(min=0)] & (tiles <= tiles[:, None])  # [Hq, P, J]
         return (grid.own.float() @ crossed.float() > 0) | vertical[:, None]
 
-    def _most(self, blocks: Tensor, tokens: Tensor) -> Tensor:
+    def _most(self, blocks: Tensor, tokens: Tensor, aware: Tensor) -> Tensor:
         """Return bool like `blocks` [Hq, J]: the first, and the best up to the number that `tokens` [Hq, T] ask for."""
-        needed = smallest(tokens, self.gamma).sum(-1, keepdim=True)
+        needed = smallest(tokens, self.gamma).sum(-1, keepdim=True).masked_fill(aware[:, None], 0)
         wanted = (-(-needed // self.block)).clamp(min=self.least)
         numbers = torch.arange(blocks.shape[1], device=blocks.device)
         order = blocks.masked_fill(numbers == 0, torch.inf).sort(dim=-1, descending=True, stable=True).indices
