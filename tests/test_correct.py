@@ -28,6 +28,7 @@ from workbench.kernels.question_attention import reference
 from workbench.methods import attend, correct, finish, select
 from workbench.methods.config import MethodConfig
 from workbench.methods.correct.kvcomm import Kvcomm
+from workbench.methods.engines import pages_of
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes import superposition
@@ -169,9 +170,21 @@ def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairi
         expected = by_torch.far()
         torch.testing.assert_close(by_kernel.far(), expected, atol=1e-5, rtol=1e-4)
     weights = torch.rand(2, 3, 42).to(DEVICE) * expected[:1].isfinite()
-    by_kernel.move(weights)
-    by_torch.move(weights)
+    slots, cached = torch.randperm(100).to(DEVICE).split((42, 42, 16)), (0, 7, 3)
+    back = (torch.tensor(cached) - torch.tensor(starts)).repeat_interleave(torch.tensor(lengths))
+    pages = [torch.randn(2, 100, width, device=DEVICE) for _ in range(6)]
+    stale = *rope.rotate_layers([x[:, 4:46] for x in keys], back, tables, pairing), *[x[:, 4:46] for x in values]
+    for pool, x in zip(pages, stale, strict=True):
+        pool[:, slots[0]] = x
+    before = [pool.clone() for pool in pages]
+    over_pages = meeting.Meeting(pages[:3], pages[3:], *given, (cached, slots[0].cpu(), slots[1].cpu()))
+    torch.testing.assert_close(over_pages.far(), expected, atol=1e-5, rtol=1e-4)
+    for one in (by_kernel, by_torch, over_pages):
+        one.move(weights)
     torch.testing.assert_close(copies, (keys, values), atol=1e-5, rtol=1e-4)
+    for pool, known, whole in zip(pages, before, (*keys, *values), strict=True):
+        torch.testing.assert_close(pool[:, slots[1]], whole[:, 4:46], atol=1e-5, rtol=1e-4)
+        assert torch.equal(pool[:, slots[0]], known[:, slots[0]]) and torch.equal(pool[:, slots[2]], known[:, slots[2]])
 
 
 @INTERPRETED
@@ -193,6 +206,33 @@ def test_kvcomm_and_superposition_move_keys_by_kernels_on_a_gpu_as_elsewhere(mod
             found.append([*kv.tensors(), *superposition._place(spec, [parts[:1], parts], 2).kv(1).tensors()])
         assert not done.computed
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("changes", [{}, {"prepare": AfterSystem(), "select": select.named("first_k(k=2)")}])
+def test_kvcomm_corrects_cached_pages_into_pages_of_a_request_as_it_does_an_assembled_cache(
+    model, changes, monkeypatch
+):
+    store, one = MemoryStore(1 << 30), SamplingParams(max_new_tokens=3)
+    batches = [PROMPT], [OTHER, PROMPT], [prompt_of(*SIZES, seed=2), PROMPT]
+    assembled, found = list[int](), []
+    begin = Reuse.begin_over
+    monkeypatch.setattr(Reuse, "begin_over", lambda *given: assembled.append(len(given[2])) or begin(*given))
+    for engine in ("contiguous", "paged"):
+        rule = Kvcomm(temperature=0.1, threshold=0.9)
+        with monkeypatch.context() as patch:
+            patch.setattr(choice, "on_gpu", lambda device, chosen=engine == "paged": chosen)
+            given = Reuse(correct=rule, **changes), store, one, engine
+            answers = [answer(model, Letters(), batch, *given) for batch in batches]
+        said = [[(x.tokens, x.rows_computed) for x in each.generations] for each in answers]
+        anchors = {place: [anchor.used for anchor in each] for place, each in rule.anchors.items()}
+        caches = [x[:, : len(PROMPT)] for each in answers for ready in each.ready for x in ready.request.kv.tensors()]
+        found.append((said, anchors, [*[row for each in answers for row in each.logits], *caches]))
+    assert found[0][:2] == found[1][:2]
+    torch.testing.assert_close(found[0][2], found[1][2], atol=1e-4, rtol=1e-4)
+    full = sum(computed == len(PROMPT) for batch in found[0][0] for _, computed in batch)
+    assert 2 <= full < 5 and assembled == [1, 2, 2, *[1] * full], "blocks in pages are assembled where none is near"
+    assert not pages_of(model).of(model, 1)[1].pinned
 
 
 @pytest.mark.parametrize("method", [Reuse(prepare=AfterSystem(), correct=Kvcomm()), Superposition()])

@@ -2,7 +2,8 @@
 
 An anchor is keys and values as they were cached, and by how much they moved, [C, n, D] each: heads of all layers, keys
 as of position 0. Tensors lie wherever they were made, so a table holds how far each is from the first layer's keys. One
-launch compares all layers of all places, a second one moves them; what is cached and what moved are read once each.
+launch compares all layers of all places, a second one moves them, within one cache or from pages of blocks to others;
+what is cached and what moved are read once each.
 """
 
 from collections.abc import Sequence
@@ -19,13 +20,15 @@ TOKENS = 16  # of a program
 
 
 @jit
-def _place(tiles, places, tile, TOKENS: tl.constexpr):
-    """(place, its number of anchors, first position, tokens within the place, which there are, where they are put)."""
+def _place(tiles, places, slots, total, tile, TOKENS: tl.constexpr):
+    """(place, anchors, positions that its keys are rotated for and move to, tokens, which there are, put, slots)."""
     place, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
-    begin, length = tl.load(places + 4 * place), tl.load(places + 4 * place + 1)
+    at = places + 5 * place
     token = first + tl.arange(0, TOKENS)
-    put = tl.load(places + 4 * place + 3) + token
-    return place, tl.load(places + 4 * place + 2), begin, token, token < length, put
+    there, put = token < tl.load(at + 1), tl.load(at + 3) + token
+    own = tl.load(slots + put, mask=there, other=0)
+    to = tl.load(slots + total + put, mask=there, other=0)
+    return place, tl.load(at + 2), tl.load(at + 4), tl.load(at), token, there, put, own, to
 
 
 @jit
@@ -35,6 +38,7 @@ def _far(
     anchors,
     places,
     tiles,
+    slots,
     inv_freq,
     out,
     total,
@@ -48,39 +52,41 @@ def _far(
     D: tl.constexpr,
     DP: tl.constexpr,
     TOKENS: tl.constexpr,
+    TURNED: tl.constexpr,
 ):
     """Some tokens of a place and one anchor: mean differences of keys and of values, squares of those of values."""
     tile, anchor = tl.program_id(0) // most, tl.program_id(0) % most
-    place, count, begin, token, there, put = _place(tiles, places, tile, TOKENS)
+    place, count, cached, _, token, there, put, slot, _ = _place(tiles, places, slots, total, tile, TOKENS)
     if anchor >= count:
         return
     col = tl.arange(0, DP)
-    other, angle, sin = planes(col, begin, inv_freq, HALF, INTERLEAVED, True)
+    other, angle, sin = planes(col, cached, inv_freq, HALF, INTERLEAVED, True)
     cos, inside = tl.cos(angle)[None, :], there[:, None] & (col < D)[None, :]
     at = anchors + (place * most + anchor) * 5
     cached_keys, cached_values = tl.multiple_of(tl.load(at), 8), tl.multiple_of(tl.load(at + 1), 8)
     span = tl.multiple_of(tl.load(at + 4), 8)
-    of_keys = tl.zeros([TOKENS], tl.float32)
+    of_keys = tl.zeros([TOKENS, DP], tl.float32)
     of_values, squares = of_keys, of_keys
-    mine = (begin + token)[:, None] * own_token
+    mine = slot[:, None] * own_token
     theirs = token[:, None] * D + col[None, :]
     for row in range(layers * HEADS):
         layer, head = row // HEADS, row % HEADS
         keys = base + tl.multiple_of(tl.load(own + layer), 8) + head * own_head + mine
         values = base + tl.multiple_of(tl.load(own + layers + layer), 8) + head * own_head + mine
-        x = tl.load(keys + col[None, :], mask=inside, other=0.0).to(tl.float32) * cos
-        x += tl.load(keys + other[None, :], mask=inside, other=0.0).to(tl.float32) * sin[None, :]
+        x = tl.load(keys + col[None, :], mask=inside, other=0.0).to(tl.float32)
+        if TURNED:
+            x = x * cos + tl.load(keys + other[None, :], mask=inside, other=0.0).to(tl.float32) * sin[None, :]
         y = tl.load(base + cached_keys + row * span + theirs, mask=inside, other=0.0).to(tl.float32)
-        of_keys += tl.sum(tl.abs(x - y), 1)
+        of_keys += tl.abs(x - y)
         x = tl.load(values + col[None, :], mask=inside, other=0.0).to(tl.float32)
         y = tl.load(base + cached_values + row * span + theirs, mask=inside, other=0.0).to(tl.float32)
-        of_values += tl.sum(tl.abs(x - y), 1)
-        squares += tl.sum((x - y) * (x - y), 1)
+        of_values += tl.abs(x - y)
+        squares += (x - y) * (x - y)
     numbers = layers * HEADS * D
     target = out + anchor * total + put
-    tl.store(target, of_keys / numbers, mask=there)
-    tl.store(target + most * total, of_values / numbers, mask=there)
-    tl.store(target + 2 * most * total, squares, mask=there)
+    tl.store(target, tl.sum(of_keys, 1) / numbers, mask=there)
+    tl.store(target + most * total, tl.sum(of_values, 1) / numbers, mask=there)
+    tl.store(target + 2 * most * total, tl.sum(squares, 1), mask=there)
 
 
 @jit
@@ -90,6 +96,7 @@ def _move(
     anchors,
     places,
     tiles,
+    slots,
     inv_freq,
     weights,
     total,
@@ -103,19 +110,27 @@ def _move(
     D: tl.constexpr,
     DP: tl.constexpr,
     TOKENS: tl.constexpr,
+    TURNED: tl.constexpr,
 ):
-    """Some tokens of a place in one layer, from layer 1 on: the weighted offsets of its anchors are added."""
-    layer = tl.program_id(1) + 1
-    place, count, begin, token, there, put = _place(tiles, places, tl.program_id(0), TOKENS)
+    """Some tokens of a place in one layer: put where they move to; from layer 1 on its anchors' offsets are added."""
+    layer = tl.program_id(1)
+    given = _place(tiles, places, slots, total, tl.program_id(0), TOKENS)
+    place, count, cached, begin, token, there, put, slot, to = given
+    count = tl.where(layer > 0, count, 0)
     col = tl.arange(0, DP)
     other, angle, sin = planes(col, begin, inv_freq, HALF, INTERLEAVED, False)
     cos, inside = tl.cos(angle)[None, :], there[:, None] & (col < D)[None, :]
-    mine = (begin + token)[:, None] * own_token + col[None, :]
+    _, turn, turn_sin = planes(col, begin - cached, inv_freq, HALF, INTERLEAVED, False)
+    turn_cos = tl.cos(turn)[None, :]
+    mine, moved_to = slot[:, None] * own_token, to[:, None] * own_token + col[None, :]
     for head in range(HEADS):
-        keys = base + tl.multiple_of(tl.load(own + layer), 8) + head * own_head + mine
-        values = base + tl.multiple_of(tl.load(own + layers + layer), 8) + head * own_head + mine
-        x = tl.load(keys, mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(values, mask=inside, other=0.0).to(tl.float32)
+        keys = base + tl.multiple_of(tl.load(own + layer), 8) + head * own_head
+        values = base + tl.multiple_of(tl.load(own + layers + layer), 8) + head * own_head
+        x = tl.load(keys + mine + col[None, :], mask=inside, other=0.0).to(tl.float32)
+        if TURNED:
+            apart = tl.load(keys + mine + other[None, :], mask=inside, other=0.0).to(tl.float32)
+            x = x * turn_cos + apart * turn_sin[None, :]
+        y = tl.load(values + mine + col[None, :], mask=inside, other=0.0).to(tl.float32)
         for anchor in range(count):
             at = anchors + (place * most + anchor) * 5
             span = tl.multiple_of(tl.load(at + 4), 8)
@@ -128,8 +143,8 @@ def _move(
             x += tl.load(share, mask=there, other=0.0)[:, None] * k
             share += most * total
             y += tl.load(share, mask=there, other=0.0)[:, None] * tl.load(v, mask=inside, other=0.0).to(tl.float32)
-        tl.store(keys, x.to(base.dtype.element_ty), mask=inside)
-        tl.store(values, y.to(base.dtype.element_ty), mask=inside)
+        tl.store(keys + moved_to, x.to(base.dtype.element_ty), mask=inside)
+        tl.store(values + moved_to, y.to(base.dtype.element_ty), mask=inside)
 
 
 def fits(keys: Sequence[Tensor], values: Sequence[Tensor], inv_freq: Sequence[Tensor]) -> bool:
@@ -143,6 +158,8 @@ class Meeting:
 
     keys, values     [H, T, D] of every layer, alike (`fits`)
     starts, lengths  of the places, one behind the other
+    paged            the position that keys of each place are rotated for, slots [N] of their tokens, and slots that
+                     `move` writes; None: they stand in one cache of the prompt, and are moved there
     """
 
     def __init__(
@@ -154,9 +171,13 @@ class Meeting:
         anchors: Sequence[Sequence[tuple[Pair, Pair]]],
         inv_freq: Sequence[Tensor],
         pairing: Pairing = "neox",
+        paged: tuple[Sequence[int], Tensor, Tensor] | None = None,
     ):
         need_triton("meeting")
         base, self.most, self.total = keys[0], max(map(len, anchors)), sum(lengths)
+        here = torch.arange(starts[0], starts[0] + self.total)
+        cached, *slots = paged or (starts, here, here)
+        self._turned = any(cached), [*starts] != [*cached]  # keys, to be compared and to be moved
         held = [[*cached, *moved] for place in anchors for cached, moved in place]
         self._held = [x.contiguous() for each in held for x in each]
         size, lower = base.element_size(), base.data_ptr()
@@ -167,12 +188,13 @@ class Meeting:
         listed = torch.arange(self.most) < counts[:, None]
         table[listed] = torch.cat((apart[2 * len(keys) :].view(-1, 4), spans[:, None]), 1)
         sizes = torch.tensor(lengths)
-        places = torch.stack((torch.tensor(starts), sizes, counts, sizes.cumsum(0) - sizes), 1)
+        places = torch.tensor(starts), sizes, counts, sizes.cumsum(0) - sizes, torch.tensor(cached)
         tiles = -(-sizes // TOKENS)
         of = torch.arange(len(sizes)).repeat_interleave(tiles)
         first = (torch.arange(len(of)) - (tiles.cumsum(0) - tiles)[of]) * TOKENS
-        parts = apart[: 2 * len(keys)], table.flatten(), places.flatten(), torch.stack((of, first), 1).flatten()
-        self._tables = torch.cat(parts).to(base.device).split([*map(len, parts)])  # a GPU gets them in one copy
+        parts = apart[: 2 * len(keys)], table, torch.stack(places, 1), torch.stack((of, first), 1), torch.cat(slots)
+        flat = [part.flatten() for part in parts]
+        self._tables = torch.cat(flat).to(base.device).split([*map(len, flat)])  # a GPU gets them in one copy
         self._tiles, self._layers = len(of), len(keys)
         width, frequencies = base.shape[2], inv_freq[0].to(base.device, torch.float32)
         self._given = (base, *self._tables, frequencies)
@@ -186,10 +208,11 @@ class Meeting:
         Inf where a place has fewer than A anchors.
         """
         out = torch.full((3, self.most, self.total), torch.inf, dtype=torch.float32, device=self._given[0].device)
-        _far[(self._tiles * self.most,)](*self._given, out, *self._numbers, **self._constants)
+        grid, turned = (self._tiles * self.most,), self._turned[0]
+        _far[grid](*self._given, out, *self._numbers, **self._constants, TURNED=turned)
         return out
 
     def move(self, weights: Tensor) -> None:
-        """Add the offsets to all layers but the first, by weights [2, A, N] fp32 of keys and of values."""
-        grid = self._tiles, self._layers - 1
-        _move[grid](*self._given, weights.contiguous(), *self._numbers, **self._constants)
+        """Put places where they go to, all layers but the first with the offsets, by weights [2, A, N] fp32."""
+        grid, turned = (self._tiles, self._layers), self._turned[1]
+        _move[grid](*self._given, weights.contiguous(), *self._numbers, **self._constants, TURNED=turned)

@@ -5,8 +5,9 @@ recently used first; what a prompt in work reads is pinned.
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from types import NoneType
 from weakref import ref
 
 from workbench.core.kv import KV
@@ -20,7 +21,7 @@ class BlockPages:
 
     def __init__(self, pool: Pool):
         self.pool = pool
-        self._entries: OrderedDict[int, tuple[ref[KV], Cached]] = OrderedDict()  # by the id of the KV
+        self._entries: OrderedDict[int, tuple[Callable[[], KV | None], Cached]] = OrderedDict()  # by the id of the KV
         self._pins = Counter[int]()  # by the id of the `Cached`
         self._idle = 0  # pages of blocks that nobody reads
         self._gone = deque[int]()  # keys whose KV is gone
@@ -94,6 +95,16 @@ class BlockPages:
         for cached in placed:
             self._pin(cached)
         return placed
+
+    def blank(self, length: int, start: int) -> Cached:
+        """Return an unwritten block for one request, pinned; once it is let go, its pages make room first."""
+        self.make_room(-(-length // self.pool.size))
+        cached = self.pool.cached(length, start)
+        self._entries[-id(cached)] = NoneType, cached  # no KV finds it
+        self._gone.append(-id(cached))
+        self._idle += len(cached.pages)
+        self._pin(cached)
+        return cached
 
     def unpin(self, context: Iterable[Cached]) -> None:
         """Let blocks go that `place` has returned."""

@@ -78,16 +78,19 @@ class PageStorage:
     def device(self) -> torch.device:
         return self.keys[0].device
 
-    def slots(self, cached: Cached) -> Tensor:
-        """[T] int64, CPU: where in the pool the tokens of a block are."""
-        at = cached.pages[:, None] * self.size + torch.arange(self.size)
-        return at.flatten()[: len(cached)]
+    def slots(self, *blocks: Cached) -> Tensor:
+        """[T] int64, CPU: where in the pool the tokens of blocks are, one behind the other."""
+        lengths = torch.tensor([len(block) for block in blocks])
+        at = torch.cat([block.pages for block in blocks])[:, None] * self.size + torch.arange(self.size)
+        empty = -lengths % self.size  # slots behind each
+        before = (empty.cumsum(0) - empty).repeat_interleave(lengths)
+        return at.flatten()[before + torch.arange(len(before))]
 
     def fill(self, model: PreTrainedModel, blocks: Sequence[Block], cached: Sequence[Cached]) -> None:
         """Encode blocks, each alone, into the pages of `cached`: packed into few forward passes, without padding."""
         passes = []
         for group in packs([len(block) for block in blocks]):
-            slots = torch.cat([self.slots(cached[i]) for i in group]).to(self.device)
+            slots = self.slots(*[cached[i] for i in group]).to(self.device)
 
             def write(x: LayerInput, at: Tensor = slots) -> None:
                 index_copy(self.keys[x.layer], at, x.k)
@@ -103,7 +106,7 @@ class PageStorage:
         """Copy runs of tokens into the pages of `cached`, one copy a layer for all of them."""
         if not kvs:
             return
-        slots = torch.cat([self.slots(one) for one in cached])
+        slots = self.slots(*cached)
         runs = _runs(slots)
         where = slots.to(self.device) if len(runs) > RUNS else None
         with self.in_order():
@@ -124,7 +127,7 @@ class PageStorage:
         check_positions(positions)
         if not context:
             raise BadInput("a prompt has at least one block")
-        slots = torch.cat([self.slots(block) for block in context])
+        slots = self.slots(*context)
         runs, where = _runs(slots), slots.to(self.device)
         runs = runs if len(runs) <= RUNS else []
         lengths = torch.tensor([len(block) for block in context])

@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Adjust, Pass
+from workbench.engine.pages.block_pages import BlockPages
+from workbench.engine.pages.paged_prompt import Cached
 from workbench.methods import registry
 
 __all__ = ["KV", "Adjust", "Correct", "Correction", "Pass", "Prompt", "named", "names", "write"]
@@ -57,6 +59,13 @@ class Correct:
     ) -> list[Correction]:
         """Correct the caches of a batch; `rows` [R] of each are recomputed, None: chosen here by `ratio`."""
         raise NotImplementedError
+
+    def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:
+        """Put corrected blocks, pinned, in place of those of `context`; False where it takes an assembled cache.
+
+        Only corrections that never read another one define it. All that `context` holds is pinned, in any case.
+        """
+        return False
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         """Return what a request computes for it in any case, before tokens are recomputed."""

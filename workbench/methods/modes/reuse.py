@@ -92,7 +92,9 @@ class Reuse:
     @property
     def in_place(self) -> bool:
         """Whether cached rows are only read, and what computed rows attend to is known without the cache."""
-        return self.plain or not (self.correct or self.select)
+        if self.correct and (self.positions == "naive" or type(self.correct).over_pages is Correct.over_pages):
+            return False
+        return not (self.select and (self.attend or getattr(self.select, "fresh", False)))
 
     def wrapped(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         """Return prompts as they are computed: with what the preparation puts around passages."""
@@ -104,6 +106,12 @@ class Reuse:
     ) -> list[ReadyRequest]:
         prompts = self.wrapped(model, prompts)
         cached = self.prepare(model, prompts, MemoryStore(UNLIMITED) if store is None else store)
+        return self.begin_over(model, prompts, cached, reserve)
+
+    def begin_over(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], cached: Sequence[Sequence[KV]], reserve: int = 0
+    ) -> list[ReadyRequest]:
+        """Make prompts ready as `begin` does, over blocks that are there."""
         kvs = [assemble(model, p, c, self.positions, reserve) for p, c in zip(prompts, cached, strict=True)]
         chosen, scores = [torch.tensor([], dtype=torch.int64)] * len(prompts), list[torch.Tensor]()
         if self.select:

@@ -80,6 +80,8 @@ def needed(request: PageRequest, size: int) -> int:
     """Return how many pages a request needs at most: for its blocks, and for what is computed for it."""
     prompt, method = request.prompt, request.method
     context = sum(-(-len(block) // size) for block in prompt.context)
+    if isinstance(method, Reuse) and method.correct and method.in_place:
+        context *= 2  # as cached, and corrected
     context += -(-getattr(method, "paths", 0) * len(prompt.question) // size)  # of superposition, which copies each
     computed = len(prompt.question) + request.limit
     if getattr(method, "select", None) is not None:
@@ -153,15 +155,21 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
     method = group[0].method
     assert isinstance(method, Reuse)
     prompts = [request.prompt for request in group]
-    for request, kvs in zip(group, method.prepare(runner.model, prompts, store), strict=True):
+    cached = method.prepare(runner.model, prompts, store)
+    for request, kvs in zip(group, cached, strict=True):
         if [len(kv) for kv in kvs] != [len(block) for block in request.prompt.context]:
             raise BadInput(f"{len(kvs)} cached KVs do not fit the {len(request.prompt.context)} blocks of a prompt")
         request.context = blocks.place(kvs)
     chosen: Sequence[Tensor | None] = [None] * len(group)
     if method.select:
         chosen = rows_over_pages(runner, method, prompts, [r.context for r in group], blocks.make_room)
-    for request, some in zip(group, chosen, strict=True):
+    for request, some, kvs in zip(group, chosen, cached, strict=True):
         prompt, rows = request.prompt, request.prompt.question
+        if method.correct and not method.correct.over_pages(blocks, prompt, request.context):
+            blocks.unpin(request.context)
+            request.context = []
+            begin_copied(runner, blocks, [request], method.begin_over(runner.model, [prompt], [kvs]))
+            continue
         reserve = len(rows) + request.limit
         blocks.make_room(-(-(reserve + (0 if some is None else len(some))) // blocks.pool.size))
         if request.context:

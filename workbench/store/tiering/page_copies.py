@@ -114,7 +114,7 @@ class PageCopies:
             packed = [kv if isinstance(kv := kvs[key], PackedKV) else pack(kv, self.stream is not None) for key in keys]
             for key, kv in zip(keys, packed, strict=True):
                 held[key].cached = replace(held[key].cached, length=len(kv), start=kv.start)
-            slots = torch.cat([self.pool.slots(held[key].cached) for key in keys])
+            slots = self.pool.slots(*[held[key].cached for key in keys])
             self._put(packed, slots.to(self.pool.device, non_blocking=True), layers)
 
     def _put(self, packed: Sequence[PackedKV], slots: Tensor, layers: Sequence[int]) -> None:
