@@ -16,6 +16,7 @@ from workbench.methods.presets import METHODS
 ROOT = Path(__file__).parents[1]
 PLAIN = {"all", "none", "random", "dense", "full"}  # a sentence says what these do
 OURS = PLAIN | {"answer_guided", "behind_document", "oracle"}  # and what nobody published
+PARTS = {"prepare", "select", "correct", "attend"}
 POLICIES = [(folder, name) for folder in docs_methods.KINDS for name in docs_methods.names(folder)]
 
 
@@ -59,7 +60,24 @@ def test_formulas_are_drawn_without_a_network(folder, name):
 @pytest.mark.parametrize(("folder", "name"), POLICIES)
 def test_a_page_says_whether_a_method_follows_its_paper_its_code_or_a_description(folder, name):
     policy, _ = registry.found(f"workbench.methods.{folder}", name, docs_methods.GIVEN)
-    assert name in OURS or re.search(r"\*Follows (the papers?\b|released code|a description)", policy.__doc__)
+    said = docs_methods.follows(folder, name)
+    assert said or name in OURS
+    code = said in ("released code", "a reimplementation")
+    assert not code or re.search(r"`\S+` of \w[\w-]*/\w", " ".join(policy.__doc__.split())), (
+        "it names file and repository"
+    )
+
+
+def test_the_index_says_what_every_method_follows(pages):
+    rows = [line.strip("| ").split(" | ") for line in pages["index"].splitlines() if line.startswith("| ")]
+    found = {row[0]: row for row in rows}
+    for name, each in METHODS.items():
+        assert found["[psr](psr.md)" if name == "psr" else f"`{name}`"][3] == each.follows
+        parts = {docs_methods.follows(kind, str(each.fields[kind]).split("(")[0]) for kind in PARTS & set(each.fields)}
+        assert each.follows == "a description" or "a description" not in parts, f"{name} follows no more than its parts"
+    for folder, name in POLICIES:
+        row = found[f"[{name}]({folder}-{name}.md)"]
+        assert (row[2] if len(row) > 2 else "") == docs_methods.follows(folder, name)
 
 
 def test_the_reference_names_every_public_module_once():

@@ -283,17 +283,18 @@ def invoke(*words):
 
 
 def test_the_command_measures_ranks_and_goes_on(folder, tmp_path, monkeypatch):
-    asked = ["--model", folder, *QUICK, "--methods", "epic,full-reuse,cacheblend", "--budgets", "0.3,0.5,0,2"]
+    asked = ["--model", folder, *QUICK, "--methods", "kvlink,epic,full-reuse,cacheblend", "--budgets", "0.3,0.5,0,2"]
     ended = invoke(*asked, "--out", tmp_path / "out", "--html", tmp_path / "page.html")
     assert ended.exit_code == 0, ended.output
-    for line in ("budget 0: a share above 0", "budget 2: a share above 0", "cacheblend: charged 0.3", "cacheblend: ch"):
+    left_out = ("budget 0: a share above 0", "budget 2: a share above 0", "cacheblend: charged 0.3", "kvlink: ")
+    for line in left_out:
         assert f"left out: {line}" in ended.stderr
     assert max(map(len, ended.stdout.splitlines())) <= 80 and "at most 50% charged" in " ".join(ended.stdout.split())
     assert "<table" in (tmp_path / "page.html").read_text()
     monkeypatch.setattr(Trial, "run_each", None)  # nothing is measured again
     again = invoke(*asked, "--out", tmp_path / "out", "--json")
     found = json.loads(again.stdout)
-    assert [board["budget"] for board in found["boards"]] == [0.3, 0.5] and len(found["left_out"]) == 4
+    assert [board["budget"] for board in found["boards"]] == [0.3, 0.5] and len(found["left_out"]) == 5
     epic = next(one for one in found["boards"][0]["entries"] if one["method"] == "epic")
     assert 0.25 < epic["charged"] <= 0.3 and epic["fields"]["charged"] == 0.3
     ranked = invoke("--results", tmp_path / "out", "--budgets", "0.5", "--json")

@@ -98,6 +98,21 @@ def test_a_wrong_share_option_or_value_is_refused_before_anything_is_loaded(name
 
 
 @pytest.mark.parametrize(
+    ("file", "held", "sentence"),
+    [
+        ("tokenizer.json", None, "helper has no tokenizer: one of tokenizer.json"),
+        ("tokenizer.json", "{", "tokenizer.json is corrupt"),
+        ("config.json", None, "config.json is missing"),
+    ],
+)
+def test_a_helper_that_cannot_read_is_refused_before_anything_is_loaded(file, held, sentence, tmp_path, monkeypatch):
+    helper = tiny.checkpoint(tmp_path / "helper")
+    (helper / file).unlink() if held is None else (helper / file).write_text(held)
+    monkeypatch.setattr(models, "load", None)
+    refused(sentence, Trial, "lab-full", **METHODS["cacheclip"].fields | {"select": f"cache_clip(helper={helper})"})
+
+
+@pytest.mark.parametrize(
     ("name", "config", "changes", "sentence"),
     [
         *((name, {}, {}, "has no soft tokens") for name in ("kv-packet", "kvlink")),

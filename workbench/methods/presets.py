@@ -20,44 +20,54 @@ from workbench.methods.method_fields import REUSE
 
 @dataclass(frozen=True)
 class Published:
-    """`fields` of a trial, the name people know, where it was published, and what is `reported` of it there."""
+    """`fields` of a trial, the name people know, where it was published, and what is `reported` of it there.
+
+    `follows` says what it keeps to: released code, a reimplementation by others, the paper, or a description where
+    no more was found.
+    """
 
     title: str
     source: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     reported: str = ""
+    follows: str = "the paper"
 
 
 _block: Callable[..., dict[str, Any]] = partial(dict, mode="block")
 _after_system = partial(_block, prepare="after_system")
 METHODS = {
-    "full": Published("Full attention", "Vaswani et al., arXiv:1706.03762", {"mode": "full"}),
-    "block": Published("Block-Attention", "arXiv:2409.15355, section 2", _block()),
-    "prompt-cache": Published("PromptCache", "arXiv:2311.04934", _block(positions="naive")),
+    "full": Published("Full attention", "Vaswani et al., arXiv:1706.03762", {"mode": "full"}, follows=""),
+    "block": Published("Block-Attention", "arXiv:2409.15355, section 2", _block(), follows="released code"),
+    "prompt-cache": Published("PromptCache", "arXiv:2311.04934", _block(positions="naive"), follows="a description"),
     "superposition": Published("Superposition", "arXiv:2404.06910", {"mode": "superposition"}),
     "full-reuse": Published(
-        "Full Reuse", "FusionRAG (Wang et al., From Prefix Cache to Fusion RAG Cache), section 2.2.1", _after_system()
+        "Full Reuse",
+        "FusionRAG (Wang et al., From Prefix Cache to Fusion RAG Cache, arXiv:2601.12904), section 2.2.1",
+        _after_system(),
     ),
     "cacheblend": Published("CacheBlend", "arXiv:2405.16444", _after_system(select="kv_deviation", ratio=0.15)),
     "cache-craft": Published("Cache-Craft", "arXiv:2502.15734", _after_system(select="cache_craft", ratio=None)),
-    "epic": Published("EPIC", "arXiv:2410.15332", _block(select="first_k", ratio=0.15)),
+    "epic": Published("EPIC", "arXiv:2410.15332", _block(select="first_k", ratio=0.15), follows="released code"),
     "prophetkv": Published(
         "ProphetKV",
         "arXiv:2602.02579",
         _block(select="prophet_kv", ratio=0.2),
         "96% to 101% of full prefill's score at 20% recomputed",
+        follows="a description",
     ),
     "qcfuse": Published(
         "QCFuse",
         "arXiv:2606.05875",
         _block(select="qc_fuse", ratio=0.3),
         "at most 1% lost at 1.9 times full prefill's speed",
+        follows="released code",
     ),
     "cacheclip": Published(
         "CacheClip",
         "arXiv:2510.10129",
         _after_system(select="cache_clip(helper=smollm2)", ratio=0.2),
         "91.1% of full attention's score on LongBench at 20% recomputed, with a helper fine-tuned for it",
+        follows="a description",
     ),
     "cacheblend-gradual": Published(
         "CacheBlend, gradual filtering",
@@ -68,23 +78,30 @@ METHODS = {
         "SAM-KV",
         "as in arXiv:2604.13226's code",
         _block(select="sam_kv", ratio=None, correct="fuse", attend="chosen"),
+        follows="a reimplementation",
     ),
-    "a3": Published("A³", "arXiv:2511.17560", _block(select="a3", ratio=0.15)),
-    "ape": Published("APE", "arXiv:2502.05431", _after_system(positions="shared", attend="ape")),
+    "a3": Published("A³", "arXiv:2511.17560", _block(select="a3", ratio=0.15), follows="a reimplementation"),
+    "ape": Published(
+        "APE", "arXiv:2502.05431", _after_system(positions="shared", attend="ape"), follows="released code"
+    ),
     "turborag": Published("TurboRAG, composite positions", "arXiv:2410.07590", _block(positions="shared")),
-    "link0": Published("EPIC, LegoLink-0", "arXiv:2410.15332", _block(prepare="link0")),
-    "mepic": Published("MEPIC", "arXiv:2512.16822", _block(select="first_k(k=16)", ratio=None)),
+    "link0": Published("EPIC, LegoLink-0", "arXiv:2410.15332", _block(prepare="link0"), follows="released code"),
+    "mepic": Published(
+        "MEPIC", "arXiv:2512.16822", _block(select="first_k(k=16)", ratio=None), follows="a description"
+    ),
     "psr": Published(
         "PSR",
         "arXiv:2603.20218",
         _block(prepare="link0", select="kv_deviation(part=k)", ratio=0.15, attend="ape"),
         "up to 5% better than the best of the methods that it is made of",
+        follows="a description",
     ),
     "relaxkv": Published(
         "RelaxKV",
         "arXiv:2609.33503",
         _block(select="prophet_kv", ratio=0.15, attend="relax_kv"),
         "95.0% where ProphetKV has 91.2%, on RULER's multi-value needles in 32K at 15% recomputed",
+        follows="a description",
     ),
     "agentkvshift": Published(
         "AgentKVShift",
@@ -92,17 +109,23 @@ METHODS = {
         _block(correct="agent_kv_shift", ratio=0.1),
         "F1 of 0.491 where full attention has 0.509, ProphetKV 0.357 and CacheBlend 0.290, on LoCoMo at 10% recomputed",
     ),
-    "kvcomm": Published("KVCOMM", "arXiv:2510.12872", _block(correct="kvcomm")),
-    "kv-packet": Published("KV Packet", "arXiv:2604.13226", _block(prepare="packet")),
+    "kvcomm": Published("KVCOMM", "arXiv:2510.12872", _block(correct="kvcomm"), follows="released code"),
+    "kv-packet": Published("KV Packet", "arXiv:2604.13226", _block(prepare="packet"), follows="released code"),
     "kvlink": Published(
-        "KVLink", "arXiv:2502.16002", _block(prepare="packet", select="first_k(k=5, last=True)", ratio=None)
+        "KVLink",
+        "arXiv:2502.16002",
+        _block(prepare="packet", select="first_k(k=5, last=True)", ratio=None),
+        follows="released code",
     ),
     "tuned-recompute": Published(
-        "Tuned for concatenation, and recomputed", "arXiv:2609.09768", _block(select="kv_deviation", ratio=0.15)
+        "Tuned for concatenation, and recomputed",
+        "arXiv:2609.09768",
+        _block(select="kv_deviation", ratio=0.15),
+        follows="a description",
     ),
     "fusionrag": Published(
         "FusionRAG",
-        "Wang et al., From Prefix Cache to Fusion RAG Cache, section 3",
+        "Wang et al., From Prefix Cache to Fusion RAG Cache, arXiv:2601.12904, section 3",
         _block(prepare="with_neighbours", select="query_guided", ratio=0.15),
     ),
 }

@@ -20,6 +20,7 @@ CODE = re.compile(r"(`[^`\n]+`)")
 MATH = re.compile(r"(`[^`\n]+`|\$[^$\n]+\$)")
 SIGNS = {"rst": re.compile(r"([\\*_|`])"), "md": re.compile(r"([\\*_\[\]{}<>$|#~])")}
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+FOLLOWS = re.compile(r"\*Follows (released code|a reimplementation|the paper|a description)")
 
 
 def rst(docstring: str) -> list[str]:
@@ -166,19 +167,39 @@ def _head(folder: str, name: str) -> str:
     return escaped((import_module(f"workbench.methods.{folder}.{name}").__doc__ or "").splitlines()[0])
 
 
+def follows(folder: str, name: str) -> str:
+    """Return what a method follows, as its docstring says; "" where nobody published it."""
+    policy, _ = registry.found(f"workbench.methods.{folder}", name, GIVEN)
+    found = FOLLOWS.search(policy.__doc__ or "")
+    return found[1] if found else ""
+
+
 def _index() -> str:
     """Return all methods by kind, and the published ones as choices of them."""
     parts = ["# Methods", "Any preparation, selector, ratio and sparse method go together."]
     parts.append("A published method is one choice of them: `workbench trial --method NAME`.")
+    parts.append(
+        "Each says what it follows: released code that was read, a reimplementation by others, its paper, or a "
+        "description, where no more was found; its page names files and differences. A ratio is rounded to whole "
+        "tokens, where released code cuts it down: at most one token more."
+    )
     published = [
-        ("[psr](psr.md)" if name == "psr" else f"`{name}`", each.title, escaped(each.source), _choice(name))
+        (
+            "[psr](psr.md)" if name == "psr" else f"`{name}`",
+            each.title,
+            escaped(each.source),
+            each.follows,
+            _choice(name),
+        )
         for name, each in METHODS.items()
     ]
-    parts += ["## Published methods", table(("name", "published as", "source", "choice"), published)]
+    parts += ["## Published methods", table(("name", "published as", "source", "follows", "choice"), published)]
     parts.append("```{toctree}\n:hidden:\n:titlesonly:\n\npsr\n```")
     for folder, (heading, said, _) in KINDS.items():
-        entries = [(f"[{name}]({folder}-{name}.md)", _head(folder, name)) for name in names(folder)]
-        parts += [f"## {heading}", said, table(("name", "what it does"), entries)]
+        entries = [
+            (f"[{name}]({folder}-{name}.md)", _head(folder, name), follows(folder, name)) for name in names(folder)
+        ]
+        parts += [f"## {heading}", said, table(("name", "what it does", "follows"), entries)]
         listed = "\n".join(f"{folder}-{name}" for name in names(folder))
         parts.append(f"```{{toctree}}\n:hidden:\n:titlesonly:\n\n{listed}\n```")
     return "\n\n".join(parts) + "\n"

@@ -26,8 +26,9 @@ class Ape(Attend):
     Rows of the question and of the answer attend so; recomputed tokens of passages attend plainly. APE itself
     recomputes nothing: `prepare=after_system, positions=shared`.
 
-    *Follows released code: `ape/ape_llama.py` of Infini-AI-Lab/APE, whose demonstration has T = S = 0.9.* On pages,
-    passages and the rest are two lists; where tokens are recomputed besides, these rows run over a contiguous copy.
+    *Follows released code: `ape/ape_llama.py` of Infini-AI-Lab/APE at 52513bc, whose demonstration has T = S = 0.9 (its
+    ChatRAG experiments: T = 0.9, S = 1).* On pages, passages and the rest are two lists; where tokens are recomputed
+    besides, these rows run over a contiguous copy.
 
     With logits $z$, passages $D$ and all other visible tokens $O$, outputs $o_D$ (of $z / T$) and $o_O$ are merged:
 

@@ -16,7 +16,7 @@ class ChosenTokens(Attend):
 
     Every row sees the system prompt, the recomputed tokens and the question, as far as they are before it.
 
-    *Follows released code: `sam_kv.py` of ChuangtaoChen-TUM/KVPacket, which cuts its cache down to these tokens.*
+    *Follows a reimplementation: `sam_kv.py` of ChuangtaoChen-TUM/KVPacket, which cuts its cache down to these tokens.*
     Answers come from contiguous caches: their rows do not see all that is before them.
 
     With the system tokens $S$, recomputed tokens $R$ and the question $Q$, a row $t$ attends to

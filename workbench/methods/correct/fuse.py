@@ -17,8 +17,8 @@ class Fuse(Correct):
 
     theta   weight of what is computed now; 1: nothing of the cache stays
 
-    *Follows released code: `kv_packet/cache_comb` of ChuangtaoChen-TUM/KVPacket, where SAM-KV fuses with 0.9.* On pages
-    the rows are computed over a contiguous copy: cached rows are written.
+    *Follows a reimplementation: `kv_packet/cache_comb` of ChuangtaoChen-TUM/KVPacket, where SAM-KV fuses with 0.9.* On
+    pages the rows are computed over a contiguous copy: cached rows are written.
 
     With $x$ the cached keys or values of a recomputed token and $\hat x$ those that are computed:
 

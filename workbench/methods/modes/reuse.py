@@ -43,7 +43,10 @@ class Reuse:
 
     *Follows released code: `block_generate.py` of TemporaryLoRA/Block-Attention; the other choices have pages of their
     own.* TurboRAG's composite positions follow its paper: its released code, `qwen2.py` of MooreThreads/TurboRAG,
-    rotates keys by where they stand, as "re-encoded" does.
+    rotates keys by where they stand, as "re-encoded" does. "naive" follows a description of PromptCache,
+    Block-Attention's: it does not handle positions, so each passage stays where it was encoded. Its released code,
+    `promptcache/cache_engine.py` of yale-sys/prompt-cache at 9027040, encodes a schema in one pass and keeps each
+    module at its place in the schema.
 
     positions   of the reused keys: "re-encoded" for where their block stands now (Block-Attention, Full Reuse),
                 "naive", as cached (PromptCache, arXiv:2311.04934), or "shared", as cached and with the longest block

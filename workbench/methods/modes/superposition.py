@@ -39,7 +39,9 @@ class Placed(NamedTuple):
 class Superposition:
     r"""Paths system → document → question run side by side; the `paths` best of them are joined for the answer.
 
-    *Follows the paper, but for what is said below.*
+    *Follows the paper, but for what is said below.* Its released code, `transformers.patch` of
+    apple/ml-superposition-prompting at 69c1203, takes P(q | d) per token as well, so that P(d) weighs more, and weakens
+    what the answer sees of the joined paths by their probabilities.
 
     A path's question sees the system block and its own document only. Paths are ranked by the posterior of their
     document, P(d | q) ∝ P(q | d) P(d), probabilities of the model after the system block. P(d) is taken per token, so

@@ -21,7 +21,8 @@ class Link0:
     The first `system` blocks are cached as they are. The keys of a passage are rotated to its place in the prompt, as
     by any preparation; nothing has to be recomputed.
 
-    *Follows the paper: four tokens that begin a sequence.*
+    *Follows released code: `benchmarks_ours/evals/zero-linking-overhead/main.py` of DerekHJH/epic at 3204410: three
+    tokens that begin a text, and the one that its tokenizer puts there.*
 
     With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $d$ the dummy:
 

@@ -30,7 +30,7 @@ TOKENS = 32768  # most tokens, neighbours included, that are in work at one time
 class WithNeighbours:
     r"""Each passage is computed over the `n` passages of `corpus` that are most like it, and its own KV is kept.
 
-    *Follows the paper.*
+    *Follows the paper.* Of the public code of its name only the choice of tokens was read (see `query_guided`).
 
     The system blocks and these neighbours, each cached `after_system`, are put one behind the other, the most alike
     first.

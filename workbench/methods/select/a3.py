@@ -12,9 +12,10 @@ class A3(QuestionGuided):
     layers   (0,) (the method), "all", "last", or other layer numbers
     softmax  over all "documents" (the method), "block", "context" or "prompt"
 
-    *Follows released code: `kv_packet/cache_comb/methods/a3.py` of ChuangtaoChen-TUM/KVPacket.* That code computes
-    layer 0 for every token and goes on with the best. Here only the question is computed for the scores: keys and
-    values of layer 0 depend on token and position alone, so the chosen tokens have the same hidden states either way.
+    *Follows a reimplementation: `kv_packet/cache_comb/methods/a3.py` of ChuangtaoChen-TUM/KVPacket at a861034; no code
+    of A³'s authors was found.* That code computes layer 0 for every token and goes on with the best. Here only the
+    question is computed for the scores: keys and values of layer 0 depend on token and position alone, so the chosen
+    tokens have the same hidden states either way.
 
     With question rows $Q$, heads $h$ and the tokens $D$ of the passages, in layer 0:
 

@@ -28,7 +28,8 @@ class CacheClip(Select):
 
     Chunks are cached behind one shared prefix, whose sink is kept once: `prepare=after_system`.
 
-    *Follows a description: the paper's abstracts, which fine-tune SmolLM2-135M to help; here it helps as it comes.*
+    *Follows a description: the paper's abstracts, which fine-tune SmolLM2-135M to help; here it helps as it comes. No
+    code of its authors was found.*
 
     With the helper's attention $a$ from the question $Q$, mean over heads, and $W(t)$ the window around token $t$:
 
@@ -42,7 +43,7 @@ class CacheClip(Select):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.helper is not None:
-            models.folder(self.helper)
+            models.check(models.folder(self.helper))
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         if self.helper is None:

@@ -28,7 +28,9 @@ class Past:
 class CacheCraft(Select):
     r"""Of every chunk, the ⌈CFO · length⌉ tokens that pay most attention to other chunks.
 
-    *Follows the paper.*
+    *Follows the paper; no code of its authors was found.* A reimplementation, `baselines/cachecraft` of
+    Kevin-Yang1/OmniKV at 33f0a47, has the same formulas; it takes α = 1, and β' = 1 for a chunk that was cached alone,
+    which so recomputes nothing.
 
     CFO = clip(α · CCI · (1 - β'), 0, 1), the share of a chunk that must be recomputed
     CCI = σ(a / b), how much its KV depends on other chunks: inter-attention against intra-attention, per token pair

@@ -12,15 +12,17 @@ from workbench.methods.select import Prompt, Select, whole
 class FirstK(Select):
     r"""The nearer to its block's start, the sooner: blocks of any length lose their attention sink first.
 
-    *Follows released code: `epic.py` of ChuangtaoChen-TUM/KVPacket, as many tokens of every block,* and KVLink's in the
-    place of its links; a ratio in place of a number is ours.
+    *Follows released code: `benchmarks_ours/evals/e2e/main.py` of DerekHJH/epic at 3204410,* where each passage begins
+    with the token that begins a text, counted among the k; a ratio in place of a number is ours.
 
     k     never more than this many tokens of a block, and just those without a ratio (LegoLink-k); None: as many as the
           ratio says, evenly over the blocks
     last  tokens at the block's end instead: with trained links there (`prepare=packet`), KVLink
 
-    KVLink's released code has five links, which see all before them; it fine-tunes all weights with them, here
-    `workbench tune --links 5 --mode block` trains the links alone, or with `--lora-rank` an adapter beside them.
+    KVLink's released code, `src/data/titan_preprocessor.py` of UCSB-NLP-Chang/KVLink at 7400d92, has five links behind
+    each passage, which see all before them. Its links differ with the passage's place, here all passages have the same;
+    it fine-tunes all weights with them, here `workbench tune --links 5 --mode block` trains the links alone, or with
+    `--lora-rank` an adapter beside them.
 
     $$s_t = -(t - \mathrm{start}(B(t)))$$
     """

@@ -15,7 +15,8 @@ from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, lay
 class InterAttention(Select):
     r"""Attention that a token pays to the passages before its own, or receives from those behind it.
 
-    *Follows a description: FusionRAG's, of the method that it compares with.*
+    *Follows a description: FusionRAG's, of the method that it compares with.* The public code of FusionRAG's name (see
+    `query_guided`) keeps what a chunk pays in the last layer, the system prompt included.
 
     layers  averaged: "all" (Cache-Craft, arXiv:2502.15734), "last" or layer numbers
     side    "pays" (Cache-Craft: a token that leans on other chunks is the one reuse falsifies) or "receives"

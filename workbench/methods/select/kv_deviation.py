@@ -54,6 +54,8 @@ class KvDeviation(Select):
     not public, so it has no name here.
 
     The released code in full: `kv_deviation(part=v, fresh=True, system=0)`; its ratio is of all context tokens.
+    LMCache's, `lmcache/v1/compute/blend/blender.py` of LMCache/LMCache at b7dc975: `kv_deviation(part=k, system=0)`;
+    its ratio is of all tokens that are cached.
 
     With $k$, $v$ as cached and $\hat k$, $\hat v$ under full attention, in layer $l$ = `layer`:
 

@@ -16,7 +16,8 @@ class ProphetKv(QuestionGuided):
     softmax  over the "context", system prompt included and question excluded; "prompt" lets the question's own keys
              take part, as QCFuse's code does where it compares itself with ProphetKV; "block", "documents"
 
-    *Follows a description: the paper's abstract, and a public reimplementation that checks these sums.*
+    *Follows a description: the paper's abstract, public notes of its formulas, and a public reimplementation that
+    checks these sums; no code of its authors was found.*
 
     With question rows $Q$, heads $h$, layers $l$ and context tokens $C$:
 

@@ -10,7 +10,10 @@ class QueryGuided(QuestionGuided):
     r"""The question is prefilled over the stitched cache; a token's score is the attention it gets from the question.
 
     *Follows the paper, whose "attention weights [...] for each chunk" are read as a softmax within it; other options
-    are ours.*
+    are ours.* The paper names no code. Public code of its name, `modeling_qwen3.py` and `utils_v2.py` in
+    `ktransformers/` of qiyuxinlin/FusionRAG at 41864e8 and 06c9636, takes the same softmax, layer and sums. It holds
+    the question against keys as they were cached, as if each passage came first, and leaves out what the last block
+    says before the question; here keys are where their passage is, and the whole block asks.
 
     layers   "last" (the paper; of a model with sliding windows the last layer without one), "all", or layer numbers
     tokens   of the question: "all" (the paper), or "last", the one that gives the first token of the answer

@@ -31,7 +31,7 @@ class SamKv(Select):
     key $a_i$ of its anchors. Without a ratio these numbers decide; a ratio takes the best of these tokens. Together
     with `attend=chosen` and `correct=fuse` it is SAM-KV.
 
-    *Follows released code: `kv_packet/cache_comb/methods/sam_kv.py` of ChuangtaoChen-TUM/KVPacket,* but that a
+    *Follows a reimplementation: `kv_packet/cache_comb/methods/sam_kv.py` of ChuangtaoChen-TUM/KVPacket,* but that a
     block that is kept is computed in all layers, and that query heads are joined by the KV head they belong to.
 
     $$q_i = g + \frac{1}{D - 1} \sum_{j \ne i} |\cos(c_j, g)| \, c_j, \qquad

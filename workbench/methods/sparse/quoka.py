@@ -15,14 +15,15 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction,
 class Quoka(Sparse):
     r"""Per KV head, the share `keep` of the past tokens; the chunk itself is seen in whole.
 
-    *Follows the paper, where it leaves choices open CompactAttention's released code.*
+    *Follows the paper, and where it leaves choices open a reimplementation: `compact_attn/modules/quoka_prefill.py` of
+    jiwonsong-dev/CompactAttention at 4ed4d7d; no code of its authors was found.*
 
     Of each head the share `queries` of the chunk's rows with the lowest cosine to their mean query vote.
 
     group    what is averaged over the heads of a GQA group. "queries": the voting queries, made unit vectors, the n-th
              most unlike of each head with the n-th of the others; a past token scores the largest product of any of
-             these means with its unit key. So the paper (algorithm 1, lines 6 to 8), as CompactAttention's released
-             code carries it out. "scores": every head's own largest cosine, what `quoka` meant in earlier versions
+             these means with its unit key. So the paper (algorithm 1, lines 6 to 8), as that code carries it out.
+             "scores": every head's own largest cosine, what `quoka` meant in earlier versions
 
     The past is what is not computed now: of a whole prompt nothing, so that only chunked prefill (or cached blocks)
     is made sparse. `block` tokens are a page, where the choice is carried out in pages.
