@@ -146,6 +146,26 @@ def loaded(folder):
     return models.load(folder)
 
 
+@pytest.fixture
+def unknown_again(monkeypatch):
+    """Forget, after a test, the policies that it made known."""
+    from workbench.methods import own  # imports Triton, which must see the variable above
+
+    monkeypatch.setenv(own.FILES, "")
+    monkeypatch.setattr(own, "_known", {kind: {} for kind in own.KINDS})
+    monkeypatch.setattr(own, "_read", {})
+
+
+@pytest.fixture
+def method_file(tmp_path, unknown_again):
+    """A file with a selector of one's own (tests/own_method.py)."""
+    from own_method import LAST
+
+    path = tmp_path / "mine.py"
+    path.write_text(LAST)
+    return path
+
+
 @pytest.fixture(scope="session")
 def smollm2():
     """The folder of the real model, for tests that are skipped where it was never fetched."""

@@ -5,6 +5,7 @@ import plotly.graph_objects as go
 from tests.random_models import prompt_of
 from workbench.core.blocks import Prompt
 from workbench.data.prompt_view import Reading
+from workbench.plots.marks.theme import TEMPLATE, WIDTH
 
 PROMPT = prompt_of(3, 5, 4)
 
@@ -13,6 +14,18 @@ def view_of(prompt: Prompt = PROMPT, answers: tuple[str, ...] = ("Wilby",), supp
     pieces = tuple(f"piece {i}" for i in range(len(prompt.blocks)))
     tokens = [f"t{i}" for i in range(len(prompt))]
     return Reading(prompt, tokens, "sample 1 of lab", "Where is Ada?", answers, supporting, pieces)
+
+
+def check(fig: go.Figure, said: dict[str, str], *, noticed: bool = True) -> str:
+    """What every figure keeps: the template, a fixed size, its three texts, and JSON without 16-bit floats."""
+    assert fig.layout.template == TEMPLATE and fig.data
+    assert fig.layout.width == WIDTH and fig.layout.height > 100
+    told = [note.text for note in fig.layout.annotations]
+    assert any(text.startswith("<b>") for text in told)
+    assert said["caption"] in told and (said["notice"] in told) == noticed
+    text = fig.to_json()
+    assert '"f2"' not in text
+    return text
 
 
 def texts(fig: go.Figure) -> str:

@@ -8,6 +8,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from workbench.core.blocks import Block, Prompt
+from workbench.core.kv import KV
+from workbench.engine.assembly import assemble
+from workbench.engine.encoding import encode_many
 from workbench.metrics.kv.position_encoding import TINY
 from workbench.models import families
 
@@ -43,6 +46,12 @@ def block_of(length: int, seed: int = 0) -> Block:
 
 def prompt_of(*lengths: int, seed: int = 0) -> Prompt:
     return Prompt(tuple(block_of(length, 100 * seed + i) for i, length in enumerate(lengths)))
+
+
+def stitched(model, prompt: Prompt) -> KV:
+    """The KV of a prompt whose passages were cached behind its system block, which stands at the front."""
+    system, *rest = prompt.context
+    return assemble(model, prompt, encode_many(model, prompt.context, [(), *[(system,)] * len(rest)]))
 
 
 class Letters:

@@ -33,12 +33,17 @@ def one_by_one(method, count=5, **options):
     ]
 
 
-def served(mode, method="block", store=None, count=5, batch=3, **options):
-    engine = ContiguousEngine(MODEL, Letters(), MemoryStore() if store is None else store, method, **options)
-    scheduler = Scheduler(engine, mode, batch=batch)
-    tickets = scheduler.run(PROMPTS, count)
+def ran(engine, mode, count, prompts=PROMPTS, **options):
+    """Serve prompts to their end; the tickets, and the scheduler that was closed."""
+    scheduler = Scheduler(engine, mode, **options)
+    tickets = scheduler.run(prompts, count)
     scheduler.close()
     return tickets, scheduler
+
+
+def served(mode, method="block", store=None, count=5, batch=3, **options):
+    engine = ContiguousEngine(MODEL, Letters(), MemoryStore() if store is None else store, method, **options)
+    return ran(engine, mode, count, batch=batch)
 
 
 def simulated(mode, loads, prefill=2.0, decode=0.5, count=1, loaders=2, batch=8, layers=4, engine=None, **options):

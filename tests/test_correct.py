@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.by_hand import forward
-from tests.random_models import Letters, model_of, prompt_of
+from tests.random_models import Letters, model_of, prompt_of, stitched
 from tests.refusals import refused
 from workbench.core import rope
 from workbench.core.masks import causal, visible
@@ -56,11 +56,6 @@ def model():
     return model_of("llama")
 
 
-def stitched(model, prompt=PROMPT):
-    system, *rest = prompt.context
-    return assemble(model, prompt, encode_many(model, prompt.context, [(), *[(system,)] * len(rest)]))
-
-
 def logits_of(model, method, prompt=PROMPT):
     (ready,) = method.begin(model, [prompt])
     return finish(model, [ready])[0]
@@ -96,7 +91,7 @@ def test_all_tokens_are_full_attention_and_none_is_reuse(logits, changes, whole)
 
 def shifted_by_hand(model, ratio: float) -> torch.Tensor:
     """Algorithm 1, layer by layer and token by token: every passage that ran to layer l anew gives the fresh rows."""
-    stale, fresh = stitched(model), stitched(model)
+    stale, fresh = stitched(model, PROMPT), stitched(model, PROMPT)
     truth = forward(model, PROMPT.tokens, empty(model, len(PROMPT)), torch.arange(len(PROMPT))).kv
     probes, weights = {}, {}
     for part in ("keys", "values"):
@@ -193,12 +188,12 @@ def test_kvcomm_and_superposition_move_keys_by_kernels_on_a_gpu_as_elsewhere(mod
     for prompt in (PROMPT, OTHER):
         rule(model, [prompt], [stitched(model, prompt)], None, None)
     parts = [
-        superposition.Placed(stitched(model).slice(0, 9), 0, 1.5),
+        superposition.Placed(stitched(model, PROMPT).slice(0, 9), 0, 1.5),
         superposition.Placed(stitched(model, OTHER), 20),
     ]
     found = []
     for kernels in (False, True):
-        kv = stitched(model)
+        kv = stitched(model, PROMPT)
         assert meeting.fits(kv.keys, kv.values, spec.inv_freq)
         with monkeypatch.context() as patch:
             patch.setattr(choice, "on_gpu", lambda device, chosen=kernels: chosen)
@@ -424,7 +419,7 @@ def test_a_model_without_a_first_token_needs_a_dummy_by_id(model):
 
 
 def test_an_adjusted_plan_is_carried_out_before_its_rows_attend(model):
-    kv, seen = stitched(model), []
+    kv, seen = stitched(model, PROMPT), []
     plan = Reuse().start(model, PROMPT, kv, PROMPT.question).request.plan
     object.__setattr__(plan, "adjust", lambda layer, keys, values: seen.append((layer, keys.shape[1])))
     prefill(model, PROMPT.tokens, plan, kv)

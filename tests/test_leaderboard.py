@@ -22,7 +22,7 @@ from workbench.experiments.leaderboard import ranking
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
-from workbench.methods import correct, finish, own, select
+from workbench.methods import correct, finish, select
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
@@ -316,28 +316,13 @@ def test_a_leaderboard_that_is_stopped_says_that_its_trials_are_kept(folder, tmp
     assert f"finished trials are kept in {tmp_path / 'out'}" in " ".join(ended.stderr.split())
 
 
-LAST = """
-from dataclasses import dataclass
-import torch
-from workbench.methods.select import Prompt, Select
-
-@dataclass(frozen=True)
-class VeryLast(Select):
-    def score(self, prompt: Prompt) -> torch.Tensor:
-        return torch.arange(prompt.starts[-1]).float()
-"""
-
-
-def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv(own.FILES, "")
-    monkeypatch.setattr(own, "_known", {kind: {} for kind in own.KINDS})
-    (tmp_path / "mine.py").write_text(LAST)
-    asked = ["--model", folder, *QUICK, "--method", "full-reuse", "--method-file", tmp_path / "mine.py"]
+def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, method_file):
+    asked = ["--model", folder, *QUICK, "--method", "full-reuse", "--method-file", method_file]
     ended = invoke(*asked, "--budgets", "0.4", "--out", tmp_path / "out", "--json")
     assert ended.exit_code == 0, ended.output
     entries = json.loads(ended.stdout)["boards"][0]["entries"]
     found = {one["method"]: one["fields"].get("select") for one in entries}
-    assert found == {"full-reuse": None, "very_last": "very_last"}
+    assert found == {"full-reuse": None, "last_ones": "last_ones"}
 
 
 @pytest.mark.parametrize(

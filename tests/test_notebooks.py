@@ -18,6 +18,8 @@ from workbench.experiments import bench_reports
 from workbench.experiments.latency import ttft
 from workbench.results.reader import FOLDER
 
+OWN = {"text": "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."}
+OWN |= {"question": "Where is Ada Kelric?"}
 TABLES = {
     "00_start_here": {"answers"},
     "01_masks": {"masks", "answers"},
@@ -143,8 +145,7 @@ def test_the_first_notebook_answers_a_prompt_in_every_order_and_its_page_needs_n
 
 
 def test_masks_show_the_readers_own_text_and_what_reuse_saves(folder, tmp_path):
-    text = "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."
-    metrics, tables = finished("01_masks", folder, tmp_path, text=text, question="Where is Ada Kelric?")
+    metrics, tables = finished("01_masks", folder, tmp_path, **OWN)
     assert metrics["source"] == "the reader's text" and metrics["blocks"] == 1 + 3 + 1
     assert 0 < metrics["reuse_pairs_share"] < metrics["block_pairs_share"] < 1
     masks = tables["masks"].set_index("mask")
@@ -263,8 +264,7 @@ def sources_of(folder, name):
 
 
 def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(folder, tmp_path):
-    text = "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."
-    given = {"text": text, "question": "Where is Ada Kelric?", "selectors": ["answer_guided", "first_k"]}
+    given = {**OWN, "selectors": ["answer_guided", "first_k"]}
     metrics, tables = finished("07_critical_tokens", folder, tmp_path, **given)
     answers = tables["answers"].set_index(["ratio", "selector"]).sort_index()
     assert (answers.loc[0.0].tokens == 0).all() and (answers.loc[0.0].answer == metrics["answer_reuse"]).all()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.own_method import LAST
 from tests.refusals import refused
 from workbench import Trial, data
 from workbench.app.cli import app
@@ -24,17 +25,6 @@ from workbench.methods.select import Select
 RECORD = {"question": "What does shelf 1 hold?", "answers": ["lamps"], "ctxs": [{"title": "", "text": "Lamps."}]}
 ROW = {"question": "What does shelf 1 hold?", "answers": "lamps|a lamp", "context": "Shelf 1 holds lamps."}
 CTXS = [{"title": "Shelf", "text": "It holds lamps."}]
-LAST = """
-from dataclasses import dataclass
-import torch
-from workbench.methods.select import Select
-
-@dataclass(frozen=True)
-class LastOnes(Select):
-    weight: float = 1.0
-    def score(self, prompt):
-        return torch.arange(prompt.starts[-1]).float() * self.weight
-"""
 
 
 class Rows:
@@ -179,42 +169,27 @@ def test_hub_names_ask_for_datasets_where_it_is_not_there(monkeypatch):
     refused("pip install datasets", data.load, "hf:squad:validation")
 
 
-@pytest.fixture
-def unknown_again(monkeypatch):
-    """Forget, after a test, the policies that it made known."""
-    monkeypatch.setenv(own.FILES, "")
-    monkeypatch.setattr(own, "_known", {kind: {} for kind in own.KINDS})
-    monkeypatch.setattr(own, "_read", {})
-
-
-@pytest.fixture
-def file(tmp_path, unknown_again):
-    path = tmp_path / "mine.py"
-    path.write_text(LAST)
-    return path
-
-
 @pytest.mark.parametrize("command", ["trial", "sweep", "leaderboard", "prepare --out o", "serve-bench"])
 def test_every_command_that_runs_methods_reads_them_from_a_file(command):
     done = CliRunner().invoke(app, [*command.split(), "--method-file", "nowhere.py"])
     assert done.exit_code == 2 and done.output.endswith("nowhere.py is not there\n")
 
 
-def test_policies_of_a_file_have_names_and_options(file):
-    own.use([file])
+def test_policies_of_a_file_have_names_and_options(method_file):
+    own.use([method_file])
     policy = registry.made("workbench.methods.select", "last_ones(weight=2)")
     assert registry.spec_of(policy) == "last_ones(system=1, weight=2)"
     assert "last_ones" in registry.names("workbench.methods.select")
     assert "last_ones" not in registry.names("workbench.methods.sparse")
-    assert os.environ[own.FILES] == str(file.resolve())
+    assert os.environ[own.FILES] == str(method_file.resolve())
     assert list(own.versions()) == ["mine.py"]
     refused("weigth", registry.made, "workbench.methods.select", "last_ones(weigth=2)")
 
 
-def test_a_file_that_changed_is_read_again(file):
-    own.use([file])
-    file.write_text(LAST.replace("weight: float = 1.0", "weight: float = 3.0"))
-    os.utime(file, ns=(1, 1))
+def test_a_file_that_changed_is_read_again(method_file):
+    own.use([method_file])
+    method_file.write_text(LAST.replace("weight: float = 1.0", "weight: float = 3.0"))
+    os.utime(method_file, ns=(1, 1))
     assert registry.made("workbench.methods.select", "last_ones").weight == 3
 
 
@@ -227,9 +202,9 @@ def test_a_file_that_changed_is_read_again(file):
         (LAST.replace("LastOnes", "FirstK"), "select has a policy 'first_k' already"),
     ],
 )
-def test_files_that_hold_no_policy_are_refused(text, message, file):
-    file.write_text(text)
-    refused(message, own.use, [file])
+def test_files_that_hold_no_policy_are_refused(text, message, method_file):
+    method_file.write_text(text)
+    refused(message, own.use, [method_file])
 
 
 @dataclass(frozen=True)

@@ -232,15 +232,15 @@ def test_requests_that_find_no_room_wait_or_are_refused_by_choice(monkeypatch):
     assert all(len(request.tokens) == 2 for request in requests)
 
 
+def full(*_, **__):
+    raise torch.OutOfMemoryError("nothing is left")
+
+
 def test_what_runs_out_of_memory_leaves_the_pool_and_other_requests_whole(monkeypatch):
     pool = Pool(MODEL, 14, SIZE, kernels=False)
     runner, cached = Runner(MODEL, pool), pool.encode(MODEL, BLOCKS[:1])
     prompt = pool.open(cached, 4)
     free = pool.free
-
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("nothing is left")
-
     with monkeypatch.context() as patch:
         patch.setattr(page_storage, "packed_pass", full)
         with pytest.raises(torch.OutOfMemoryError):
@@ -262,10 +262,6 @@ def test_what_runs_out_of_memory_leaves_the_pool_and_other_requests_whole(monkey
 def test_a_batch_that_runs_out_of_memory_gives_all_pages_back(monkeypatch):
     model, prompts = model_of(), [prompt_of(20, 8, seed=i) for i in range(3)]
     before = generate(model, Letters(), prompts, "block", engine="paged", max_new_tokens=4)
-
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("nothing is left")
-
     for what in ("prefill", "decode"):
         with monkeypatch.context() as patch:
             patch.setattr(Runner, what, full)

@@ -1,16 +1,15 @@
 """Figures on small numbers: what they draw, what they say, what they weigh."""
 
-import json
+from functools import partial
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import figure_views
 from tests.random_models import model_of, prompt_of
-from tests.refusals import refused
 from workbench import data
 from workbench.app.explore.panels import critical
 from workbench.app.explore.panels import long as long_prompts
@@ -38,7 +37,6 @@ from workbench.plots.marks.elements import some
 from workbench.plots.marks.lines import SCHEMES as DRAWN_SCHEMES
 from workbench.plots.marks.lines import profile, profiles, rounding
 from workbench.plots.marks.styles import SELECTORS, SPARSE_METHODS
-from workbench.plots.marks.theme import TEMPLATE, WIDTH
 from workbench.plots.reports.session_replay import quality
 from workbench.plots.tiles import heads, tile_overview, union
 from workbench.plots.tiles.reduce import blocks, firsts, shares
@@ -71,17 +69,7 @@ def model():
     return position_encoding.tiny({"model_type": "llama"})
 
 
-def check(fig: go.Figure, noticed: bool = True) -> dict:
-    """What every figure keeps: the template, a fixed size, its three texts, and JSON without 16-bit floats."""
-    assert fig.layout.template == TEMPLATE
-    assert fig.layout.width == WIDTH and fig.layout.height > 100
-    texts = [note.text for note in fig.layout.annotations]
-    assert any(text.startswith("<b>") for text in texts)
-    assert SAID["caption"] in texts and (SAID["notice"] in texts) == noticed
-    assert fig.data
-    text = fig.to_json()
-    assert '"f2"' not in text
-    return json.loads(text)
+check = partial(figure_views.check, said=SAID)
 
 
 # --- masks
@@ -151,23 +139,6 @@ def test_sentences_say_what_the_rules_say(sentence, rule):
     assert str(parsed) == sentence
 
 
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        *("", "1", "row", "~row", "True", "'a'", "window(0)", "window(row)", "window(3", "row & col", "row < 9**9**9"),
-        "foo",
-        "__import__('os').system('x')",
-        "row.real",
-        "(lambda: 1)()",
-        "col // 0 < 1",
-        "[row]",
-        "(" * 300 + "1" + ")" * 300,
-    ],
-)
-def test_other_sentences_are_refused_and_nothing_runs(sentence):
-    refused("mask rule", mask_rules.check, sentence)
-
-
 def test_strip_shows_every_block_and_its_text():
     check(fig := strip(prompt().block_of.numpy(), ["a <b>", "second", "why?"], marked=[1], **SAID))
     assert [bar.x[0] for bar in fig.data] == list(SIZES)
@@ -211,11 +182,8 @@ def test_attention_figures_select_layer_and_head_without_a_kernel(model):
         assert [button.label for button in fig.layout.updatemenus[0].buttons][:2] == ["mean over heads", "head 0"]
         assert fig.layout.updatemenus[0].active == 0
         assert sum(fig.layout.updatemenus[0].buttons[3].args[0]["visible"]) == 2
-    np.testing.assert_allclose(attention_of(token, p).frames[1].data[2].y, token["full"][1, 0], rtol=1e-6)
-
-
-def attention_of(token, p) -> go.Figure:
-    return attention(token, ["t"] * 12, p.block_of.numpy(), **SAID)
+    frames = attention(token, ["t"] * 12, p.block_of.numpy(), **SAID).frames
+    np.testing.assert_allclose(frames[1].data[2].y, token["full"][1, 0], rtol=1e-6)
 
 
 # --- positions

@@ -91,6 +91,8 @@ def spoil(folder, name, text):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda path: [], "."),
+        (lambda path: ["a=x", "a=y"], "."),
         (lambda path: path / "nowhere", "no results"),
         (lambda path: path, "no results.json"),
         (lambda path: spoil(path, "results.json", '{"version": 99}'), "version 99"),
@@ -103,11 +105,6 @@ def spoil(folder, name, text):
 )
 def test_a_folder_that_holds_no_readable_results_is_one_sentence(tmp_path, make, words):
     refused(words, lambda: results.read(make(tmp_path)).counts())
-
-
-def test_the_same_place_twice_and_no_place_are_refused(tmp_path):
-    for places in ([], ["a=x", "a=y"]):
-        refused(".", results.read, places)
 
 
 def test_a_file_is_no_place_for_results(tmp_path):

@@ -3,7 +3,6 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from threading import Thread
 
 import pytest
 import torch
@@ -190,25 +189,21 @@ def test_answers_of_one_shape_are_read_side_by_side(pool):
 def test_threads_share_a_runner(pool):
     runner, cached, first, logits = begun(pool)
     expected = [step[0] for step in runner.decode([first], logits, 8)]
-    answers = []
 
     def answer():
-        for _ in range(3):
-            prompt = pool.open(cached, len(QUESTION) + 8, wait=10)
-            logits = runner.prefill([prompt], [QUESTION])
-            answers.append([step[0] for step in runner.decode([prompt], logits, 8)])
-            pool.close(prompt)
+        prompt = pool.open(cached, len(QUESTION) + 8, wait=10)
+        logits = runner.prefill([prompt], [QUESTION])
+        said = [step[0] for step in runner.decode([prompt], logits, 8)]
+        pool.close(prompt)
+        return said
 
     def encode():  # beside them, where they do not read
         for seed in range(6):
             pool.give(pool.encode(MODEL, [block_of(16, seed)])[0])
 
-    threads = [Thread(target=answer) for _ in range(6)] + [Thread(target=encode)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [expected] * 18
+    with ThreadPoolExecutor(7) as threads:
+        beside, *asked = threads.submit(encode), *(threads.submit(answer) for _ in range(18))
+    assert beside.result() is None and [one.result() for one in asked] == [expected] * 18
 
 
 LOGITS = {

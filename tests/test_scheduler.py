@@ -8,7 +8,7 @@ import torch
 
 from tests.random_models import VOCABULARY, Letters, block_of
 from tests.refusals import refused
-from tests.scheduler_cases import BLOCKS, MODEL, PROMPTS, finished, one_by_one, paged, served, simulated
+from tests.scheduler_cases import BLOCKS, MODEL, PROMPTS, finished, one_by_one, paged, ran, served, simulated
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.encoding import encode_many
 from workbench.methods.modes.reuse import Reuse
@@ -248,9 +248,7 @@ def test_a_request_that_found_no_room_is_computed_by_layers_later():
 
     engine = Once(SimulatedClock(), lambda ticket: 1.0, layers=3)
     engine.tried = []
-    scheduler = Scheduler(engine, "layer", loaders=1)
-    tickets = scheduler.run(PROMPTS[:2], 2)
-    scheduler.close()
+    tickets, _ = ran(engine, "layer", 2, PROMPTS[:2], loaders=1)
     assert [ticket.state for ticket in tickets] == ["finished", "finished"]
     first, second = (arrivals for name, arrivals in engine.tried if name == "1")
     assert first is not second, "what the first load failed with does not fail the second"
@@ -285,9 +283,7 @@ def test_answers_over_shared_pages_are_those_of_generate(mode, method):
     expected, behind = one_by_one(method, 7), TieredStore([HostTier(1 << 20)])
     for _ in range(2):
         engine = paged(40, method=method, store=behind, quantum=3)
-        scheduler = Scheduler(engine, mode, batch=3, events=Events())
-        tickets = scheduler.run(PROMPTS, 7)
-        scheduler.close()
+        tickets, _ = ran(engine, mode, 7, batch=3, events=Events())
         assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
         assert [ticket.result(0).passes for ticket in tickets] == [one.passes for one in expected]
         assert engine.pages._promised == 0 and not engine.pages._pins
@@ -345,9 +341,7 @@ def test_requests_whose_blocks_lie_in_pages_pass_the_loaders_while_others_are_co
     )
     engine.pages.encode(MODEL, dict(zip(engine.pages.reserve(held, 0), BLOCKS, strict=True)))
     engine.pages.release(held, 0)
-    scheduler = Scheduler(engine, mode, batch=2, loading=2)
-    tickets = scheduler.run(PROMPTS, 5)
-    scheduler.close()
+    tickets, scheduler = ran(engine, mode, 5, batch=2, loading=2)
     assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
     assert {event.lane for event in scheduler.events if event.what == "load"} == {"scheduler"}
     assert [len(group) for group in prefills(scheduler)] == [2, 2, 2], "the next ones are ready when some have ended"
@@ -360,9 +354,7 @@ def test_requests_whose_blocks_lie_in_pages_pass_the_loaders_while_others_are_co
 def test_what_is_done_while_a_device_computes_changes_no_answer(mode):
     expected, engine = one_by_one("block", 4), paged(9, kind=Device)
     engine.load = lambda ticket, arrived=None: PagedEngine.load(engine, ticket, arrived)
-    scheduler = Scheduler(engine, mode, batch=2)
-    tickets = scheduler.run(PROMPTS * 2, 4)
-    scheduler.close()
+    tickets, _ = ran(engine, mode, 4, PROMPTS * 2, batch=2)
     assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected] * 2
     assert bool(engine.did) == (mode != "sync"), "synchronous: the paper's baseline does nothing meanwhile"
 
@@ -370,9 +362,7 @@ def test_what_is_done_while_a_device_computes_changes_no_answer(mode):
 @pytest.mark.parametrize("options", [{"temperature": 0.9, "top_p": 0.8, "seed": 4}, {"stop": "M"}], ids=str)
 def test_draws_and_stop_strings_over_shared_pages_are_those_of_generate(options):
     expected = one_by_one("block", 12, **options)
-    scheduler = Scheduler(paged(40, quantum=3, **options), "request", batch=3, events=Events())
-    tickets = scheduler.run(PROMPTS, 12)
-    scheduler.close()
+    tickets, _ = ran(paged(40, quantum=3, **options), "request", 12, batch=3, events=Events())
     assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
     assert [ticket.result(0).text for ticket in tickets] == [one.text for one in expected]
 
@@ -381,9 +371,7 @@ def test_draws_and_stop_strings_over_shared_pages_are_those_of_generate(options)
 def test_pages_that_are_too_few_are_used_by_one_request_after_the_other(mode):
     expected = one_by_one("block", 4)
     engine = paged(7)
-    scheduler = Scheduler(engine, mode, batch=4)
-    tickets = scheduler.run(PROMPTS * 2, 4)
-    scheduler.close()
+    tickets, scheduler = ran(engine, mode, 4, PROMPTS * 2, batch=4)
     assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected] * 2
     assert engine.pages.evictions > 0 and engine.pages.bytes <= engine.pages.budget_bytes
     tiers = {tier for ticket in tickets for tier in ticket.generation.receipt.bytes}
@@ -416,9 +404,7 @@ def test_a_bit_that_flips_in_memory_is_found_on_the_way_to_pages(below, tmp_path
     for key, kv in zip(keys, encode_many(MODEL, BLOCKS), strict=True):
         store.put(key, kv)
     host.get(keys[0]).flat[5] ^= 4
-    scheduler = Scheduler(paged(60, store=store), "request")
-    tickets = scheduler.run(PROMPTS, 4)
-    scheduler.close()
+    tickets, _ = ran(paged(60, store=store), "request", 4)
     assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
     told = [block for ticket in tickets for block in ticket.generation.receipt.blocks if block.label == BLOCKS[0].label]
     if below:

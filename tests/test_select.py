@@ -1,10 +1,10 @@
 """Selectors: the contract that every file of workbench/select is held to, and how scores become rows."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from math import ceil, exp
-from threading import Thread
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from poisoned import CHAINS, MEASURES, TOKENS, TokenKeyStore, attacked, measured, misses
 
 from tests.by_hand import forward
-from tests.random_models import FAMILIES, Letters, model_of, prompt_of
+from tests.random_models import FAMILIES, Letters, model_of, prompt_of, stitched
 from tests.refusals import refused
 from workbench import data, results
 from workbench.core.blocks import Prompt
@@ -61,12 +61,6 @@ OPTIONS = [
 @pytest.fixture(scope="module")
 def model():
     return model_of("llama")
-
-
-def stitched(model, prompt: Prompt):
-    """The system block at the front, every passage cached behind it."""
-    system, *rest = prompt.context
-    return assemble(model, prompt, encode_many(model, prompt.context, [(), *[(system,)] * len(rest)]))
 
 
 def checksum(kv, end: int) -> list[bytes]:
@@ -213,16 +207,6 @@ def test_all_tokens_computed_again_are_full_attention_to_the_bit(family):
     assert torch.equal(full, again)
 
 
-def test_scattered_rows_see_what_stands_before_them(model):
-    """A row sees the cache and the fresh rows up to its own position, not the last columns of a square mask."""
-    prompt = prompt_of(*SIZES)
-    kv = stitched(model, prompt)
-    rows = torch.cat((torch.tensor([5, 6, 14, 20, 30]), prompt.question))
-    theirs = forward(model, prompt.tokens, kv, rows).logits
-    ours = prefill(model, prompt.tokens, Plan(rows), kv).logits
-    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
-
-
 def test_cached_blocks_survive_concurrent_requests_that_share_them(model):
     """Eight threads select, recompute and answer over the same blocks of one store; no byte of a block changes."""
     shared = prompt_of(4, 9, 7, 12, 5).context
@@ -238,15 +222,10 @@ def test_cached_blocks_survive_concurrent_requests_that_share_them(model):
         return prefill(model, prompt.tokens, Plan(torch.cat((rows, prompt.question))), kv, logits_to_keep=1).logits
 
     alone = [answer(prompt, spec) for prompt, spec in zip(prompts, specs, strict=True)]
-    found: dict[int, torch.Tensor] = {}
-    threads = [Thread(target=lambda i=i: found.update({i: answer(prompts[i], specs[i])})) for i in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        found = list(threads.map(answer, prompts, specs))
     assert [checksum(kv, len(kv)) for kv in fetch(model, shared, store)] == before
-    for i, logits in enumerate(alone):
-        torch.testing.assert_close(found[i], logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
 
 
 # --- Vectors that were saved are an embedder of their own
@@ -352,8 +331,7 @@ OPEN = slice(SIZES[0], END)
 
 @pytest.fixture(scope="module")
 def kv(model):
-    system, *rest = PROMPT.context
-    return assemble(model, PROMPT, encode_many(model, PROMPT.context, [(), *[(system,)] * len(rest)]))
+    return stitched(model, PROMPT)
 
 
 @pytest.fixture(scope="module")
@@ -432,9 +410,7 @@ def test_the_last_layer_is_one_that_sees_the_whole_prompt():
 
 def test_what_a_sliding_window_hides_scores_nothing():
     model = model_of("mistral-window")  # 16 positions
-    system, *rest = PROMPT.context
-    cached = encode_many(model, PROMPT.context, [(), *[(system,)] * len(rest)])
-    found = QueryGuided()(model, PROMPT, assemble(model, PROMPT, cached))
+    found = QueryGuided()(model, PROMPT, stitched(model, PROMPT))
     assert (found[SIZES[0] : END - 15] == 0).all() and found[END - 15 :].min() > 0
 
 

@@ -1,7 +1,7 @@
 """The store in memory: what makes two blocks the same, the budget, and that nobody can write to what it holds."""
 
 from collections import OrderedDict
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -233,11 +233,8 @@ def test_threads_share_a_store_without_losing_count():
             if store.get(key) is None:
                 store.put(key, kv_of(1 + i % 4))
 
-    threads = [Thread(target=request, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(request, range(4)))
     stats = store.stats
     assert stats.hits + stats.misses == 800 and stats.bytes <= 160
     assert stats.bytes == sum(store.get(str(n)).nbytes for n in range(13) if str(n) in store)

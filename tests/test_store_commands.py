@@ -1,7 +1,10 @@
 """`workbench store`: filled, verified, repaired, kept within a budget, carried over; and trials over what it holds."""
 
+import io
 import json
+import os
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,9 @@ from typer.testing import CliRunner
 from tests import tiny
 from tests.random_models import block_of, model_of
 from tests.refusals import refused
-from tests.store_blocks import earlier_folder, key_for, kv_of
+from tests.store_blocks import earlier_folder, key_for, kv_of, same
 from workbench import data, models
 from workbench.app import cli
-from workbench.core.errors import BadInput
 from workbench.core.utils.files import bytes_of
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.trials.record import Record
@@ -190,9 +192,8 @@ def test_a_trial_takes_the_preparation_of_its_store(folder, files, tmp_path):
     said("store", "encode", files / "questions.json", "--model", folder, "--to", to, "--prepare", "after_system")
     found = trial(folder, files, "--store", to)
     assert found["trial"]["prepare"].startswith("after_system") and found["hit_rate"] == 1
-    code, text = run(
-        "trial", "--model", folder, "--data", files / "questions.json", "--store", to, "--prepare=independent"
-    )
+    asked = ("--model", folder, "--data", files / "questions.json", "--store", to, "--prepare=independent")
+    code, text = run("trial", *asked)
     assert code == 2 and "holds blocks of another preparation" in text
 
 
@@ -213,10 +214,6 @@ def test_garbage_is_collected_down_to_a_budget_and_misses_say_so(kept, folder, f
 
 
 def test_what_was_read_longest_ago_goes_first(tmp_path):
-    import os
-
-    from tests.store_blocks import kv_of, same
-
     store = FolderStore(tmp_path / "a", new=True)
     for i in range(4):
         store.put(f"b{i}", kv_of(i))
@@ -258,9 +255,6 @@ def test_a_damaged_archive_or_store_is_refused_and_nothing_is_left(kept, tmp_pat
 
 
 def test_an_archive_cannot_write_outside_its_folder(kept, tmp_path):
-    import io
-    import tarfile
-
     for name in ("../escape.safetensors", "/tmp/escape.safetensors", "notes.txt", "a/b.safetensors"):
         with tarfile.open(tmp_path / "a.tar", "w") as tar:
             member = tarfile.TarInfo(name)
@@ -300,6 +294,8 @@ def test_an_archive_cannot_write_outside_its_folder(kept, tmp_path):
         (("gc", "{kept}", "--budget", "much"), "'much' is no size"),
         (("gc", "{files}", "--budget", "1MB"), "is no folder of cached blocks"),
         (("verify", "{files}"), "is no folder of cached blocks"),
+        (("stats", "{files}"), "is no folder of cached blocks"),
+        (("explain", "{files}", "--model", "{model}"), "is no folder of cached blocks"),
         (("verify", "memory://nothing-here"), "is no store of cached blocks"),
         (("export", "{kept}", "{files}/a.zip"), "an archive ends in .tar or .tar.zst"),
         (("import", "{files}/none.tar", "{new}"), "no such file"),
@@ -315,7 +311,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(words, says, kept, fol
     before = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
     names = {"files": files, "model": folder, "other": other, "kept": kept, "new": tmp_path / "new"}
     code, text = run("store", *(word.format(**names) for word in words))
-    assert code == 2 and says in text.replace("\n", " ") and text.count("error:") == 1
+    assert code == 2 and says in text and text.startswith("error: ") and text.count("\n") == 1
     assert not (tmp_path / "new").exists()
     assert {path.name: path.stat().st_mtime_ns for path in kept.iterdir()} == before
 
@@ -514,30 +510,17 @@ def prepared(folder, loaded, tmp_path_factory):
 
 
 @pytest.fixture
-def ask(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return lambda *words: CliRunner().invoke(cli.app, ["store", *map(str, words)])
+def spare(prepared, tmp_path):
+    """A copy of what was prepared, for a test to spoil."""
+    return Path(shutil.copytree(prepared, tmp_path / "spare"))
 
 
-def flip(folder, name: str) -> None:
-    path = folder / name
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-
-
-def copied(prepared, tmp_path):
-    for path in prepared.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    return tmp_path
-
-
-def test_a_trial_over_a_damaged_folder_answers_the_same_and_counts_the_damage(prepared, folder, loaded, tmp_path):
-    there = copied(prepared, tmp_path)
+def test_a_trial_over_a_damaged_folder_answers_the_same_and_counts_the_damage(spare, folder, loaded):
     asked = {"model": str(folder), "mode": "block", "prepare": "after_system", "max_new_tokens": 4, "timed": 1, **DATA}
-    trial = Trial(**asked, prepared=str(there), fidelity=False)
+    trial = Trial(**asked, prepared=str(spare), fidelity=False)
     record, rows = trial.run_each(loaded=loaded)
     assert record.misses == {} and record.hit_rate == 1
-    flip(there, "passages-000000.safetensors")
+    damage(spare)
     again, same_rows = trial.run_each(loaded=loaded)
     assert again.misses == {"damaged": 1} and same_rows == rows
     assert Record.from_json(json.loads(json.dumps(again.to_json()))).misses == {"damaged": 1}
@@ -547,45 +530,43 @@ def test_a_trial_over_a_damaged_folder_answers_the_same_and_counts_the_damage(pr
     assert full.misses is None and "misses" not in full.to_json()
 
 
-def test_what_is_damaged_is_named_deleted_and_made_again(prepared, folder, loaded, tmp_path, ask):
-    there = copied(prepared, tmp_path)
-    done = ask("verify", there)
-    assert done.exit_code == 0 and done.stdout.endswith(": whole\n")
-    flip(there, "passages-000000.safetensors")
-    done = ask("verify", there)
-    text = " ".join(done.stdout.split())
-    assert done.exit_code == 1 and "passages-000000.safetensors, block" in text
+def test_what_is_damaged_is_named_deleted_and_made_again(prepared, spare, folder, loaded):
+    code, text = run("store", "verify", spare)
+    assert code == 0 and text.endswith(": whole\n")
+    damage(spare)
+    code, text = run("store", "verify", spare)
+    text = " ".join(text.split())
+    assert code == 1 and "passages-000000.safetensors, block" in text
     assert "damaged: the checksum of the values of layer" in text
-    found = json.loads(ask("verify", there, "--repair", "--json").stdout)
+    found = json.loads(run("store", "verify", spare, "--repair", "--json")[1])
     assert not found["whole"] and found["removed"] == ["passages-000000.safetensors"] and len(found["findings"]) == 1
-    assert ask("verify", there).exit_code == 0
-    again = Preparation(str(folder), there, prepare="after_system", **DATA).run(loaded=loaded)
+    assert run("store", "verify", spare)[0] == 0
+    again = Preparation(str(folder), spare, prepare="after_system", **DATA).run(loaded=loaded)
     assert again.made == len(found["findings"]) < again.passages  # whole blocks of a damaged file are kept
-    made, before = FolderStore(there), FolderStore(prepared)
+    made, before = FolderStore(spare), FolderStore(prepared)
     for key in before:
         pairs = zip(made.get(key).tensors(), before.get(key).tensors(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_a_shard_whose_header_is_damaged_is_prepared_again(prepared, folder, loaded, tmp_path):
-    there = copied(prepared, tmp_path)
-    (there / "passages-000000.safetensors").write_bytes(b"no header")
-    again = Preparation(str(folder), there, prepare="after_system", **DATA).run(loaded=loaded)
-    assert again.made == again.passages and not FolderStore(there).set_aside
+def test_a_shard_whose_header_is_damaged_is_prepared_again(spare, folder, loaded):
+    (spare / "passages-000000.safetensors").write_bytes(b"no header")
+    again = Preparation(str(folder), spare, prepare="after_system", **DATA).run(loaded=loaded)
+    assert again.made == again.passages and not FolderStore(spare).set_aside
 
 
-def test_explain_counts_hits_and_gives_each_miss_its_reason(prepared, folder, tmp_path, ask):
-    asked = ["explain", prepared, "--model", folder, "--samples", 4, "--passages", 3, "--json"]
-    found = json.loads(ask(*asked).stdout)
+def test_explain_counts_hits_and_gives_each_miss_its_reason(prepared, folder, tmp_path):
+    asked = ["store", "explain", prepared, "--model", folder, "--samples", 4, "--passages", 3]
+    found = said(*asked)
     assert found["hits"] > 3 and found["misses"] == 0 and found["prepare"] == "after_system(system=1)"
-    other = json.loads(ask(*asked, "--prepare", "independent").stdout)
+    other = said(*asked, "--prepare", "independent")
     assert other["reasons"] == {"other context before it": found["hits"] - 1}, "the system block is the same"
     assert all(miss["block"] and miss["detail"] for miss in other["missed"])
-    assert json.loads(ask(*asked, "--dtype", "bfloat16").stdout)["reasons"] == {"other dtype": found["hits"]}
+    assert said(*asked, "--dtype", "bfloat16")["reasons"] == {"other dtype": found["hits"]}
     model = tiny.checkpoint(tmp_path / "other", rms_norm_eps=1e-3)
-    assert json.loads(ask(*asked, "--model", model).stdout)["reasons"] == {"other model": found["hits"]}
-    assert "never seen" in json.loads(ask(*asked, "--seed", 5).stdout)["reasons"]
-    text = " ".join(ask(*asked[:-1], "--prepare", "independent").stdout.split())
+    assert said(*asked, "--model", model)["reasons"] == {"other model": found["hits"]}
+    assert "never seen" in said(*asked, "--seed", 5)["reasons"]
+    text = " ".join(run(*asked, "--prepare", "independent")[1].split())
     assert "blocks are there, for independent" in text and "other context before it: blocks before it: kept 1" in text
 
 
@@ -604,26 +585,19 @@ def test_explain_asks_for_what_a_trial_asks_for_behind_neighbours_too(folder, lo
     assert fewer.reasons == {"other neighbours": found.hits - 1}
 
 
-def test_stats_tells_what_there_is(prepared, tmp_path, ask):
-    found = json.loads(ask("stats", prepared, "--json").stdout)
+def test_stats_tells_what_there_is(prepared, tmp_path):
+    found = said("store", "stats", prepared)
     assert found["blocks"] == len(FolderStore(prepared)) and found["unchecked"] == 0 and not found["set_aside"]
     assert found["models"] == [found["kind"]["model"]] and found["dtypes"] == ["torch.float32"]
     (made,) = found["made"]
     assert made["device"] == "cpu" and made["torch"] == torch.__version__
     old = earlier_folder(tmp_path / "old", {key_for(1): kv_of(1)})
     (old / "broken.safetensors").write_bytes(b"1")
-    found = json.loads(ask("stats", old, "--json").stdout)
+    found = said("store", "stats", old)
     assert (found["blocks"], found["tokens"], found["unchecked"]) == (1, 3, 1)
-    assert found["set_aside"][0]["file"] == "broken.safetensors" and "damaged" in ask("stats", old).stdout
-
-
-@pytest.mark.parametrize("command", ["verify", "stats", "explain"])
-def test_a_folder_of_something_else_is_one_error(command, ask, tmp_path, folder):
-    done = ask(command, tmp_path, *(["--model", folder] if command == "explain" else []))
-    assert done.exit_code == 2 and "is no folder of cached blocks" in done.stderr and done.stderr.count("\n") == 1
+    assert found["set_aside"][0]["file"] == "broken.safetensors" and "damaged" in run("store", "stats", old)[1]
 
 
 def test_explain_refuses_what_a_trial_refuses(prepared, folder):
     for change, says in (({"samples": 0}, "samples is 0"), ({"prepare": "fused"}, "unknown prepare 'fused'")):
-        with pytest.raises(BadInput, match=says):
-            Lookups(prepared, str(folder), **{**DATA, **change}).run()
+        refused(says, Lookups(prepared, str(folder), **{**DATA, **change}).run)

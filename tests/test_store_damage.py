@@ -104,22 +104,12 @@ def test_what_is_set_aside_under_one_name_stays_side_by_side_until_it_is_cleared
         path.write_bytes(bytes(seed))
         assert FolderStore(tmp_path / "a").get(key_for(1)) is None
         store = FolderStore(tmp_path / "a")
+        assert key_for(1) not in store and store.why(key_for(1)).reason == "damaged"
         store.put(key_for(1), kv_of(1))
         assert same(store.get(key_for(1)), kv_of(1))
     assert sorted(quarantine.reasons(tmp_path / "a")) == [path.name, f"{path.name}.1", f"{path.name}.2"]
     assert quarantine.clear(tmp_path / "a") > 6 and not quarantine.reasons(tmp_path / "a")
     assert same(FolderStore(tmp_path / "a").get(key_for(1)), kv_of(1))
-
-
-def test_a_damaged_file_of_one_block_is_replaced_when_the_block_is_put(tmp_path):
-    store = FolderStore(tmp_path / "a", new=True)
-    key, path = key_for(1), tmp_path / "a" / f"{key_for(1)}.safetensors"
-    store.put(key, kv_of(1))
-    path.write_bytes(b"nothing")
-    store = FolderStore(tmp_path / "a")
-    assert key not in store and store.get(key) is None and store.why(key).reason == "damaged"
-    store.put(key, kv_of(1))
-    assert same(store.get(key), kv_of(1)) and same(FolderStore(tmp_path / "a").get(key), kv_of(1))
 
 
 def test_where_nothing_can_be_written_a_damaged_block_is_still_no_error(tmp_path, monkeypatch, caplog):

@@ -1,5 +1,7 @@
 """Files of cached blocks: what is written, what others read, and files of other versions and of something else."""
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -79,8 +81,7 @@ def test_what_contradicts_its_key_is_not_served_even_without_a_checksum(tmp_path
     store = FolderStore(earlier_folder(tmp_path / "old", {key_for(1): wrong}))
     assert store.get(key_for(1)) is None
     assert store.why(key_for(1)).detail.startswith("shard.safetensors: ")
-    with pytest.raises(AssertionError, match=says):
-        raise AssertionError(store.why(key_for(1)).detail)
+    assert re.search(says, store.why(key_for(1)).detail)
 
 
 def test_files_with_checksums_of_tensors_only_are_read_and_verified(tmp_path):
@@ -119,8 +120,7 @@ def test_files_of_something_else_are_set_aside(tmp_path, tensors, metadata, kind
     store = FolderStore(tmp_path / "a")
     (problem,) = store.set_aside.values()
     assert problem.kind == kind and same(store.get(key_for(1)), kv_of(1)) and len(store) == 1
-    with pytest.raises(AssertionError, match=says):
-        raise AssertionError(problem.detail)
+    assert re.search(says, problem.detail)
 
 
 def test_files_of_a_later_version_are_named_and_never_deleted(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Whatever makes a cached block another one gives another key or a refusal; what computed it stands in the manifest."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests import tiny
 from tests.random_models import block_of, model_of
 from tests.refusals import refused
 from tests.store_blocks import kv_of
+from workbench.core.blocks import Block
 from workbench.methods import prepare
 from workbench.methods.preprocessing.precompute import kind_of
 from workbench.store import FolderStore, key_of
@@ -26,10 +28,6 @@ def model():
 
 def test_keys_of_many_descriptions_never_meet():
     """Of blocks cut, joined and put before one another in every way."""
-    from itertools import product
-
-    from workbench.core.blocks import Block
-
     runs = [Block(tokens) for tokens in ((1,), (1, 1), (1, 1, 1), (2,), (1, 2), (2, 1))]
     pasts = [(), *((run,) for run in runs), *product(runs, repeat=2)]
     made = {}

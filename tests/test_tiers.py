@@ -1,5 +1,6 @@
 """Tiers: hot blocks above, cold ones below, never over a budget, and what is read is what was written."""
 
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event as Signal
 from threading import Thread
 
@@ -160,11 +161,8 @@ def test_threads_keep_the_books():
             else:
                 assert float(kv.keys[0][0, 0, 0]) == KEYS.index(key) + 1
 
-    threads = [Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     for tier in store.tiers:
         assert tier.bytes == 16 * len(tier) <= tier.budget_bytes
     assert store.stats.hits + store.stats.misses == 600
