@@ -1,4 +1,4 @@
-"""None"""
+"""Scores of answers with their intervals, the cost of a first token, times and their ratios, tokens chosen."""
 
 import math
 
@@ -87,6 +87,8 @@ def test_bootstrap_intervals_of_many_columns_are_about_those_of_each():
         assert (low[column], high[column]) == pytest.approx(alone, abs=width / 10)
     again = answers.bootstrap_columns(values[:, ::-1])
     assert (again[0][::-1] == pytest.approx(low)) and (again[1][::-1] == pytest.approx(high))
+    low, high = answers.bootstrap_columns(np.ones((491, 2)))
+    assert low.tolist() == high.tolist() == [1.0, 1.0], "an interval of equal values is that value"
 
 
 def test_score_of_four_answers():
@@ -130,11 +132,6 @@ def test_scores_by_kind_are_those_of_the_questions_of_a_kind():
     assert list(scores) == ["b", "a"]
     assert scores["a"] == answers.score(["no", "yes"], [["yes"], ["yes"]], seed=1)
     assert (scores["b"].em, scores["b"].n) == (1.0, 2)
-
-
-def test_an_interval_of_equal_values_is_that_value():
-    low, high = answers.bootstrap_columns(np.ones((491, 2)))
-    assert low.tolist() == high.tolist() == [1.0, 1.0]
 
 
 SMALL = {
@@ -322,18 +319,18 @@ FAST = {"ms": 2.0, "p5": 1.9, "p95": 2.2, "least": 1.0, "most": 4.0}
 SLOW = {"ms": 6.0, "p5": 5.7, "p95": 6.6, "least": 5.0, "most": 8.0}
 
 
+EARLIER = {name: value for name, value in SLOW.items() if name not in ("least", "most")}  # of an earlier version
+
+
 @pytest.mark.parametrize(
-    ("runs", "ends"), [(ENOUGH, (5.7 / 2.2, 6.6 / 1.9)), (ENOUGH - 1, (5.0 / 4.0, 8.0 / 1.0)), (2, (5.0 / 4.0, 8.0))]
+    ("slow", "fast", "ends"),
+    [
+        (SLOW | {"runs": ENOUGH}, FAST | {"runs": ENOUGH}, (5.7 / 2.2, 6.6 / 1.9)),
+        (SLOW | {"runs": ENOUGH - 1}, FAST | {"runs": ENOUGH - 1}, (5.0 / 4.0, 8.0 / 1.0)),
+        (SLOW | {"runs": 2}, FAST | {"runs": 2}, (5.0 / 4.0, 8.0)),
+        (SLOW | {"runs": 3}, FAST | {"runs": 200}, (5.0 / 2.2, 8.0 / 1.9)),  # each side has the ends of its own runs
+        (EARLIER | {"runs": 4}, FAST | {"runs": 20}, (5.7 / 2.2, 6.6 / 1.9)),
+    ],
 )
-def test_the_ends_are_percentiles_only_of_enough_runs(runs, ends):
-    assert ratio({**SLOW, "runs": runs}, {**FAST, "runs": runs}) == pytest.approx((3.0, *ends))
-
-
-def test_each_side_has_the_ends_of_its_own_runs():
-    mixed = ratio({**SLOW, "runs": 3}, {**FAST, "runs": 200})
-    assert mixed == pytest.approx((3.0, 5.0 / 2.2, 8.0 / 1.9))
-
-
-def test_a_record_of_an_earlier_version_has_its_percentiles():
-    old = {name: value for name, value in SLOW.items() if name not in ("least", "most")}
-    assert ratio({**old, "runs": 4}, {**FAST, "runs": 20}) == pytest.approx((3.0, 5.7 / 2.2, 6.6 / 1.9))
+def test_the_ends_are_percentiles_only_of_enough_runs(slow, fast, ends):
+    assert ratio(slow, fast) == pytest.approx((3.0, *ends))

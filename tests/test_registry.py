@@ -112,7 +112,8 @@ PROMPT = Prompt(tuple(Block((n, n + 1, n + 2)) for n in range(4)))
 
 def test_the_selector_of_the_documentation_chooses_the_last_tokens_of_every_block():
     found = own.selector(PAGE, "last_tokens")
-    assert choose(found.score(PROMPT), PROMPT, tokens=3).tolist() == [2, 5, 8]
+    scores = found.score(PROMPT)
+    assert scores.shape == torch.Size([9]) and choose(scores, PROMPT, tokens=3).tolist() == [2, 5, 8]
     assert found == own.selector(PAGE, "last_tokens") or found.system == 1
 
 
@@ -132,10 +133,6 @@ def test_the_notebook_holds_the_selector_of_the_documentation():
 )
 def test_text_that_is_no_selector_is_refused(source, name, message):
     refused(message, own.selector, source, name)
-
-
-def test_scores_of_a_selector_are_one_a_token():
-    assert own.selector(PAGE, "last_tokens").score(PROMPT).shape == torch.Size([9])
 
 
 # --- What is kept beside cached keys: completed from chunk to chunk, never of keys that are no more

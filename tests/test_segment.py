@@ -1,4 +1,4 @@
-"""None"""
+"""Pieces of texts, chats and states; layouts and the prompts made of them; contexts of a wanted size."""
 
 import json
 from dataclasses import replace
@@ -28,6 +28,10 @@ def test_text_pieces_join_to_the_text_and_are_at_most_so_many(whole, most):
     assert len(pieces) <= most
 
 
+FENCE = "```python\nimport os\n\nprint(os.name)\n```\n"
+CODE = "import os\n\n\ndef name(x):\n    return os.name\n\n\nfor i in range(3):\n    print(name(i))\n"
+
+
 @pytest.mark.parametrize(
     "whole, pieces",
     [
@@ -39,21 +43,13 @@ def test_text_pieces_join_to_the_text_and_are_at_most_so_many(whole, most):
         ("one two", ["one two"]),
         ("\n\none\n\n", ["\n\none\n\n"]),
         ("", []),
+        (f"See this.\n\n{FENCE}\nDone.", ["See this.\n\n", f"{FENCE}\n", "Done."]),  # fenced code is left whole
+        (f"See this.\n{FENCE}Done.\nBye.", ["See this.\n", FENCE, "Done.\n", "Bye."]),
+        (CODE, [CODE]),
     ],
 )
-def test_the_first_separator_that_occurs_cuts_the_whole_text(whole, pieces):
+def test_the_first_separator_that_occurs_cuts_the_whole_text_but_for_code(whole, pieces):
     assert segment.text(whole) == pieces
-
-
-def test_fenced_code_is_left_whole():
-    fence = "```python\nimport os\n\nprint(os.name)\n```\n"
-    assert segment.text(f"See this.\n\n{fence}\nDone.") == ["See this.\n\n", f"{fence}\n", "Done."]
-    assert segment.text(f"See this.\n{fence}Done.\nBye.") == ["See this.\n", f"{fence}", "Done.\n", "Bye."]
-
-
-def test_a_text_that_is_code_is_one_piece():
-    code = "import os\n\n\ndef name(x):\n    return os.name\n\n\nfor i in range(3):\n    print(name(i))\n"
-    assert segment.text(code) == [code]
 
 
 def test_the_shortest_pieces_are_joined_first():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import figure_views
 from tests.figure_views import rows
 from tests.refusals import refused
 from workbench.app.explore.panels.editing import EDITS, edited
@@ -18,8 +19,9 @@ from workbench.data.layouts import LAB
 from workbench.data.sources import chat, game
 from workbench.experiments.serving import sessions
 from workbench.experiments.serving.sessions import follow, scores
+from workbench.metrics.answers import bootstrap
+from workbench.metrics.published_numbers import BLOCK_V2_TEXT
 from workbench.plots.marks.styles import REUSE_STATUSES
-from workbench.plots.marks.theme import TEMPLATE, WIDTH
 from workbench.plots.reports import session_replay as session_figures
 from workbench.plots.reports.session_replay import frames
 from workbench.plots.tokens.plans import history, turnover
@@ -132,26 +134,25 @@ def test_scores_are_by_mode_and_kind(loaded):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: chat.conversations(0), "conversations is 0; at least 1"),
-        (lambda: chat.conversations(1, turns=1), "turns is 1; a conversation has 2 to 30"),
-        (lambda: chat.conversations(1, turns=31), "turns is 31"),
-        (lambda: chat.conversations(1, memory=0), "memory is 0"),
-        (lambda: chat.requests(0), "requests is 0"),
-        (lambda: chat.requests(1, shots=17), "shots is 17; a request has 1 to 16"),
-        (lambda: sessions.of_chat([], LAB, memory=0), "memory is 0"),
+        (lambda of: chat.conversations(0), "conversations is 0; at least 1"),
+        (lambda of: chat.conversations(1, turns=1), "turns is 1; a conversation has 2 to 30"),
+        (lambda of: chat.conversations(1, turns=31), "turns is 31"),
+        (lambda of: chat.conversations(1, memory=0), "memory is 0"),
+        (lambda of: chat.requests(0), "requests is 0"),
+        (lambda of: chat.requests(1, shots=17), "shots is 17; a request has 1 to 16"),
+        (lambda of: sessions.of_chat([], LAB, memory=0), "memory is 0"),
+        (lambda of: game.frames(0), "frames is 0; at least 1"),
+        (lambda of: game.frames(1, tables=0), "tables is 0; a hall has 1 to 64"),
+        (lambda of: game.frames(1, tables=65), "tables is 65"),
+        (lambda of: follow(of, [], repeats=0), "repeats is 0"),
+        (
+            lambda of: follow(of, sessions.of_game(game.frames(1, tables=6), of[2])),
+            r"context of 2048 tokens: ask for fewer tables, turns or demonstrations",
+        ),
     ],
 )
-def test_a_session_that_cannot_be_is_refused(make, sentence):
-    refused(sentence, make)
-
-
-def test_a_session_that_does_not_fit_the_model_says_what_to_lower(loaded):
-    steps = sessions.of_game(game.frames(1, tables=6), loaded[2])
-    refused(r"context of 2048 tokens: ask for fewer tables, turns or demonstrations", follow, loaded, steps)
-
-
-def test_following_refuses_no_repeats(loaded):
-    refused("repeats is 0", follow, loaded, [], repeats=0)
+def test_a_session_that_cannot_be_is_refused(loaded, make, sentence):
+    refused(sentence, make, loaded)
 
 
 # --- The card game: every frame keeps its rules, next to nothing changes between frames, answers are in the state
@@ -169,6 +170,15 @@ def test_a_hall_of_six_tables_has_over_300_blocks_of_which_99_in_100_repeat():
     repeated = [len(set(old) & set(new)) / len(new) for old, new in pairwise(pieces)]
     assert sum(repeated) / len(repeated) > 0.985
     assert all(len(set(cut)) == len(cut) for cut in pieces), "no two blocks of a frame are the same"
+
+
+def test_little_of_a_game_changes_between_its_states():
+    shares = []
+    for before, now in pairwise(game.frames(40)):
+        old, pieces = set(before.pieces()), now.pieces()
+        shares.append(sum(len(piece) for piece in pieces if piece not in old) / sum(map(len, pieces)))
+    ms = BLOCK_V2_TEXT["game_ttft_ms"]
+    assert bootstrap(shares)[1] < ms["block"] / ms["full"]
 
 
 def test_the_pieces_are_those_of_the_whole_state_cut_by_structure():
@@ -237,18 +247,6 @@ def test_the_answer_can_be_read_from_the_state(seed):
         assert frame.answers[0] == str(expected)
 
 
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ({"n": 0}, "frames is 0; at least 1"),
-        ({"n": 1, "tables": 0}, "tables is 0; a hall has 1 to 64"),
-        ({"n": 1, "tables": 65}, "tables is 65"),
-    ],
-)
-def test_frames_that_cannot_be_are_refused(asked, sentence):
-    refused(sentence, game.frames, **asked)
-
-
 # --- Figures of sessions: every block and every frame is drawn once, in the colour of what became of it
 SAID = {"caption": "n = 2, seed 0, CPU", "notice": "Look here."}
 
@@ -278,11 +276,7 @@ RECORDS = [record(0, ["encoded"] * 3), record(1, ["kept", "encoded", "moved"], t
 
 
 def check(fig) -> str:
-    assert fig.layout.template == TEMPLATE and fig.layout.width == WIDTH
-    texts = [note.text for note in fig.layout.annotations]
-    assert SAID["caption"] in texts and SAID["notice"] in texts
-    assert any(text.startswith("<b>") for text in texts)
-    text = fig.to_json()
+    text = figure_views.check(fig, SAID)
     assert "<one>" not in text and "<move>" not in text, "texts of the prompt are no mark-up"
     return text
 

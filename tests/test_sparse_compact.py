@@ -1,6 +1,7 @@
 """CompactAttention: what is selected is in the page table, and nothing else."""
 
 import shutil
+from itertools import pairwise
 from math import ceil
 
 import pytest
@@ -24,6 +25,7 @@ from workbench.methods import sparse
 from workbench.methods.sparse import named
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.quoka import Quoka
+from workbench.methods.sparse.random import RandomTiles
 from workbench.metrics.tiles.key_rankings import error_bounds, head_bound
 from workbench.models.checkpoints import COMPACT, WEIGHTS
 from workbench.models.model_card import describe
@@ -116,6 +118,16 @@ def test_a_union_chunk_by_chunk_stays_within_the_keys():
     whole = prefill(model, prompt.tokens, Plan(torch.arange(80), sparse=choice), empty(model, 80)).logits
     dense = prefill(model, prompt.tokens, Plan(torch.arange(80)), empty(model, 80)).logits
     torch.testing.assert_close(whole, dense, atol=1e-5, rtol=1e-4)
+
+
+def test_every_kv_head_has_a_page_table_of_its_own():
+    """Of less than 1% of the bytes of its pages."""
+    draw, rows = torch.Generator().manual_seed(0), torch.arange(992, 1024)
+    queries, keys = (torch.randn(heads, 1024, 16, generator=draw) for heads in (4, 2))
+    start, pages = Compact(RandomTiles(block=16, share=0.01))(queries[:, rows], keys, rows).pages(2)
+    assert len({tuple(pages[a:b].tolist()) for a, b in pairwise(start.tolist())}) == 2
+    page = 2 * 16 * keys.shape[-1] * keys.itemsize  # bytes of keys and values
+    assert pages.itemsize * len(pages) + start.itemsize * len(start) < 0.01 * page * len(pages)
 
 
 def test_union_of_columns_goes_by_group():
@@ -262,9 +274,6 @@ def test_a_row_without_a_pair_is_refused():
 
 
 def test_every_head_is_measured_at_every_threshold():
-    from tests.random_models import model_of, prompt_of
-    from workbench.methods import sparse
-
     method = sparse.named("bfla(block=16, tile=4, flat=4, local=1)")
     records = error_bounds(model_of(), prompt_of(30, 34).tokens, method, (0.1, 0.9), layer=1)
     assert len(records) == 2 * 4 and all(r["error"] <= r["bound"] for r in records)
