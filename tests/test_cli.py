@@ -22,6 +22,7 @@ from workbench.app.console import text
 from workbench.app.console.options import of_fields, taking
 from workbench.core.utils import stages
 from workbench.data import assets
+from workbench.experiments.trials import runs
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Trial
 
@@ -47,16 +48,6 @@ def test_json_is_the_only_thing_on_stdout(folder, tmp_path, monkeypatch, capfd):
     assert Record.from_json(json.loads(told)).trial["mode"] == "block"
 
 
-def test_the_record_has_every_number_the_command_promises(folder, run):
-    found = json.loads(run("trial", "--model", folder, *QUICK, "--json").stdout)
-    promised = "em em_low em_high f1 f1_low f1_high n ttft_s rows_computed rows_reused flops bytes hit_rate"
-    assert {*promised.split(), "by_kind", "versions", "device"} <= set(found)
-    assert found["n"] == 3 and set(found["ttft_s"]) == {"p5", "p50", "p95", "least", "most", "n"}
-    for name in ("nll", "nll_extra", "kl", "kl_first", "agree", "agree_first"):
-        assert {name, f"{name}_low", f"{name}_high"} <= set(found)
-    assert {"answered", "rows_charged", "compared"} <= set(found)
-
-
 def test_a_trial_prints_one_table_beside_full_attention(run):
     block = run("trial", "--mode", "block", *QUICK).stdout.splitlines()
     full = run("trial", "--mode", "full", *QUICK).stdout.splitlines()
@@ -77,13 +68,20 @@ def test_details_of_a_trial_are_printed_where_asked(folder, run):
         assert words in text
 
 
-def test_out_holds_the_record(folder, run, tmp_path):
-    done = run("trial", "--model", folder, *QUICK, "--json", "--out", "mine")
+def test_the_record_has_every_number_the_command_promises_and_out_holds_it_with_its_questions(folder, run, tmp_path):
+    found = json.loads(run("trial", "--model", folder, *QUICK, "--json", "--out", "mine").stdout)
+    promised = "em em_low em_high f1 f1_low f1_high n ttft_s rows_computed rows_reused flops bytes hit_rate"
+    promised += " by_kind versions device answered rows_charged compared"
+    near = ("nll", "nll_extra", "kl", "kl_first", "agree", "agree_first")
+    assert {*promised.split(), *(f"{name}{end}" for name in near for end in ("", "_low", "_high"))} <= set(found)
+    assert found["n"] == 3 and set(found["ttft_s"]) == {"p5", "p50", "p95", "least", "most", "n"}
     (record,) = (tmp_path / "mine" / "trials").glob("*.json")
-    assert json.loads(record.read_text())["record"] == json.loads(done.stdout)
-    found = results.read(tmp_path / "mine")
-    assert set(found.counts("trial").measure) >= {"em", "contains", "f1", "kl", "rows_computed", "hit_rate"}
-    assert len(found.answers("trial")) == json.loads(done.stdout)["n"] and len(found.timings("trial")) == 1
+    assert json.loads(record.read_text())["record"] == found
+    kept = results.read(tmp_path / "mine")
+    assert set(kept.counts("trial").measure) >= {"em", "contains", "f1", "kl", "rows_computed", "hit_rate"}
+    assert len(kept.answers("trial")) == 3 and len(kept.timings("trial")) == 1
+    (compared,) = runs.read(tmp_path / "mine")
+    assert len(compared.answers) == 3 == compared.scores["n"]
 
 
 BAD = {
@@ -339,11 +337,12 @@ def test_a_person_who_stops_work_is_told_what_is_kept(capsys):
     assert "stopped: trials are kept in runs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_without_unicode_is_told_all_it_can_show(encoding):
+@pytest.mark.parametrize("terminal", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, {"COLUMNS": "0"}])
+def test_a_terminal_without_unicode_or_width_is_told_all_it_can_show(terminal):
     command = [sys.executable, "-m", "workbench", "data", "lab", "--samples", "1"]
-    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, env=os.environ | terminal, cwd=ROOT)
     assert done.returncode == 0 and done.stderr == b"" and b"lab-0-0" in done.stdout
+    assert b"Q " in done.stdout
 
 
 @pytest.mark.parametrize("searched", [True, False])

@@ -169,29 +169,17 @@ def test_a_bad_record_is_named_by_file_line_and_field(tmp_path, record, message)
         ("a.jsonl.gz", gzip.compress(json.dumps(OURS).encode())[:-9], "cannot be read"),
         ("a.jsonl.gz", b"no gzip", "cannot be read"),
         ("a.jsonl", b"\xff\xfe\x00", "cannot be read"),
+        ("a.xml", b"x", r"ends in \.json"),
+        ("gone.jsonl", None, "no such file"),
+        ("no-such-set", None, "unknown data 'no-such-set': allowed are lab"),
+        ("x", None, "unknown data"),
     ],
 )
-def test_a_broken_file_is_refused(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    refused(message, data.load, tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("no-such-set", "unknown data 'no-such-set': allowed are lab"),
-        ("gone.jsonl", "no such file"),
-        ("x", "unknown data"),
-    ],
-)
-def test_unknown_data_lists_what_is_allowed(name, message, monkeypatch, tmp_path):
+def test_a_file_that_is_broken_of_another_kind_or_not_there_is_refused(tmp_path, monkeypatch, name, content, message):
     monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     refused(message, data.load, name)
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path):
-    (tmp_path / "a.xml").write_text("x")
-    refused(r"ends in \.json", data.load, tmp_path / "a.xml")
 
 
 def test_a_draw_depends_on_the_seed_only_and_keeps_the_order(tmp_path):

@@ -11,9 +11,10 @@ import pytest
 from store_blocks import key_for, kv_of
 from typer.testing import CliRunner
 
+from tests.refusals import refused, refused_command
 from workbench.app.cli import app
 from workbench.app.notebooks.run import declared
-from workbench.core.errors import BadInput, brief
+from workbench.core.errors import brief
 from workbench.core.utils.files import check_place
 from workbench.experiments.sweeps.sweep_grid import check as preflight
 from workbench.experiments.trials import rows
@@ -38,15 +39,6 @@ def records(loaded, tmp_path_factory) -> Path:
     return place
 
 
-def refused(*command: str | Path) -> str:
-    """Return the one sentence with which a command ends."""
-    done = CliRunner().invoke(app, list(map(str, command)))
-    assert done.exit_code == 2, done.output
-    *before, line = done.stderr.splitlines()
-    assert line.startswith("error: ") and all(", after " in each for each in before)  # on a slow machine
-    return line
-
-
 def test_a_link_to_a_folder_is_a_folder(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -58,8 +50,8 @@ def test_a_link_to_a_folder_is_a_folder(tmp_path):
 @pytest.mark.parametrize("place", ["loop", "loop/below"])
 def test_a_link_to_itself_is_no_place(tmp_path, place):
     (tmp_path / "loop").symlink_to("loop")
-    assert "symbolic links" in refused("data", "lab", "--samples", "1", "--out", tmp_path / place)
-    assert refused("trial", "--model", "lab-full", "--samples", "1", "--method-file", tmp_path / place)
+    assert "symbolic links" in refused_command("data", "lab", "--samples", "1", "--out", tmp_path / place)
+    assert refused_command("trial", "--model", "lab-full", "--samples", "1", "--method-file", tmp_path / place)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
@@ -72,24 +64,22 @@ def test_what_is_no_file_among_blocks_is_damaged_and_is_not_waited_for(tmp_path,
     ]
     assert describe(tmp_path / "store")["set_aside"][0]["detail"] == "it is no file"
     assert FolderStore(tmp_path / "store").get(KEY) is not None
-    with pytest.raises(BadInput, match="it is no file"):
-        pack(tmp_path / "store", tmp_path / "store.tar")
+    refused("it is no file", pack, tmp_path / "store", tmp_path / "store.tar")
     assert not (tmp_path / "store.tar").exists()
 
 
-def test_an_archive_that_holds_a_file_twice_is_refused(tmp_path):
+def test_an_archive_that_holds_a_file_twice_is_refused_command(tmp_path):
     with tarfile.open(tmp_path / "twice.tar", "w") as tar:
         for _ in range(2):
             tar.addfile(tarfile.TarInfo("manifest.json"), BytesIO(b""))
-    with pytest.raises(BadInput, match=r"twice\.tar holds 'manifest\.json' more than once"):
-        unpack(tmp_path / "twice.tar", tmp_path / "store")
+    refused(r"holds 'manifest\.json' more than once", unpack, tmp_path / "twice.tar", tmp_path / "store")
     assert not (tmp_path / "store").exists()
 
 
 def test_damaged_questions_beside_a_record_are_named(records, tmp_path):
     shutil.copytree(records / "full", tmp_path / "other")
     (tmp_path / "other" / "answers" / "trial@full.parquet").write_text("x")
-    said = refused("compare", records / "full", tmp_path / "other")
+    said = refused_command("compare", records / "full", tmp_path / "other")
     assert "trial@full.parquet cannot be read" in said
 
 
@@ -97,17 +87,17 @@ def test_no_output_overwrites_what_is_compared_or_another_output(records, tmp_pa
     runs = [records / "full", records / "block"]
     questions = records / "block" / "answers" / "trial@block.parquet"
     before = questions.read_bytes()
-    said = refused("compare", *runs, "--html", questions)
+    said = refused_command("compare", *runs, "--html", questions)
     assert "lies in a RUN" in said and questions.read_bytes() == before
     both = tmp_path / "both"
-    assert "written twice" in refused("compare", *runs, "--html", both, "--markdown", tmp_path / "." / "both")
-    assert "name of a folder" in refused("compare", *runs, "--html", f"{both}/") and not both.exists()
+    assert "written twice" in refused_command("compare", *runs, "--html", both, "--markdown", tmp_path / "." / "both")
+    assert "name of a folder" in refused_command("compare", *runs, "--html", f"{both}/") and not both.exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"address": 5}', "\ufeff"])
-def test_a_file_that_names_no_scheduler_is_refused(tmp_path, text):
+def test_a_file_that_names_no_scheduler_is_refused_command(tmp_path, text):
     (tmp_path / "scheduler.json").write_text(text)
-    said = refused("sweep", "--samples", 1, "--out", tmp_path / "out", "--cluster", tmp_path / "scheduler.json")
+    said = refused_command("sweep", "--samples", 1, "--out", tmp_path / "out", "--cluster", tmp_path / "scheduler.json")
     assert "names no address of a Dask scheduler" in said
 
 
@@ -118,12 +108,11 @@ BROKEN = ["", "{", "[]", '{"nbformat": 2, "worksheets": []}', '{"nbformat": 4, "
 def test_a_notebook_that_cannot_be_read_is_refused_before_anything_is_written(tmp_path, text):
     path = tmp_path / "01_broken.ipynb"
     path.write_text(text)
-    with pytest.raises(BadInput, match=r"01_broken\.ipynb is no notebook that can be read"):
-        declared(path)
+    refused(r"01_broken\.ipynb is no notebook that can be read", declared, path)
     if text == BROKEN[0]:
         for command in ("report", "sweep"):
-            assert "is no notebook that can be read" in refused(command, path, "--out", tmp_path / "out")
-        assert "is no notebook that can be read" in refused("report", path, "--real", "--out", tmp_path / "out")
+            assert "is no notebook that can be read" in refused_command(command, path, "--out", tmp_path / "out")
+        assert "is no notebook that can be read" in refused_command("report", path, "--real", "--out", tmp_path / "out")
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -131,63 +120,57 @@ def test_a_report_is_no_file(tmp_path):
     notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}
     (tmp_path / "01_a.ipynb").write_text(json.dumps(notebook))
     (tmp_path / "mine").write_text("mine")
-    assert "is a file: a folder is needed" in refused("report", tmp_path / "01_a.ipynb", "--out", tmp_path / "mine")
+    assert "is a file: a folder is needed" in refused_command(
+        "report", tmp_path / "01_a.ipynb", "--out", tmp_path / "mine"
+    )
     assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_sentence_stays_on_its_line_whatever_a_file_is_called():
     assert brief("a\nb\r\nc") == r"a\nb\r\nc"
-    assert refused("data", "a\nb.json") == r"error: a\nb.json: no such file"
+    assert refused_command("data", "a\nb.json") == r"error: a\nb.json: no such file"
 
 
 @pytest.mark.parametrize("name", ["lab", "needles", "manuals"])
-def test_more_questions_than_can_be_drawn_are_refused(name, tmp_path):
-    assert "at most 1,000,000 are drawn" in refused("data", name, "--samples", 10**9)
-    assert "at most 1,000,000 are drawn" in refused("data", "lab", "--samples", 10**9, "--out", tmp_path / "a.jsonl")
+def test_more_questions_than_can_be_drawn_are_refused_command(name, tmp_path):
+    assert "at most 1,000,000 are drawn" in refused_command("data", name, "--samples", 10**9)
+    assert "at most 1,000,000 are drawn" in refused_command(
+        "data", "lab", "--samples", 10**9, "--out", tmp_path / "a.jsonl"
+    )
 
 
 def test_a_sweep_says_before_its_first_trial_that_answers_are_too_long(loaded):
-    with pytest.raises(BadInput, match=r"max_new_tokens is 1000000: [\d,]+ is the model's context"):
-        preflight([Trial("lab-full", samples=1), Trial("lab-full", samples=1, max_new_tokens=10**6)], loaded)
+    both = [Trial("lab-full", samples=1), Trial("lab-full", samples=1, max_new_tokens=10**6)]
+    refused(r"max_new_tokens is 1000000: [\d,]+ is the model's context", preflight, both, loaded)
 
 
-@pytest.mark.parametrize("sizes", [{"layers": 10**9}, {"hidden": 2**30, "heads": 8}, {"head_dim": 3}])
-def test_a_lab_model_of_absurd_size_is_refused(sizes):
-    with pytest.raises(BadInput, match=r"is no lab model|head_dim is 3: an even number"):
-        PretrainConfig(**sizes)
-    with pytest.raises(BadInput, match="width is 1000000000"):
-        GateConfig(width=10**9)
+SIZES = [  # of a configuration that is absurd, and what is said of it
+    (PretrainConfig, {"layers": 10**9}, "is no lab model"),
+    (PretrainConfig, {"hidden": 2**30, "heads": 8}, "is no lab model"),
+    (PretrainConfig, {"head_dim": 3}, "head_dim is 3: an even number"),
+    (GateConfig, {"width": 10**9}, "width is 1000000000"),
+    *((config, {"batch": 10**9}, "batch is 1000000000") for config in (TuneConfig, GateConfig)),
+    *(
+        (PretrainConfig, {name: value}, f"recipe setting {name} is")
+        for name in ("lr", "rope_theta", "clip", "weight_decay", "rest_weight")
+        for value in (float("inf"), -1.0)
+    ),
+]
 
 
-@pytest.mark.parametrize("name", ["lr", "rope_theta", "clip", "weight_decay", "rest_weight"])
-@pytest.mark.parametrize("value", [float("inf"), -1.0])
-def test_rates_of_a_training_are_finite(name, value):
-    with pytest.raises(BadInput, match=f"recipe setting {name} is"):
-        PretrainConfig(**{name: value})
+@pytest.mark.parametrize(("config", "sizes", "words"), SIZES)
+def test_sizes_and_rates_of_a_training_are_finite_and_can_be(config, sizes, words):
+    refused(words, config, **sizes)
 
 
 def test_a_folder_that_is_gone_is_no_place_to_work_in(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert "is not there any more" in refused("data", "lab", "--out", "a.jsonl")
-
-
-def test_a_batch_is_no_larger_than_a_forward_pass_can_be():
-    for config in (TuneConfig, GateConfig):
-        with pytest.raises(BadInput, match="batch is 1000000000"):
-            config(batch=10**9)
-
-
-@pytest.mark.parametrize("weight", ["nan", "inf", "0", "-1"])
-def test_weights_of_questions_are_positive_numbers(weight, tmp_path):
-    command = ("tune", "--model", "lab-full", "--out", tmp_path / "run", "--kinds", f"order={weight}")
-    done = CliRunner().invoke(app, list(map(str, command)))
-    assert done.exit_code == 2 and "a positive weight for each is needed" in done.stderr
-    assert not (tmp_path / "run").exists()
+    assert "is not there any more" in refused_command("data", "lab", "--out", "a.jsonl")
 
 
 def test_a_prompt_that_is_too_long_is_told_once_and_in_our_words(tmp_path):
     long = {"question": "Who? " * 5000, "answers": ["Ada"], "ctxs": [{"title": "A", "text": "Ada."}]}
     (tmp_path / "long.jsonl").write_text(json.dumps(long))
-    assert "the model's context is 4096" in refused("trial", "--data", tmp_path / "long.jsonl")
+    assert "the model's context is 4096" in refused_command("trial", "--data", tmp_path / "long.jsonl")

@@ -185,7 +185,7 @@ def test_notebooks_are_those_of_a_folder_of_the_one_here_or_of_the_checkout(tmp_
 
 # --- The index of a report: what an entry says, what stands for a notebook, and that nothing in it is markup
 HEAT = {"type": "heatmap", "z": [[0, 1]], "customdata": [["hover"]], "text": [["a", "b"]]}
-STRANGE = '<img src=x onerror="alert(1)"> & "quotes"'
+STRANGE = '<img src=x onerror="alert(1)"><script>alert(1)</script><a href="javascript:alert(1)">x</a> & "quotes"'
 
 
 def executed(folder, *outputs, prose="# Title\n\nFirst words."):
@@ -299,6 +299,7 @@ def test_what_notebooks_say_is_text(tmp_path):
     groups = [report_index.Group([entry], STRANGE, STRANGE)]
     page = report_index.page([(STRANGE, STRANGE)], groups, [("docs/index.html", STRANGE)])
     assert "<img" not in page and page.count("&lt;img src=x onerror=&#34;alert(1)&#34;&gt;") >= 6
+    assert "<script>alert" not in page and '<a href="javascript' not in page
     assert '<a href="docs/index.html">' in page
 
 

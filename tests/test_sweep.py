@@ -210,49 +210,10 @@ def test_blocks_that_are_kept_are_not_encoded_again_and_change_no_answer(base, t
     assert rates[1]["none"] == rates[0]["none"] < 1 and rates[1]["random"] == 1
 
 
-@pytest.mark.parametrize(
-    "lists, message",
-    [
-        ({"speed": [1]}, "a trial has no field 'speed': allowed are method, mode, positions, prepare"),
-        ({"seed": []}, r"seed is \[\]: a list of at least one value"),
-        ({"select": "none"}, "select is 'none': a list"),
-        ({"select": ["none", "nothing"]}, "unknown select 'nothing'"),
-        ({"method": ["full", "fastest"]}, "unknown method 'fastest'"),
-        ({"ratio": [0.1, 1.5], "select": ["first_k"]}, "ratio 1.5"),
-        ({"model": ["no-such-model"]}, "unknown model 'no-such-model'"),
-        ({"data": ["lab", "missing.json"]}, "missing.json"),
-        ({"device": ["tpu"]}, "unknown device 'tpu'"),
-    ],
-)
-def test_what_cannot_be_tried_is_refused_before_the_first_trial(lists, message, base, tmp_path):
-    refused(message, sweep, base, tmp_path / "out", **lists)
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_command_takes_lists_of_anything(folder, tmp_path):
-    command = [
-        "sweep",
-        "--model",
-        str(folder),
-        "--samples",
-        "4",
-        "--passages",
-        "3",
-        "--timed",
-        "1",
-        "--max-new-tokens",
-        "2",
-    ]
-    command += [
-        "--fidelity",
-        "false",
-        "--select",
-        "none,first_k(system=1)",
-        "--prepare",
-        "after_system,with_neighbours(n=1, search=exact)",
-        "--ratio",
-        "0.1,0.3",
-    ]
+    command = ["sweep", "--model", str(folder), *"--samples 4 --passages 3 --timed 1 --max-new-tokens 2".split()]
+    command += ["--fidelity", "false", "--select", "none,first_k(system=1)", "--ratio", "0.1,0.3"]
+    command += ["--prepare", "after_system,with_neighbours(n=1, search=exact)"]
     ended = CliRunner().invoke(cli.app, [*command, "--keep-gib", "1", "--out", str(tmp_path), "--json"])
     assert ended.exit_code == 0, ended.output
     rows = [json.loads(line) for line in ended.stdout.splitlines()]
@@ -336,41 +297,42 @@ def test_every_plan_that_ships_lists_trials_that_can_be(name, folder, monkeypatc
 
 
 # --- What is wrong in a list of trials is said before the first of them runs, without a model's weights
-FEW = {"samples": 4, "passages": 3, "max_new_tokens": 3, "timed": 1}
-
-
-@pytest.fixture(scope="module")
-def few(folder):
-    return Trial(str(folder), **FEW)
-
-
-def trials(few, **lists):
-    return [case.trial for case in cases(asdict(few), lists)]
+def trials(base, **lists):
+    return [case.trial for case in cases(asdict(base), lists)]
 
 
 @pytest.mark.parametrize(
     "lists, words",
     [
+        ({"speed": [1]}, "a trial has no field 'speed': allowed are method, mode, positions, prepare"),
+        ({"seed": []}, r"seed is \[\]: a list of at least one value"),
+        ({"select": "none"}, "select is 'none': a list"),
+        ({"select": ["none", "nothing"]}, "unknown select 'nothing'"),
+        ({"method": ["full", "fastest"]}, "unknown method 'fastest'"),
+        ({"ratio": [0.1, 1.5], "select": ["first_k"]}, "ratio 1.5"),
+        ({"model": ["no-such-model"]}, "unknown model 'no-such-model'"),
+        ({"data": ["lab", "missing.json"]}, "missing.json"),
+        ({"device": ["tpu"]}, "unknown device 'tpu'"),
+        ({"device": ["cuda:77"]}, "cuda:77"),
         ({"dtype": [None, "float64"]}, r"unknown dtype 'float64': allowed are float32, .* \(1 trial\)"),
         ({"passages": [3, 40]}, r"has \d+ tokens, the model's context is \d+, answer included: ask for fewer"),
         ({"sparse": ["none", "seer_attention"], "seed": [0, 1]}, r"there is no gate .*distill.*\(2 of 4 trials\)"),
         ({"sparse": ["compact(over=seer_attention)"]}, "there is no gate"),
         ({"sparse": ["xattention(threshold=no.json)"]}, "there are no thresholds 'no.json'"),
         ({"layout": [None, "missing.json"]}, "missing.json"),
-        ({"faithfulness": ["lab"], "data": ["needles"]}, "question"),
+        ({"faithfulness": ["lab"], "data": ["needles"], "samples": [4]}, "question"),
         ({"mode": ["block"], "prepared": ["nowhere"]}, "nowhere"),
-        ({"device": ["cuda:77"]}, "cuda:77"),
     ],
 )
-def test_each_problem_is_named_before_a_run(few, lists, words, monkeypatch, tmp_path):
+def test_each_problem_is_named_before_a_run(base, lists, words, monkeypatch, tmp_path):
     monkeypatch.setattr(Trial, "run_each", None)
     monkeypatch.setattr(models, "load", None)
-    refused(words, sweep, few, tmp_path / "out", **lists)
+    refused(words, sweep, base, tmp_path / "out", **lists)
     assert not (tmp_path / "out").exists()
 
 
-def test_several_problems_are_told_together_with_their_trials(few):
-    listed = trials(few, dtype=[None, "int3"], passages=[3, 400], seed=[0, 1])
+def test_several_problems_are_told_together_with_their_trials(base):
+    listed = trials(base, dtype=[None, "int3"], passages=[3, 400], seed=[0, 1])
     with pytest.raises(BadInput) as problem:
         sweep_grid.check(listed)
     words = str(problem.value)
@@ -378,17 +340,17 @@ def test_several_problems_are_told_together_with_their_trials(few):
     assert "unknown dtype 'int3'" in words and "(4 of 8 trials)" in words
 
 
-def test_what_can_run_passes_and_devices_of_other_machines_are_only_read(few):
-    sweep_grid.check(trials(few, mode=["full", "block"], sparse=["none", "bfla"], layout=[None, "lab"]))
-    sweep_grid.check(trials(few, mode=["block"], prepare=["with_neighbours(n=2)", "behind_document"]))
-    sweep_grid.check(trials(few, mode=["full"], prepare=["with_neighbours(n=40)"]))
-    sweep_grid.check(trials(few, device=["cuda:7"]), here=False)
-    refused("unknown device 'tpu'", lambda: sweep_grid.check(trials(few, device=["tpu"]), here=False))
+def test_what_can_run_passes_and_devices_of_other_machines_are_only_read(base):
+    sweep_grid.check(trials(base, mode=["full", "block"], sparse=["none", "bfla"], layout=[None, "lab"]))
+    sweep_grid.check(trials(base, mode=["block"], prepare=["with_neighbours(n=2)", "behind_document"]))
+    sweep_grid.check(trials(base, mode=["full"], prepare=["with_neighbours(n=40)"]))
+    sweep_grid.check(trials(base, device=["cuda:7"]), here=False)
+    refused("unknown device 'tpu'", lambda: sweep_grid.check(trials(base, device=["tpu"]), here=False))
 
 
-def test_what_is_finished_is_not_checked_again(few, tmp_path, monkeypatch):
-    table = sweep(few, tmp_path, seed=[0])
+def test_what_is_finished_is_not_checked_again(base, tmp_path, monkeypatch):
+    table = sweep(base, tmp_path, seed=[0])
     monkeypatch.setattr(sweep_grid, "check", lambda trials, *_, **__: seen.extend(trials))
     seen = []
-    assert sweep(few, tmp_path, seed=[0, 1]).trial.nunique() == 2 and len(table)
+    assert sweep(base, tmp_path, seed=[0, 1]).trial.nunique() == 2 and len(table)
     assert [trial.seed for trial in seen] == [1]

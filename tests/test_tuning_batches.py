@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import inf, nan
 from pathlib import Path
 
 import chat_tokenizers
@@ -347,7 +348,7 @@ def test_a_sample_that_cannot_be_trained_on_is_refused_by_name(words, samples, c
         (Data("lab-sample", passages=(1, 2)), LIMITS, "passages, questions, kinds, continued and shuffled"),
         (Data("lab-sample", kinds={"order": 1}), LIMITS, "are for data 'lab'"),
         (Data("lab", kinds={"order": 1, "riddle": 1}), LIMITS, "unknown kind of question 'riddle'"),
-        (Data("lab", kinds={"order": 0}), LIMITS, "a positive weight for each"),
+        *((Data("lab", kinds={"order": weight}), LIMITS, "a positive weight for each") for weight in (0, -1, inf, nan)),
         (Data("lab", continued=1.5), LIMITS, "continued is 1.5"),
         (Data("lab", shuffled=-0.5), LIMITS, "shuffled is -0.5"),
         (Data("lab", shuffled=0.5, kinds={"order": 1}), LIMITS, "'order' alone cannot be asked of shuffled"),
