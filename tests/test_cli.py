@@ -319,7 +319,7 @@ def test_a_line_says_what_long_work_is_at_before_anything_is_counted():
     assert lines == [
         "a trial: loading, after 2 s",
         "a trial: loading lab-full, after 9 s",
-        "a trial: answering, 10 of 20 after 69 s, 69 s left",
+        "a trial: answering, 10 of 20 after 69 s, 60 s left",
     ]
 
 

@@ -92,10 +92,10 @@ def test_right_answers_score_one(folder, loaded, monkeypatch):
     assert all(score.em == 1 for score in found.by_kind.values())
 
 
-def test_progress_is_told_after_every_batch(folder, loaded):
+def test_progress_is_told_after_every_prompt_of_full_attention_and_every_batch(folder, loaded):
     told = []
     Trial(str(folder), **QUESTIONS).run(progress=lambda done, total: told.append((done, total)), loaded=loaded)
-    assert told == [(4, 6), (6, 6)]
+    assert told == [(done, 6) for done in (0, 1, 2, 3, 4, 4, 5, 6, 6)]
 
 
 def test_batches_keep_the_order_and_both_limits():

@@ -73,12 +73,12 @@ def answer(
 
     keep      keep the requests (`Answered.ready`)
     most      that are decoded together over pages; contiguous KVs are all decoded together
-    progress  is called with how many have ended, of how many
+    progress  is called with how many have ended, of how many; of contiguous KVs where a prompt is computed by itself
     """
     chosen = _checked(model, tokenizer, prompts, method, params, engine)
     store = _store_of(store)
     if chosen.name == "contiguous":
-        return _contiguous(model, tokenizer, prompts, method, store, params, str(chosen))
+        return _contiguous(model, tokenizer, prompts, method, store, params, str(chosen), progress)
     begin = perf_counter()
     requests = requests_of(model, tokenizer, prompts, method, store, params, keep)
     with pages_of(model).use(model):
@@ -87,7 +87,7 @@ def answer(
         except NoPages as problem:
             if engine != "auto":
                 raise
-            return _contiguous(model, tokenizer, prompts, method, store, params, f"contiguous: {problem}")
+            return _contiguous(model, tokenizer, prompts, method, store, params, f"contiguous: {problem}", progress)
         answers.progress = progress
         for _ in answers.run():
             pass
@@ -179,6 +179,7 @@ def _contiguous(
     store: Store,
     params: SamplingParams,
     engine: str,
+    progress: Callable[[int, int], None] | None,
 ) -> Answered:
     watched = WatchedStore(store)
     reserve = _reserve(model, prompts, params.max_new_tokens)
@@ -192,6 +193,8 @@ def _contiguous(
             logits += finish(model, ready[-1:])
             int(logits[-1].argmax())
             alone.append(perf_counter() - started)
+            if progress:
+                progress(len(alone), len(prompts))
     else:
         ready = method.begin(model, prompts, watched, reserve)
         begun = perf_counter()

@@ -145,9 +145,11 @@ def reference(
     gold: Sequence[Tokens],
     max_new_tokens: int = 32,
     stop: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Reference]:
-    """Answer a batch of prompts by full attention, greedily, and return the reference of each."""
-    full = answer(model, tokenizer, prompts, Full(), None, SamplingParams(max_new_tokens, stop=stop))
+    """Answer a batch of prompts by full attention, greedily, and return the reference of each; `progress` as there."""
+    params = SamplingParams(max_new_tokens, stop=stop)
+    full = answer(model, tokenizer, prompts, Full(), None, params, progress=progress)
     return references(model, tokenizer, full, gold, max_new_tokens, stop)
 
 

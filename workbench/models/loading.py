@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from workbench.core.errors import BadInput, not_allowed
-from workbench.core.utils.stages import stage
+from workbench.core.utils import stages
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
 from workbench.models.checked_config import check_headers, check_loaded, config_of, is_blank, reason
@@ -71,7 +71,7 @@ def load(
     read them fastest (`models.weights.weight_layout`).
     """
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
-    stage(f"loading {path.name}")
+    stages.stage(f"loading {path.name}")
     layouts.check(layout if isinstance(layout, str) else None)
     check(path)
     base = base_folder(path)
@@ -114,8 +114,11 @@ def tokenizer_for(model: PreTrainedModel) -> PreTrainedTokenizerBase:
 
 @contextmanager
 def _no_bar() -> Iterator[None]:
-    """Leave out the bar of weights that are loaded where no terminal shows it: in a notebook it would stay, in red."""
-    hidden = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    """Leave out the bar of weights that are loaded where a command shows progress itself, and where no terminal does.
+
+    In a notebook it would stay, in red.
+    """
+    hidden = logging.is_progress_bar_enabled() and (stages.are_heard() or not sys.stderr.isatty())
     if hidden:
         logging.disable_progress_bar()
     try:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from workbench import models
 from workbench.app.console.options import OUTPUT, AsJson
-from workbench.app.console.text import progress
+from workbench.app.console.text import importing, progress
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
 from workbench.methods.presets import options
@@ -64,14 +64,15 @@ def compare(
     named = [text for text in run if is_model(text)]
     _check_asked(ctx, named)
 
-    from workbench.app.reports import compared_page  # torch, pandas and plotly: not for `--help`
-    from workbench.app.reports.compared_page import report
-    from workbench.app.reports.figure_files import write_figure
-    from workbench.experiments.trials import runs as reading
-    from workbench.experiments.trials.record import label_of
-    from workbench.experiments.trials.run_differences import check_asked, compared, planned
-    from workbench.experiments.trials.trial import Trial
-    from workbench.plots.reports.run_differences import differences
+    with progress("comparing"), importing():  # torch, pandas and plotly: not for `--help`
+        from workbench.app.reports import compared_page
+        from workbench.app.reports.compared_page import report
+        from workbench.app.reports.figure_files import write_figure
+        from workbench.experiments.trials import runs as reading
+        from workbench.experiments.trials.record import label_of
+        from workbench.experiments.trials.run_differences import check_asked, compared, planned
+        from workbench.experiments.trials.trial import Trial
+        from workbench.plots.reports.run_differences import differences
 
     asked = {"data": source, "samples": samples, "seed": seed, "passages": passages, "device": device}
     trials = {text: Trial(model=text, **options(method, asked)) for text in named}

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from workbench.app.commands.trial import MethodFile
 from workbench.app.console.options import OUTPUT, of_fields, taking
-from workbench.app.console.text import plain, progress, show
+from workbench.app.console.text import importing, plain, progress, show
 from workbench.core.utils.files import check_folder
 from workbench.experiments.serving.serve_fields import ServeFields
 
@@ -36,15 +36,15 @@ def serve_bench(
     """Serve many questions through the scheduler: TTFT, throughput and idle share."""
     del method_file  # its policies are known since it was read
     asked = ServeFields(**given)
-
-    from workbench import data, models  # torch and transformers: not for `--help`
-    from workbench.experiments.serving import serve_bench as bench
-    from workbench.experiments.trials.record import device_name, versions
-    from workbench.experiments.trials.trial_measures import check_context
-    from workbench.methods.config import MethodConfig
-    from workbench.methods.engines import check_engine
-    from workbench.methods.modes.reuse import Reuse
-    from workbench.results import Writer, this_run
+    with progress("serving"), importing():  # torch and transformers: not for `--help`
+        from workbench import data, models
+        from workbench.experiments.serving import serve_bench as bench
+        from workbench.experiments.trials.record import device_name, versions
+        from workbench.experiments.trials.trial_measures import check_context
+        from workbench.methods.config import MethodConfig
+        from workbench.methods.engines import check_engine
+        from workbench.methods.modes.reuse import Reuse
+        from workbench.results import Writer, this_run
 
     bench.check_modes(asked.modes)
     check_engine(asked.engine)
@@ -52,15 +52,15 @@ def serve_bench(
     config.check()
     if out is not None:
         check_folder("--out", out)
-    samples = data.load(asked.data, asked.samples, asked.seed, asked.passages, answered=False)
-    loaded = models.load(asked.model, asked.device, asked.dtype, asked.layout)
-    prompts = loaded.layout.prompts(samples, loaded.tokenizer)
-    check_context(loaded.spec.context, samples, prompts)
-    method = config.method(system=bool(loaded.layout.system))
-    assert isinstance(method, Reuse)
-    origin = {**this_run(), **bench.origin(asked), "device": device_name(loaded.model.device)}
     options = {name: getattr(asked, name) for name in OPTIONS}
     with progress("serving") as advance:
+        samples = data.load(asked.data, asked.samples, asked.seed, asked.passages, answered=False)
+        loaded = models.load(asked.model, asked.device, asked.dtype, asked.layout)
+        prompts = loaded.layout.prompts(samples, loaded.tokenizer)
+        check_context(loaded.spec.context, samples, prompts)
+        method = config.method(system=bool(loaded.layout.system))
+        assert isinstance(method, Reuse)
+        origin = {**this_run(), **bench.origin(asked), "device": device_name(loaded.model.device)}
         runs = bench.measure(loaded, prompts, asked.modes, method, **options, progress=advance)
     if out is not None:
         origin["versions"] = versions() | data.versions(asked.data)

@@ -11,7 +11,7 @@ import typer
 
 from workbench.app.commands.trial import MethodFile, trial
 from workbench.app.console.options import OUTPUT, option, parse, taking
-from workbench.app.console.text import progress
+from workbench.app.console.text import importing, progress
 from workbench.core.errors import BadInput
 from workbench.experiments.trials.trial_fields import TrialFields
 from workbench.methods import registry
@@ -73,10 +73,11 @@ def sweep(
             raise BadInput(f"--{odd[0].replace('_', '-')} is for trials: parameters of notebooks are -p NAME=LIST")
         run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
         return
-    from workbench.app.console.sweep_report import show_sweep  # torch, transformers, pandas: not for `--help`
-    from workbench.experiments.sweeps import sweep as sweeps
-    from workbench.experiments.sweeps.sweep_grid import FIELDS, cases, read_plan
-    from workbench.experiments.trials.trial import Trial
+    with progress("sweeping"), importing():  # torch, transformers, pandas: not for `--help`
+        from workbench.app.console.sweep_report import show_sweep
+        from workbench.experiments.sweeps import sweep as sweeps
+        from workbench.experiments.sweeps.sweep_grid import FIELDS, cases, read_plan
+        from workbench.experiments.trials.trial import Trial
 
     lists = {
         name: [_value(name, entry) for entry in registry.split(text)]

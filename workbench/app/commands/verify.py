@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from workbench.app.console.options import AsJson
-from workbench.app.console.text import progress, show
+from workbench.app.console.text import importing, progress, show
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
 
@@ -31,16 +31,17 @@ def verify(
 
     Exit code 1 where a verdict fails.
     """
-    from workbench import data, models
-    from workbench.app.console.verify_page import report, written  # torch, transformers: not for `--help`
-    from workbench.experiments.trials.verification import verify_model
-
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise BadInput(f"--html {str(html)!r}: a file in a folder that exists is needed")
-    asked = data.load(source, samples, seed, passages)
-    loaded = models.load(model, device, dtype)
-    prompts = loaded.layout.prompts(asked, loaded.tokenizer)
     with progress("verifying") as advance:
+        with importing():  # torch, transformers: not for `--help`
+            from workbench import data, models
+            from workbench.app.console.verify_page import report, written
+            from workbench.experiments.trials.verification import verify_model
+
+        asked = data.load(source, samples, seed, passages)
+        loaded = models.load(model, device, dtype)
+        prompts = loaded.layout.prompts(asked, loaded.tokenizer)
         page = verify_model(loaded.model, prompts, model, advance)
     if html is not None:
         write_text(html, written(page))

@@ -12,7 +12,8 @@ from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
 
 from workbench.core.errors import printable
 from workbench.core.utils.stages import heard
@@ -99,28 +100,53 @@ def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) ->
         Console(highlight=False).print(report, soft_wrap=not wrap)
 
 
-class Told:
-    """Says what work is at, how much is done and how long the rest takes, as far as can be told from its pace.
+class Pace:
+    """What work is at, how much is done, and how long the rest takes at the pace so far."""
 
-    A line after `SOON` seconds each, then one a minute.
-    """
-
-    def __init__(self, what: str, say: Callable[[str], None], clock: Callable[[], float] = monotonic):
-        self.what, self.say, self.clock = what, say, clock
-        self.begun = self.last = clock()
+    def __init__(self, what: str, clock: Callable[[], float] = monotonic):
+        self.what, self.clock = what, clock
+        self.begun = self.since = self.at = clock()
         self.first = 0
         self.counted: tuple[int, int] | None = None
         self.stage = ""
-        self.soon = list(SOON)
 
     def begins(self, stage: str) -> None:
-        """Take what begins now, of which nothing has been counted yet."""
-        self.stage, self.counted = stage, None
+        """Take what begins now; where all was done before, nothing of it has been counted yet."""
+        self.stage = stage
+        if self.counted is not None and self.counted[0] >= self.counted[1]:
+            self.counted = None
 
     def __call__(self, done: int, total: int) -> None:
         """Take how much is done, of how much."""
-        self.first = done if self.counted is None else self.first
+        self.at = self.clock()
+        if self.counted is None:
+            self.first, self.since = done, self.at
         self.counted = done, total
+
+    def doing(self) -> str:
+        """Return what work is at, as "a trial: loading lab-full"."""
+        stage = self.stage or ("" if self.counted else "loading")
+        return f"{self.what}: {stage}" if stage else self.what
+
+    def left(self) -> str:
+        """Return ", 5 min left", or "" where that cannot be told yet."""
+        done, total = self.counted or (0, 0)
+        if done <= self.first or done >= total:
+            return ""
+        rest = (self.at - self.since) * (total - done) / (done - self.first) - (self.clock() - self.at)
+        return f", {duration(max(rest, 1))} left"
+
+
+class Told(Pace):
+    """Says how things stand: a line after `SOON` seconds each, then one a minute."""
+
+    def __init__(self, what: str, say: Callable[[str], None], clock: Callable[[], float] = monotonic):
+        super().__init__(what, clock)
+        self.say, self.last, self.soon = say, self.begun, list(SOON)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take how much is done, of how much."""
+        super().__call__(done, total)
         self.tick()
 
     def tick(self) -> None:
@@ -132,14 +158,9 @@ class Told:
             return
         self.soon = self.soon[len(due) :]
         self.last = now
-        if self.counted is None:
-            self.say(f"{self.what}: {self.stage or 'loading'}, after {duration(spent)}")
-            return
-        done, total = self.counted
-        gained = done - self.first
-        left = f", {duration(spent * (total - done) / gained)} left" if gained else ""
-        stage = f"{self.stage}, " if self.stage else ""
-        self.say(f"{self.what}: {stage}{done} of {total} after {duration(spent)}{left}")
+        comma = ", " if self.stage or not self.counted else ": "
+        counted = "{} of {} ".format(*self.counted) if self.counted else ""
+        self.say(f"{self.doing()}{comma}{counted}after {duration(spent)}{self.left()}")
 
     def watch(self, ended: Event) -> None:
         """Tick until work has ended."""
@@ -197,11 +218,35 @@ def _lines(what: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[st
 
 @contextmanager
 def _bar(what: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[str], None]]]:
-    columns = (TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TimeRemainingColumn())
+    pace = Pace(what)
+    columns = (TextColumn("{task.description}"), BarColumn(16), PaceColumn(pace))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(plain(what), total=None)
+        task = bar.add_task(plain(pace.doing()), total=None)
 
         def begins(stage: str) -> None:
-            bar.reset(task, total=None, description=plain(f"{what}: {stage}"))
+            pace.begins(stage)
+            shown()
 
-        yield lambda done, total: bar.update(task, completed=done, total=total), begins
+        def counts(done: int, total: int) -> None:
+            pace(done, total)
+            shown()
+
+        def shown() -> None:
+            done, total = pace.counted or (0, None)
+            bar.tasks[0].total = total  # None, too, which `update` leaves as it was
+            bar.update(task, completed=done, description=plain(pace.doing()))
+
+        yield counts, begins
+
+
+class PaceColumn(ProgressColumn):
+    """How much is done and how long the rest takes, as "3 of 40, 12 s left"."""
+
+    def __init__(self, pace: Pace):
+        super().__init__()
+        self.pace = pace
+
+    def render(self, task: Task) -> Text:
+        """Return the text as it stands now."""
+        del task
+        return Text("{} of {}".format(*self.pace.counted) + self.pace.left() if self.pace.counted else "")

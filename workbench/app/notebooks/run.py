@@ -31,6 +31,7 @@ from workbench.app.notebooks import notebook
 from workbench.app.reports import html, thumbnail
 from workbench.core.errors import BadInput, first_line
 from workbench.core.utils.files import write_text
+from workbench.core.utils.stages import stage
 
 HERE = Path(__file__).resolve().parents[3]  # the folder that holds the package
 
@@ -110,7 +111,10 @@ class NotebookWorkers:
                 yield NotebookRun(name or path.stem, html.title(path), message=str(error))
 
     def _run(self, task: NotebookTask, skip: Callable[[NotebookTask], bool]) -> Any:
-        return None if skip(task) else self._call("run", asdict(task))
+        if skip(task):
+            return None
+        stage(f"running {task.name or Path(task.path).stem}")
+        return self._call("run", asdict(task))
 
     def _call(self, action: str, argument: Any) -> Any:
         """Run `main` of this module in another process and return its answer."""

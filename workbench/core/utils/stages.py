@@ -12,6 +12,11 @@ def stage(what: str) -> None:
         tell(what)
 
 
+def are_heard() -> bool:
+    """Return whether someone shows them."""
+    return bool(_listeners)
+
+
 @contextmanager
 def heard(by: Callable[[str], None]) -> Iterator[None]:
     """Call `by` with every stage that begins, until the end."""

@@ -26,6 +26,7 @@ import numpy as np
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, not_allowed
+from workbench.core.utils.stages import stage
 from workbench.data import Sample
 from workbench.engine.decoding import check_length
 from workbench.engine.graphs.cuda_graphs import Runner
@@ -168,7 +169,7 @@ def measure(
     engine    "paged", "contiguous" or "auto", as in `generate`
     rate      prompts a second, at moments drawn by `seed` (Poisson); None: all arrive at once
     batch     prompts that are computed together, at most
-    progress  is called with how many modes have ended, of how many
+    progress  is called with how many modes have ended, before each, of how many
 
     Every mode begins with the same blocks in the same places; on Linux files are not in the system's cache.
 
@@ -186,14 +187,16 @@ def measure(
     with TemporaryDirectory() as place:
         bench = _Bench(loaded, prompts, method, choice, batch, loaders, max_new_tokens, start, contiguous)
         bench.check()
+        stage("writing blocks")
         stores = _stores(bench, Path(place) / "blocks")
         few = prompts if bench.pool is not None else prompts[:WARM_UP]
         bench.serve("request", next(stores), few, [0.0] * len(few))  # threads start, steps are captured
         arrivals = _arrivals(len(prompts), rate, seed)
         for number, mode in enumerate(modes):
-            served.append(bench.serve(mode, next(stores), prompts, arrivals))
+            stage(f"mode {mode}")
             if progress is not None:
-                progress(number + 1, len(modes))
+                progress(number, len(modes))
+            served.append(bench.serve(mode, next(stores), prompts, arrivals))
     return served
 
 

@@ -129,11 +129,9 @@ class Trial(TrialFields, MethodConfig):
         before = store.stats
         watch = Watch(loaded, samples, prompts, method, self.max_new_tokens) if self.fidelity else None
         begin = time.perf_counter()
-        stage("answering, beside full attention" if watch else "answering")
         generations = self.answer(prompts, loaded, store, progress, method, watch)
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
         looked_up = store.stats.since(before)
-        stage("timing the first token")
         ttft = measure(first_tokens(model, prompts[: self.timed], method, self.engine, store), model.device)
         full = self._full_times(model, prompts, method, watch.full if watch else ())
         texts = [generation.text.strip() for generation in generations]
@@ -244,14 +242,23 @@ class Trial(TrialFields, MethodConfig):
         if watch is None and choose_engine(model, method, (), 1, self.engine).name == "paged":
             return generating.answer(model, tokenizer, prompts, method, store, progress=progress, **options).generations
         generations: list[Generation] = []
+
+        def tell(ended: int = 0, _of: int = 0) -> None:
+            if progress:
+                progress(len(generations) + ended, len(prompts))
+
+        tell()
         for batch in batches([len(prompt) for prompt in prompts], self.batch):
-            answered = generating.answer(model, tokenizer, [prompts[i] for i in batch], method, store, **options)
+            if watch:
+                watch.expect(batch, tell)
+            stage("answering")
+            asked = [prompts[i] for i in batch]
+            answered = generating.answer(model, tokenizer, asked, method, store, progress=tell, **options)
             generations += answered.generations
             if watch:
                 watch(batch, answered)
             del answered  # its pages are given back before the next batch
-            if progress:
-                progress(len(generations), len(prompts))
+            tell()
         return generations
 
 

@@ -121,6 +121,8 @@ def verify_model(
         spec.check_tokens(prompt.tokens)
     steps = [_finite, _floor, _finer, _stock, _rotation, _recomputed, _first_reuse]
     found: dict[str, list[float]] = {}
+    if progress:
+        progress(0, len(steps))
     for at, step in enumerate(steps, 1):
         for prompt in prompts:
             for what, value in step(model, prompt).items():

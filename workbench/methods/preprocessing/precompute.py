@@ -26,6 +26,7 @@ from workbench.core.kv import KV
 from workbench.core.utils.annotations import check_fields, check_processes
 from workbench.core.utils.files import is_url
 from workbench.core.utils.runner import Workers, dealt
+from workbench.core.utils.stages import stage as say_stage
 from workbench.data import layouts
 from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import prepare, registry
@@ -257,7 +258,10 @@ class Preparation(PreparationFields):
         stages = self._stages(policy, corpus)
         kept = self._kept()
         made, total, done, seconds = 0, sum(len(stage.passages) for stage in stages), 0, 0.0
+        say_stage("encoding passages")
         with self._makers(model, system, stages) as make:  # refuses a cluster that does not answer
+            if progress:
+                progress(done, total)
             opened(self.out, kind_of(model, policy, tokenizer), new=True)
             forget(self.out, SUCCESS)
             for stage in stages:
