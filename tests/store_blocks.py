@@ -1,15 +1,14 @@
-"""Blocks, and files of earlier versions, that tests of stores share."""
+"""Blocks, and files of them that no store has written, that tests of stores share."""
 
 import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from tests.random_models import block_of
 from workbench.core.kv import KV
 from workbench.store import key_of
-from workbench.store.files import file_header
+from workbench.store.files import block_file, file_header
 
 
 def kv_of(seed: int, tokens: int = 3, layers: int = 2) -> KV:
@@ -28,20 +27,11 @@ def key_for(seed: int, tokens: int = 3) -> str:
     return key_of("model", torch.float32, block_of(tokens, seed), [block_of(seed, 99)] if seed else [])
 
 
-def earlier_file(path: Path, blocks: dict[str, KV]) -> None:
-    """Write a file as earlier versions did."""
-    tensors = {}
-    for key, kv in blocks.items():
-        for part, run in (("k", kv.keys), ("v", kv.values)):
-            tensors |= {f"{key}.{part}.{i}": x for i, x in enumerate(run)}
-    starts = {key: kv.start for key, kv in blocks.items()}
-    save_file(tensors, path, {"starts": json.dumps(starts), "layers": str(len(kv.keys))})
-
-
-def earlier_folder(folder: Path, blocks: dict[str, KV]) -> Path:
+def folder_with(folder: Path, blocks: dict[str, KV]) -> Path:
+    """A folder with a file of blocks as they are given, whatever is wrong with them."""
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps({"format": 2, "model": "m"}, indent=1))
-    earlier_file(folder / "shard.safetensors", blocks)
+    block_file.save(folder / "shard.safetensors", blocks)
     return folder
 
 

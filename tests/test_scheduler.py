@@ -394,26 +394,6 @@ def test_a_block_is_copied_into_pages_and_out_again():
     refused("the pool has 59", engine.pages.reserve, {"b": 8 * 60}, 0)
 
 
-@pytest.mark.parametrize("below", [True, False], ids=["a copy on disk", "no other copy"])
-def test_a_bit_that_flips_in_memory_is_found_on_the_way_to_pages(below, tmp_path):
-    """Optional: `HostTier(checked=True)`."""
-    expected, folder = one_by_one("block", 4), FolderStore(tmp_path / "a", new=True)
-    host = HostTier(1 << 20, pinned=True, checked=True)
-    store = TieredStore([host, StoreTier(folder)] if below else [host], write="through")
-    keys = [key_of(fingerprint(MODEL), MODEL.dtype, block) for block in BLOCKS]
-    for key, kv in zip(keys, encode_many(MODEL, BLOCKS), strict=True):
-        store.put(key, kv)
-    host.get(keys[0]).flat[5] ^= 4
-    tickets, _ = ran(paged(60, store=store), "request", 4)
-    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
-    told = [block for ticket in tickets for block in ticket.generation.receipt.blocks if block.label == BLOCKS[0].label]
-    if below:
-        assert "disk" in {block.tier for block in told} and all(block.status == "reused" for block in told)
-    else:
-        assert {block.reason for block in told if block.reason} == {"damaged: in host: its checksum is wrong"}
-    refused("checked is of page-locked blocks", HostTier, 1 << 20, checked=True)
-
-
 @pytest.mark.parametrize(
     "method",
     [

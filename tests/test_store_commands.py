@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests import tiny
 from tests.random_models import block_of, model_of
 from tests.refusals import refused
-from tests.store_blocks import earlier_folder, key_for, kv_of, same
+from tests.store_blocks import folder_with, key_for, kv_of, same
 from workbench import data, models
 from workbench.app import cli
 from workbench.core.utils.files import bytes_of
@@ -587,14 +587,14 @@ def test_explain_asks_for_what_a_trial_asks_for_behind_neighbours_too(folder, lo
 
 def test_stats_tells_what_there_is(prepared, tmp_path):
     found = said("store", "stats", prepared)
-    assert found["blocks"] == len(FolderStore(prepared)) and found["unchecked"] == 0 and not found["set_aside"]
+    assert found["blocks"] == len(FolderStore(prepared)) and not found["set_aside"]
     assert found["models"] == [found["kind"]["model"]] and found["dtypes"] == ["torch.float32"]
     (made,) = found["made"]
     assert made["device"] == "cpu" and made["torch"] == torch.__version__
-    old = earlier_folder(tmp_path / "old", {key_for(1): kv_of(1)})
+    old = folder_with(tmp_path / "old", {key_for(1): kv_of(1)})
     (old / "broken.safetensors").write_bytes(b"1")
     found = said("store", "stats", old)
-    assert (found["blocks"], found["tokens"], found["unchecked"]) == (1, 3, 1)
+    assert (found["blocks"], found["tokens"]) == (1, 3)
     assert found["set_aside"][0]["file"] == "broken.safetensors" and "damaged" in run("store", "stats", old)[1]
 
 

@@ -199,23 +199,6 @@ def test_a_flipped_bit_of_a_manifest_serves_nothing_wrong(tmp_path):
                 assert str(problem).count("\n") == 0
 
 
-def test_blocks_can_be_verified_once_a_process(tmp_path, monkeypatch):
-    counted, crc32 = [], block_file.crc32
-    FolderStore(tmp_path / "a", new=True).put(key_for(1), kv_of(1))
-    for verify, expected in (("always", 3), ("once", 1)):
-        store = FolderStore(tmp_path / "a", verify=verify)
-        monkeypatch.setattr(block_file, "crc32", lambda *given: counted.append(1) or crc32(*given))
-        counted.clear()
-        assert all(same(store.get(key_for(1)), kv_of(1)) for _ in range(3))
-        assert len(counted) == expected
-        monkeypatch.undo()
-    path = tmp_path / "a" / f"{key_for(1)}.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"!")  # another file is verified again
-    os.utime(path, (1, 1))
-    assert store.get(key_for(1)) is None and store.why(key_for(1)).reason == "damaged"
-    refused("verify is 'never': allowed are always, once", FolderStore, tmp_path / "a", verify="never")
-
-
 def test_new_files_are_safetensors_that_others_read(kept):
     path, whole = kept
     path.write_bytes(whole)

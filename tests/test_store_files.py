@@ -1,13 +1,14 @@
 """Files of cached blocks: what is written, what others read, and files of other versions and of something else."""
 
+import json
 import re
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.refusals import refused
-from tests.store_blocks import earlier_folder, key_for, kv_of, rewritten, same
+from tests.store_blocks import folder_with, key_for, kv_of, rewritten, same
 from workbench.core.kv import KV
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.files import file_header, quarantine, scrub
@@ -26,14 +27,6 @@ def test_values_that_are_no_numbers_are_never_kept(tmp_path, value, dtype):
     assert store.get("key") is not None and len(list((tmp_path / "a").iterdir())) == 2
 
 
-def test_values_that_are_no_numbers_in_a_file_without_checksums_are_a_miss(tmp_path):
-    kv = kv_of(1)
-    kv.keys[0][0, 0, 0] = float("nan")
-    store = FolderStore(earlier_folder(tmp_path / "old", {key_for(1): kv, key_for(2): kv_of(2)}))
-    assert store.get(key_for(1)) is None and same(store.get(key_for(2)), kv_of(2))
-    assert store.why(key_for(1)).detail == "shard.safetensors: the keys of layer 0 hold NaN or infinity"
-
-
 @pytest.mark.parametrize("mapped", [False, True])
 def test_blocks_of_layers_of_several_widths_and_dtypes_are_read_as_they_were_written(tmp_path, mapped):
     def drawn(layer: int, seed: int) -> torch.Tensor:
@@ -50,15 +43,11 @@ def test_blocks_of_layers_of_several_widths_and_dtypes_are_read_as_they_were_wri
         assert found.start == kv.start and found.read_only
 
 
-def test_folders_of_earlier_versions_are_read_and_counted_as_unchecked(tmp_path):
-    folder = earlier_folder(tmp_path / "old", {key_for(seed): kv_of(seed) for seed in (1, 2)})
-    store = FolderStore(folder, {"model": "m"})
-    assert all(same(store.get(key_for(seed)), kv_of(seed)) for seed in (1, 2))
-    memory = MemoryStore(behind=store)
-    assert memory.get(key_for(1)) is not None
-    assert (store.stats.hits, store.stats.unchecked, memory.stats.unchecked) == (3, 3, 3)
-    found = scrub.verify(folder)
-    assert found.whole and (found.blocks, found.unchecked) == (2, 2)
+def test_a_file_without_checksums_is_a_miss_that_says_so(tmp_path):
+    path = folder_with(tmp_path / "a", {key_for(1): kv_of(1)}) / "shard.safetensors"
+    save_file(load_file(path), path, {"starts": json.dumps({key_for(1): 1}), "layers": "2"})
+    store = FolderStore(tmp_path / "a")
+    assert store.get(key_for(1)) is None and "checksum of its header is wrong" in str(store.why(key_for(1)))
 
 
 def uneven() -> KV:
@@ -77,23 +66,11 @@ def uneven() -> KV:
         (uneven(), r"its layers have \[2, 3\] tokens"),
     ],
 )
-def test_what_contradicts_its_key_is_not_served_even_without_a_checksum(tmp_path, wrong, says):
-    store = FolderStore(earlier_folder(tmp_path / "old", {key_for(1): wrong}))
+def test_what_contradicts_its_key_is_not_served_whatever_its_checksum(tmp_path, wrong, says):
+    store = FolderStore(folder_with(tmp_path / "a", {key_for(1): wrong}))
     assert store.get(key_for(1)) is None
     assert store.why(key_for(1)).detail.startswith("shard.safetensors: ")
     assert re.search(says, store.why(key_for(1)).detail)
-
-
-def test_files_with_checksums_of_tensors_only_are_read_and_verified(tmp_path):
-    """So the first version with checksums wrote them."""
-    store = FolderStore(tmp_path / "a", new=True)
-    store.write("shard", {key_for(seed): kv_of(seed) for seed in (1, 2)})
-    path = tmp_path / "a" / "shard.safetensors"
-    rewritten(path, lambda entries: [entries.pop(name) for name in ("wholes", "table")])
-    store = FolderStore(tmp_path / "a")
-    assert all(same(store.get(key_for(seed)), kv_of(seed)) for seed in (1, 2)) and not store.stats.unchecked
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
-    assert store.get(key_for(2)) is None and "checksum of the values of layer 1 is wrong" in str(store.why(key_for(2)))
 
 
 def test_a_checksum_of_a_block_and_those_of_its_tensors_must_agree(tmp_path):
@@ -105,12 +82,25 @@ def test_a_checksum_of_a_block_and_those_of_its_tensors_must_agree(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "entries, says",
+    [
+        ({"starts": "{}"}, "not those of its blocks"),
+        ({"starts": '{"x": 0}'}, "not those of its blocks"),
+        ({"starts": '{"x": []}', "layers": "many"}, "header is broken"),
+    ],
+)
+def test_a_header_that_says_something_else_than_its_tensors_is_damaged(tmp_path, entries, says):
+    FolderStore(tmp_path / "a", new=True).put("key", kv_of(1))
+    rewritten(tmp_path / "a" / "key.safetensors", lambda written: written.update(entries))
+    (problem,) = FolderStore(tmp_path / "a").set_aside.values()
+    assert problem.kind == "damaged" and says in problem.detail
+
+
+@pytest.mark.parametrize(
     "tensors, metadata, kind, says",
     [
         ({"x": torch.zeros(2)}, None, "foreign", "holds no cached blocks"),
-        ({"x": torch.zeros(1, 2, 2)}, {"starts": "{}", "layers": "1"}, "damaged", "not those of its blocks"),
-        ({"x": torch.zeros(1, 2, 2)}, {"starts": '{"x": []}', "layers": "many"}, "damaged", "header is broken"),
-        ({"x": torch.zeros(1, 2, 2)}, {"starts": '{"x": 0}', "layers": "1"}, "damaged", "not those of its blocks"),
+        ({"x": torch.zeros(1, 2, 2)}, {"starts": '{"x": 0}', "layers": "1"}, "damaged", "checksum of its header"),
     ],
 )
 def test_files_of_something_else_are_set_aside(tmp_path, tensors, metadata, kind, says):
@@ -148,10 +138,10 @@ def test_a_file_of_a_later_version_that_is_replaced_is_set_aside(tmp_path, monke
     assert quarantine.reasons(tmp_path / "a")[path.name].startswith("its format is 2, and this version reads 1")
 
 
-def test_a_block_of_an_earlier_version_whose_keys_and_values_do_not_agree_is_a_miss(tmp_path):
+def test_a_block_whose_keys_and_values_do_not_agree_is_a_miss(tmp_path):
     kv = kv_of(1)
     kv.values[1] = kv.values[1].repeat(2, 1, 1)
-    store = FolderStore(earlier_folder(tmp_path / "old", {"key": kv}))
+    store = FolderStore(folder_with(tmp_path / "a", {"key": kv}))
     assert store.get("key") is None and "must agree" in store.why("key").detail
 
 

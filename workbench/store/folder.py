@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
@@ -40,7 +40,6 @@ class FolderStore(quarantine.Repairing):
               it must be that of the folder. Without it, any folder will do
     new       a folder that is not there is made
     durable   what `put` has written outlasts a crash of the machine (file and folder are fsynced)
-    verify    checksums are verified at every read ("always"), or once a process and block ("once")
     mapped    what is handed out are pages of the file, and not a copy (`store.files.mapped`): faster, for those who use
               it at once; stores that keep it copy it. False: for a network's file system, whose files others replace,
               and for folders into whose files another program writes
@@ -48,8 +47,7 @@ class FolderStore(quarantine.Repairing):
               `HostTier(pinned=True)` above. Without a GPU: in ordinary memory, in the same order
 
     A file or block that is damaged is a miss that says so; when the block is put again, the file is set aside and
-    replaced. Files of earlier versions have no checksums: they are read, and counted as unchecked. Several processes
-    may share a folder.
+    replaced. Several processes may share a folder.
     Raises BadInput for a folder of another kind, naming what differs, for one that is none, and where it cannot write.
     """
 
@@ -59,21 +57,17 @@ class FolderStore(quarantine.Repairing):
         kind: Mapping[str, Any] | None = None,
         new: bool = False,
         durable: bool = True,
-        verify: Literal["always", "once"] = "always",
         mapped: bool = POPULATES,
         pinned: bool = False,
     ):
-        if verify not in ("always", "once"):
-            raise BadInput(f"verify is {verify!r}: allowed are always, once")
         annotations.check("folder", folder, str | Path)
-        self.folder, self.durable, self.verify = Path(folder), durable, verify
+        self.folder, self.durable = Path(folder), durable
         self.mapped, self.pinned = mapped, pinned
         self.kind = manifest.opened(self.folder, kind, new, durable)
         self._absent = Absent(self.folder)
         self._files: dict[str, Path] = {}
         self._contents: dict[Path, Contents] = {}
         self._noted: dict[Path, float] = {}
-        self._verified: set[tuple[str, block_file.State]] = set()
         self._counts, self._reasons = Counter[str](), Counter[str]()
         for suffix in (SUFFIX, manifest.MANIFEST):
             remove_leftovers(self.folder, suffix)
@@ -185,7 +179,7 @@ class FolderStore(quarantine.Repairing):
                 if key not in known.starts:
                     self._forget(key, f"{path.name} holds it no longer")
                     return None
-                kv = self._loaded(opened, key, known, (key, state) not in self._verified)
+                kv = self._loaded(opened, key, known)
                 self._used(path, opened, state)
         except FileNotFoundError:
             self._forget(key, f"{path.name} was deleted")
@@ -195,16 +189,13 @@ class FolderStore(quarantine.Repairing):
             self._absent.blocks[key] = path, detail
             log.warning("damaged: %s: %s; the block is encoded again", path, detail)
         else:
-            self._counts["unchecked"] += known.checksums is None
-            if self.verify == "once":
-                self._verified.add((str(key), state))
             return kv
         return None
 
-    def _loaded(self, opened: Opened, key: str, known: Contents, check: bool) -> KV:
-        if self.pinned and (kv := packed_block(opened, key, known, check)) is not None:
+    def _loaded(self, opened: Opened, key: str, known: Contents) -> KV:
+        if self.pinned and (kv := packed_block(opened, key, known)) is not None:
             return kv
-        return block_file.block(opened, key, known, check, self.mapped)
+        return block_file.block(opened, key, known, self.mapped)
 
     def _used(self, path: Path, opened: Opened, state: block_file.State) -> None:
         """Note in the file when it was used last, at most once a minute; `collect_garbage` goes by it."""

@@ -131,7 +131,7 @@ class MemoryStore:
 
     @property
     def stats(self) -> Stats:
-        """Counters since it was made; `unchecked` and `repaired` are those of the store behind."""
+        """Counters since it was made; `repaired` are those of the store behind."""
         behind = getattr(self.behind, "stats", Stats())
         with self._lock:
             return Stats(
@@ -141,7 +141,6 @@ class MemoryStore:
                 rejected=self._rejected,
                 bytes=self._bytes,
                 entries=len(self._entries),
-                unchecked=behind.unchecked,
                 repaired=behind.repaired,
                 reasons=dict(self._reasons),
             )

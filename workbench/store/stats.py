@@ -14,7 +14,6 @@ class Stats:
     rejected: int = 0  # entries larger than the whole budget: handed back to the caller, never kept
     bytes: int = 0
     entries: int = 0
-    unchecked: int = 0  # hits in files of earlier versions, which hold no checksums
     repaired: int = 0  # damaged blocks that were replaced
     reasons: Mapping[str, int] = field(default_factory=dict)  # misses by `misses.Reason`; they add up to `misses`
 
@@ -25,7 +24,7 @@ class Stats:
 
     def since(self, before: "Stats") -> "Stats":
         """Return what was counted after `before`; bytes and entries as they are now."""
-        counts = ("hits", "misses", "evictions", "rejected", "unchecked", "repaired")
+        counts = ("hits", "misses", "evictions", "rejected", "repaired")
         more = {reason: count - before.reasons.get(reason, 0) for reason, count in self.reasons.items()}
         reasons = {reason: count for reason, count in more.items() if count}
         return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in counts}, reasons=reasons)

@@ -207,8 +207,6 @@ def verified(found: "Scrub") -> str:
     """Return what a look at every checksum found."""
     lines = [plain(str(finding)) for finding in found.findings]
     lines += [f"set aside: {plain(name)}" for name in found.removed]
-    if found.unchecked:
-        lines.append(f"[dim]{found.unchecked} blocks of earlier versions have no checksums[/]")
     state = "whole" if found.whole else "damaged"
     size = f"{found.blocks} blocks in {found.files} files, {found.bytes / 1e6:.1f} MB"
     return "\n".join([*lines, f"[bold]{plain(found.folder)}[/]: {size}: {state}"])
@@ -217,7 +215,7 @@ def verified(found: "Scrub") -> str:
 def described(found: dict[str, Any]) -> Table:
     """Return what a store holds, a row a fact."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    for name in ("folder", "blocks", "files", "tokens", "bytes", "unchecked"):
+    for name in ("folder", "blocks", "files", "tokens", "bytes"):
         table.add_row(name, plain(str(found[name])))
     for name, value in ((name, value) for name, value in found["kind"].items() if name != "made"):
         table.add_row(name, plain(str(value)))

@@ -1,6 +1,6 @@
 """One file of cached blocks: safetensors, in whose metadata stands a checksum of everything the file holds.
 
-starts, layers   {key: position of its first token}, and how many layers; earlier files have these two only
+starts, layers   {key: position of its first token}, and how many layers
 format           of the file
 identities       {key: what the block is}, of keys that know (`keys.Identity`)
 checksums        {tensor: CRC-32 of its name, dtype, shape and bytes}
@@ -92,17 +92,17 @@ def save(path: Path, blocks: Mapping[str, KV], made: Mapping[str, str] | None = 
     devices = {kv.keys[0].device.type for kv in blocks.values()}
     identities = {key: key.identity._asdict() for key in blocks if isinstance(key, Key) and key.identity}
     layers = max((len(kv.keys) for kv in blocks.values()), default=0)
+    alike = len({x.dtype for x in tensors.values()}) == 1
+    runs = {key: [tensors[name] for name in file_header.names(key, layers)] for key in blocks if alike}
     entries = {
         "starts": json.dumps({key: kv.start for key, kv in blocks.items()}),
         "layers": str(layers),
         "format": str(file_header.FORMAT),
         "identities": json.dumps(identities),
         "checksums": json.dumps({name: of_tensor(name, x) for name, x in tensors.items()}),
+        "wholes": json.dumps({key: _of_run(run) for key, run in runs.items()}),
         "made": json.dumps(versions() | {"device": ", ".join(sorted(devices))} if made is None else dict(made)),
     }
-    if len({x.dtype for x in tensors.values()}) == 1:
-        runs = {key: [tensors[name] for name in file_header.names(key, layers)] for key in blocks}
-        entries["wholes"] = json.dumps({key: _of_run(run) for key, run in runs.items()})
     _write(path, entries, tensors)
 
 
@@ -136,20 +136,20 @@ def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]
             opened.write(raw_bytes(x))
 
 
-def block(opened: Opened, key: str, known: Contents, check: bool = True, mapped: bool = False) -> KV:
+def block(opened: Opened, key: str, known: Contents, mapped: bool = False) -> KV:
     """Read the block of `key`, whose header is `known`, with the checksum of every tensor. Raises Unusable."""
     extent = known.extent(key)
     crc, kind = None, KV
     try:
         if mapped and extent.size and len(extent.runs) == 1:
             memory, kind = _map(opened, extent), MappedKV
-            crc = crc32(memory) if check and extent.crc is not None else None
+            crc = None if extent.crc is None else crc32(memory)
         else:
-            memory, crc = _read(opened, extent, check and extent.crc is not None)
+            memory, crc = _read(opened, extent, extent.crc is not None)
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise Unusable(f"its bytes cannot be read: {reason}") from None
-    if check and (crc is None or crc != extent.crc):
+    if crc is None or crc != extent.crc:
         verify(memory, extent, known)
         if crc is not None:
             raise Unusable("the checksum of the block is wrong")
@@ -161,15 +161,11 @@ def block(opened: Opened, key: str, known: Contents, check: bool = True, mapped:
 
 
 def verify(memory: Memory, extent: Extent, known: Contents) -> None:
-    """Hold every tensor of a block against its checksum; without any, against NaN and infinity. Raises Unusable."""
+    """Hold every tensor of a block against its checksum. Raises Unusable."""
     for name, place, offset in zip(extent.names, extent.places, extent.offsets, strict=True):
-        if known.checksums is not None:
-            part = memory[offset : offset + place.size]
-            if known.checksums.get(name) != crc32(part, seed_of(name, place.dtype, place.shape)):
-                raise Unusable(f"the checksum of {short(name)} is wrong")
-    for name, x in zip(extent.names, tensors_of(memory, extent) if known.checksums is None else (), strict=False):
-        if not finite(x):
-            raise Unusable(f"{short(name)} hold NaN or infinity")
+        part = memory[offset : offset + place.size]
+        if known.checksums.get(name) != crc32(part, seed_of(name, place.dtype, place.shape)):
+            raise Unusable(f"the checksum of {short(name)} is wrong")
 
 
 def _read(opened: Opened, extent: Extent, check: bool) -> tuple[Memory, int | None]:

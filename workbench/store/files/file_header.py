@@ -58,7 +58,7 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-FORMAT = 1  # of the metadata; files without it are read, unchecked
+FORMAT = 1  # of the metadata
 MARKS = (b'"starts":"{', b'"checksums":"{', b'"identities":"{')  # a damaged header of ours still has one of them
 ALIGNED = 64  # bytes: where tensors begin, in a file and in memory
 Opened = FileIO | BytesIO  # a file, unbuffered, or what a remote gave of one
@@ -123,10 +123,10 @@ class Contents:
     layers: int
     tensors: dict[str, Place]
     state: State
-    checksums: dict[str, int] | None = None  # None: of an earlier version, which wrote none
-    identities: dict[str, Identity] = field(default_factory=dict)
-    made: dict[str, str] = field(default_factory=dict)
-    wholes: dict[str, int] = field(default_factory=dict)  # checksums of blocks whose tensors lie together
+    checksums: dict[str, int]
+    identities: dict[str, Identity]
+    made: dict[str, str]
+    wholes: dict[str, int]  # checksums of blocks whose tensors lie together
     _extents: dict[str, Extent] = field(default_factory=dict, repr=False, compare=False)
 
     def blocks(self) -> list[Key]:
@@ -148,9 +148,7 @@ def contents(opened: Opened, state: State | None = None) -> Contents:
         state = state or state_of(opened)
         begin, header, text = _header(opened, state[2])
         entries = header.pop("__metadata__", {})
-        checked = set(entries) != {"starts", "layers"}
-        if checked:
-            _check_entries(entries, text)
+        _check_entries(entries, text)
         tensors = {name: _place(begin, tensor) for name, tensor in header.items()}
         end = max((place.begin + place.size for place in tensors.values()), default=begin)
         if end != state[2]:
@@ -158,10 +156,8 @@ def contents(opened: Opened, state: State | None = None) -> Contents:
         starts, layers = json.loads(entries["starts"]), int(entries["layers"])
         if set(tensors) != {name for key in starts for name in names(key, layers)}:
             raise Unusable("its tensors are not those of its blocks")
-        if not checked:
-            return Contents({str(key): int(start) for key, start in starts.items()}, layers, tensors, state)
         identities = {key: Identity(**each) for key, each in json.loads(entries["identities"]).items()}
-        made, wholes = json.loads(entries["made"]), json.loads(entries.get("wholes", "{}"))
+        made, wholes = json.loads(entries["made"]), json.loads(entries["wholes"])
         return Contents(starts, layers, tensors, state, json.loads(entries["checksums"]), identities, made, wholes)
     except OSError as problem:
         raise Unusable(f"it cannot be read: {problem.strerror or problem}") from None
@@ -234,10 +230,9 @@ def _check_entries(entries: Mapping[str, str], text: bytes) -> None:
         raise Unusable("the checksum of its header is wrong")
     if int(entries["format"]) > FORMAT:
         raise Unusable(f"its format is {entries['format']}, and this version reads {FORMAT} and earlier", "later")
-    if "table" in entries:  # absent in earlier files, whose tensors' checksums cover their places
-        length = int(entries["table"].split()[0])
-        if entries["table"] != table_checksum(text.rstrip(b" ")[-length:]):
-            raise Unusable("the checksum of its tensors' places is wrong")
+    length = int(entries["table"].split()[0])
+    if entries["table"] != table_checksum(text.rstrip(b" ")[-length:]):
+        raise Unusable("the checksum of its tensors' places is wrong")
 
 
 def _place(begin: int, tensor: Mapping[str, Any]) -> Place:
@@ -269,7 +264,7 @@ def _extent(called: tuple[str, ...], tensors: Mapping[str, Place], crc: int | No
 
 
 def _check_shape(extent: Extent, key: str, start: int) -> None:
-    """Hold the block against what its key says: all that tells of a wrong file without checksums."""
+    """Hold the block against what its key says."""
     if len(extent.tokens) > 1:
         raise Unusable(f"its layers have {list(extent.tokens)} tokens")
     if not isinstance(key, Key) or key.identity is None:

@@ -16,26 +16,17 @@ from torch import Tensor
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.files import block_file
-from workbench.store.files.file_header import Contents, Extent, Opened, Unusable, crc32, raw_bytes
+from workbench.store.files.file_header import Contents, Extent, Opened, Unusable, crc32
 
 ALIGNED = 256  # bytes at a multiple of which a layer begins
 
 
 @dataclass
 class PackedKV(KV):
-    """`flat` [bytes] uint8 holds the keys and then the values of every layer; `layers` [(begin, end)] in it.
-
-    checksum   CRC-32 of `flat`, where it was asked for
-    """
+    """`flat` [bytes] uint8 holds the keys and then the values of every layer; `layers` [(begin, end)] in it."""
 
     flat: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8), repr=False, compare=False)
     layers: tuple[tuple[int, int], ...] = ()
-    checksum: int | None = None
-
-    @property
-    def intact(self) -> bool:
-        """Whether its bytes are those that were packed, where it has a checksum."""
-        return self.checksum is None or self.checksum == crc32(raw_bytes(self.flat))
 
 
 def layers_of(kv: KV) -> tuple[tuple[int, int], ...]:
@@ -48,18 +39,13 @@ def layers_of(kv: KV) -> tuple[tuple[int, int], ...]:
     return tuple(layers)
 
 
-def pack(kv: KV, pinned: bool = False, checked: bool = False) -> PackedKV:
-    """Copy KV into one run of bytes on the host; with `pinned`, in page-locked memory (where there is a GPU).
-
-    `checked`: with a checksum of them.
-    """
+def pack(kv: KV, pinned: bool = False) -> PackedKV:
+    """Copy KV into one run of bytes on the host; with `pinned`, in page-locked memory (where there is a GPU)."""
     layers = layers_of(kv)
     flat = torch.zeros(layers[-1][1], dtype=torch.uint8, pin_memory=pinned and torch.cuda.is_available())
     packed = within(flat, layers, kv)
     for mine, theirs in zip(packed.tensors(), kv.tensors(), strict=True):
         mine.copy_(theirs)
-    if checked:
-        packed.checksum = crc32(raw_bytes(flat))
     return packed
 
 
@@ -73,7 +59,7 @@ def within(flat: Tensor, layers: tuple[tuple[int, int], ...], like: KV) -> Packe
     return PackedKV(keys, values, like.start, flat=flat, layers=layers)
 
 
-def packed_block(opened: Opened, key: str, known: Contents, check: bool = True) -> PackedKV | None:
+def packed_block(opened: Opened, key: str, known: Contents) -> PackedKV | None:
     """Read the block of `key` whole, with its checksum. Raises Unusable.
 
     None of a block whose tensors do not lie together, or that has no checksum of its own: it is read as others are.
@@ -91,10 +77,10 @@ def packed_block(opened: Opened, key: str, known: Contents, check: bool = True) 
     places = [begin for begin, _ in layers]
     places += [begin + size for (begin, _), size in zip(layers, sizes[: known.layers], strict=True)]
     try:
-        crc = _read(opened, extent, flat.numpy().data, places, check)
+        crc = _read(opened, extent, flat.numpy().data, places)
     except (OSError, ValueError) as problem:
         raise Unusable(f"its bytes cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
-    if check and crc != extent.crc:
+    if crc != extent.crc:
         block_file.block(opened, key, known)  # names the tensor
         raise Unusable("the checksum of the block is wrong")
     tensors = [
@@ -108,7 +94,7 @@ def packed_block(opened: Opened, key: str, known: Contents, check: bool = True) 
         raise Unusable(str(problem)) from None
 
 
-def _read(opened: Opened, extent: Extent, memory: memoryview, places: list[int], check: bool) -> int:
+def _read(opened: Opened, extent: Extent, memory: memoryview, places: list[int]) -> int:
     """Read every tensor to its place in `memory`; return the CRC-32 of all, in the order of the file."""
     (run,) = extent.runs
     if hasattr(os, "posix_fadvise"):
@@ -123,5 +109,5 @@ def _read(opened: Opened, extent: Extent, memory: memoryview, places: list[int],
             if not (count := opened.readinto(piece[at:])):
                 raise OSError("the file ends before")
             at += count
-        crc = crc32(piece, crc) if check else 0
+        crc = crc32(piece, crc)
     return crc

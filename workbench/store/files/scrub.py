@@ -1,6 +1,5 @@
 """A store of cached blocks read as a whole: what is damaged, and what there is."""
 
-from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,6 @@ class Scrub:
     files: int
     blocks: int
     bytes: int
-    unchecked: int  # blocks that could be read, of files without checksums
     findings: tuple[Finding, ...]
     removed: tuple[str, ...]
     kept: int = 0
@@ -61,14 +59,13 @@ def verify(folder: Path, repair: bool = False, progress: Progress | None = None)
     later versions, and such as hold no cached blocks, which are left alone. Raises BadInput for a folder of
     something else.
     """
-    findings, counts, size = _of_manifest(folder), Counter[str](), 0
+    findings, blocks, size = _of_manifest(folder), 0, 0
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     for done, path in enumerate(paths, 1):
         found, known = _of_file(path)
         findings += found
         if known is not None:
-            counts["blocks"] += len(known.starts)
-            counts["unchecked"] += (known.checksums is None) * (len(known.starts) - len(found))
+            blocks += len(known.starts)
             size += known.state[2]
         if progress:
             progress(done, len(paths))
@@ -77,8 +74,7 @@ def verify(folder: Path, repair: bool = False, progress: Progress | None = None)
     damaged = {finding.file for finding in findings if finding.kind == "damaged"} - {manifest.MANIFEST}
     kept = _set_aside(folder, [finding for finding in findings if finding.file in damaged]) if repair else 0
     removed = tuple(sorted(damaged)) if repair else ()
-    whole = (str(folder), len(paths), counts["blocks"], size, counts["unchecked"])
-    return Scrub(*whole, tuple(findings), removed, kept)
+    return Scrub(str(folder), len(paths), blocks, size, tuple(findings), removed, kept)
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -100,7 +96,6 @@ def describe(folder: Path) -> dict[str, Any]:
         "blocks": len(tokens),
         "tokens": sum(tokens),
         "bytes": sum(known.state[2] for known in files),
-        "unchecked": sum(len(known.starts) for known in files if known.checksums is None),
         "models": sorted({identity.model for identity in identities}),
         "dtypes": sorted({str(place.dtype) for known in files for place in known.tensors.values()}),
         "made": [dict(each) for each in sorted({tuple(known.made.items()) for known in files if known.made})],
@@ -114,7 +109,7 @@ def verify_remote(url: str, repair: bool = False, progress: Progress | None = No
     Raises BadInput for a place that is none or cannot be reached.
     """
     store = RemoteStore(url)
-    listed, findings, unchecked = store.listed(), list[Finding](), 0
+    listed, findings = store.listed(), list[Finding]()
     for done, key in enumerate(listed, 1):
         try:
             store.read(key)
@@ -131,7 +126,7 @@ def verify_remote(url: str, repair: bool = False, progress: Progress | None = No
     findings += [Finding(f"{key}{SUFFIX}", key, "gone", "it was there when the store was filled") for key in lost]
     if repair and (lost or damaged):
         store.forget_written(lost | {name.removesuffix(SUFFIX) for name in damaged})
-    return Scrub(url, len(listed), len(listed), sum(listed.values()), unchecked, tuple(findings), damaged)
+    return Scrub(url, len(listed), len(listed), sum(listed.values()), tuple(findings), damaged)
 
 
 def describe_remote(url: str) -> dict[str, Any]:
@@ -139,7 +134,7 @@ def describe_remote(url: str) -> dict[str, Any]:
     store = RemoteStore(url)
     listed = store.listed()
     counts = {"files": len(listed), "blocks": len(listed), "tokens": None, "bytes": sum(listed.values())}
-    return {"folder": url, "kind": store.kind, **counts, "unchecked": 0, "made": [], "set_aside": []}
+    return {"folder": url, "kind": store.kind, **counts, "made": [], "set_aside": []}
 
 
 def _of_manifest(folder: Path) -> list[Finding]:

@@ -121,16 +121,6 @@ class Chain:
                 if key in tier:
                     tier.drop(key)
 
-    def damaged(self, key: str, detail: str) -> None:
-        """Drop a damaged copy from the first tier; where no other tier has the block, later misses say so."""
-        first = self.tiers[0]
-        with self.lock, first.lock:
-            first.drop(key)
-            self._note(key, "damaged", f"in {first.name}: {detail}")
-            if not any(key in tier for tier in self.tiers):
-                self._index.remove(key)
-        log.warning("a block in %s is damaged and is dropped: %s", first.name, key)
-
     def check(self, kv: KV) -> None:
         """Raise BadInput for a block that is larger than the budget of every tier."""
         if not any(tier.budget_bytes is None or tier.needs(kv) <= tier.budget_bytes for tier in self.tiers):

@@ -196,7 +196,6 @@ class HostTier(Books):
     storage   "as cached", or "int8": a scale for every channel of keys and every token of values; half the bytes of
               bfloat16, and other numbers: its effect is measured in data/benchmarks/store_int8.py
     pinned    in page-locked memory, from which a GPU copies without the processor (without a GPU: ordinary memory)
-    checked   page-locked blocks have a checksum, which is verified before they are copied to pages of a GPU
     """
 
     def __init__(
@@ -205,15 +204,12 @@ class HostTier(Books):
         storage: Storage = "as cached",
         pinned: bool = False,
         name: str = "host",
-        checked: bool = False,
     ):
         check_storage(storage)
         if pinned and storage == "int8":
             raise BadInput("storage 'int8' is not page-locked: blocks are restored on the host before they are copied")
-        if checked and not pinned:
-            raise BadInput("checked is of page-locked blocks: pinned must be true")
         super().__init__(name, budget_bytes)
-        self.storage, self.pinned, self.checked = storage, pinned, checked
+        self.storage, self.pinned = storage, pinned
         self._held: dict[str, Held] = {}
 
     def made(self, kv: KV) -> Held:
@@ -221,8 +217,7 @@ class HostTier(Books):
         if self.storage == "int8":
             return quantize(kv)
         if self.pinned:
-            there = isinstance(kv, PackedKV) and not (self.checked and kv.checksum is None)
-            return kv if there else pack(kv, pinned=True, checked=self.checked).lock()
+            return kv if isinstance(kv, PackedKV) else pack(kv, pinned=True).lock()
         return owned(kv)
 
     def needs(self, kv: KV) -> int:

@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.events import Events
-from workbench.store.files.packed import PackedKV
 from workbench.store.misses import Miss, identity_of
 from workbench.store.stats import Stats
 from workbench.store.tiering.promotion import Chain
@@ -83,22 +82,14 @@ class TieredStore:
             self.events.add("hit", request=request, key=str(key), tier=found.tier, bytes=found.kv.nbytes)
         return found
 
-    def find_intact(self, key: str, request: str = "") -> Found | None:
-        """Find a block that goes to a GPU: a damaged copy in memory is dropped, and the block read from below."""
-        found = self.find(key, request=request)
-        if found is None or not isinstance(found.kv, PackedKV) or found.kv.intact:
-            return found
-        self.chain.damaged(key, "its checksum is wrong")
-        return self.find(key, request=request)
-
     def find_all(self, keys: Sequence[str], request: str = "") -> Iterator[Found | None]:
-        """Find several blocks that go to a GPU, in order; those below the first tier are read side by side."""
+        """Find several blocks, in order; those below the first tier are read side by side."""
         below = [key for key in keys if key not in self.tiers[0]]
         threads = self._loaders() if len(below) > 1 else None
-        later = {key: threads.submit(self.find_intact, key, request) for key in below} if threads else {}
+        later = {key: threads.submit(self.find, key, True, request) for key in below} if threads else {}
         try:
             for key in keys:
-                yield later.pop(key).result() if key in later else self.find_intact(key, request)
+                yield later.pop(key).result() if key in later else self.find(key, request=request)
         finally:  # of one that is given up, what has not begun is not read
             for future in later.values():
                 future.cancel()
@@ -180,7 +171,6 @@ class TieredStore:
                 evictions=sum(self.chain.evictions.values()),
                 bytes=self.bytes,
                 entries=entries,
-                unchecked=sum(stats.unchecked for stats in behind),
                 repaired=sum(stats.repaired for stats in behind),
                 reasons=dict(self._reasons),
             )
