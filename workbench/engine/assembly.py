@@ -38,20 +38,14 @@ def assemble(
                "naive": keys stay as cached, so every block believes to stand where it was encoded (PromptCache);
                "shared": as cached beside one another, the longest directly before the question (APE, TurboRAG).
     """
-    check_positions(positions)
-    spec = spec_for(model, [prompt.tokens])
-    _check_cached(spec, prompt, cached)
-    blocks = [block.to(spec.device) for block in cached]
-    shifts = shifts_of([(block.start, len(block)) for block in cached], positions)
-    capacity = len(prompt) + reserve
+    spec, shifts = _checked(model, prompt, cached, positions)
+    blocks, capacity = [block.to(spec.device) for block in cached], len(prompt) + reserve
     if (whole := _together(spec, blocks, shifts, capacity)) is not None:
         return KV.within(*whole, len(prompt))
-    values = [_joined([block.values[layer] for block in blocks], capacity, spec.dtype) for layer in range(spec.layers)]
-    if bool(shifts.any()):
-        keys = _rerotated(spec, blocks, shifts, capacity)
-    else:
-        keys = [_joined([block.keys[layer] for block in blocks], capacity, spec.dtype) for layer in range(spec.layers)]
-    return KV.within(keys, values, len(prompt))
+    kv, place = _by_layer(spec, blocks, shifts, len(prompt), capacity)
+    for layer in range(spec.layers):
+        place(layer)
+    return kv
 
 
 @annotations.checked
@@ -66,30 +60,8 @@ def assembly_of(
 
     For a prefill that begins before all layers are there (`prefill_many`, `waits`).
     """
-    check_positions(positions)
-    spec = spec_for(model, [prompt.tokens])
-    _check_cached(spec, prompt, cached)
-    kv, end = spec.empty(len(prompt), reserve), prompt.starts[-1]
-    shifts = shifts_of([(block.start, len(block)) for block in cached], positions)
-    lengths = torch.tensor([len(block) for block in cached])
-    turned = bool(shifts.any())
-    tables: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def place(layer: int) -> None:
-        table = spec.inv_freq[layer]
-        keys, values = (
-            torch.cat([x.to(spec.device, spec.dtype) for x in part], 1)
-            for part in ([block.keys[layer] for block in cached], [block.values[layer] for block in cached])
-        )
-        if turned:
-            if id(table) not in tables:
-                cos, sin = (x.repeat_interleave(lengths.to(x.device), 0) for x in cos_sin(shifts, table, spec.device))
-                tables[id(table)] = cos, sin
-            keys = rotate_by(keys, *tables[id(table)], spec.pairing)
-        kv.keys[layer][:, :end] = keys
-        kv.values[layer][:, :end] = values
-
-    return kv, place
+    spec, shifts = _checked(model, prompt, cached, positions)
+    return _by_layer(spec, cached, shifts, len(prompt), len(prompt) + reserve)
 
 
 def check_positions(positions: str) -> None:
@@ -105,16 +77,6 @@ def shifts_of(blocks: Sequence[tuple[int, int]], positions: Positions) -> Tensor
         return lengths.cumsum(0) - lengths - starts
     nearer = int(lengths.sum() - (starts + lengths).amax()) if positions == "shared" and len(blocks) else 0
     return torch.full_like(starts, nearer)
-
-
-def _joined(parts: list[Tensor], capacity: int, dtype: torch.dtype) -> Tensor:
-    """[H, T, D] each, one behind the other, then zeros up to `capacity` tokens, in one copy."""
-    heads, _, width = parts[0].shape
-    whole = parts[0].new_empty(heads, capacity, width, dtype=dtype)
-    end = sum(part.shape[1] for part in parts)
-    torch.cat(parts, 1, out=whole[:, :end])
-    whole[:, end:] = 0
-    return whole
 
 
 def _together(
@@ -147,32 +109,47 @@ def _together(
     return keys, values
 
 
-def _rerotated(spec: ModelSpec, blocks: Sequence[KV], shifts: Tensor, capacity: int) -> list[Tensor]:
-    """Keys of all layers, every block rerotated by its shift, then zeros up to `capacity` tokens."""
-    lengths = torch.tensor([len(block) for block in blocks])
-    end, kernels = int(lengths.sum()), on_gpu(spec.device)
+def _by_layer(
+    spec: ModelSpec, blocks: Sequence[KV], shifts: Tensor, length: int, capacity: int
+) -> tuple[KV, Callable[[int], None]]:
+    """Return unwritten KV of `length` tokens, and what puts the blocks of a layer in place, each key rotated once."""
+    lengths = torch.tensor([len(block) for block in blocks], dtype=torch.int64)
+    end, turned, kernels = int(lengths.sum()), bool(shifts.any()), on_gpu(spec.device)
     by_token = shifts.repeat_interleave(lengths).to(spec.device) if kernels else shifts
+    keys, values = (
+        [torch.empty(heads, capacity, width, dtype=spec.dtype, device=spec.device) for heads, width in spec.shapes]
+        for _ in range(2)
+    )
+    for whole in (*keys, *values):
+        whole[:, end:] = 0
     tables: dict[int, tuple[Tensor, Tensor]] = {}
     gathered: dict[tuple[int, int], Tensor] = {}  # keys as cached; used by one layer after the other
-    keys = []
-    for layer, (heads, width) in enumerate(spec.shapes):
-        table = spec.inv_freq[layer]
-        together = torch.cat([block.keys[layer] for block in blocks], 1, out=gathered.get((heads, width)))
-        gathered[heads, width] = together
-        whole = torch.empty(heads, capacity, width, dtype=spec.dtype, device=spec.device)
+
+    def place(layer: int) -> None:
+        out, table, shape = keys[layer][:, :end], spec.inv_freq[layer], spec.shapes[layer]
+        torch.cat([block.values[layer].to(spec.device) for block in blocks], 1, out=values[layer][:, :end])
+        cached = [block.keys[layer].to(spec.device) for block in blocks]
+        if not turned:
+            torch.cat(cached, 1, out=out)
+            return
+        together = gathered[shape] = torch.cat(cached, 1, out=gathered.get(shape))
         if kernels:
-            rerotate(together, by_token, table, spec.pairing, whole[:, :end], kernels=True)
-        else:
-            if id(table) not in tables:  # one angle a block, not a token
-                cos, sin = (x.repeat_interleave(lengths.to(x.device), 0) for x in cos_sin(shifts, table, spec.device))
-                tables[id(table)] = cos, sin
-            rotate_by(together, *tables[id(table)], spec.pairing, out=whole[:, :end])
-        whole[:, end:] = 0
-        keys.append(whole)
-    return keys
+            rerotate(together, by_token, table, spec.pairing, out, kernels=True)
+            return
+        if id(table) not in tables:  # one angle a block, not a token
+            cos, sin = (x.repeat_interleave(lengths.to(x.device), 0) for x in cos_sin(shifts, table, spec.device))
+            tables[id(table)] = cos, sin
+        rotate_by(together, *tables[id(table)], spec.pairing, out=out)
+
+    return KV.within(keys, values, length), place
 
 
-def _check_cached(spec: ModelSpec, prompt: Prompt, cached: Sequence[KV]) -> None:
+def _checked(
+    model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions
+) -> tuple[ModelSpec, Tensor]:
+    """Return the model's spec, and by how much each block moves. Raises BadInput."""
+    check_positions(positions)
+    spec = spec_for(model, [prompt.tokens])
     if len(cached) != len(prompt.context):
         raise BadInput(f"{len(cached)} cached KVs for {len(prompt.context)} context blocks: give one for each")
     alike = set(spec.shapes)
@@ -184,6 +161,7 @@ def _check_cached(spec: ModelSpec, prompt: Prompt, cached: Sequence[KV]) -> None
             raise BadInput(f"cached KV {i} holds {len(kv)} tokens, its block has {count}")
         if spec.window:
             spec.check_block(count)
+    return spec, shifts_of([(block.start, len(block)) for block in cached], positions)
 
 
 def _of_model(spec: ModelSpec, alike: Set[tuple[int, int]], keys: torch.Size, values: torch.Size) -> bool:
