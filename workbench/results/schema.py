@@ -131,7 +131,6 @@ EXPERIMENTS = {
     "soak": "python -m tests.stress.soak --out DIR",
     "backends": "python data/benchmarks/attention_backends.py --out DIR",  # of attention, by shape
     "touch": "python data/benchmarks/touch.py --out DIR",  # the prompt editor: until a change is shown
-    "sanitizer": "python data/benchmarks/memory_checks.py --out DIR",  # errors that compute-sanitizer found
     "trial": "workbench sweep --model MODEL --data FILE --out DIR",
     "parts": "python data/benchmarks/parts.py --out DIR",  # of a published composition; at: its place in it
     "deviation": "python data/benchmarks/deviation.py --model MODEL --data NAME=FILE --out DIR",
