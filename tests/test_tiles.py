@@ -1,6 +1,5 @@
 """Tiles: a block-sparse choice means the same whichever way it is carried out."""
 
-
 import pytest
 import torch
 from hypothesis import given

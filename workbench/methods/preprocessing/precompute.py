@@ -22,7 +22,6 @@ from transformers.utils import logging
 from workbench import data, models
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, first_line
-from workbench.core.kv import KV
 from workbench.core.utils.annotations import check_fields, check_processes
 from workbench.core.utils.files import is_url
 from workbench.core.utils.runner import Workers, dealt
@@ -67,38 +66,19 @@ class PrepareStage:
 Make = Callable[[PrepareStage], Iterator[Made]]
 
 
-def shard_named(store: FolderStore | RemoteStore | None, number: int, blocks: tuple[Block, ...]) -> Shard:
-    """Return a shard under its number, or under a name of its content where its number stands for another corpus."""
-    shard = f"passages-{number:06d}", blocks
-    if store is None or (isinstance(store, FolderStore) and not store.has_file(shard[0])):
-        return shard
-    return shard if is_written(store, shard) or _is_part(store, shard) else _by_content(blocks)
+def shard_of(blocks: tuple[Block, ...]) -> Shard:
+    """Return a shard, whose file is named by the passages it holds."""
+    content = "".join(block.content for block in blocks)
+    return f"passages-{sha256(content.encode()).hexdigest()[:16]}", blocks
 
 
 def is_written(store: FolderStore | RemoteStore, shard: Shard) -> bool:
-    """Return whether a shard is there, with all its passages."""
+    """Return whether all passages of a shard are there, in its file or in others."""
     name, blocks = shard
-    if not store.has_file(name) or isinstance(store, RemoteStore):
+    if isinstance(store, RemoteStore):  # there a note names the blocks that were written together
         return store.has_file(name)
-    everywhere = name == _by_content(blocks)[0]  # its others were in other files when it was written
-    held = [identity_of(key) for key in (store if everywhere else store.blocks_of(name))]
-    if any(identity is None for identity in held):  # of an earlier version, which filled a folder once
-        return True
-    return {identity.block for identity in held if identity} >= {block.content for block in blocks}
-
-
-def _is_part(store: FolderStore | RemoteStore, shard: Shard) -> bool:
-    """Return whether the file of a shard holds some of its passages, and nothing else: the others were damaged."""
-    name, blocks = shard
-    if isinstance(store, RemoteStore) or not (held := store.blocks_of(name)):
-        return False
-    contents = {block.content for block in blocks}
-    return all(key.identity is not None and key.identity.block in contents for key in held)
-
-
-def _by_content(blocks: tuple[Block, ...]) -> Shard:
-    content = "".join(block.content for block in blocks)
-    return f"passages-{sha256(content.encode()).hexdigest()[:16]}", blocks
+    held = {identity.block for key in store if (identity := identity_of(key))}
+    return held >= {block.content for block in blocks}
 
 
 class ShardMaker:
@@ -119,19 +99,12 @@ class ShardMaker:
         last = (blocks or self.system)[0]  # stands for a question, which is not cached
         self.policy(self.model, [Prompt((*self.system, *blocks, last))], store)
         fresh = {identity.block for key in store.staged if (identity := identity_of(key))}
-        all_fresh = fresh >= {block.content for block in blocks} and not self.out.has_file(name)
-        if blocks and not all_fresh and not _is_part(self.out, shard):
-            name, _ = _by_content(blocks)  # some of its passages are in other files
         if isinstance(self.out, RemoteStore):
             self.out.write(name, store.staged, sorted(store.there))
-        else:
-            self.out.write(name, self._kept(name) | store.staged)
+        else:  # a file of which some blocks are damaged keeps the others
+            there = {key: kv for key in self.out.blocks_of(name) if (kv := self.out.get(key)) is not None}
+            self.out.write(name, there | store.staged)
         return begin, time.monotonic(), len(blocks), sum(block.content in fresh for block in blocks)
-
-    def _kept(self, name: str) -> dict[str, KV]:
-        """Return what a file holds that is written with other blocks again."""
-        assert isinstance(self.out, FolderStore)
-        return {key: kv for key in self.out.blocks_of(name) if (kv := self.out.get(key)) is not None}
 
 
 def here(model: PreTrainedModel, system: tuple[Block, ...]) -> Make:
@@ -289,15 +262,14 @@ class Preparation(PreparationFields):
 
     def _stages(self, policy: Prepare, corpus: Corpus) -> list[PrepareStage]:
         """Return what is left to do: no stage where all shards are written. A shard with a damaged header is not."""
-        runs = [corpus.blocks[i : i + self.shard] for i in range(0, len(corpus), self.shard)]
+        shards = [shard_of(corpus.blocks[i : i + self.shard]) for i in range(0, len(corpus), self.shard)]
         policies: list[tuple[Prepare, Where]] = [(policy, self.out)]
         if isinstance(policy, WithNeighbours) and policy.n:
             policies.insert(0, (AfterSystem(policy.system), within(self.out, UNPREPARED)))
         stages = []
         for each, folder in policies:
             store = opened(folder) if is_begun(folder) else None
-            named = [shard_named(store, i, run) for i, run in enumerate(runs)]
-            missing = [shard for shard in named if store is None or not is_written(store, shard)]
+            missing = [shard for shard in shards if store is None or not is_written(store, shard)]
             stages.append(PrepareStage(each, folder, missing))
         return [stage for stage in stages if stage.shards] if stages[-1].shards else []
 
