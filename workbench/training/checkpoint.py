@@ -41,9 +41,14 @@ def curve_table(about: str, curve: list[dict[str, Any]], columns: Mapping[str, s
     return table("Training curve", about, list(columns), cells)
 
 
-def exact_match(score: Mapping[str, Any]) -> str:
-    """Return a table cell: exact match with its 95% interval."""
-    return f"{score['em']:.3f} [{score['em_low']:.3f}, {score['em_high']:.3f}]"
+def settings(record: Mapping[str, Any]) -> str:
+    """Return the settings of a record in one line."""
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in record.items())
+
+
+def bounded(score: Mapping[str, Any], name: str) -> str:
+    """Return a table cell: a score with its 95% interval."""
+    return f"{score[name]:.3f} [{score[f'{name}_low']:.3f}, {score[f'{name}_high']:.3f}]"
 
 
 def _number(value: Any) -> str:

@@ -18,7 +18,7 @@ from workbench.data.layouts import LAB
 from workbench.models.checkpoints import COMPACT
 from workbench.models.weights import compact
 from workbench.training import checkpoint
-from workbench.training.checkpoint import curve_table, save_beside_weights
+from workbench.training.checkpoint import curve_table, save_beside_weights, settings
 from workbench.training.lab.config import INT8, STORAGES, PretrainConfig
 from workbench.training.lab.train import PretrainProgress
 
@@ -70,12 +70,9 @@ def write_card(folder: Path, name: str | None = None) -> None:
         f"heads of {model['head_dim']}, vocabulary {model['vocab_size']}, tied embeddings, context "
         f"{model['max_position_embeddings']}",
         f"Trained from nothing on the lab corpus with full attention: {training['steps']:,} steps in "
-        f"{training['minutes']:.1f} minutes on {training['device']}, seed {recipe['seed']}",
-        f"Recipe: {recipe['optimizer']}, learning rate {recipe['lr']}, weight decay {recipe['weight_decay']}, clip "
-        f"{recipe['clip']}, {recipe['warmup']} warm-up steps, bf16 autocast; {training['stages']} curriculum stages, "
-        f"{training['last_steps']:,} of {recipe['last']:,} planned steps on the last, where the rate falls linearly to "
-        f"zero over the second {recipe['decay']:.0%} of the plan; loss on answers plus {recipe['rest_weight']} times "
-        "the loss on all other text",
+        f"{training['minutes']:.1f} minutes on {training['device']}, bf16 autocast, {training['stages']} curriculum "
+        f"stages, {training['last_steps']:,} steps on the last",
+        f"Recipe: {settings(recipe)}",
         f"Prompt: the layout in `workbench.json`. {_loading(folder)}",
     ]
     sections = curve_table(

@@ -15,15 +15,14 @@ from workbench.experiments.trials.record import device_name, versions
 from workbench.models.checkpoints import DIFFERENCE
 from workbench.models.weights import adapters, soft_tokens
 from workbench.training import checkpoint
-from workbench.training.checkpoint import curve_table, exact_match, save_beside_weights, table
+from workbench.training.checkpoint import bounded, curve_table, save_beside_weights, settings, table
 from workbench.training.tuning.start import TuneProgress, TuneRun
 
 TUNING, ADAPTER = "tuning.json", "adapter"
 SOFT = "`prepare=packet` puts them there, in block mode; links are recomputed by `select=first_k(k=N, last=True)`"
-HOW = {
-    "mixed": "every sample in both modes, once with full attention and once with block attention",
-    "block": "every sample with block attention only",
-    "full": "every sample with full attention only",
+LOSSES = {
+    "gold": "Loss: cross-entropy of the answers' tokens",
+    "self": "Loss: KL divergence from the base model's own full attention (no labels), on answers and questions",
 }
 
 
@@ -116,8 +115,6 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
     """
     tuning = json.loads((folder / TUNING).read_text(encoding="utf-8"))
     recipe, base, data = tuning["recipe"], tuning["base"], tuning["data"]
-    taught = recipe.get("teacher") == "self"
-    batch = recipe["batch"] * recipe["accumulate"] * tuning["processes"]
     what = (
         "fine-tuned to answer from passages under full attention"
         if recipe["mode"] == "full"
@@ -127,44 +124,23 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
     about = f"`{base['name']}` {what}. Made with the cached-block attention workbench."
     facts = [
         f"{tuning['parameters']:,} parameters; base model `{base['name']}`, fingerprint `{base['fingerprint'][:16]}`",
-        f"Training: {HOW[recipe['mode']]}; {tuning['steps']:,} steps of {batch} samples in {tuning['minutes']:.1f} "
-        f"minutes on {tuning['device']}; data {data['name']} ({data['identity']}), seed {recipe['seed']}",
-        f"Positions of context blocks in block mode: {recipe['positions']}",
-        f"Recipe: {recipe['optimizer']}, learning rate {recipe['lr']} (linear: {recipe['warmup']} warm-up steps, "
-        f"then down to 0), weight decay {recipe['weight_decay']}, clip {recipe['clip']}, at most "
-        f"{recipe['max_length']} tokens a sample{_adapter_words(recipe, merged)}; {_loss_words(recipe)}",
-        f"Prompt: the layout in `workbench.json`. {_loading_words(folder, base, merged)}",
+        f"Training: {tuning['steps']:,} steps in {tuning['minutes']:.1f} minutes on {tuning['device']} "
+        f"(processes: {tuning['processes']}); data {data['name']} ({data['identity']})",
+        f"Recipe: {settings(recipe)}",
+        LOSSES[recipe.get("teacher", "gold")],
+        f"Prompt: the layout in `workbench.json`. {_loading(folder, base, merged)}",
     ]
-    if any(soft := [recipe.get(name, 0) for name in soft_tokens.PARTS]):
-        facts.append("Soft tokens around each passage: {} ahead of it, {} behind it, {} links; ".format(*soft) + SOFT)
+    if any(recipe.get(name) for name in soft_tokens.PARTS):
+        facts.append(f"Soft tokens around each passage: {SOFT}")
     if overlap := tuning.get("overlap"):
-        facts.append(_overlap_words(overlap))
-    nearness, columns = [], {"step": "step", "loss": "loss", "full attention": "full", "block attention": "block"}
-    if taught:
-        nearness = _nearness_table(tuning["scores"])
-        columns |= {"KL, full": "kl_full", "KL, block": "kl_block"}
-    right = "whose every token is the teacher's first choice" if taught else "wholly right"
-    curve = curve_table(f"Share of answers {right} (teacher-forced, training stream).", tuning["curve"], columns)
-    checkpoint.write_card(folder, name, about, facts, (nearness if taught else _score_table(tuning["scores"])) + curve)
+        told = {name: value for name, value in overlap.items() if name not in ("scored", "digest")}
+        facts.append(f"Overlap with the text it is scored on, {len(overlap['scored'])} files: {settings(told)}")
+    keys = [name for name in ("step", "loss", "full", "block", "kl_full", "kl_block") if name in tuning["curve"][-1]]
+    curve = curve_table("Answers right (teacher-forced, training stream).", tuning["curve"], {key: key for key in keys})
+    checkpoint.write_card(folder, name, about, facts, _score_table(tuning["scores"]) + curve)
 
 
-def _adapter_words(recipe: Mapping[str, Any], merged: bool) -> str:
-    if not recipe["lora_rank"]:
-        return ""
-    how = f", merged (adapter in `{ADAPTER}/`)" if merged else f", alpha {2 * recipe['lora_rank']}"
-    return f", LoRA of rank {recipe['lora_rank']}{how}"
-
-
-def _loss_words(recipe: Mapping[str, Any]) -> str:
-    if recipe.get("teacher") != "self":
-        return "loss on answers only"
-    return (
-        "loss: KL divergence from the base model's own full attention (no labels), on answer tokens and, weighted "
-        f"{recipe['question_weight']}, on question tokens"
-    )
-
-
-def _loading_words(folder: Path, base: Mapping[str, Any], merged: bool) -> str:
+def _loading(folder: Path, base: Mapping[str, Any], merged: bool) -> str:
     """Say how the folder is loaded."""
     if (folder / DIFFERENCE).is_file():
         return (
@@ -180,37 +156,12 @@ def _loading_words(folder: Path, base: Mapping[str, Any], merged: bool) -> str:
     )
 
 
-def _overlap_words(overlap: Mapping[str, Any]) -> str:
-    return (
-        f"Text it is scored on: {overlap['scored_passages']:,} passages of {len(overlap['scored'])} files; "
-        f"{overlap['left_out']:,} training samples were left out, {overlap['shared_questions']} questions and "
-        f"{overlap['shared_passages']} passages are shared ({overlap['rule']}: "
-        f"{overlap['passages_sharing_a_run']} of {overlap['passages']:,} training passages)"
-    )
-
-
-def _nearness_table(rows: list[dict[str, Any]]) -> list[str]:
-    if not rows:
-        return []
-    about = (
-        f"{rows[0]['n']:,} held-out questions: KL divergence from the base model's full attention, and likelihood lost "
-        "on the gold answer (negative log-likelihood beyond that of the base model's full attention), nats a token; "
-        "95% bootstrap interval."
-    )
-    measures = [(mode, name) for name in ("kl", "nll_gap") for mode in ("full", "block") if name in rows[0][mode]]
-    words = {"kl": "KL", "nll_gap": "NLL gap"}
-    columns = ["step", *(f"{words[name]}, {mode}" for mode, name in measures)]
-    cells = ([f"{row['step']:,}", *(_bounded(row[mode], name) for mode, name in measures)] for row in rows)
-    return table("Held-out text while training", about, columns, cells)
-
-
-def _bounded(score: dict[str, Any], name: str) -> str:
-    return f"{score[name]:.3f} [{score[f'{name}_low']:.3f}, {score[f'{name}_high']:.3f}]"
-
-
 def _score_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return exact match, or how near both modes are to the teacher, at every step that was scored."""
     if not rows:
         return []
-    about = f"{rows[0]['full']['n']:,} held-out questions, 95% interval."
-    cells = ([f"{row['step']:,}", exact_match(row["full"]), exact_match(row["block"])] for row in rows)
-    return table("Exact match while training", about, ["step", "full attention", "block attention"], cells)
+    measures = [(mode, name) for name in ("em", "kl", "nll_gap") for mode in ("full", "block") if name in rows[0][mode]]
+    columns = ["step", *(f"{name}, {mode}" for mode, name in measures)]
+    cells = ([f"{row['step']:,}", *(bounded(row[mode], name) for mode, name in measures)] for row in rows)
+    about = f"{rows[0].get('n') or rows[0]['full']['n']:,} held-out questions, 95% interval; kl and nll_gap in nats."
+    return table("Held-out text while training", about, columns, cells)
