@@ -20,26 +20,10 @@ from torch import Tensor
 from workbench.kernels._shared.attention import Config
 from workbench.kernels._shared.triton_import import need_triton
 from workbench.kernels._tiles import triton_kernel as _tiles_triton
-from workbench.kernels._tiles.reference import pool, random_choice
-from workbench.kernels._tiles.reference import reference as over_tiles
+from workbench.kernels._tiles.reference import pool, random_choice, reference
 from workbench.kernels._tiles.triton_kernel import lists
 
 __all__ = ["cases", "launch", "lists", "reference"]
-
-
-def reference(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rows: Tensor,
-    indptr: Tensor | None = None,
-    indices: Tensor | None = None,
-    size: int = 128,
-    queries: int = 128,
-    scale: float | None = None,
-) -> Tensor:
-    """Computed in the dtype of `q`."""
-    return over_tiles(q, keys, values, rows, indptr, indices, size, queries, scale)
 
 
 def launch(

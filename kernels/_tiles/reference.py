@@ -13,14 +13,18 @@ def reference(
     keys: Tensor,
     values: Tensor,
     rows: Tensor,
-    indptr: Tensor | None,
-    indices: Tensor | None,
-    size: int,
-    queries: int,
-    scale: float | None,
+    indptr: Tensor | None = None,
+    indices: Tensor | None = None,
+    size: int = 128,
+    queries: int = 128,
+    scale: float | None = None,
+    *,
     strided: bool = False,
 ) -> Tensor:
-    """In the dtype of `q`; `strided`: the lists of a KV head count from its first tile in [B · H · T / size]."""
+    """Computed in the dtype of `q`.
+
+    `strided`: the lists of a KV head count from its first tile in [B · H · T / size].
+    """
     batch, q_heads, count, _ = q.shape
     heads, length = keys.shape[1:3]
     out = torch.empty_like(q)

@@ -70,9 +70,8 @@ class Layout:
         return prompts([self.pieces(sample) for sample in samples], tokenizer, bos=self.bos)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; `turn` is left out where it is empty, as in layouts of earlier versions."""
-        record = asdict(self) | {"stop": list(self.stop)}
-        return record if self.turn else {name: value for name, value in record.items() if name != "turn"}
+        """Return plain JSON values."""
+        return asdict(self) | {"stop": list(self.stop)}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Layout":

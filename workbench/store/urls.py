@@ -1,6 +1,5 @@
 """Where a store lies: a folder, or a URL that fsspec knows."""
 
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,12 +36,19 @@ def within(place: Where, name: str) -> Where:
 
 def is_begun(place: Where) -> bool:
     """Return whether a store has been begun at a place."""
-    if not is_url(place):
-        return (Path(place) / MANIFEST).is_file()
-    fs, root = file_system(str(place))
+    fs, root = _at(place)
     with suppress(OSError):
-        return bool(fs.exists(f"{root}/{MANIFEST}"))
+        return bool(fs.isfile(f"{root}/{MANIFEST}"))
     return False
+
+
+def _at(place: Where) -> tuple[Any, str]:
+    """Return fsspec's file system of a place, and the path on it."""
+    if is_url(place):
+        return file_system(str(place))
+    from fsspec.implementations.local import LocalFileSystem
+
+    return LocalFileSystem(), str(place)
 
 
 def note(place: Where, name: str, text: str) -> None:
@@ -59,10 +65,8 @@ def note(place: Where, name: str, text: str) -> None:
 
 def read_note(place: Where, name: str) -> str | None:
     """Return a text file beside the blocks, None where it cannot be read."""
+    fs, root = _at(place)
     try:
-        if not is_url(place):
-            return (Path(place) / name).read_text(encoding="utf-8", errors="replace")
-        fs, root = file_system(str(place))
         return bytes(fs.cat_file(f"{root}/{name}")).decode(errors="replace")
     except (OSError, ValueError):
         return None
@@ -70,10 +74,6 @@ def read_note(place: Where, name: str) -> str | None:
 
 def forget(place: Where, name: str) -> None:
     """Delete a file or folder beside the blocks, where it is there."""
-    if not is_url(place):
-        path = Path(place) / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        return
-    fs, root = file_system(str(place))
+    fs, root = _at(place)
     with suppress(OSError):
         fs.rm(f"{root}/{name}", recursive=True)

@@ -1,9 +1,7 @@
 """The folder of a training: which run it holds, and the state to go on from."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from workbench.core.errors import BadInput
@@ -32,22 +30,19 @@ def check_run_folder(out: Path) -> None:
         )
 
 
-def check_same(out: Path, settings: dict[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Raise BadInput, naming the settings that differ, where `out` holds a training with other `settings`.
-
-    `defaults` stand in for settings that an earlier version did not have.
-    """
+def check_same(out: Path, settings: dict[str, Any]) -> None:
+    """Raise BadInput, naming the settings that differ, where `out` holds a training with other `settings`."""
     saved, settings = saved_record(out), json.loads(json.dumps(settings))
     if saved is None:
         return
-    recipe = {**defaults, **saved.get("recipe", {})}
+    recipe = saved.get("recipe", {})
     if changed := [name for name in settings if recipe.get(name) != settings[name]]:
         raise BadInput(f"{out} holds a run of another recipe (different: {', '.join(changed)}); choose another folder")
 
 
 def state_folder(out: Path) -> Path | None:
-    """Find the folder of the last whole state; earlier versions set one aside as `state.old`."""
-    places = (out / "state", earlier(out / "state"), out / "state.old")
+    """Find the folder of the last whole state."""
+    places = (out / "state", earlier(out / "state"))
     return next((path for path in places if (path / RECORD).is_file()), None)
 
 

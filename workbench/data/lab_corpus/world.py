@@ -123,50 +123,6 @@ About = tuple[Any, ...]
 comparison; (end of the order, context) of "order"."""
 
 
-def questions(context: Sequence[Entity]) -> dict[str, list[About]]:
-    """Return everything that can be asked of a context, by kind, as arguments of `ask`."""
-    here = {id(entity) for entity in context}
-    by_kind: dict[str, list[About]] = {kind: [] for kind in KINDS}
-    for entity in context:
-        first, *later = entity.facts
-        for fact in first:
-            by_kind["single-hop"].append((entity, fact))
-            if fact.relation.noun and fact.target and id(fact.target) in here:
-                by_kind["two-hop"] += [(entity, fact, second) for second in fact.target.facts[0]]
-        for fact in (fact for facts in later for fact in facts):
-            by_kind["continuation"].append((entity, fact))
-            if epithet(entity):
-                by_kind["epithet"].append((entity, fact))
-    for name in EARLIER:
-        dated = [(e, f) for e in context for f in e.facts[0] if f.relation.name == name]
-        if len({fact.object for _, fact in dated}) > 1:
-            by_kind["comparison"].append((name, dated))
-    if len(context) > 1:
-        by_kind["order"] = [(end, context) for end in PLACED]
-    return by_kind
-
-
-def ask(rng: Random, kind: str, about: About) -> LabQuestion:
-    """Return one question of a kind, about one entry of `questions`."""
-    if kind == "comparison":
-        return _comparison(rng, *about)
-    if kind == "order":
-        end, context = about
-        title = passages_of(context)[0 if end == "first" else -1].title
-        return LabQuestion(rng.choice(PLACED[end]), (title,), kind, (title,))
-    entity, fact = about[0], about[-1]
-    titles: tuple[str, ...]
-    if kind == "two-hop":
-        subject, evidence = about[1].relation.noun.format(n=entity.name), [entity, about[1].target]
-        titles = tuple(each.passages[0].title for each in evidence)
-    elif kind == "epithet":
-        subject, titles = epithet(entity), (entity.passages[1].title,)
-    else:
-        read = entity.passages[: 2 if kind == "continuation" else 1]
-        subject, titles = entity.name, tuple(passage.title for passage in read)
-    return LabQuestion(rng.choice(fact.relation.asks).format(n=subject), fact.names, kind, titles)
-
-
 def _comparison(rng: Random, name: str, dated: list[tuple[Entity, Fact]]) -> LabQuestion:
     pair = rng.sample(dated, 2)
     while pair[0][1].object == pair[1][1].object:
@@ -273,8 +229,42 @@ class World:
 
     def questions(self, context: Sequence[Entity]) -> dict[str, list[About]]:
         """Return everything that can be asked of a context, by kind, as arguments of `ask`."""
-        return questions(context)
+        here = {id(entity) for entity in context}
+        by_kind: dict[str, list[About]] = {kind: [] for kind in KINDS}
+        for entity in context:
+            first, *later = entity.facts
+            for fact in first:
+                by_kind["single-hop"].append((entity, fact))
+                if fact.relation.noun and fact.target and id(fact.target) in here:
+                    by_kind["two-hop"] += [(entity, fact, second) for second in fact.target.facts[0]]
+            for fact in (fact for facts in later for fact in facts):
+                by_kind["continuation"].append((entity, fact))
+                if epithet(entity):
+                    by_kind["epithet"].append((entity, fact))
+        for name in EARLIER:
+            dated = [(e, f) for e in context for f in e.facts[0] if f.relation.name == name]
+            if len({fact.object for _, fact in dated}) > 1:
+                by_kind["comparison"].append((name, dated))
+        if len(context) > 1:
+            by_kind["order"] = [(end, context) for end in PLACED]
+        return by_kind
 
     def ask(self, kind: str, about: About) -> LabQuestion:
         """Return one question of a kind, about one entry of `questions`."""
-        return ask(self.rng, kind, about)
+        if kind == "comparison":
+            return _comparison(self.rng, *about)
+        if kind == "order":
+            end, context = about
+            title = passages_of(context)[0 if end == "first" else -1].title
+            return LabQuestion(self.rng.choice(PLACED[end]), (title,), kind, (title,))
+        entity, fact = about[0], about[-1]
+        titles: tuple[str, ...]
+        if kind == "two-hop":
+            subject, evidence = about[1].relation.noun.format(n=entity.name), [entity, about[1].target]
+            titles = tuple(each.passages[0].title for each in evidence)
+        elif kind == "epithet":
+            subject, titles = epithet(entity), (entity.passages[1].title,)
+        else:
+            read = entity.passages[: 2 if kind == "continuation" else 1]
+            subject, titles = entity.name, tuple(passage.title for passage in read)
+        return LabQuestion(self.rng.choice(fact.relation.asks).format(n=subject), fact.names, kind, titles)

@@ -113,29 +113,18 @@ FORCED = 1024  # tokens of answers, padding included, that are predicted in one 
 class PagedAnswers:
     """Answers requests over the pages of `model`; used by one thread at a time, within `pages_of(model).lock`.
 
-    most   requests that are decoded together
-    wait   requests wait until those before them have made room; else all have to find room at once
-    Raises NoPages for a request that finds no room in a pool of its own, or before any work where all must and do not.
+    `most` requests are decoded together; others wait until those before them have made room. Raises NoPages for one
+    that finds no room in a pool of its own.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        requests: Sequence[PageRequest],
-        most: int = MOST,
-        page: int = PAGE,
-        wait: bool = True,
-    ):
+    def __init__(self, model: PreTrainedModel, requests: Sequence[PageRequest], most: int = MOST):
         self.model, self.most = model, most
         self.waiting, self.running = deque(requests), list[PageRequest]()
         self.progress: Callable[[int, int], None] | None = None  # (ended, of how many), after every some tokens
         self._held: list[PageRequest] = []  # they have ended, and are kept
         self._pages = pages_of(model)
-        needs = [needed(request, page) for request in requests]
-        self.runner, self.blocks = self._pages.of(model, max(needs, default=1))
+        self.runner, self.blocks = self._pages.of(model, max((needed(one, PAGE) for one in requests), default=1))
         self.pool = self.runner.pool
-        if not wait and sum(needs) > self.blocks.room:
-            raise NoPages(sum(needs), self.blocks.room, f"the batch of {len(needs)} prompts")
 
     def run(self) -> Generator[tuple[PageRequest, int], None, None]:
         """Answer all, and yield tokens as they come. Where it fails or is left, all pages are given back."""

@@ -93,16 +93,20 @@ def _difference(place: Where, there: Mapping[str, Any], wanted: Mapping[str, Any
 
 
 class Asked:
-    """A store that notes what it is asked for and seems to have it, so that nothing is encoded."""
+    """A store that notes what it is asked for and seems to have it, so that nothing is encoded.
+
+    `keys` holds what was handed out under each key: KV of its own, though none of it is read.
+    """
 
     def __init__(self, kv: KV):
-        self.kv = kv.lock()
-        self.keys: dict[str, None] = {}
+        self.kv = kv
+        self.keys: dict[str, KV] = {}
 
     def get(self, key: str) -> KV:
         """Note the key, and return KV that is not read."""
-        self.keys[key] = None
-        return self.kv
+        if key not in self.keys:
+            self.keys[key] = KV(self.kv.keys, self.kv.values, self.kv.start, read_only=True)
+        return self.keys[key]
 
     def put(self, key: str, kv: KV) -> None:
         """Do nothing."""

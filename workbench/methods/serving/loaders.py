@@ -16,6 +16,7 @@ from workbench.core.kv import KV
 from workbench.engine.pages.paged_prompt import PagedPrompt
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.independent import Independent
+from workbench.methods.preprocessing.lookups import Asked
 from workbench.methods.request_report import Lookup
 from workbench.methods.serving.tickets import Arrived, Ticket
 from workbench.models.spec import spec_for
@@ -101,9 +102,10 @@ class PageLoads:
         if isinstance(self.prepare, Independent):
             model_key, dtype = fingerprint(self.model), self.model.dtype
             return [key_of(model_key, dtype, block) for block in ticket.prompt.context]
-        named = _Named(spec_for(self.model).empty(1))
-        (kvs,) = self.prepare(self.model, [ticket.prompt], named)
-        return [named.key_of[id(kv)] for kv in kvs]
+        asked = Asked(spec_for(self.model).empty(1))
+        (kvs,) = self.prepare(self.model, [ticket.prompt], asked)
+        key_of_kv = {id(kv): key for key, kv in asked.keys.items()}
+        return [key_of_kv[id(kv)] for kv in kvs]
 
     def _hit(self, key: str, lengths: Mapping[str, int]) -> Lookup:
         """Return the look-up of a block that lies in pages; it is the same for every request."""
@@ -113,24 +115,6 @@ class PageLoads:
             size = lengths[key] * self.pages.page_bytes // self.pages.pool.size
             known = self._there[key] = Lookup(key, self.pages.name, size)
         return known
-
-
-class _Named:
-    """A store that seems to have everything: of each block it tells the key."""
-
-    def __init__(self, kv: KV):
-        self.kv = kv.lock()
-        self.key_of: dict[int, str] = {}
-        self._kept: dict[str, KV] = {}
-
-    def get(self, key: str) -> KV:
-        if key not in self._kept:
-            self._kept[key] = KV(self.kv.keys, self.kv.values, self.kv.start, read_only=True)
-            self.key_of[id(self._kept[key])] = key
-        return self._kept[key]
-
-    def put(self, key: str, kv: KV) -> None:
-        """Do nothing."""
 
 
 Job = Callable[[Ticket, Arrived | None], dict[str, Any]]  # `Engine.load`

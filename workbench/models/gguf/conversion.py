@@ -29,22 +29,23 @@ LLAMA3_CONTEXT = 8192  # tokens Llama 3 was pretrained on, before its frequencie
 BYTES = 2  # of a bf16 number
 
 
-def convert(
-    file: str | Path, folder: str | Path, note: str | None = None, origin: Mapping[str, str] | None = None
-) -> Path:
+def convert(file: str | Path, folder: str | Path) -> Path:
     """Convert a GGUF file to a checkpoint folder and return it; the folder appears whole or not at all.
 
-    `note` is shown wherever the model's numbers are; None: what the file says of its quantisation. `origin` are lines
-    of the card: {"Licence": "Apache-2.0", …}. Raises BadInput, before anything is written, for a folder that is there,
-    a file that is damaged or of an unsupported family, and a disk without room.
+    Raises BadInput, before anything is written, for a folder that is there, a file that is damaged or of an unsupported
+    family, and a disk without room.
     """
     if Path(folder).exists():
         raise BadInput(f"{folder} is there already: a new folder is needed")
-    return write(read(file), Path(folder), note, origin)
+    return write(read(file), Path(folder))
 
 
 def write(header: Header, path: Path, note: str | None = None, origin: Mapping[str, str] | None = None) -> Path:
-    """Convert as `convert` does; a folder at `path` is replaced."""
+    """Convert as `convert` does; a folder at `path` is replaced.
+
+    `note` is shown wherever the model's numbers are; None: what the file says of its quantisation. `origin` are lines
+    of the card: {"Licence": "Apache-2.0", …}.
+    """
     need_room(path, BYTES * header.parameters)
     note = header.note if note is None else note
     with _quiet():

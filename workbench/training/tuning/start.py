@@ -298,7 +298,7 @@ def _check_resumed(out: Path, identity: dict[str, Any]) -> None:
     if base["fingerprint"] != now["fingerprint"]:
         names = f"({base['name']}, now {now['name']})"
         raise BadInput(f"{out} holds a run from another base model {names}; choose another folder")
-    check_same(out, identity["recipe"], asdict(TuneConfig()))
+    check_same(out, identity["recipe"])
     if saved.get("layout") != identity.get("layout"):
         raise BadInput(f"{out} holds a run with another layout; choose another folder")
     data, here = saved["data"]["identity"], identity["data"]["identity"]
