@@ -139,7 +139,7 @@ EXPERIMENTS = {
     "workload": "python data/benchmarks/workload.py --out DIR",  # simulated look-ups: hits and storage of caches
     "break-even": "python data/benchmarks/workload.py --out DIR",  # simulated TTFT of caches, in milliseconds
     "serving": "workbench serve-bench --model MODEL --data FILE --out DIR",  # many questions, by tier and mode
-    "tiers": "python data/benchmarks/tier_ttft.py --model MODEL --out DIR",  # TTFT; workload: tokens of the prompt
+    "tiers": "python data/benchmarks/ttft.py --tiers --model MODEL --out DIR",  # TTFT; workload: tokens of the prompt
     "int8": "python data/benchmarks/store_int8.py --model MODEL --out DIR",  # blocks in 8 bits; kind: difference
     "faults": "python -m tests.stress.run_store_faults --out DIR",  # blocks lost or wrong after faults
     "poisoned": "python data/benchmarks/poisoned.py --out DIR",  # cached behind an attacker's text; method: attack
