@@ -37,7 +37,9 @@ SEED, PASSAGES = 60_000, 10
 NUMBERS, EMBEDDERS = (1, 2, 5, 10, 15), ("tfidf", "minilm")
 TOGETHER = 50  # questions whose KV are held at once
 LAYER, RATIO, BUDGET, WINDOW, NEIGHBOURS = 1, 0.15, 0.25, 64, 10
-SELECTORS = {"CacheBlend": "kv_deviation", "query-guided": "query_guided", "answer-guided": "answer_guided"}
+SELECTORS = ("kv_deviation", "query_guided", "answer_guided")
+Columns = tuple[tuple[str, Any], ...]
+Numbers = dict[Columns, list[float]]  # a number a question
 
 
 def entry(values: Sequence[float]) -> dict[str, float]:
@@ -74,27 +76,32 @@ def together(samples: Sequence[data.Sample], prompts: Sequence[Prompt], corpus: 
     return shares
 
 
-def agreements(choices: Mapping[str, Sequence[Tensor]]) -> dict[str, list[float]]:
+def columns(measure: str, **more: Any) -> Columns:
+    """Return the columns of a number besides its value: its measure, and the selectors that it is of."""
+    return ("measure", measure), *more.items()
+
+
+def agreements(choices: Mapping[str, Sequence[Tensor]]) -> Numbers:
     """Return, a question each, how far two selectors agree: rows that both choose, of those that either does."""
     return {
-        f"{one} and {other}: agreement": [
+        columns("agreement", select=one, ratio=RATIO, kind=other): [
             float(agreement({one: [a], other: [b]})[0, 1]) for a, b in zip(choices[one], choices[other], strict=True)
         ]
         for one, other in combinations(choices, 2)
     }
 
 
-def measure(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus) -> dict[str, dict[str, float]]:
-    """Measure everything on questions, some at a time."""
-    numbers: dict[str, list[float]] = {}
+def measured(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus) -> list[dict[str, Any]]:
+    """Return a row of `results.Count` of everything that is measured on questions, some at a time."""
+    numbers: Numbers = {}
     for at in range(0, len(asked), TOGETHER):
-        for name, values in _some(loaded, asked[at : at + TOGETHER], corpus, ranked=at == 0).items():
-            numbers.setdefault(name, []).extend(values)
+        for of, values in _some(loaded, asked[at : at + TOGETHER], corpus, ranked=at == 0).items():
+            numbers.setdefault(of, []).extend(values)
         print(f"{min(at + TOGETHER, len(asked))} of {len(asked)} questions", flush=True)
-    return {name: entry(values) for name, values in numbers.items()}
+    return [{**dict(of), **entry(values)} for of, values in numbers.items()]
 
 
-def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: bool) -> dict[str, list[float]]:
+def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: bool) -> Numbers:
     """Return a number a question of everything; rankings of keys where `ranked`."""
     prompts = loaded.layout.prompts(asked, loaded.tokenizer)
     store, truths = MemoryStore(1 << 34), [full_attention_kv(loaded.model, prompt) for prompt in prompts]
@@ -108,23 +115,21 @@ def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: 
     heads = by_offset(gaps["reuse"], prompts)
     pairs = list(zip(documents["reuse"], documents["prepared"], strict=True))
     numbers = {
-        "left_outside_15_percent": [outside(gap) for gap in documents["reuse"]],
-        "change_by_preparation": [float(after.sum() / before.sum()) - 1 for before, after in pairs],
-        "first_tenth_over_mean": list(heads[:, 0] / heads.mean(1)),
-        "later_half_over_mean": [later_half(g, p) for g, p in zip(gaps["reuse"], prompts, strict=True)],
-        "missed_by_mean_ranking": [missed(loaded, prompt) for prompt in prompts] if ranked else [],
-        "together_2": together(asked, prompts, corpus, 2),
-        "together_10": together(asked, prompts, corpus, 10),
+        columns("left_outside_15_percent"): [outside(gap) for gap in documents["reuse"]],
+        columns("change_by_preparation"): [float(after.sum() / before.sum()) - 1 for before, after in pairs],
+        columns("first_tenth_over_mean"): list(heads[:, 0] / heads.mean(1)),
+        columns("later_half_over_mean"): [later_half(g, p) for g, p in zip(gaps["reuse"], prompts, strict=True)],
+        columns("missed_by_mean_ranking"): [missed(loaded, prompt) for prompt in prompts] if ranked else [],
     }
-    choices = {
-        name: select.named(spec).rows(loaded.model, prompts, kvs["reuse"], RATIO) for name, spec in SELECTORS.items()
-    }
+    numbers |= {columns("together", at=float(n), kind="tfidf"): together(asked, prompts, corpus, n) for n in (2, 10)}
+    choices = {spec: select.named(spec).rows(loaded.model, prompts, kvs["reuse"], RATIO) for spec in SELECTORS}
     numbers |= agreements(choices)
-    for name, rows in choices.items():
+    for spec, rows in choices.items():
         masks = [chosen(each, prompt) for each, prompt in zip(rows, prompts, strict=True)]
         places = by_offset(masks, prompts)
-        numbers[f"{name}: first tenth"] = list(places[:, 0] / places.sum(1))
-        numbers[f"{name}: later half"] = [later_half(m, p) for m, p in zip(masks, prompts, strict=True)]
+        of = {"select": spec, "ratio": RATIO}
+        numbers[columns("first_tenth", **of)] = list(places[:, 0] / places.sum(1))
+        numbers[columns("later_half", **of)] = [later_half(m, p) for m, p in zip(masks, prompts, strict=True)]
     return numbers
 
 
@@ -157,24 +162,12 @@ def main() -> None:
     drawn = (file or data_name, args.samples, SEED, PASSAGES)
     loaded = models.load(args.model, args.device)
     corpus = Corpus.of(data.corpus(*drawn), loaded.layout, loaded.tokenizer)
-    measured = measure(loaded, data.load(*drawn), corpus)
+    rows = measured(loaded, data.load(*drawn), corpus)
     setting = {"ratio": RATIO, "layer": LAYER, "budget": BUDGET, "window": WINDOW, "neighbours": NEIGHBOURS}
     model, about = name_of(args.model), {"data": data_name, "seed": SEED, "passages": PASSAGES, "setting": setting}
     with writer(args, f"deviation@{model}-{data_name}", loaded.model.device, model=model, **about) as out:
-        out.counts([{**named(name), **numbers} for name, numbers in measured.items()])
-    print(*(f"{name}: {x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for name, x in measured.items()), sep="\n")
-
-
-def named(name: str) -> dict[str, Any]:
-    """Return the columns of a number: its measure, and the selectors that it is of."""
-    who, _, what = name.partition(": ")
-    if name.startswith("together_"):
-        return {"measure": "together", "at": float(name.removeprefix("together_")), "kind": "tfidf"}
-    if not what:
-        return {"measure": name}
-    one, _, other = who.partition(" and ")
-    pair = {"kind": SELECTORS[other]} if other else {}
-    return {"measure": what.replace(" ", "_"), "select": SELECTORS[one], "ratio": RATIO, **pair}
+        out.counts(rows)
+    print(*rows, sep="\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ any other as much as it does. FusionRAG's neighbours, of which a random model ha
 cached apart here. The first block stands for the system prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -154,19 +154,8 @@ def main() -> None:
             out.counts(counted)
         if perf_counter() > end:
             break
-    report(timed, counted, refused)
-
-
-def report(
-    timed: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], refused: Mapping[str, str]
-) -> None:
-    """Print a row a method, the quickest first, and why others did not run."""
-    known = {(one["method"], one["measure"]): one["value"] for one in counted}
-    print(f"{'':20} {'charged':>8} {'ms':>9} {'p5':>9} {'p95':>9} {'runs':>5} {'over ours':>10}")
-    for row in sorted(timed, key=lambda row: row["ms"]):
-        over = known.get((row["method"], "over_ours"), float("nan"))
-        times = " ".join(f"{row[name]:9.1f}" for name in ("ms", "p5", "p95"))
-        print(f"{row['method']:20} {known[row['method'], 'charged_share']:8.1%} {times} {row['runs']:5} {over:10.2f}")
+    for row in (*sorted(timed, key=lambda row: row["ms"]), *counted):
+        print({name: value for name, value in row.items() if name not in ("setting", "workload", "candidate")})
     for name, why in refused.items():
         print(f"not measured: {name}: {why}")
 

@@ -20,8 +20,8 @@ from workbench.experiments.trials.trial import Trial, batches
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import Records, bootstrap
 from workbench.models.loading import Loaded
-from workbench.store import HostTier, MemoryStore, TieredStore
-from workbench.store.tiering.quantized import Storage
+from workbench.store import MemoryStore
+from workbench.store.tiering.quantized import QuantizedKV, Storage, quantize
 
 STORAGES: tuple[Storage, ...] = ("as cached", "int8")
 SCORES = ("em", "f1", "nll", "kl", "agree")
@@ -38,16 +38,13 @@ class Measured(MemoryStore):
 
     def put(self, key: str, kv: KV) -> None:
         """Round a block, measure, and keep it as it is read back."""
-        tier = HostTier(1 << 40, storage=self.storage)
-        kept = TieredStore([tier])
-        kept.put(key, kv)
-        back = kept.get(key)
-        assert back is not None
+        held = quantize(kv) if self.storage == "int8" else kv
+        back = held.restore() if isinstance(held, QuantizedKV) else kv
         for part, mine, theirs in (("k", back.keys, kv.keys), ("v", back.values, kv.values)):
             for a, b in zip(mine, theirs, strict=True):
                 self.sums[part][0] += float((a.double() - b.double()).square().sum())
                 self.sums[part][1] += float(b.double().square().sum())
-        self.nbytes_kept += tier.bytes
+        self.nbytes_kept += held.nbytes
         super().put(key, back)
 
     def counts(self) -> Records:

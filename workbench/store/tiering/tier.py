@@ -12,10 +12,11 @@ Packages (cachetools, theine, cacheout) have no policy that weighs by bytes and 
 """
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from threading import Lock, RLock
-from typing import Any, Protocol
+from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
@@ -100,43 +101,6 @@ class Heat:
 Held = KV | QuantizedKV  # what a tier keeps
 
 
-class Tier(Protocol):
-    """A place of blocks. `lock` is held by whoever changes it; reading needs none."""
-
-    name: str
-    budget_bytes: int | None  # None: no limit
-    lock: Any
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of what it holds, at most the budget."""
-
-    def needs(self, kv: KV) -> int:
-        """Return the bytes that `kv` takes here."""
-
-    def made(self, kv: KV) -> Any:
-        """Return `kv` as it is kept here, and read-only."""
-
-    def keep(self, key: str, held: Any, uses: int = 1) -> None:
-        """Keep what `made` returned; there is room for it."""
-
-    def get(self, key: str) -> Any:
-        """Return the block under `key`, or None."""
-
-    def use(self, key: str) -> None:
-        """Count a use of a block."""
-
-    def drop(self, key: str, evicted: bool = False) -> int:
-        """Forget a block; return how often it was used."""
-
-    def victims(self, size: int, allowed: Callable[[str], bool]) -> list[str] | None:
-        """List the coldest keys that must go for `size` more bytes; None where that is not enough."""
-
-    def __contains__(self, key: str) -> bool: ...
-    def __iter__(self) -> Iterator[str]: ...
-    def __len__(self) -> int: ...
-
-
 class Books:
     """What every tier counts: the bytes of its entries, and their heat."""
 
@@ -190,7 +154,31 @@ class Books:
         return self.heat.remove(key, evicted)
 
 
-class HostTier(Books):
+class Tier(Books, ABC):
+    """A place that blocks are moved to and from. `lock` is held by whoever changes it; reading needs none."""
+
+    @abstractmethod
+    def needs(self, kv: KV) -> int:
+        """Return the bytes that `kv` takes here."""
+
+    @abstractmethod
+    def made(self, kv: KV) -> Any:
+        """Return `kv` as it is kept here, and read-only."""
+
+    @abstractmethod
+    def keep(self, key: str, held: Any, uses: int = 1) -> None:
+        """Keep what `made` returned; there is room for it."""
+
+    @abstractmethod
+    def get(self, key: str) -> Any:
+        """Return the block under `key`, or None."""
+
+    @abstractmethod
+    def drop(self, key: str, evicted: bool = False) -> int:
+        """Forget a block; return how often it was used."""
+
+
+class HostTier(Tier):
     """Blocks in this machine's memory.
 
     storage   "as cached", or "int8": a scale for every channel of keys and every token of values; half the bytes of
@@ -242,7 +230,7 @@ class HostTier(Books):
         return self._left(key, evicted)
 
 
-class StoreTier(Books):
+class StoreTier(Tier):
     """Blocks in a store with `get`, `put` and `remove`: a `FolderStore`, or one of a remote.
 
     What the store holds already counts: at once where it knows the size of its blocks (`size_of`) or there is a budget,
