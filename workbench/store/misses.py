@@ -1,6 +1,5 @@
 """Why a look-up found nothing: the blocks a store keeps of the same tokens say what is different."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -74,13 +73,6 @@ class Index:
         keys.pop(key, None)
         if not keys:
             self._keys.pop(identity.block, None)
-
-    def clear(self) -> None:
-        """Take all keys out."""
-        self._keys.clear()
-
-    def __iter__(self) -> Iterator[Identity]:
-        return (key.identity for keys in self._keys.values() for key in keys if key.identity is not None)
 
     def miss(self, key: str) -> Miss:
         """Compare `key`, which is not there, with the nearest of those that hold the same tokens."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine.assembly import assembly_of
 from workbench.engine.chunked import prefill_chunked_many
@@ -172,7 +171,7 @@ class ContiguousEngine(OnHost):
     def _place(self, ticket: Ticket, held: HeldBlocks, arrived: Arrived) -> None:
         """Put the blocks of a request in place, one layer after the other."""
         assert isinstance(self._method, Reuse)
-        (cached,) = self._method.prepare(self.model, [ticket.prompt], _Silent(held.store.loaded))
+        (cached,) = self._method.prepare(self.model, [ticket.prompt], held.store)
         reserve = self._reserve(ticket)
         kv, place = assembly_of(self.model, ticket.prompt, cached, self._method.positions, reserve)
         held.placed = kv
@@ -211,16 +210,3 @@ class ContiguousEngine(OnHost):
     def _reserve(self, ticket: Ticket) -> int:
         context = self._spec.context
         return ticket.max_new_tokens if context is None else min(ticket.max_new_tokens, context - len(ticket.prompt))
-
-
-class _Silent:
-    """Blocks that are all there; nothing is noted."""
-
-    def __init__(self, loaded: dict[str, KV]):
-        self.loaded = loaded
-
-    def get(self, key: str) -> KV | None:
-        return self.loaded.get(key)
-
-    def put(self, key: str, kv: KV) -> None:
-        raise BadInput(f"block {key} was there, and is not any more")

@@ -51,9 +51,6 @@ class Arrivals:
             if self._layers <= layer and self._problem is not None:
                 raise self._problem
 
-    def __len__(self) -> int:
-        return self._layers
-
 
 @dataclass(eq=False)
 class Ticket:
