@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -75,19 +75,19 @@ def answer(
     most      that are decoded together over pages; contiguous KVs are all decoded together
     progress  is called with how many have ended, of how many; of contiguous KVs where a prompt is computed by itself
     """
-    chosen = _checked(model, tokenizer, prompts, method, params, engine)
-    store = _store_of(store)
+    batch = _Batch(model, tokenizer, prompts, method, _store_of(store), params)
+    chosen = _checked(batch, engine)
     if chosen.name == "contiguous":
-        return _contiguous(model, tokenizer, prompts, method, store, params, str(chosen), progress)
+        return _contiguous(batch, str(chosen), progress)
     begin = perf_counter()
-    requests = requests_of(model, tokenizer, prompts, method, store, params, keep)
+    requests = requests_of(*batch, keep)
     with pages_of(model).use(model):
         try:
             answers = PagedAnswers(model, requests, most)
         except NoPages as problem:
             if engine != "auto":
                 raise
-            return _contiguous(model, tokenizer, prompts, method, store, params, f"contiguous: {problem}", progress)
+            return _contiguous(batch, f"contiguous: {problem}", progress)
         answers.progress = progress
         for _ in answers.run():
             pass
@@ -113,31 +113,32 @@ def stream(
     `options` are the fields of `SamplingParams`. Over pages, tokens of one request may come between those of another.
     Nothing else is computed by this model's pages before the stream is read to its end or closed.
     """
-    method, params = method_of(mode), SamplingParams(**options)
-    chosen = _checked(model, tokenizer, prompts, method, params, engine)
-    store = _store_of(store)
-    return _streamed(model, tokenizer, prompts, method, store, params, chosen.name == "paged")
+    batch = _Batch(model, tokenizer, prompts, method_of(mode), _store_of(store), SamplingParams(**options))
+    return _streamed(batch, _checked(batch, engine).name == "paged")
 
 
-def _streamed(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    prompts: Sequence[Prompt],
-    method: Method,
-    store: Store,
-    params: SamplingParams,
-    paged: bool,
-) -> Iterator[tuple[int, int]]:
+class _Batch(NamedTuple):
+    """Prompts that are answered together, and how: as `requests_of` takes them."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    prompts: Sequence[Prompt]
+    method: Method
+    store: Store
+    params: SamplingParams
+
+
+def _streamed(batch: _Batch, paged: bool) -> Iterator[tuple[int, int]]:
+    model = batch.model
     if paged:
-        requests = requests_of(model, tokenizer, prompts, method, store, params)
+        requests = requests_of(*batch)
         numbers = {id(request): number for number, request in enumerate(requests)}
         with pages_of(model).use(model):
             for request, token in PagedAnswers(model, requests).run():
                 yield numbers[id(request)], token
         return
-    ready = method.begin(model, prompts, store, _reserve(model, prompts, params.max_new_tokens))
-    logits = finish(model, ready)
-    for step in decode_ready(model, tokenizer, ready, logits, params):
+    ready = batch.method.begin(model, batch.prompts, batch.store, _reserve(batch))
+    for step in decode_ready(model, batch.tokenizer, ready, finish(model, ready), batch.params):
         yield from ((number, token) for number, token in enumerate(step) if token is not None)
 
 
@@ -146,15 +147,9 @@ def _store_of(store: Store | None) -> Store:
     return MemoryStore(UNLIMITED) if store is None else checked(store)
 
 
-def _checked(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    prompts: Sequence[Prompt],
-    method: Method,
-    params: SamplingParams,
-    engine: str,
-) -> EngineChoice:
+def _checked(batch: _Batch, engine: str) -> EngineChoice:
     """Refuse options and prompts that cannot be; return the engine."""
+    model, tokenizer, prompts, method, _, params = batch
     if not isinstance(prompts, Sequence) or not all(isinstance(prompt, Prompt) for prompt in prompts):
         raise BadInput(f"prompts is {shown(prompts)}: a list of prompts is needed")
     if not callable(getattr(tokenizer, "decode", None)):
@@ -166,23 +161,15 @@ def _checked(
     return choose_engine(model, method, prompts, params.max_new_tokens, engine)
 
 
-def _reserve(model: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int) -> int:
-    context, longest = spec_for(model).context, max(map(len, prompts), default=0)
-    return min(max_new_tokens, context - longest) if context else max_new_tokens
+def _reserve(batch: _Batch) -> int:
+    context, most = spec_for(batch.model).context, batch.params.max_new_tokens
+    return min(most, context - max(map(len, batch.prompts), default=0)) if context else most
 
 
-def _contiguous(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    prompts: Sequence[Prompt],
-    method: Method,
-    store: Store,
-    params: SamplingParams,
-    engine: str,
-    progress: Callable[[int, int], None] | None,
-) -> Answered:
+def _contiguous(batch: _Batch, engine: str, progress: Callable[[int, int], None] | None) -> Answered:
+    model, tokenizer, prompts, method, store, params = batch
     watched = WatchedStore(store)
-    reserve = _reserve(model, prompts, params.max_new_tokens)
+    reserve = _reserve(batch)
     begin = perf_counter()
     alone = list[float | None]()
     if type(method) is Full and model.device.type == "cpu":  # a prompt's rows keep a CPU busy
