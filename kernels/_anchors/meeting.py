@@ -17,6 +17,7 @@ from workbench.kernels._shared.attention import planes
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl
 
 TOKENS = 16  # of a program
+RUN = tl.constexpr(8)  # channels that a thread reads at once
 
 
 @jit
@@ -29,6 +30,12 @@ def _place(tiles, places, slots, total, tile, TOKENS: tl.constexpr):
     own = tl.load(slots + put, mask=there, other=0)
     to = tl.load(slots + total + put, mask=there, other=0)
     return place, tl.load(at + 2), tl.load(at + 4), tl.load(at), token, there, put, own, to
+
+
+@jit
+def _by_run(x):
+    """Sums of RUN channels side by side, which one thread has read."""
+    return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // RUN, RUN]), 2)
 
 
 @jit
@@ -65,7 +72,7 @@ def _far(
     at = anchors + (place * most + anchor) * 5
     cached_keys, cached_values = tl.multiple_of(tl.load(at), 8), tl.multiple_of(tl.load(at + 1), 8)
     span = tl.multiple_of(tl.load(at + 4), 8)
-    of_keys = tl.zeros([TOKENS, DP], tl.float32)
+    of_keys = tl.zeros([TOKENS, DP // RUN], tl.float32)
     of_values, squares = of_keys, of_keys
     mine = slot[:, None] * own_token
     theirs = token[:, None] * D + col[None, :]
@@ -77,11 +84,11 @@ def _far(
         if TURNED:
             x = x * cos + tl.load(keys + other[None, :], mask=inside, other=0.0).to(tl.float32) * sin[None, :]
         y = tl.load(base + cached_keys + row * span + theirs, mask=inside, other=0.0).to(tl.float32)
-        of_keys += tl.abs(x - y)
+        of_keys += _by_run(tl.abs(x - y))
         x = tl.load(values + col[None, :], mask=inside, other=0.0).to(tl.float32)
         y = tl.load(base + cached_values + row * span + theirs, mask=inside, other=0.0).to(tl.float32)
-        of_values += tl.abs(x - y)
-        squares += (x - y) * (x - y)
+        of_values += _by_run(tl.abs(x - y))
+        squares += _by_run((x - y) * (x - y))
     numbers = layers * HEADS * D
     target = out + anchor * total + put
     tl.store(target, tl.sum(of_keys, 1) / numbers, mask=there)
@@ -126,11 +133,11 @@ def _move(
     for head in range(HEADS):
         keys = base + tl.multiple_of(tl.load(own + layer), 8) + head * own_head
         values = base + tl.multiple_of(tl.load(own + layers + layer), 8) + head * own_head
-        x = tl.load(keys + mine + col[None, :], mask=inside, other=0.0).to(tl.float32)
-        if TURNED:
-            apart = tl.load(keys + mine + other[None, :], mask=inside, other=0.0).to(tl.float32)
-            x = x * turn_cos + apart * turn_sin[None, :]
-        y = tl.load(values + mine + col[None, :], mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(keys + mine + col[None, :], mask=inside, other=0.0)  # on their way while offsets are joined
+        turned = tl.load(keys + mine + other[None, :], mask=inside & TURNED, other=0.0)
+        y = tl.load(values + mine + col[None, :], mask=inside, other=0.0)
+        more_x = tl.zeros([TOKENS, DP], tl.float32)
+        more_y = more_x
         for anchor in range(count):
             at = anchors + (place * most + anchor) * 5
             span = tl.multiple_of(tl.load(at + 4), 8)
@@ -140,11 +147,15 @@ def _move(
             k += tl.load(moved + other[None, :], mask=inside, other=0.0).to(tl.float32) * sin[None, :]
             v = base + tl.multiple_of(tl.load(at + 3), 8) + theirs + col[None, :]
             share = weights + anchor * total + put
-            x += tl.load(share, mask=there, other=0.0)[:, None] * k
+            more_x += tl.load(share, mask=there, other=0.0)[:, None] * k
             share += most * total
-            y += tl.load(share, mask=there, other=0.0)[:, None] * tl.load(v, mask=inside, other=0.0).to(tl.float32)
-        tl.store(keys + moved_to, x.to(base.dtype.element_ty), mask=inside)
-        tl.store(values + moved_to, y.to(base.dtype.element_ty), mask=inside)
+            v = tl.load(v, mask=inside, other=0.0).to(tl.float32)
+            more_y += tl.load(share, mask=there, other=0.0)[:, None] * v
+        x = x.to(tl.float32)
+        if TURNED:
+            x = x * turn_cos + turned.to(tl.float32) * turn_sin[None, :]
+        tl.store(keys + moved_to, (x + more_x).to(base.dtype.element_ty), mask=inside)
+        tl.store(values + moved_to, (y.to(tl.float32) + more_y).to(base.dtype.element_ty), mask=inside)
 
 
 def fits(keys: Sequence[Tensor], values: Sequence[Tensor], inv_freq: Sequence[Tensor]) -> bool:
