@@ -11,6 +11,7 @@ from tests.by_hand import forward
 from tests.random_models import Letters, model_of, prompt_of, stitched
 from tests.refusals import refused
 from workbench.core import rope
+from workbench.core.blocks import Prompt
 from workbench.core.masks import causal, visible
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.plan import Site
@@ -209,10 +210,12 @@ def test_kvcomm_corrects_cached_pages_into_pages_of_a_request_as_it_does_an_asse
     model, changes, monkeypatch
 ):
     store, one = MemoryStore(1 << 30), SamplingParams(max_new_tokens=3)
-    batches = [PROMPT], [OTHER, PROMPT], [prompt_of(*SIZES, seed=2), PROMPT]
-    assembled, found = list[int](), []
-    begin = Reuse.begin_over
+    mixed = Prompt((*PROMPT.blocks[:2], OTHER.blocks[2], *PROMPT.blocks[3:]))
+    batches = [PROMPT], [OTHER, PROMPT], [prompt_of(*SIZES, seed=2), PROMPT], [mixed, PROMPT]
+    assembled, compared, found = list[int](), list[int](), []
+    begin, meet = Reuse.begin_over, meeting.Meeting
     monkeypatch.setattr(Reuse, "begin_over", lambda *given: assembled.append(len(given[2])) or begin(*given))
+    monkeypatch.setattr(meeting, "Meeting", lambda *given: compared.extend(map(sum, given[8:])) or meet(*given))
     for engine in ("contiguous", "paged"):
         rule = Kvcomm(temperature=0.1, threshold=0.9)
         with monkeypatch.context() as patch:
@@ -226,7 +229,8 @@ def test_kvcomm_corrects_cached_pages_into_pages_of_a_request_as_it_does_an_asse
     assert found[0][:2] == found[1][:2]
     torch.testing.assert_close(found[0][2], found[1][2], atol=1e-4, rtol=1e-4)
     full = sum(computed == len(PROMPT) for batch in found[0][0] for _, computed in batch)
-    assert 2 <= full < 5 and assembled == [1, 2, 2, *[1] * full], "blocks in pages are assembled where none is near"
+    assert 2 <= full < 5 and assembled == [1, 2, 2, 2, *[1] * full], "blocks in pages are assembled where none is near"
+    assert compared[0] == 3 and compared[-2:] == [1, 0], "a passage is compared once with the anchors of its place"
     assert not pages_of(model).of(model, 1)[1].pinned
 
 

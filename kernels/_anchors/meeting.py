@@ -24,7 +24,7 @@ RUN = tl.constexpr(8)  # channels that a thread reads at once
 def _place(tiles, places, slots, total, tile, TOKENS: tl.constexpr):
     """(place, anchors, positions that its keys are rotated for and move to, tokens, which there are, put, slots)."""
     place, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
-    at = places + 5 * place
+    at = places + 6 * place
     token = first + tl.arange(0, TOKENS)
     there, put = token < tl.load(at + 1), tl.load(at + 3) + token
     own = tl.load(slots + put, mask=there, other=0)
@@ -64,7 +64,7 @@ def _far(
     """Some tokens of a place and one anchor: mean differences of keys and of values, squares of those of values."""
     tile, anchor = tl.program_id(0) // most, tl.program_id(0) % most
     place, count, cached, _, token, there, put, slot, _ = _place(tiles, places, slots, total, tile, TOKENS)
-    if anchor >= count:
+    if (anchor >= count) | (tl.load(places + 6 * place + 5) == 0):
         return
     col = tl.arange(0, DP)
     other, angle, sin = planes(col, cached, inv_freq, HALF, INTERLEAVED, True)
@@ -171,6 +171,7 @@ class Meeting:
     starts, lengths  of the places, one behind the other
     paged            the position that keys of each place are rotated for, slots [N] of their tokens, and slots that
                      `move` writes; None: they stand in one cache of the prompt, and are moved there
+    compared         places that `far` compares
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class Meeting:
         inv_freq: Sequence[Tensor],
         pairing: Pairing = "neox",
         paged: tuple[Sequence[int], Tensor, Tensor] | None = None,
+        compared: Sequence[bool] | None = None,
     ):
         need_triton("meeting")
         base, self.most, self.total = keys[0], max(map(len, anchors)), sum(lengths)
@@ -200,10 +202,17 @@ class Meeting:
         table[listed] = torch.cat((apart[2 * len(keys) :].view(-1, 4), spans[:, None]), 1)
         sizes = torch.tensor(lengths)
         places = torch.tensor(starts), sizes, counts, sizes.cumsum(0) - sizes, torch.tensor(cached)
+        listed_too = torch.tensor(compared or [True] * len(sizes))
         tiles = -(-sizes // TOKENS)
         of = torch.arange(len(sizes)).repeat_interleave(tiles)
         first = (torch.arange(len(of)) - (tiles.cumsum(0) - tiles)[of]) * TOKENS
-        parts = apart[: 2 * len(keys)], table, torch.stack(places, 1), torch.stack((of, first), 1), torch.cat(slots)
+        parts = (
+            apart[: 2 * len(keys)],
+            table,
+            torch.stack((*places, listed_too), 1),
+            torch.stack((of, first), 1),
+            torch.cat(slots),
+        )
         flat = [part.flatten() for part in parts]
         self._tables = torch.cat(flat).to(base.device).split([*map(len, flat)])  # a GPU gets them in one copy
         self._tiles, self._layers = len(of), len(keys)
@@ -216,7 +225,7 @@ class Meeting:
     def far(self) -> Tensor:
         """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.
 
-        Inf where a place has fewer than A anchors.
+        Inf where a place has fewer than A anchors, and where it is not compared.
         """
         out = torch.full((3, self.most, self.total), torch.inf, dtype=torch.float32, device=self._given[0].device)
         grid, turned = (self._tiles * self.most,), self._turned[0]

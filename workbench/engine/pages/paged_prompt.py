@@ -21,7 +21,8 @@ _SERIAL = count()
 class Cached:
     """A block in a `pool`: its `pages` in order, its tokens, and the position that its keys are rotated for.
 
-    `generations` [P] are those of its pages when they were taken; None where that is not known.
+    `generations` [P] are those of its pages when they were taken; None where that is not known. `derived`: what was
+    computed from its keys and values, kept as long as it lies there.
     """
 
     pages: Tensor  # [P] int64, on the CPU
@@ -29,6 +30,7 @@ class Cached:
     start: int = 0
     pool: object = field(default=None, repr=False)
     generations: Ints | None = field(default=None, repr=False)
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     serial: int = field(default_factory=_SERIAL.__next__, init=False, repr=False)  # no other block's
 
     def __len__(self) -> int:

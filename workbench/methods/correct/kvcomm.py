@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class Anchor:
     cached: Pair
     moved: Pair
     used: int = 0
+    number: int = field(default_factory=count().__next__)  # no other anchor's
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,16 @@ class Kvcomm(Correct):
         return [self._one(model, spec, *each) for each in zip(prompts, kvs, chosen, strict=True)]
 
     def _one(self, model: PreTrainedModel, spec: ModelSpec, prompt: Prompt, kv: KV, rows: Tensor) -> Correction:
-        held = self._held(prompt)
+        held, (starts, lengths) = self._held(prompt), self._stretch(prompt)
         if not held:
             return Correction(rows)
-        given, kernels = self._given(spec, kv.keys, kv.values, prompt, held), _kernels(spec, kv.keys, kv.values)
-        if any(held) and self._moved((kernels.Meeting if kernels else InTorch)(*given), prompt, held):
-            kv.changed()
-            return Correction(rows)
+        if any(held):
+            meet = _kernels(spec, kv.keys, kv.values) or InTorch
+            meeting = meet(kv.keys, kv.values, starts, lengths, _pairs(held), spec.inv_freq, spec.pairing)
+            far = meeting.far()
+            if self._moved(meeting, held, far, _squares(far, lengths)):
+                kv.changed()
+                return Correction(rows)
         before, (truth,) = self._cut(spec, kv, prompt), exact(model, [prompt], spec.layers)
         write(kv, truth, spec.layers)
         for place, (stale, fresh) in enumerate(zip(before, self._cut(spec, kv, prompt), strict=True), self.system):
@@ -87,18 +92,32 @@ class Kvcomm(Correct):
         return Correction(NOTHING, passes=context_pass(prompt, spec.layers), computed=prompt.starts[-1])
 
     def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:
-        """Put passages as they are corrected into pages of their own; False where it takes an assembled cache."""
-        pool, held, stale = blocks.pool, self._held(prompt), context[self.system :]
+        """Put passages as they are corrected into pages of their own; False where it takes an assembled cache.
+
+        What was compared with the anchors of its place before is not compared again.
+        """
+        pool, held, (starts, lengths) = blocks.pool, self._held(prompt), self._stretch(prompt)
         if not held:
             return True
-        kernels = _kernels(pool.spec, pool.keys, pool.values)
-        if not any(held) or kernels is None:
+        meet = _kernels(pool.spec, pool.keys, pool.values)
+        if not any(held) or meet is None:
             return False
-        context.append(blocks.blank(sum(map(len, stale)), prompt.starts[self.system]))
+        stale, most = context[self.system :], max(map(len, held))
+        context.append(blocks.blank(sum(lengths), starts[0]))
         paged = [block.start for block in stale], pool.slots(*stale), pool.slots(context[-1])
+        met = [(most, *[anchor.number for anchor in each]) for each in held]
+        new = [stale[place].derived.get((Kvcomm, place), ((),))[0] != each for place, each in enumerate(met)]
+        given = pool.keys, pool.values, starts, lengths, _pairs(held), pool.spec.inv_freq, pool.pairing
         with pool.in_order():
-            meeting = kernels.Meeting(*self._given(pool.spec, pool.keys, pool.values, prompt, held), paged)
-            if not self._moved(meeting, prompt, held, again=True):
+            meeting = meet(*given, paged, new)
+            if any(new):
+                far = meeting.far()
+                found = zip(met, far.split(lengths, 2), _squares(far, lengths), strict=True)
+                for place, each in compress(enumerate(found), new):
+                    stale[place].derived[Kvcomm, place] = each
+            _, *parts = zip(*[block.derived[Kvcomm, place] for place, block in enumerate(stale)], strict=True)
+            far, squares = torch.cat(parts[0], 2), torch.stack(parts[1])
+            if not self._moved(meeting, held, far, squares, again=True):
                 return False
         del context[self.system : -1]
         blocks.unpin(stale)
@@ -111,28 +130,19 @@ class Kvcomm(Correct):
         """
         places = range(self.system, len(prompt.context)) if self.most else ()
         kept = [(self.anchors.get(place, []), len(prompt.context[place])) for place in places]
-        held = [[anchor for anchor in each if anchor.cached[1].shape[1] >= count] for each, count in kept]
+        held = [[anchor for anchor in each if anchor.cached[1].shape[1] >= least] for each, least in kept]
         return [each if len(each) > 1 else [] for each in held]
-
-    def _given(
-        self, spec: ModelSpec, keys: list[Tensor], values: list[Tensor], prompt: Prompt, held: list[list[Anchor]]
-    ) -> tuple[Any, ...]:
-        """Return what `InTorch` and `Meeting` take."""
-        pairs = [[(anchor.cached, anchor.moved) for anchor in each] for each in held]
-        return keys, values, *self._stretch(prompt), pairs, spec.inv_freq, spec.pairing
 
     def _stretch(self, prompt: Prompt) -> tuple[list[int], list[int]]:
         """Return starts and lengths of the places."""
         return [*prompt.starts[self.system : -1]], [len(block) for block in prompt.context[self.system :]]
 
-    def _moved(self, meeting: Any, prompt: Prompt, held: list[list[Anchor]], again: bool = False) -> bool:
-        """Move all passages where each has near anchors; return whether they have.
+    def _moved(self, meeting: Any, held: list[list[Anchor]], far: Tensor, squares: Tensor, again: bool = False) -> bool:
+        """Move all passages where each has near anchors, by `far` [3, A, N] and `squares` [P, A]; return whether.
 
         Used anchors are counted as such, unless the caller asks `again` where passages have none.
         """
-        far = meeting.far()
-        squares = far[2].cpu().split(self._stretch(prompt)[1], 1)  # a GPU is waited for once
-        near, used = self._alike(held, torch.stack([part.sum(1) for part in squares]).sqrt())
+        near, used = self._alike(held, squares.sqrt())
         if near:
             meeting.move((-far[:2] / self.temperature).softmax(1))
         for anchor in used if near or not again else ():
@@ -162,6 +172,15 @@ class Kvcomm(Correct):
 
 
 def _kernels(spec: ModelSpec, keys: list[Tensor], values: list[Tensor]) -> Any:
-    """Return the module whose kernels compare and move places; None where torch does."""
+    """Return the `Meeting` that compares and moves places by kernels; None where torch does."""
     module = choice.kernel("_anchors.meeting") if choice.on_gpu(spec.device) else None
-    return module if module is not None and module.fits(keys, values, spec.inv_freq) else None
+    return module.Meeting if module is not None and module.fits(keys, values, spec.inv_freq) else None
+
+
+def _pairs(held: list[list[Anchor]]) -> list[list[tuple[Pair, Pair]]]:
+    return [[(anchor.cached, anchor.moved) for anchor in each] for each in held]
+
+
+def _squares(far: Tensor, lengths: list[int]) -> Tensor:
+    """Return [P, A] of every place, on the CPU: a GPU is waited for."""
+    return torch.stack([part.sum(1) for part in far[2].cpu().split(lengths, 1)])
