@@ -7,29 +7,28 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests import tiny
-from tests.refusals import refused
 from workbench import data, models
 from workbench.core.plan import Pass
 from workbench.engine.pages.paged_pool import Pool
-from workbench.experiments.trials import fidelity as experiment
-from workbench.methods import attend, finish, generation, select
+from workbench.experiments.trials import trial_measures
+from workbench.experiments.trials.trial import Trial
+from workbench.methods import finish, generation
+from workbench.methods.config import MethodConfig
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.modes.superposition import Superposition
 from workbench.methods.paged import answers
-from workbench.methods.prepare.after_system import AfterSystem
 from workbench.metrics import cost, fidelity
 
 METHODS = {
-    "full": Full(),
-    "in chunks": Full(chunk=64),
-    "reuse": Reuse(),
-    "naive": Reuse("naive"),
-    "all recomputed": Reuse(select=select.named("random"), ratio=1.0, prepare=AfterSystem()),
-    "query_guided": Reuse(select=select.named("query_guided"), ratio=0.15),
-    "superposition": Superposition(paths=2),
-    "ape": Reuse("shared", prepare=AfterSystem(), attend=attend.named("ape(temperature=0.5)")),
+    "full": {"mode": "full"},
+    "in chunks": {"mode": "full", "chunk": 64},
+    "reuse": {"mode": "block"},
+    "naive": {"mode": "block", "positions": "naive"},
+    "all recomputed": {"mode": "block", "prepare": "after_system", "select": "random", "ratio": 1.0},
+    "query_guided": {"mode": "block", "select": "query_guided"},
+    "superposition": {"mode": "superposition(paths=2)"},
+    "ape": {"mode": "block", "positions": "shared", "prepare": "after_system", "attend": "ape(temperature=0.5)"},
 }
 TOKENS = 6  # of an answer
 
@@ -50,10 +49,19 @@ def samples():
     return data.load("lab", 5, 0, 3)
 
 
+def asked(folder, samples, batch=3, **given):
+    """A trial of samples on a model."""
+    return Trial(str(folder), samples, max_new_tokens=TOKENS, batch=batch, timed=1, **given)
+
+
 @pytest.fixture(scope="module")
-def rows(loaded, samples):
-    made = experiment.measure(loaded, samples, METHODS, answers=True, max_new_tokens=TOKENS, batch=3)
-    return {(row["method"], row["id"]): row for row in made}
+def tried(folder, loaded, samples):
+    return {name: asked(folder, samples, **given).run_each(loaded=loaded) for name, given in METHODS.items()}
+
+
+@pytest.fixture(scope="module")
+def rows(tried):
+    return {(name, row["id"]): row for name, (_, made) in tried.items() for row in made}
 
 
 def of(rows, method):
@@ -66,7 +74,7 @@ def test_what_computes_every_token_is_full_attention(rows, method):
         assert row["kl"] <= 1e-6 and row["kl_gold"] <= 1e-6 and row["kl_first"] <= 1e-6
         assert row["agree"] == row["agree_gold"] == row["agree_first"] == 1
         assert row["nll"] == pytest.approx(row["nll_full"], abs=1e-5)
-        assert row["answer"] == row["full"] and row["em"] == row["full_em"]
+        assert row["answer"] == rows["full", row["id"]]["answer"] and row["em"] == row["full_em"]
 
 
 @pytest.mark.parametrize("method", ["reuse", "naive", "query_guided", "superposition"])
@@ -127,13 +135,14 @@ def test_an_answer_that_ends_at_once_is_one_token(loaded, samples, monkeypatch):
     assert known.own == likeliest and known.text == "" and len(known.logits) == 1
     (row,) = fidelity.compare(model, *_full(model, prompt), [known])
     assert row["kl"] == row["kl_first"] <= 1e-6 and row["agree"] == 1
-    (silent,) = experiment.measure(loaded, samples[:1], {"full": Full()}, answers=True)
-    assert silent["answer"] == "" == silent["full"] and silent["em"] == 0
+    monkeypatch.setattr(trial_measures, "_KEPT", type(trial_measures._KEPT)())  # references of this end alone
+    _, (silent,) = asked("tiny", samples[:1]).run_each(loaded=loaded)
+    assert silent["answer"] == "" and silent["em"] == 0 == silent["full_em"]
 
 
-def test_a_sample_without_an_answer_has_divergence_and_agreement_only(loaded, samples):
+def test_a_sample_without_an_answer_has_divergence_and_agreement_only(folder, loaded, samples):
     nameless = [replace(samples[0], answers=()), samples[1]]
-    without, with_answer = experiment.measure(loaded, nameless, {"reuse": Reuse()}, max_new_tokens=TOKENS, answers=True)
+    _, (without, with_answer) = asked(folder, nameless, mode="block").run_each(loaded=loaded)
     for name in ("nll", "nll_full", "kl_gold", "agree_gold", "em", "f1", "full_em"):
         assert without[name] is None and with_answer[name] is not None
     assert without["kl"] > 0 and without["nll_own"] > 0 and without["answer"]
@@ -144,9 +153,9 @@ def test_answers_are_predicted_over_pages_as_over_copies_of_them(method, loaded,
     model, tokenizer, layout = loaded
     prompts, gold = layout.prompts(samples, tokenizer), fidelity.gold_answers(samples, layout, tokenizer)
     known = fidelity.reference(model, tokenizer, prompts, gold, TOKENS)
-    params = SamplingParams(4 * TOKENS)
+    chosen, params = MethodConfig(**METHODS[method]).method(), SamplingParams(4 * TOKENS)
     copied, paged = (
-        generation.answer(model, tokenizer, prompts, METHODS[method], None, params, engine=engine)
+        generation.answer(model, tokenizer, prompts, chosen, None, params, engine=engine)
         for engine in ("contiguous", "paged")
     )
     expected = fidelity.compared(fidelity.predictor(model, copied), known)
@@ -169,41 +178,30 @@ def test_an_answer_that_pages_have_no_room_for_is_predicted_over_a_copy(loaded, 
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_rows_do_not_depend_on_the_batch(loaded, samples, rows):
-    for row in experiment.measure(loaded, samples, {"naive": METHODS["naive"]}, max_new_tokens=TOKENS, batch=1):
+def test_rows_do_not_depend_on_the_batch(folder, loaded, samples, rows):
+    for row in asked(folder, samples, batch=1, **METHODS["naive"]).run_each(loaded=loaded)[1]:
         for name in fidelity.FIELDS:
             assert row[name] == pytest.approx(rows["naive", row["id"]][name], abs=1e-4)
 
 
-def test_passes_of_the_selector_are_charged(rows, loaded, samples):
+def test_passes_of_the_selector_are_charged(tried, loaded, samples):
     _, tokenizer, layout = loaded
-    for sample in samples:
-        question = len(layout.prompt(sample, tokenizer).question)
-        plain, guided = rows["reuse", sample.id], rows["query_guided", sample.id]
-        assert plain["rows"] == question
-        assert guided["rows"] > guided["tokens"] - guided["rows_reused"] > question
-        assert guided["flops"] > plain["flops"]
+    question = sum(len(layout.prompt(sample, tokenizer).question) for sample in samples) / len(samples)
+    plain, guided = tried["reuse"][0], tried["query_guided"][0]
+    assert plain.rows_charged == question
+    assert guided.rows_charged > guided.prompt_tokens - guided.rows_reused > question
+    assert guided.flops > plain.flops
 
 
 def test_a_pass_of_few_layers_counts_for_its_share():
     assert cost.rows_charged((Pass(range(8), 8, 1), Pass([8, 9], 10)), 4) == 4
 
 
-def test_bad_questions_are_refused_before_any_work(loaded, samples, monkeypatch):
-    monkeypatch.setattr(fidelity, "reference", None)
-    for given, methods, problem in (
-        ([], METHODS, "0 samples and 8 methods"),
-        (samples, {}, "5 samples and 0 methods"),
-        ([samples[0]] * 2, METHODS, "two samples have the id 'lab-0-0'"),
-    ):
-        refused(problem, experiment.measure, loaded, given, methods)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_rows_on_the_accelerator_are_those_of_the_cpu(folder, samples, rows):
-    found = experiment.measure(models.load(folder, "cuda", "float32"), samples, METHODS, max_new_tokens=TOKENS)
-    for row in found:
-        for name in ("nll", "kl", "kl_first", "nll_full"):
-            assert row[name] == pytest.approx(rows[row["method"], row["id"]][name], abs=0.02)
-    for row in experiment.measure(models.load(folder, "cuda", "bfloat16"), samples, METHODS, max_new_tokens=TOKENS):
-        assert row["kl"] <= 1e-6 or row["method"] != "full"
+    for name, given in METHODS.items():
+        for row in asked(folder, samples, device="cuda", dtype="float32", **given).run_each()[1]:
+            for score in ("nll", "kl", "kl_first", "nll_full"):
+                assert row[score] == pytest.approx(rows[name, row["id"]][score], abs=0.02)
+    for row in asked(folder, samples, device="cuda", dtype="bfloat16").run_each()[1]:
+        assert row["kl"] <= 1e-6

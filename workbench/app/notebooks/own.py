@@ -2,22 +2,17 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass, replace
 from types import ModuleType
 
-import pandas as pd
 from IPython.display import Markdown
 
 from workbench import models
 from workbench.core.errors import BadInput
 from workbench.data import assets
-from workbench.data.layouts import Layout
-from workbench.data.retrieval_corpus import Corpus
-from workbench.methods import Method
-from workbench.methods.config import MethodConfig
+from workbench.experiments.trials.trial import Trial
 from workbench.methods.select import Select
 from workbench.models import checkpoints, pretrained
-from workbench.plots.marks.method_names import named
 
 LAB = "lab"  # the corpus of generated text; models trained on it are named after it
 
@@ -96,16 +91,9 @@ def is_tuned(tuned: str, model: str) -> bool:
     return tuned != model and base != tuned and base == checkpoints.base_name(model)
 
 
-def compared(corpus: Corpus, neighbours: int, selectors: Sequence[str], ratio: float) -> dict[str, MethodConfig]:
+def compared(base: Trial, neighbours: int, selectors: Sequence[str], ratio: float) -> list[Trial]:
     """Return full attention, three preparations, every selector over Full Reuse and the last over neighbours."""
-    similar = f"with_neighbours(n={min(neighbours, len(corpus) - 1)})"
-    configs = [MethodConfig()]
-    configs += [MethodConfig(mode="block", prepare=prepare) for prepare in ("independent", "after_system", similar)]
-    configs += [MethodConfig(mode="block", prepare="after_system", select=each, ratio=ratio) for each in selectors]
-    configs += [MethodConfig(mode="block", prepare=similar, select=each, ratio=ratio) for each in selectors[-1:]]
-    return dict(zip(named(pd.DataFrame(map(asdict, configs))).name, configs, strict=True))
-
-
-def ready(configs: dict[str, MethodConfig], corpus: Corpus, layout: Layout) -> dict[str, Method]:
-    """Return the methods themselves, over one corpus."""
-    return {name: config.method(corpus, system=bool(layout.system)) for name, config in configs.items()}
+    similar = f"with_neighbours(n={neighbours})"
+    reuse = [replace(base, mode="block", prepare=each) for each in ("independent", "after_system", similar)]
+    chosen = [replace(reuse[1], select=each, ratio=ratio) for each in selectors]
+    return [base, *reuse, *chosen, *(replace(one, prepare=similar) for one in chosen[-1:])]

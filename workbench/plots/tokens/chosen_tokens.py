@@ -9,12 +9,9 @@ from typing import Any, Unpack
 from unicodedata import combining, east_asian_width
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 from torch import Tensor
 
-from workbench import results
-from workbench.core.errors import not_allowed
 from workbench.data import Sample
 from workbench.data.prompt_view import Reading
 from workbench.methods.answered import Generation
@@ -28,33 +25,6 @@ from workbench.plots.marks.table import table
 from workbench.plots.marks.theme import BLUE, INK, MUTED, PAPER, RULE, Texts, clear, finish
 
 Records = Sequence[Mapping[str, Any]]
-
-
-def beside_others(rows: Records, baseline: str, *, about: str) -> go.Figure:
-    """Draw a table of every method of `rows` (of `fidelity.measure`), and its difference from `baseline`.
-
-    Differences are paired by question. Raises BadInput where the baseline is not among the rows.
-    """
-    answers = pd.DataFrame(rows).rename(columns={"id": "question"})
-    if baseline not in set(answers.method):
-        raise not_allowed("baseline", baseline, list(answers.method.unique()))
-    scored = results.means(answers, ["kl", "agree", "rows"], ["method"]).pivot(index="method", columns="measure")
-    gaps = results.paired(answers, lambda each: each.method == baseline, "kl").set_index("method")
-    cells = []
-    for name in scored.sort_values(("value", "kl")).index:
-        value, low, high = (scored.loc[name, end] for end in ("value", "low", "high"))
-        gap = gaps.loc[name]
-        kl = f"{value.kl:.3f} [{low.kl:.3f}, {high.kl:.3f}]"
-        apart = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
-        named = "–" if name == baseline else apart
-        cells.append([name, kl, named, f"{value.agree:.0%}", f"{value['rows']:.0f}"])
-    return table(
-        ["method", "KL from full attention, nats", f"beside {baseline}", "tokens that agree", "rows computed"],
-        cells,
-        widths=[2.2, 2.2, 2.2, 1.2, 1.1],
-        title="How far predictions move",
-        caption=f"{about}. Nats a token over full attention's own answer; bootstrap 95% intervals.",
-    )
 
 
 def answered(samples: Sequence[Sample], columns: Mapping[str, Sequence[Generation]], *, about: str) -> go.Figure:
