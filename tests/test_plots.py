@@ -32,10 +32,11 @@ from workbench.plots.attention.masks import MaskPanel, masks
 from workbench.plots.attention.prompt_strip import strip
 from workbench.plots.kv.deviation import deviation
 from workbench.plots.kv.position_encoding import exactness, positions_drift, rotation
+from workbench.plots.marks import chart
 from workbench.plots.marks import table as tables
 from workbench.plots.marks.elements import some
 from workbench.plots.marks.lines import SCHEMES as DRAWN_SCHEMES
-from workbench.plots.marks.lines import profile, profiles, rounding
+from workbench.plots.marks.lines import rounding
 from workbench.plots.marks.styles import SELECTORS, SPARSE_METHODS
 from workbench.plots.reports.session_replay import quality
 from workbench.plots.tiles import heads, tile_overview, union
@@ -513,17 +514,15 @@ def test_every_selector_has_a_look_of_its_own():
     assert SELECTORS.colour_of("query_guided(layers=all)") == SELECTORS.colour_of("query_guided")
 
 
-def test_profiles_list_every_name_once_and_leave_nan_out():
+def test_lines_list_every_name_once_and_leave_nan_out():
     rows = [
-        {"name": name, "at": at, "mean": at / 4 if at else float("nan"), "low": 0.0, "high": 1.0}
+        {"name": name, "panel": panel, "at": at, "mean": at / 4 if at else float("nan"), "low": 0.0, "high": 1.0}
         for name in ("a", "b")
+        for panel in ("one", "two")
         for at in range(4)
     ]
-    panels = [
-        profile("one", rows, "layer", "share", percent=True),
-        profile("two", rows, "layer", log=True),
-    ]
-    check(fig := profiles(panels, title="T", colours={"a": "#0072B2"}, mark=1, **SAID))
+    panels = {"one": {"title": "one", "percent": True}, "two": {"title": "two", "y_log": True}}
+    fig = chart.lines(chart.measured(rows), x="at", by="name", panel="panel", panels=panels, title="T", mark=1, **SAID)
     assert [trace.name for trace in fig.data if trace.showlegend] == ["a", "b"]
     lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
     assert len(lines) == 4 and all(trace.x == (1, 2, 3) for trace in lines)

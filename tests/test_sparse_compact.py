@@ -30,7 +30,6 @@ from workbench.metrics.tiles.key_rankings import error_bounds, head_bound
 from workbench.models.checkpoints import COMPACT, WEIGHTS
 from workbench.models.model_card import describe
 from workbench.models.weights import compact
-from workbench.plots.tiles import heads as figures
 
 
 class Given(sparse.Sparse):
@@ -277,4 +276,3 @@ def test_every_head_is_measured_at_every_threshold():
     method = sparse.named("bfla(block=16, tile=4, flat=4, local=1)")
     records = error_bounds(model_of(), prompt_of(30, 34).tokens, method, (0.1, 0.9), layer=1)
     assert len(records) == 2 * 4 and all(r["error"] <= r["bound"] for r in records)
-    assert figures.error_bound(records, layer=1, about="tiny").data

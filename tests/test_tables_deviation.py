@@ -39,7 +39,7 @@ from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import Look
 from workbench.plots.marks.table import ROOM, SECOND, drawn_width, table
 from workbench.plots.marks.theme import TURNED
-from workbench.plots.tokens import chosen_tokens, ratio_outcomes
+from workbench.plots.tokens import ratio_outcomes
 from workbench.plots.tokens.plans import turnover
 from workbench.results import figure_data
 
@@ -58,11 +58,8 @@ def test_the_share_outside_a_choice_is_one_minus_what_it_holds():
     gaps = [torch.tensor([[0.0, 9.0]] * 3 + [[0.0, 3.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])]
     curve = kv_deviation.mean_concentration(gaps, [PROMPT], points=6)
     assert curve[:, 1].tolist() == pytest.approx([0, 0.75, 1, 1, 1, 1]), "first block left out"
-    assert float(deviation.outside(curve, 0.2)[1]) == pytest.approx(0.25)
-    records = deviation.concentration_records({"after_system": curve})
+    records = kv_deviation.concentration_records({"after_system": curve})
     assert records[1] == {"preparation": "after_system", "name": "layer 1", "at": 0.2, "mean": pytest.approx(0.75)}
-    fig = deviation.concentration_curves({"after_system": curve}, ratio=0.2, about="1 prompt")
-    assert [trace.name for trace in fig.data] == ["layer 1"]
 
 
 def test_places_are_by_offset_and_by_rank():
@@ -71,33 +68,28 @@ def test_places_are_by_offset_and_by_rank():
     records = places(values, [prompt], "mine", bins=2)
     means = {(r["by"], r["at"]): r["mean"] for r in records}
     assert means == {("offset", 0.25): 2.0, ("offset", 0.75): 0.0, ("rank", 1): 0.5, ("rank", 2): 1.5}
-    both = [{**r, "name": name} for name in ("after_system", "with_neighbours") for r in records]
-    fig = deviation.where_it_sits(both, layer=1, prompts=1, about="tiny")
-    assert {trace.name for trace in fig.data} >= {"after_system", "with_neighbours"}
 
 
-def test_causes_are_means_over_prompts_and_typical_ones_leave_the_first_layer_out(loaded):
+def test_causes_are_means_over_prompts(loaded):
     model, tokenizer, layout = loaded
     view = prompt_view.of_text("One.\n\nTwo.\n\nThree.", "Which?", tokenizer, layout)
     cached = encode_many(model, view.prompt.context)
     records = kv_deviation.cause_records(model, [view.prompt] * 2, [cached] * 2)
     assert len(records) == 2 * 3 * 2 * 2 and {r["prompt"] for r in records} == {0, 1}
     assert all(r["mean"] == 0 for r in records if (r["cause"], r["part"]) == ("position", "values"))
-    typical = kv_deviation.typical_causes(records)
+    means = kv_deviation.mean_causes(records).set_index(["cause", "part", "at"])["mean"]
     keys = [r["mean"] for r in records if (r["cause"], r["part"], r["at"]) == ("context", "keys", 1)]
-    assert typical["context"] == pytest.approx(np.mean(keys)) and typical["context"] > 0
-    assert deviation.what_causes_it(records, about="tiny").data
+    assert means["context", "keys", 1] == pytest.approx(np.mean(keys)) and means["context", "keys", 1] > 0
 
 
 def test_repairs_keep_selector_and_part_together():
     before, after = torch.ones(12, 3), torch.ones(12, 3)
     after[8:] = 0.25
     repair = Repair(before, after, torch.tensor([4]), 8)
-    records = deviation.repair_records({"first_k": [repair, repair], "oracle": [repair]})
+    records = kv_deviation.repair_records({"first_k": [repair, repair], "oracle": [repair]})
     assert [r["at"] for r in records[:2]] == [1, 2], "the first layer never deviates"
-    final = deviation.left_in_last_layer(records)
+    final = {(r["name"], r["part"]): r["mean"] for r in records if r["at"] == 2}
     assert final["first_k", "asked"] == 0.25 and final["oracle", "context"] == 1
-    assert deviation.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny").data
 
 
 def test_the_map_of_one_prompt_leaves_its_question_out():
@@ -116,31 +108,6 @@ def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
     assert outcomes[0.5]["first_k"].rows.tolist() == [3, 4]
     assert ratio_outcomes.enough(outcomes, "Wilby") == {"first_k": 0.5, "oracle": None}
     assert ratio_outcomes.is_right("Wilby", ()) is None
-    records = ratio_outcomes.answer_records(outcomes)
-    assert records[2] == {
-        "ratio": 0.5,
-        "selector": "first tokens (EPIC)",
-        "answer": "Wilby",
-        "right": True,
-        "tokens": 2,
-    }
-    fig = ratio_outcomes.answers_by_ratio(view_of(), outcomes, full="Wilby", reuse="Tamton", ratio=0.5, about="tiny")
-    assert fig.layout.sliders[0].active == 1
-
-
-def test_selectors_are_compared_by_place_and_by_common_tokens():
-    records = [
-        {"by": by, "name": name, "at": at, "mean": mean, "low": 0.0, "high": 1.0, "n": 1}
-        for by in ("offset", "rank")
-        for name, mean in (("first tokens (EPIC)", 0.9), ("largest deviation (oracle)", 0.2))
-        for at in (0.25, 0.75)
-    ]
-    assert chosen_tokens.first_tenth(records) == {"first tokens (EPIC)": 0.9, "largest deviation (oracle)": 0.2}
-    assert chosen_tokens.where_chosen(records, ["first_k", "oracle"], sample="1 prompt", about="tiny").data
-    share = np.array([[1.0, 0.3, 0.1], [0.3, 1.0, 0.6], [0.1, 0.6, 1.0]])
-    names = ["random", "first_k", "oracle"]
-    fig = chosen_tokens.common_tokens({"share": share}, names, ratio=0.15, sample="1 prompt", about="tiny")
-    assert np.nanmax(fig.data[0].z) == np.float32(0.6)
 
 
 # --- Functions that shape records into tables, figures and sentences: prompts, masks, attention, positions
@@ -361,8 +328,8 @@ def test_texts_stand_out_from_the_paper(dark):
 
 def test_variants_of_one_method_have_lines_of_their_own():
     specs = ["query_guided", "query_guided(layers=all)", "query_guided(softmax=joint)", "kv_deviation"]
-    drawn = styles.selector_looks(specs)
-    ways = list(zip(*(drawn[way].values() for way in ("colours", "symbols", "dashes")), strict=True))
+    looks = styles.family_looks((spec, styles.SELECTORS.of(spec)) for spec in specs).values()
+    ways = [(look.colour, look.symbol, look.dash) for look in looks]
     assert len({*ways}) == 4 and ways[0] == (theme.BLUE, "square", "solid")
     assert len({way[1:] for way in ways[:3]}) == 3, "told apart without colour"
     assert [colour == theme.RED for colour, *_ in ways] == [False, False, False, True]

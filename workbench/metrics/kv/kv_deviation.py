@@ -19,6 +19,7 @@ from workbench.engine.attention_maps import layers_of
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.methods.select import gap
 from workbench.metrics.answers import Records
+from workbench.metrics.kv.selection import summary
 
 KVs = Sequence[KV]
 
@@ -178,6 +179,16 @@ def mean_concentration(gaps: Sequence[Tensor], prompts: Sequence[Prompt], points
     return torch.stack(curves).nanmean(0)
 
 
+def concentration_records(curves: Mapping[str, Tensor]) -> Records:
+    """Return `mean_concentration` by preparation as records {preparation, name, at, mean}; layer 0 is left out."""
+    return [
+        {"preparation": name, "name": f"layer {layer}", "at": x / (len(curve) - 1), "mean": float(curve[x, layer])}
+        for name, curve in curves.items()
+        for layer in range(1, curve.shape[1])
+        for x in range(len(curve))
+    ]
+
+
 CAUSES = {  # field of `Causes` → what it is
     "position": "position: not re-encoded",
     "context": "context: cross-attention missing",
@@ -206,13 +217,6 @@ def mean_causes(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(records).groupby(["part", "cause", "name", "at"], sort=False)["mean"].mean().reset_index()
 
 
-def typical_causes(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean error of keys by cause, over the layers behind the first."""
-    mean = mean_causes(records)
-    keys = mean[(mean.part == "keys") & (mean["at"] > 0)]
-    return {cause: float(keys[keys.cause == cause]["mean"].mean()) for cause in CAUSES}
-
-
 def repairs(
     model: PreTrainedModel, prompts: Sequence[Prompt], cached: KVs, rows: Mapping[str, Sequence[Tensor]], exact: KVs
 ) -> dict[str, list[Repair]]:
@@ -220,3 +224,23 @@ def repairs(
     choices = zip(*rows.values(), strict=True)
     by_prompt = [repair(model, *each) for each in zip(prompts, cached, choices, exact, strict=True)]
     return {spec: [measured[i] for measured in by_prompt] for i, spec in enumerate(rows)}
+
+
+PARTS = {  # field of `Repair` → title
+    "context": "left in the context",
+    "chosen": "left in the recomputed tokens",
+    "asked": "left in the question",
+}
+
+
+def repair_records(repairs: Mapping[str, Sequence[Repair]]) -> Records:
+    """Return the share of the deviation that is left, mean over prompts.
+
+    Records {name (selector), at (layer from 1), mean, low, high, n, part}.
+    """
+    records = []
+    for spec, measured in repairs.items():
+        for part in PARTS:
+            left = torch.stack([getattr(each, part) for each in measured]).cpu().numpy()[:, 1:]
+            records += [one | {"part": part} for one in summary(left, spec, range(1, left.shape[1] + 1))]
+    return records

@@ -8,7 +8,7 @@ The caption says n, seed, device and source of what is drawn, computed from the 
 `chart.lines(...) or found.missing("trial")`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from textwrap import wrap
 from typing import Any
@@ -21,13 +21,20 @@ from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import Look, family_looks
 from workbench.plots.marks.table import drawn_width
 from workbench.plots.marks.table import table as text_table
-from workbench.plots.marks.theme import BLOCKS, FAINT, NARROW_PAGE, WIDTH, log_ticks
+from workbench.plots.marks.theme import BLOCKS, FAINT, HERE, NARROW_PAGE, WIDTH, log_ticks
 
 DASHES = ("solid", "dash", "dot", "dashdot")  # of sources, in their order
 LONG = 40  # letters of a row's name that stay on one line
 SYMBOLS = ("", "-open", "-dot", "-open-dot")  # behind a symbol, of sources
+MANY_POINTS = 24  # of a line, from which on they have no marks
 Style = Callable[[str], Look]
 Axis = str | Mapping[str, Any]  # a title, or plotly's settings
+
+
+def measured(records: pd.DataFrame | Iterable[Mapping[str, Any]], **columns: Any) -> pd.DataFrame:
+    """Return what was measured just now as rows to draw: `mean` is their value, `columns` are the same in all."""
+    rows = pd.DataFrame(records if isinstance(records, pd.DataFrame) else list(records))
+    return rows.rename(columns={"mean": "value"}).assign(source=HERE, **columns)
 
 
 def lines(
@@ -157,7 +164,7 @@ def bars(
     x: str = "value",
     by: str = "",
     look: Style | None = None,
-    axis: str = "",
+    axis: Axis = "",
     form: str = ".3g",
     caption: str = "",
     mode: str = "stack",
@@ -179,7 +186,7 @@ def bars(
     vertical = {"categoryorder": "array", "categoryarray": names[::-1], "ticks": "", "showgrid": False}
     texts = _texts(rows, title, caption, settings)
     return _sourced(
-        bar_chart(drawn, mode=mode, x={"title_text": axis or x, "gridcolor": FAINT}, y=vertical, **texts, **settings),
+        bar_chart(drawn, mode=mode, x={"gridcolor": FAINT, **_axis(axis or x)}, y=vertical, **texts, **settings),
         rows,
     )
 
@@ -286,7 +293,7 @@ def _series(own: pd.DataFrame, label: str, style: Look, x: str, y: str, hover: s
     columns = [own[hover] if hover else pd.Series("", own.index), *([own[low], own[high]] if ends else [])]
     data = pd.concat(columns, axis=1).to_numpy().tolist()
     bottom, top = (list(own[low]), list(own[high])) if ends else ((), ())
-    mode = "lines+markers" if len(own) > 1 else "markers"
+    mode = "markers" if len(own) == 1 else "lines+markers" if len(own) <= MANY_POINTS else "lines"
     return Series(label, list(own[x]), list(own[y]), bottom, top, text, data, style, mode=mode)
 
 

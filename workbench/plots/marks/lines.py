@@ -1,7 +1,7 @@
 """Line charts: panels side by side, a line a name, an interval around every point that has one."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import plotly.graph_objects as go
@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.marks.elements import band, interval
 from workbench.plots.marks.styles import SCHEMES, Look
-from workbench.plots.marks.theme import BLUE, INK, MUTED, Texts, clear, finish, legend_lines, log_ticks, panel_titles
+from workbench.plots.marks.theme import INK, MUTED, Texts, clear, finish, legend_lines, panel_titles
 
 
 @dataclass(frozen=True)
@@ -111,75 +111,6 @@ def _line(series: Series, bars: bool) -> go.Scatter:
         customdata=series.data,
         hovertemplate=f"{series.hover}<extra>{series.name}</extra>",
     )
-
-
-def _recoloured(panels: Iterable[Panel], look: Callable[[str], Look]) -> list[Panel]:
-    """Give every line the look of its name."""
-    return [replace(panel, series=[replace(line, look=look(line.name)) for line in panel.series]) for panel in panels]
-
-
-def series_of(records: Sequence[Mapping[str, Any]], x: str, y: str, hover: str, **more: Any) -> list[Series]:
-    """Make a line for every name of `records` {name, <x>, <y>} with, where there are intervals, {low, high}.
-
-    Points whose y is nan are left out.
-    """
-    lines = []
-    for name in dict.fromkeys(r["name"] for r in records):
-        taken = [r for r in records if r["name"] == name and r[y] == r[y]]
-        low, high = ([r[end] for r in taken if end in r] for end in ("low", "high"))
-        data = [[r["label"], r.get("low"), r.get("high")] for r in taken if "label" in r]
-        at, value = [r[x] for r in taken], [r[y] for r in taken]
-        lines.append(Series(name, at, value, low, high, hover, data or None, **more))
-    return lines
-
-
-def profile(
-    name: str,
-    records: Sequence[Mapping[str, Any]],
-    x: str,
-    y: str = "",
-    log: bool = False,
-    percent: bool = False,
-    percent_x: bool = False,
-) -> Panel:
-    """Make a panel of `records` {name, at, mean} with, where there are intervals, {low, high}; a line a name.
-
-    `x` and `y` are titles of axes; `percent` and `percent_x` show shares.
-    """
-    value, at = "%{y:.1%}" if percent else "%{y:.3g}", "%{x:.0%}" if percent_x else "%{x}"
-    lines = series_of(records, "at", "mean", f"{x.split(' (')[0]} {at}: {value}")
-    lines = [replace(line, size=7 if len(line.x) <= 24 else 1) for line in lines]
-    form = {"type": "log", **log_ticks(r["mean"] for r in records)} if log else {}
-    return Panel(name, lines, _axis(x, percent_x), {**_axis(y, percent), **form})
-
-
-def profiles(
-    panels: Sequence[Panel],
-    *,
-    colours: Mapping[str, str],
-    symbols: Mapping[str, str] | None = None,
-    dashes: Mapping[str, str] | None = None,
-    share: bool = False,
-    zero: bool = True,
-    **more: Any,
-) -> go.Figure:
-    """Draw panels of `profile` with bands.
-
-    `share`: all panels have one vertical range; `zero`: linear vertical axes begin at 0; `more` as in `line_chart`:
-    height, lines, mark and the texts.
-    """
-    if zero:
-        panels = [p if "type" in p.y else replace(p, y={**p.y, "rangemode": "tozero"}) for p in panels]
-    marks, strokes = symbols or {}, dashes or {}
-    looks = {
-        name: Look(colour, marks.get(name, "circle"), strokes.get(name, "solid")) for name, colour in colours.items()
-    }
-    drawn = _recoloured(panels, lambda name: looks.get(name, Look(BLUE, marks.get(name, "circle"))))
-    return line_chart(drawn, share=share, spacing=0.03 if share else 0.3 / (len(panels) + 1), gap=24, **more)
-
-
-def _axis(title: str, percent: bool) -> dict[str, Any]:
-    return {"title_text": title, **({"tickformat": ".0%"} if percent else {})}
 
 
 def rounding(records: Sequence[dict[str, Any]], explained: Mapping[str, str], *, caption: str) -> go.Figure:

@@ -1,11 +1,27 @@
 """How modes, selectors, sparse methods, baselines and reuse statuses look: the same in every figure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
+
+from plotly.colors import sample_colorscale
 
 from workbench.methods import registry
-from workbench.plots.marks.theme import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PINK, RED, SKY, escaped, mixed, pale
+from workbench.plots.marks.theme import (
+    BLUE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PAPER,
+    PINK,
+    RED,
+    SHADES,
+    SKY,
+    escaped,
+    mixed,
+    pale,
+)
 
 BROWN, VIOLET, MAROON, MINT = "#8C6D31", "#6A51A3", "#743E3E", "#7FD6A8"
 SAND, MOSS = "#E4BB67", "#316C13"
@@ -237,14 +253,6 @@ def reuse_name(prepare: str) -> str:
     return REUSE_NAMES.get(name, "reuse")
 
 
-class LineLooks(TypedDict):
-    """Looks by name, as `lines.profiles` takes them."""
-
-    colours: dict[str, str]
-    symbols: dict[str, str]
-    dashes: dict[str, str]
-
-
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 TINTS = (None, INK, PAPER)  # what the colour of further lines of a family is mixed with
 
@@ -276,15 +284,8 @@ def _variant(look: Look, number: int) -> Look:
     return replace(look, colour=colour, symbol=symbol, dash=dash)
 
 
-def line_looks(looks: Iterable[Look]) -> LineLooks:
-    """Return colours, symbols and dashes by name; lines of one family are told apart."""
-    by_name = family_looks((look.name, look) for look in {look.name: look for look in looks}.values())
-    colours, symbols, dashes = (
-        {name: getattr(by_name[name], of) for name in by_name} for of in ("colour", "symbol", "dash")
-    )
-    return {"colours": colours, "symbols": symbols, "dashes": dashes}
-
-
-def selector_looks(specs: Iterable[str]) -> LineLooks:
-    """Return the colours and symbols of selectors by name."""
-    return line_looks(map(SELECTORS.of, specs))
+def shades(names: Iterable[str]) -> Callable[[str], Look]:
+    """Return a look by name: colours from dark to light in the order of the names, as of layers."""
+    listed = list(dict.fromkeys(names))
+    colours = sample_colorscale(SHADES, [0.95 * at / max(len(listed) - 1, 1) for at in range(len(listed))])
+    return lambda name: Look(colours[listed.index(name)], name=name)

@@ -1,7 +1,7 @@
 """One number for every layer and head, method beside method."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.metrics.tiles.key_rankings import Rankings
-from workbench.plots.marks.lines import profile, profiles
 from workbench.plots.marks.theme import BLUE, FAINT, GREEN, MUTED, RED, RULE, SEQUENTIAL, Texts, finish, panel_titles
 
 CELL, MOST = 21, 150  # px of a line; cells of a panel that still carry their number
@@ -60,27 +59,6 @@ def by_head(
         note.update(xanchor="left", font={"size": 12, "color": MUTED})
     height = len(measures) * (CELL * max(4, len(layers)) + 30)
     return finish(fig, height=height, above=34, below=52, right=104, **texts)
-
-
-NAMES = {"bound": "the bound of equation 30", "error": "the error itself"}
-
-
-def error_bound(records: Sequence[dict[str, Any]], *, layer: int, about: str) -> go.Figure:
-    """Draw mean and range over heads of error and bound against density, from `error_bounds`."""
-    by_threshold = pd.DataFrame(records).groupby("threshold")
-    at = by_threshold.density.mean()
-    lines = []
-    for field, name in NAMES.items():
-        values = pd.DataFrame({"at": at, "mean": by_threshold[field].mean()})
-        values = values.assign(low=by_threshold[field].min(), high=by_threshold[field].max()).sort_values("at")
-        lines += [{"name": name, **row} for row in values[values["mean"] > 0].to_dict("records")]
-    panel = profile("", lines, "share of the causal pairs kept", "over the norm of the output", True, percent_x=True)
-    return profiles(
-        [panel],
-        colours={NAMES["bound"]: RED, NAMES["error"]: BLUE},
-        title="How tight BFLA's bound is",
-        caption=f"Frobenius norms; lines are means over the heads of layer {layer}, bands their range. {about}.",
-    )
 
 
 LEAST = 1e-7  # of an axis

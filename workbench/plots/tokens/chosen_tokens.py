@@ -12,37 +12,12 @@ import numpy as np
 import plotly.graph_objects as go
 from torch import Tensor
 
-from workbench.data import Sample
 from workbench.data.prompt_view import Reading
-from workbench.methods.answered import Generation
-from workbench.metrics.answers import exact_match
 from workbench.plots.attention.masks import shown
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.marks.elements import button, menu, switch
-from workbench.plots.marks.lines import profile, profiles
-from workbench.plots.marks.styles import SELECTORS, selector_looks
-from workbench.plots.marks.table import table
+from workbench.plots.marks.styles import SELECTORS
 from workbench.plots.marks.theme import BLUE, INK, MUTED, PAPER, RULE, Texts, clear, finish
-
-Records = Sequence[Mapping[str, Any]]
-
-
-def answered(samples: Sequence[Sample], columns: Mapping[str, Sequence[Generation]], *, about: str) -> go.Figure:
-    """Tabulate the answers of several methods, a column each; ✓ marks exact matches."""
-    rows = []
-    for sample, *answers in zip(samples, *columns.values(), strict=True):
-        marks = ["✓" if exact_match(one.text, sample.answers) else "✗" for one in answers]
-        said = [f"{mark} {one.text.strip()}" for mark, one in zip(marks, answers, strict=True)]
-        rows.append([sample.question, sample.kind, sample.answers[0], *said])
-    widths = [3.5, 1.25, 1.5, *[1.7] * len(columns)]
-    head = ["question", "kind", "expected", *columns]
-    return table(head, rows, widths=widths, words=len(head), title="Question by question", caption=f"{about}.")
-
-
-def equal(one: Sequence[Generation], other: Sequence[Generation]) -> int:
-    """Return how many answers of two methods have the same tokens."""
-    return sum(a.tokens == b.tokens for a, b in zip(one, other, strict=True))
-
 
 COLUMNS, LINE = 112, 23  # characters a line of text, px a line
 MOST = 4000  # tokens that are drawn at once, of a longer prompt
@@ -208,40 +183,3 @@ def agreement(matrices: Mapping[str, np.ndarray], names: Sequence[str], **texts:
     fig.update_xaxes(showgrid=False, ticks="", showline=False, tickangle=0)
     fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", showline=False)
     return finish(fig, height=height, above=46, below=56, left=24 + 7 * max(map(len, names)), **texts)
-
-
-def first_tenth(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of the first stretch of blocks by name: `records` of `selection.places`."""
-    offsets = [r for r in records if r["by"] == "offset"]
-    first = min(r["at"] for r in offsets)
-    return {r["name"]: r["mean"] for r in offsets if r["at"] == first}
-
-
-def where_chosen(
-    records: Sequence[Mapping[str, Any]], selectors: Collection[str], *, sample: str, about: str
-) -> go.Figure:
-    """Draw where the chosen tokens stand: `records` of `selection.places`; `sample` says which prompts."""
-    offsets, ranks = ([r for r in records if r["by"] == by] for by in ("offset", "rank"))
-    across = "position in the block (0 start, 1 end)"
-    return profiles(
-        [
-            profile("by position in the block", offsets, across, "share recomputed", percent=True),
-            profile("by rank of the block", ranks, "rank of the block", percent=True),
-        ],
-        title="Where the chosen tokens stand",
-        caption=f"{sample}; mean and 95% bootstrap interval. {about}.",
-        lines=2,
-        **selector_looks(selectors),
-    )
-
-
-def common_tokens(
-    matrices: Mapping[str, np.ndarray], selectors: Collection[str], *, ratio: float, sample: str, about: str
-) -> go.Figure:
-    """Draw how far selectors agree: measure → [M, M]; the first measure is the share of the smaller choice."""
-    return agreement(
-        matrices,
-        [SELECTORS.name_of(spec) for spec in selectors],
-        title="Tokens that two selectors have in common",
-        caption=f"Mean over {sample}; by chance two choices share {ratio:.0%}. {about}.",
-    )

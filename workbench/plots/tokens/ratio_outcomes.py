@@ -1,24 +1,17 @@
-"""What is recomputed as the ratio grows, and what the model then answers.
-
-And of one prompt with its passages in many orders: how near a method stays to full attention.
-"""
+"""What is recomputed as the ratio grows, and what the model then answers."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from workbench.data.prompt_view import Reading
 from workbench.metrics.answers import exact_match
 from workbench.plots.attention.masks import names
 from workbench.plots.marks.elements import block_axis, block_edges, frame_slider, frames, steps
-from workbench.plots.marks.lines import profile, profiles
-from workbench.plots.marks.styles import SELECTORS, reuse_name, selector_looks
 from workbench.plots.marks.theme import BLUE, GREEN, INK, RED, RULE, Texts, finish
 
 
@@ -119,92 +112,3 @@ def enough(outcomes: Outcomes, answer: str) -> dict[str, float | None]:
             if smallest.get(spec) is None:
                 smallest[spec] = ratio if outcome.answer == answer else None
     return smallest
-
-
-def answers_by_ratio(
-    view: Reading,
-    outcomes: Outcomes,
-    *,
-    full: str,
-    reuse: str,
-    ratio: float,
-    about: str,
-    prepare: str = "after_system",
-) -> go.Figure:
-    """Draw what is recomputed and answered by ratio; `full` and `reuse` are answers; the slider stands at `ratio`.
-
-    `prepare`: how the passages were cached, which names the reuse.
-    """
-    steps = list(outcomes)
-    needed = {spec: least for spec, least in enough(outcomes, full).items() if least is not None}
-    first = min(needed, key=needed.__getitem__, default=None)
-    sign = {True: " ✓", False: " ✗", None: ""}[is_right(full, view.answers)]
-    least = f"{SELECTORS.name_of(first)} at {needed[first]:.0%}" if first else ""
-    then = f"The least that gives the answer of full attention: {least}." if first else ""
-    named = {step: {SELECTORS.name_of(spec): outcome for spec, outcome in outcomes[step].items()} for step in steps}
-    return ratios(
-        named,
-        view.tokens,
-        view.block_of,
-        active=steps.index(ratio) if ratio in steps else 0,
-        marked=view.supporting,
-        colours=selector_looks(outcomes[steps[0]])["colours"],
-        title="What is recomputed, and what the model answers",
-        notice=f"“{view.question}” Full attention answers “{full}”{sign}, {reuse_name(prepare)} “{reuse}”. {then}",
-        caption=f"{view.source}. {about}, greedy decoding.",
-    )
-
-
-def answer_records(outcomes: Outcomes) -> list[dict[str, Any]]:
-    """Return outcomes as records {ratio, selector, answer, right, tokens}."""
-    records = []
-    for ratio, by_selector in outcomes.items():
-        for spec, outcome in by_selector.items():
-            answered = {"answer": outcome.answer, "right": outcome.right, "tokens": len(outcome.rows)}
-            records.append({"ratio": ratio, "selector": SELECTORS.name_of(spec), **answered})
-    return records
-
-
-Records = Sequence[Mapping[str, Any]]  # of `PromptPage.records`
-
-
-def by_order(records: Records, *, about: str) -> go.Figure:
-    """Draw by selector and ratio in how many orders the answer is that of full attention, and the mean KL."""
-    specs = [spec for spec in dict.fromkeys(record["select"] for record in records) if spec not in ("none", "all")]
-    panels = [
-        profile("same answer as full attention", curves(records, specs, "same"), "share recomputed", percent=True),
-        profile("KL from full attention (nats)", curves(records, specs, "kl"), "share recomputed"),
-    ]
-    orders = len({record["order"] for record in records})
-    over = "One order" if orders == 1 else f"Mean over {orders} orders"
-    return profiles(
-        [replace(panel, x={**panel.x, "tickformat": ".0%"}) for panel in panels],
-        title="How much the order of the passages decides",
-        caption=f"{over} of the passages{', some without one of them' * (orders > 1)}; at 0%: reuse alone. {about}.",
-        **selector_looks(specs),
-    )
-
-
-def curves(records: Records, specs: Sequence[str], measure: str) -> list[dict[str, Any]]:
-    """Return means {name, at, mean} by selector and ratio of "kl" or "same" (answers); at 0 stands reuse alone."""
-    table = pd.DataFrame(records).assign(same=[float(record["answer"] == record["full"]) for record in records])
-    points = []
-    for spec in specs:
-        part = pd.concat([table[table["select"] == "none"].assign(ratio=0.0), table[table["select"] == spec]])
-        means = part.groupby("ratio")[measure].mean()
-        points += [{"name": SELECTORS.name_of(spec), "at": ratio, "mean": float(mean)} for ratio, mean in means.items()]
-    return points
-
-
-def found(records: Records) -> dict[str, Any]:
-    """Return the numbers of a grid: orders, combinations, and the share of equal answers by selector."""
-    table = pd.DataFrame(records)
-    same = (table.answer == table.full).groupby(table["select"]).mean()
-    return {
-        "orders": int(table.order.nunique()),
-        "combinations": len(table),
-        "same_answer": {spec: float(share) for spec, share in same.items()},
-        "same_first_token": float(table.agree.mean()),
-        "kl_mean": float(table.kl.mean()),
-        "flops_share": float((table.flops / table.flops_full).mean()),
-    }
