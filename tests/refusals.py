@@ -10,11 +10,12 @@ from workbench.app import cli
 from workbench.core.errors import BadInput
 
 
-def refused(words: str, call: Callable[..., Any], *given: Any, **named: Any) -> None:
-    """Call with what cannot be: BadInput on one line, in which the pattern `words` is found."""
+def refused(words: str, call: Callable[..., Any], *given: Any, **named: Any) -> str:
+    """Call with what cannot be: BadInput on one line, in which the pattern `words` is found; return the line."""
     with pytest.raises(BadInput, match=words) as problem:
         call(*given, **named)
     assert "\n" not in str(problem.value)
+    return str(problem.value)
 
 
 def refused_command(*words: object) -> str:

@@ -46,13 +46,13 @@ def served(mode, method="block", store=None, count=5, batch=3, **options):
     return ran(engine, mode, count, batch=batch)
 
 
-def simulated(mode, loads, prefill=2.0, decode=0.5, count=1, loaders=2, batch=8, layers=4, engine=None, **options):
-    """Serve one request for each of `loads`, the seconds that its blocks take to load."""
+def simulated(mode, loads, prefill=2.0, count=1, loaders=2, batch=8, layers=4, kind=SimulatedEngine, **options):
+    """Serve one request for each of `loads`, the seconds that its blocks take to load, by an engine of a kind."""
     clock = SimulatedClock()
     events = Events(clock)
     by_name = {f"{i}": seconds for i, seconds in enumerate(loads)}
     held = SimulatedLoaders(loaders, lambda ticket: by_name[ticket.name], clock, events, layers)
-    engine = SimulatedEngine(clock, lambda ticket: prefill, decode, layers, engine)
+    engine = kind(clock, lambda ticket: prefill, 0.5, layers)
     scheduler = Scheduler(engine, mode, held, batch, events=events, **options)
     tickets = [scheduler.submit(PROMPTS[i % len(PROMPTS)], count) for i in range(len(loads))]
     return scheduler, tickets, engine

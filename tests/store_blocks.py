@@ -7,7 +7,7 @@ import torch
 
 from tests.random_models import block_of
 from workbench.core.kv import KV
-from workbench.store import key_of
+from workbench.store import FolderStore, key_of
 from workbench.store.files import block_file, file_header
 
 
@@ -25,6 +25,13 @@ def same(one: KV | None, other: KV) -> bool:
 def key_for(seed: int, tokens: int = 3) -> str:
     """A key of a block that begins at `seed`, as `kv_of(seed)` does."""
     return key_of("model", torch.float32, block_of(tokens, seed), [block_of(seed, 99)] if seed else [])
+
+
+def one_block(folder: Path, kind: dict[str, str] | None = None) -> tuple[FolderStore, Path]:
+    """Make a new folder with one block, `kv_of(1)` under its key; return the store and the file of the block."""
+    store = FolderStore(folder, kind, new=True)
+    store.put(key_for(1), kv_of(1))
+    return store, folder / f"{key_for(1)}.safetensors"
 
 
 def folder_with(folder: Path, blocks: dict[str, KV]) -> Path:

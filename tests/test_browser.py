@@ -361,12 +361,8 @@ def strange(folder, tmp_path_factory):
     passages = [{"title": STRANGE[i], "text": " ".join(STRANGE[i::2])} for i in range(2)]
     record = {"question": " ".join(STRANGE[:3]), "answers": STRANGE, "ctxs": passages}
     file.write_text(json.dumps(record) + "\n")
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    book = nbformat.v4.new_notebook(metadata=kernel)
     given = {"model": str(model), "file": str(file), "hostile": STRANGE, "store": str(store)}
-    book.cells = [nbformat.v4.new_code_cell(part) for part in STRANGE_CELLS.format(**given).split("\n---\n")]
-    nbformat.write(book, path := place / "strange.ipynb")
-    return path
+    return tiny.write(place, "strange", *STRANGE_CELLS.format(**given).split("\n---\n"))
 
 
 def test_markup_of_strangers_stays_text_in_jupyterlab(lab, strange):
@@ -425,11 +421,8 @@ TOKEN = """() => { const plot = document.querySelectorAll('.js-plotly-plot')[0];
 
 
 def test_a_click_on_a_token_marks_it_in_every_explorer_and_figures_turn_dark(lab, folder, tmp_path):
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    book = nbformat.v4.new_notebook(metadata=kernel)
-    book.cells = [nbformat.v4.new_code_cell(part) for part in LINKED.format(folder=str(folder)).split("\n---\n")]
-    nbformat.write(book, path := tmp_path / "linked.ipynb")
-    with lab.open(path) as reader:
+    linked = tiny.write(tmp_path, "05_linked", *LINKED.format(folder=str(folder)).split("\n---\n"))
+    with lab.open(linked) as reader:
         reader.run_all()
         assert reader.errors() == [] and reader.wait_for_figures(at_least=2) == 2
         assert reader.page.evaluate(MARKS) == [0, 0]

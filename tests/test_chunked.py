@@ -27,8 +27,7 @@ CACHED = encode_many(MODEL, PROMPT.context)
 
 def same(step, kv, one, other):
     torch.testing.assert_close(step.logits, one.logits, **CLOSE)
-    for ours, theirs in zip(kv.tensors(), other.tensors(), strict=True):
-        torch.testing.assert_close(ours, theirs, **CLOSE)
+    torch.testing.assert_close([*kv.tensors()], [*other.tensors()], **CLOSE)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 32, LENGTH - 1, LENGTH, 1000])

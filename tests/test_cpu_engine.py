@@ -117,8 +117,7 @@ def test_layers_compute_what_the_modules_compute(name, monkeypatch):
         torch.testing.assert_close(mine.logits, theirs.logits, atol=1e-3, rtol=1e-4)
         for layer, queries in theirs.queries.items():
             torch.testing.assert_close(mine.queries[layer], queries, atol=1e-4, rtol=1e-4)
-    for mine, theirs in zip(kv.tensors(), same.tensors(), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close([*kv.tensors()], [*same.tensors()], atol=1e-4, rtol=1e-4)
 
 
 def test_a_model_that_is_hooked_or_changed_runs_as_it_is():
@@ -180,8 +179,7 @@ def test_blocks_are_joined_alike_side_by_side_or_layer_by_layer(name, positions,
     monkeypatch.setattr(assembly, "_together", lambda *_: None)
     apart = assemble(model, PROMPT, cached, positions, reserve=3)
     assert len(together) == len(apart)
-    for mine, theirs in zip(together.tensors(), apart.tensors(), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close([*together.tensors()], [*apart.tensors()], atol=1e-6, rtol=1e-6)
     together.grow(3)
     assert not any(x[:, -3:].any() for x in together.tensors())
 

@@ -87,17 +87,13 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.S)
 
 
-def run(snippets: list[str], monkeypatch, folder: Path, capsys) -> str:
-    monkeypatch.chdir(folder)
+def test_its_snippets_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
     names: dict = {}
-    for snippet in snippets:
+    assert len(SNIPPETS) == 3
+    for snippet in SNIPPETS:
         quick = snippet.replace("samples=100", "samples=2, timed=1, max_new_tokens=4")
         exec(compile(quick, "README.md", "exec"), names)
     assert len(names["tokens"]) and all(answer.text for answer in names["answers"])
     assert (names["table"].n[names["table"].kind == "all"] == 2).all()
-    return capsys.readouterr().out
-
-
-def test_its_snippets_run(monkeypatch, tmp_path, capsys):
-    assert len(SNIPPETS) == 3
-    assert "rows_computed" in run(SNIPPETS, monkeypatch, tmp_path, capsys)
+    assert "rows_computed" in capsys.readouterr().out

@@ -131,8 +131,7 @@ def test_requests_of_a_batch_are_computed_as_if_alone():
         if step.logits is not None:
             torch.testing.assert_close(step.logits, single.logits, **CLOSE)
         torch.testing.assert_close(step.queries[1], single.queries[1], **CLOSE)
-        for a, b in zip(batched.kv.tensors(), request.kv.tensors(), strict=True):
-            torch.testing.assert_close(a, b, **CLOSE)
+        torch.testing.assert_close([*batched.kv.tensors()], [*request.kv.tensors()], **CLOSE)
 
 
 def test_a_block_packed_with_others_is_encoded_as_if_alone(monkeypatch):
@@ -142,8 +141,7 @@ def test_a_block_packed_with_others_is_encoded_as_if_alone(monkeypatch):
     for kv, block, past in zip(encode_many(MODEL, blocks, after), blocks, after, strict=True):
         alone = encode(MODEL, block, past)
         assert kv.start == alone.start == sum(map(len, past)) and len(kv) == len(block)
-        for a, b in zip(kv.tensors(), alone.tensors(), strict=True):
-            torch.testing.assert_close(a, b, **CLOSE)
+        torch.testing.assert_close([*kv.tensors()], [*alone.tensors()], **CLOSE)
 
 
 def test_what_several_blocks_stand_behind_is_computed_once(monkeypatch):
@@ -159,8 +157,7 @@ def test_a_block_encoded_after_its_neighbours_is_that_part_of_the_whole():
     prefill(MODEL, TOKENS, Plan(ALL), whole)
     part = encode(MODEL, PROMPT.blocks[2], after=PROMPT.blocks[:2])
     expected = whole.slice(20, 31)
-    for a, b in zip(part.tensors(), expected.tensors(), strict=True):
-        torch.testing.assert_close(a, b, **CLOSE)
+    torch.testing.assert_close([*part.tensors()], [*expected.tensors()], **CLOSE)
 
 
 def test_a_partial_depth_writes_the_first_layers_and_stops():

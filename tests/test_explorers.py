@@ -43,10 +43,15 @@ def samples():
     return data.load("lab", 2, 0, 3)
 
 
+@pytest.fixture(scope="module")
+def sample(samples):
+    return samples[0]
+
+
 @pytest.fixture
-def view(loaded, samples):
+def view(loaded, sample):
     _, tokenizer, layout = loaded
-    return of_sample(samples[0], "sample 0", tokenizer, layout)
+    return of_sample(sample, "sample 0", tokenizer, layout)
 
 
 def controls(box: widgets.VBox) -> tuple[widgets.Widget, ...]:
@@ -137,11 +142,6 @@ def test_any_two_measures_of_sparse_methods_are_set_against_each_other():
 TEXT = "Alice lives in Paris.\n\nBob keeps <b>bees</b>.\n\nWhere does Alice live?"
 SAID = {"notice": "n", "caption": "c"}
 MB = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def sample():
-    return data.load("lab", 1, 0, 3)[0]
 
 
 def figures(box) -> list[go.FigureWidget]:

@@ -211,8 +211,7 @@ def test_packed_requests_compute_what_the_model_computes(name, monkeypatch):
 
     expected = computed()
     monkeypatch.setattr(forward, "packed_layers", lambda model: FusedLayers(model, kernels=False))
-    for mine, theirs in zip(computed(), expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(computed(), expected, atol=1e-3, rtol=1e-4)
 
 
 def test_rows_of_one_request_are_written_where_they_stay(monkeypatch):
@@ -228,8 +227,7 @@ def test_rows_of_one_request_are_written_where_they_stay(monkeypatch):
     expected = computed()
     monkeypatch.setattr(forward, "packed_layers", lambda model: FusedLayers(model, kernels=False))
     monkeypatch.setattr(attention, "copy", None)
-    for mine, theirs in zip(computed(), expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(computed(), expected, atol=1e-3, rtol=1e-4)
 
 
 def as_captured(works, first):
@@ -261,8 +259,7 @@ def test_passes_that_repeat_compute_what_each_computes(name, monkeypatch):
     monkeypatch.setattr(between_attentions, "captured", as_captured)
     expected = computed(63)
     for chunk, passes in ((15, 3), (15, 4), (7, 8)):
-        for mine, theirs in zip(computed(chunk), expected, strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(computed(chunk), expected, atol=1e-4, rtol=1e-4)
         assert replayed == [0, 1] * passes
         replayed.clear()
 
@@ -270,8 +267,7 @@ def test_passes_that_repeat_compute_what_each_computes(name, monkeypatch):
         raise RuntimeError("no memory for graphs")
 
     monkeypatch.setattr(between_attentions, "captured", refuse)
-    for mine, theirs in zip(computed(9), expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(computed(9), expected, atol=1e-4, rtol=1e-4)
     assert not replayed and layers.why_uncaptured == "no memory for graphs"
 
 

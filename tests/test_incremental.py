@@ -31,10 +31,6 @@ def llama():
     return model_of("llama")
 
 
-def room_for(model, tokens: int) -> MemoryStore:
-    return MemoryStore(encode(model, block_of(tokens)).nbytes)
-
-
 @st.composite
 def edited(draw) -> list[Prompt]:
     """Prompts, each an edit, insertion, deletion, exchange or shuffle of the one before."""
@@ -62,8 +58,7 @@ def check_equal(model, revision, **tolerance) -> None:
     anew = revise(model, revision.prompt, MemoryStore())
     one, other = prefill_many(model, [revision.request]), prefill_many(model, [anew.request])
     torch.testing.assert_close(one[0].logits, other[0].logits, **tolerance)
-    for x, y in zip(revision.kv.tensors(), anew.kv.tensors(), strict=True):
-        torch.testing.assert_close(x, y, **tolerance)
+    torch.testing.assert_close([*revision.kv.tensors()], [*anew.kv.tensors()], **tolerance)
 
 
 @given(edited())
@@ -84,7 +79,7 @@ def test_any_edits_encode_exactly_the_new_blocks_and_equal_encoding_everything_a
 @given(edited(), st.integers(1, 25))
 @settings(max_examples=20)
 def test_a_store_that_evicts_costs_encoding_and_no_exactness(llama, prompts, tokens):
-    store, before = room_for(llama, tokens), None
+    store, before = MemoryStore(encode(llama, block_of(tokens)).nbytes), None
     for prompt in prompts:
         gone = {block for block in prompt.context if key_of(fingerprint(llama), llama.dtype, block) not in store}
         revision = revise(llama, prompt, store, before)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from tests.refusals import refused
+from tests.refusals import refused, refused_command
 from workbench import data, models
 from workbench.app.cli import app
 from workbench.data.lab_corpus.world import Style
@@ -167,6 +167,12 @@ def test_a_recipe_is_trained_from_the_command_line(tokenizer, tmp_path, monkeypa
     assert (record["steps"], record["stages"], record["recipe"]["seed"]) == (40, 2, 3)
 
 
+@pytest.fixture
+def no_work(monkeypatch):
+    """No tokenizer can be trained: a training begins with it."""
+    monkeypatch.setattr("workbench.training.lab.train.train_tokenizer", lambda: pytest.fail("work was begun"))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -180,29 +186,19 @@ def test_a_recipe_is_trained_from_the_command_line(tokenizer, tmp_path, monkeypa
         ["train", "--out", "OUT", "--workers", "-1"],
     ],
 )
-def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(arguments, tmp_path, monkeypatch):
+def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(arguments, tmp_path, no_work):
     out = tmp_path / "out"
-    monkeypatch.setattr(
-        "workbench.training.lab.train.train_tokenizer",
-        lambda: pytest.fail("a tokenizer was trained before the refusal"),
-    )
-    result = CliRunner().invoke(app, ["lab", *(str(out) if a == "OUT" else a for a in arguments)])
-    assert result.exit_code == 2 and "error: " in result.output
+    refused_command("lab", *(out if argument == "OUT" else argument for argument in arguments))
     assert not out.exists()
 
 
-def test_a_folder_of_another_recipe_is_refused_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "workbench.training.lab.train.train_tokenizer",
-        lambda: pytest.fail("a tokenizer was trained before the refusal"),
-    )
+def test_a_folder_of_another_recipe_is_refused_before_any_work(tmp_path, no_work):
     state = tmp_path / "run" / "state"
     state.mkdir(parents=True)
     (state / "progress.json").write_text(json.dumps({"recipe": asdict(SMALL)}))
     (tmp_path / "file").write_text("")
     for out, message in (("run", "holds a run of another recipe"), ("file", "is a file: a folder is needed")):
-        result = CliRunner().invoke(app, ["lab", "train", "--out", str(tmp_path / out)])
-        assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
+        assert message in refused_command("lab", "train", "--out", tmp_path / out)
     assert (state / "progress.json").read_text() == json.dumps({"recipe": asdict(SMALL)})
 
 

@@ -8,9 +8,9 @@ from inspect import cleandoc
 import pytest
 from typer.testing import CliRunner
 
+from tests.refusals import refused, refused_command
 from workbench import data
 from workbench.app import cli
-from workbench.core.errors import BadInput
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs import samples as manuals
 from workbench.data.installed_docs.questions import KINDS, items, plain, questions
@@ -245,16 +245,16 @@ def test_what_was_drawn_can_be_written_and_read_as_a_file(tmp_path, drawn):
     ended = CliRunner().invoke(cli.app, asked)
     assert ended.exit_code == 0 and "35 samples, numpy" in ended.stdout
     assert data.load(out) == drawn[:35]
-    ended = CliRunner().invoke(cli.app, [*asked[:-1], str(tmp_path / "drawn.txt")])
-    assert ended.exit_code == 2 and not (tmp_path / "drawn.txt").exists()
+    refused_command(*asked[:-1], tmp_path / "drawn.txt")
+    assert not (tmp_path / "drawn.txt").exists()
     lines = CliRunner().invoke(cli.app, [*asked[:6], "--json"]).stdout.splitlines()
     assert [json.loads(line) for line in lines] == [sample.to_json() for sample in drawn[:35]]
 
 
 def test_too_many_passages_are_refused():
-    with pytest.raises(BadInput, match="passages is 101; a context of manuals has 1 to 100 passages"):
-        data.load("manuals", samples=1, passages=101)
+    said = "passages is 101; a context of manuals has 1 to 100 passages"
+    refused(said, data.load, "manuals", samples=1, passages=101)
     assert len(data.load("manuals", samples=1, passages=100)[0].ctxs) == 100
     assert [len(each.ctxs) for each in data.load("manuals", samples=2, passages=1)] == [1, 1]
-    with pytest.raises(BadInput, match="unknown part 'all' of the manuals: allowed are manuals, manuals-train"):
-        next(manuals.samples(1, 0, part="all"))
+    said = "unknown part 'all' of the manuals: allowed are manuals, manuals-train"
+    refused(said, lambda: next(manuals.samples(1, 0, part="all")))

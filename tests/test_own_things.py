@@ -11,12 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from tests.own_method import LAST
-from tests.refusals import refused
+from tests.refusals import refused, refused_command
 from workbench import Trial, data
-from workbench.app.cli import app
 from workbench.data import Passage, Sample
 from workbench.data.sources import folders
 from workbench.methods import own, registry
@@ -171,8 +169,7 @@ def test_hub_names_ask_for_datasets_where_it_is_not_there(monkeypatch):
 
 @pytest.mark.parametrize("command", ["trial", "sweep", "leaderboard", "prepare --out o", "serve-bench"])
 def test_every_command_that_runs_methods_reads_them_from_a_file(command):
-    done = CliRunner().invoke(app, [*command.split(), "--method-file", "nowhere.py"])
-    assert done.exit_code == 2 and done.output.endswith("nowhere.py is not there\n")
+    assert refused_command(*command.split(), "--method-file", "nowhere.py").endswith("nowhere.py is not there")
 
 
 def test_policies_of_a_file_have_names_and_options(method_file):

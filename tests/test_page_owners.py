@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from tests.random_models import Letters, block_of, model_of, prompt_of
 from tests.refusals import refused
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine import encoding
 from workbench.engine.encoding import encode_many
@@ -201,8 +200,7 @@ def test_tokens_outside_the_vocabulary_are_refused_before_anything_is_written():
     pool = Pool(MODEL, 9, SIZE, kernels=False)
     prompt = pool.open(pool.encode(MODEL, BLOCKS[:1]), 4)
     for ids in ([97], [-1], [3, 97]):
-        with pytest.raises(BadInput, match="the vocabulary is 0 to 96"):
-            Runner(MODEL, pool).prefill([prompt], [torch.tensor(ids)])
+        refused("the vocabulary is 0 to 96", Runner(MODEL, pool).prefill, [prompt], [torch.tensor(ids)])
     assert prompt.written == 0
 
 
@@ -239,19 +237,15 @@ def test_what_runs_out_of_memory_leaves_the_pool_and_other_requests_whole(monkey
     runner, cached = Runner(MODEL, pool), pool.encode(MODEL, BLOCKS[:1])
     prompt = pool.open(cached, 4)
     free = pool.free
-    with monkeypatch.context() as patch:
-        patch.setattr(page_storage, "packed_pass", full)
-        with pytest.raises(torch.OutOfMemoryError):
-            pool.encode(MODEL, BLOCKS)
-        patch.setattr(pool, "copy_in", full)
-        with pytest.raises(torch.OutOfMemoryError):
-            pool.put(KVS[BLOCKS[0]])
-        patch.setattr(paged_pool, "table_of", full)
-        with pytest.raises(torch.OutOfMemoryError):
-            pool.open(cached, 4)
-        patch.setattr(type(MODEL), "forward", full)
-        with pytest.raises(torch.OutOfMemoryError):
-            runner.prefill([prompt], [torch.tensor([1, 2])])
+    for part, name, call in (
+        (page_storage, "packed_pass", lambda: pool.encode(MODEL, BLOCKS)),
+        (pool, "copy_in", lambda: pool.put(KVS[BLOCKS[0]])),
+        (paged_pool, "table_of", lambda: pool.open(cached, 4)),
+        (type(MODEL), "forward", lambda: runner.prefill([prompt], [torch.tensor([1, 2])])),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+            patch.setattr(part, name, full)
+            call()
     assert pool.free == free and prompt.written == 0
     runner.prefill([prompt], [torch.tensor([1, 2])])
     assert prompt.written == 2
@@ -261,10 +255,9 @@ def test_a_batch_that_runs_out_of_memory_gives_all_pages_back(monkeypatch):
     model, prompts = model_of(), [prompt_of(20, 8, seed=i) for i in range(3)]
     before = generate(model, Letters(), prompts, "block", engine="paged", max_new_tokens=4)
     for what in ("prefill", "decode"):
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
             patch.setattr(Runner, what, full)
-            with pytest.raises(torch.OutOfMemoryError):
-                generate(model, Letters(), prompts, "block", engine="paged", max_new_tokens=4)
+            generate(model, Letters(), prompts, "block", engine="paged", max_new_tokens=4)
     assert generate(model, Letters(), prompts, "block", engine="paged", max_new_tokens=4) == before
 
 

@@ -179,8 +179,7 @@ def test_a_context_is_gathered_as_it_is_assembled(filled):
     prompt = made(2, 0, 1)
     kv = pool.gather([cached[2], cached[0], cached[1]], len(prompt.question))
     theirs = assemble(MODEL, prompt, encode_many(MODEL, prompt.context))
-    for a, b in zip(kv.tensors(), theirs.tensors(), strict=True):
-        torch.testing.assert_close(a, b, **CLOSE)
+    torch.testing.assert_close([*kv.tensors()], [*theirs.tensors()], **CLOSE)
 
 
 def test_a_run_of_tokens_is_put_into_a_pool():

@@ -39,8 +39,7 @@ FAMILIES = ("llama", "qwen2", "glm4", "phi3")
 
 
 def near(a, b):
-    for x, y in zip(a.tensors(), b.tensors(), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close([*a.tensors()], [*b.tensors()], rtol=1e-4, atol=1e-4)
 
 
 def directly(model, system: Block, neighbours, block: Block) -> list[torch.Tensor]:
@@ -121,8 +120,7 @@ def test_similar_is_what_the_explicit_mask_gives(family):
     for kv, block in zip(kvs[1:], PROMPT.context[1:], strict=True):
         neighbours = policy.neighbours(block)
         assert len(neighbours) == 3 and block not in neighbours and kv.start == sum(map(len, (SYSTEM, *neighbours)))
-        for ours, theirs in zip(kv.tensors(), directly(model, SYSTEM, neighbours, block), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close([*kv.tensors()], directly(model, SYSTEM, neighbours, block), rtol=1e-4, atol=1e-4)
 
 
 DOCUMENTS = Corpus(CORPUS.blocks, CORPUS.texts, ((), (0,), (0, 1), (), (3,), ()))  # of 3, 2 and 1 passages

@@ -235,24 +235,19 @@ def test_a_model_is_fetched_while_others_run(monkeypatch, cache):
 
 
 @pytest.mark.parametrize(
-    ("code", "sentence"),
+    ("code", "limit_s", "what"),
     [
-        ("raise OSError('disk full')", f"{MODEL} is missing (OSError: disk full): `workbench models get {MODEL}`"),
-        ("import sys; sys.exit(3)", f"{MODEL} is missing (its process ended with exit code 3): `workbench models get"),
+        ("raise OSError('disk full')", 60, "is missing (OSError: disk full)"),
+        ("import sys; sys.exit(3)", 60, "is missing (its process ended with exit code 3)"),
+        ("import time; time.sleep(60)", 0.2, "was not fetched within 0 seconds"),
     ],
 )
-def test_whatever_goes_wrong_is_one_sentence_with_the_command(monkeypatch, code, sentence):
+def test_whatever_goes_wrong_is_one_sentence_with_the_command_and_ends_the_fetch(monkeypatch, code, limit_s, what):
     fetch_by(monkeypatch, code)
-    with real_pages.Fetching(MODEL) as fetching:
+    with real_pages.Fetching(MODEL, limit_s=limit_s) as fetching:
         said = fetching.missing()
-    assert said.startswith(sentence) and "\n" not in said
-
-
-def test_a_fetch_that_takes_too_long_is_ended(monkeypatch):
-    fetch_by(monkeypatch, "import time; time.sleep(60)")
-    with real_pages.Fetching(MODEL, limit_s=0.2) as fetching:
-        assert fetching.missing().startswith(f"{MODEL} was not fetched within 0 seconds: `workbench models get")
         assert not fetching.is_busy
+    assert said.startswith(f"{MODEL} {what}: `workbench models get {MODEL}`") and "\n" not in said
 
 
 def test_leaving_early_ends_the_fetch(monkeypatch):

@@ -13,7 +13,6 @@ from tests.refusals import refused
 from tests.test_prepare import CORPUS
 from workbench.app.notebooks import own
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV, Derived
 from workbench.core.plan import Plan
 from workbench.data import embedders
@@ -99,9 +98,7 @@ def test_what_is_no_spec_is_refused(spec):
     ],
 )
 def test_an_option_that_is_not_allowed_is_refused_in_one_sentence(spec, message):
-    with pytest.raises(BadInput) as refusal:
-        select.named(spec)
-    assert str(refusal.value) == message
+    assert refused(".", select.named, spec) == message
     assert select.named("first_k").k is None
 
 

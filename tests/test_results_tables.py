@@ -154,16 +154,6 @@ def test_a_paired_difference_is_of_the_same_questions():
     refused(".", results.paired, answers, lambda rows: rows.method == "c", "em")
 
 
-def two_sources():
-    rows = [
-        {"source": s, "select": m, "ratio": r, "em": r, "em_low": r - 0.1, "em_high": r + 0.1, "n": 9, "seed": 0}
-        for s in ("shipped", "mine")
-        for m in ("a", "b")
-        for r in (0.1, 0.2)
-    ]
-    return pd.DataFrame(rows)
-
-
 @pytest.mark.parametrize(
     "draw",
     [
@@ -174,7 +164,12 @@ def two_sources():
     ],
 )
 def test_a_figure_names_every_source_of_its_numbers_and_is_none_without_rows(draw):
-    rows = two_sources()
+    rows = pd.DataFrame(
+        {"source": s, "select": m, "ratio": r, "em": r, "em_low": r - 0.1, "em_high": r + 0.1, "n": 9, "seed": 0}
+        for s in ("shipped", "mine")
+        for m in ("a", "b")
+        for r in (0.1, 0.2)
+    )
     figure = draw(rows)
     text = figure.to_json()
     assert figure.layout.meta["sources"] == ["shipped", "mine"] and "shipped" in text and "mine" in text

@@ -141,13 +141,12 @@ def test_a_loader_that_fails_fails_its_request_only(mode):
                 raise OSError("the disk is gone")
             return {"bytes": 7}
 
-    scheduler, tickets, engine = simulated(mode, [1.0, 1.0, 1.0])
-    scheduler.engine = scheduler.queues.engine = scheduler.computation.engine = Failing(**vars(engine))
+    scheduler, tickets, engine = simulated(mode, [1.0, 1.0, 1.0], kind=Failing)
     scheduler.run()
     assert [ticket.state for ticket in tickets] == ["finished", "failed", "finished"]
     with pytest.raises(OSError, match="disk is gone"):
         tickets[1].result(0)
-    assert sorted(scheduler.queues.engine.released) == ["0", "1", "2"]
+    assert sorted(engine.released) == ["0", "1", "2"]
     assert [event.detail for event in scheduler.events if event.what == "fail"] == ["the disk is gone"]
 
 
@@ -158,8 +157,7 @@ def test_a_prefill_that_fails_over_several_requests_is_made_for_each_alone():
                 raise RuntimeError("a damaged request")
             return super().prefill(tickets, waits)
 
-    scheduler, tickets, engine = simulated("request", [1.0, 1.0, 1.0], loaders=3)
-    scheduler.engine = scheduler.computation.engine = Failing(**vars(engine))
+    scheduler, tickets, _ = simulated("request", [1.0, 1.0, 1.0], loaders=3, kind=Failing)
     scheduler.run()
     assert [ticket.state for ticket in tickets] == ["finished", "failed", "finished"]
 
@@ -211,8 +209,7 @@ def test_a_request_without_room_waits_until_another_has_ended():
             super().release(ticket)
             self.held.discard(ticket.name)
 
-    scheduler, tickets, engine = simulated("request", [1.0] * 5, loaders=5)
-    scheduler.engine = scheduler.queues.engine = scheduler.computation.engine = small = Small(**vars(engine))
+    scheduler, tickets, small = simulated("request", [1.0] * 5, loaders=5, kind=Small)
     small.held = set()
     scheduler.run()
     assert [ticket.state for ticket in tickets] == ["finished", "finished", "failed", "finished", "finished"]
@@ -227,8 +224,7 @@ def test_requests_that_found_no_room_keep_their_order():
                 raise NoRoom("the first one has all")
             return {}
 
-    scheduler, _, engine = simulated("request", [1.0] * 6, loaders=6, loading=4, prefill=5.0)
-    scheduler.engine = scheduler.queues.engine = scheduler.computation.engine = Full(**vars(engine))
+    scheduler, _, _ = simulated("request", [1.0] * 6, loaders=6, loading=4, prefill=5.0, kind=Full)
     scheduler.run()
     began = {event.request: event.at for event in scheduler.events if event.what == "prefill"}
     assert [began[name] for name in "123"] == sorted(began[name] for name in "123")

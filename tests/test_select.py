@@ -474,8 +474,7 @@ def test_a_prompt_under_the_released_cacheblend_is_computed_over_fresh_early_lay
     torch.testing.assert_close(ours, forward(model, PROMPT.tokens, mixed, rows).logits, atol=5e-4, rtol=1e-3)
     blocks = fetch(model, PROMPT.context, store, after), encode_many(model, PROMPT.context, after)
     for cached, before in zip(*blocks, strict=True):
-        for ours, theirs in zip(cached.tensors(), before.tensors(), strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close([*cached.tensors()], [*before.tensors()], atol=1e-5, rtol=1e-4)
 
 
 def test_gradual_filtering_goes_on_with_those_that_deviate_most_layer_by_layer():

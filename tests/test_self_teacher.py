@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from self_teacher import CONFIG, LORA, same, tuned, weights
+from self_teacher import CONFIG, LORA, Killed, kill_at_step_4, same, tuned, weights
 from torch.nn.functional import kl_div
 from typer.testing import CliRunner
 
@@ -87,21 +87,12 @@ def test_the_loss_falls_with_all_weights_and_the_teacher_is_a_frozen_copy(sharp,
     assert same(dict(run.teacher.model.state_dict()), dict(untouched)) and not same(weights(run), dict(untouched))
 
 
-class Killed(Exception):
-    pass
-
-
 def test_killed_and_resumed_is_not_interrupted(sharp, texts, tmp_path):
     """Of all weights: tests/test_tuning.py."""
     pytest.importorskip("peft")
-
-    def kill(row):
-        if row["step"] == 4:
-            raise Killed
-
     whole = tuned(LORA, sharp, texts["unlabelled"], tmp_path / "whole", save_every=2)[0]
     with pytest.raises(Killed):
-        tuned(LORA, sharp, texts["unlabelled"], tmp_path / "cut", report=kill, save_every=2)
+        tuned(LORA, sharp, texts["unlabelled"], tmp_path / "cut", report=kill_at_step_4, save_every=2)
     again = tuned(LORA, sharp, texts["unlabelled"], tmp_path / "cut", save_every=2)[0]
     assert same(weights(whole), weights(again))
 
@@ -141,16 +132,10 @@ def test_the_rate_falls_with_the_budget_and_the_run_ends_with_it(sharp, texts, t
     assert (tmp_path / "run" / "state").is_dir()
 
 
-@pytest.fixture
-def settled(monkeypatch):
-    """A CPU that takes its batches for a GPU's: one length for all, and a batch that is compiled for."""
+def test_a_run_compiles_for_two_lengths_says_so_and_learns_what_it_would_without(sharp, texts, tmp_path, monkeypatch):
+    """On a CPU that takes its batches for a GPU's: one length for all, and a batch that is compiled for."""
     monkeypatch.setattr(TuneRun, "tiles", True)
     monkeypatch.setattr(TuneRun, "how", "parts")
-
-
-def test_a_run_compiles_for_two_lengths_says_so_and_learns_what_it_would_without(
-    sharp, texts, tmp_path, settled, monkeypatch
-):
     lines, held = [], Evaluation(every=6, samples=5, data=texts["held"])
     run, source = start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run", held, say=lines.append)
     progress = train(run, source, held)

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import tiny
-from tests.refusals import refused
+from tests.refusals import refused, refused_command
 from workbench import data, models, results
 from workbench.app import cli
 from workbench.experiments.serving.serve_bench import measure
@@ -121,8 +121,7 @@ WRONG = {
 
 @pytest.mark.parametrize("words", WRONG.values(), ids=WRONG)
 def test_a_wrong_option_is_one_sentence_and_nothing_is_written(words, folder, tmp_path):
-    done = served("--model", folder, *words, "--out", tmp_path / "mine")
-    assert done.exit_code == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    refused_command("serve-bench", "--model", folder, *words, "--out", tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 
 

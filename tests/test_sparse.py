@@ -266,9 +266,7 @@ def test_memory_grows_with_the_tiles_and_not_with_the_pairs(name, monkeypatch):
     ],
 )
 def test_settings_that_do_not_fit(spec, sentence):
-    with pytest.raises(BadInput) as problem:
-        sparse.named(spec)
-    assert sentence in str(problem.value)
+    assert sentence in refused(".", sparse.named, spec)
 
 
 def test_states_that_do_not_fit():

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.by_tile import HEADS, IDS, KV_HEADS, LENGTH, ROWS, WIDTH, blocks, covering, every_rows, expected, states
 from tests.random_models import model_of, prompt_of
 from tests.refusals import refused
-from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tiling import tiles
 from workbench.methods.sparse import xattention
@@ -25,6 +24,17 @@ from workbench.methods.sparse.strided import Strided
 from workbench.methods.sparse.vertical_slash import VerticalSlash
 from workbench.methods.sparse.window import Window
 from workbench.methods.sparse.xattention import Xattention
+
+
+def line_sums(q, k, rows, head, last):
+    """Softmax weights of the `last` rows of a head, summed over every column and over every diagonal."""
+    column, diagonal = [0.0] * k.shape[1], [0.0] * k.shape[1]
+    for at in last:
+        row = int(rows[at])
+        for key, value in enumerate((q[head, at] @ k[head // 2, : row + 1].T / sqrt(WIDTH)).softmax(0).tolist()):
+            column[key] += value
+            diagonal[row - key] += value
+    return column, diagonal
 
 
 # --- FlashPrefill
@@ -151,8 +161,7 @@ def test_thresholds_are_profiled_per_head_and_read_back(tmp_path):
         for head in range(4):
             alone = Xattention(block=8, stride=4, threshold=found[layer][head])(q, k, rows).kept
             assert torch.equal(kept[head], alone[head])
-    with pytest.raises(BadInput, match="are of another model"):
-        Xattention(block=8, stride=4, threshold=str(path)).ready(model_of("llama", seed=1))
+    refused("are of another model", Xattention(block=8, stride=4, threshold=str(path)).ready, model_of("llama", seed=1))
     refused("are for block 8 and stride 4", lambda: Xattention(block=8, stride=8, threshold=str(path)).ready(model))
     refused("holds no thresholds", lambda: Xattention(threshold=str(tmp_path / "none.json")).ready(model))
 
@@ -219,13 +228,7 @@ def test_vertical_slash_keeps_columns_and_the_tiles_of_diagonals(rows):
     ours = method(q, k, rows)
     chosen = []
     for head in range(HEADS):
-        column, diagonal = [0.0] * k.shape[1], [0.0] * k.shape[1]
-        for at in range(len(rows))[-5:]:
-            row = int(rows[at])
-            share = (q[head, at] @ k[head // 2, : row + 1].T / sqrt(WIDTH)).softmax(0).tolist()
-            for key, value in enumerate(share):
-                column[key] += value
-                diagonal[row - key] += value
+        column, diagonal = line_sums(q, k, rows, head, range(len(rows))[-5:])
 
         def order(x, forced):
             return sorted(range(len(x)), key=lambda j: (j >= forced, -x[j]))
@@ -253,12 +256,7 @@ def test_flex_prefill_goes_by_pooled_scores_where_they_are_true_and_by_lines_els
     kept, aware = set(), []
     for head in range(HEADS):
         last = range(len(rows))[-8:]
-        column, diagonal = [0.0] * length, [0.0] * length
-        for at in last:
-            row = int(rows[at])
-            for key, value in enumerate((q[head, at] @ k[head // 2, : row + 1].T / sqrt(WIDTH)).softmax(0).tolist()):
-                column[key] += value / len(last)
-                diagonal[row - key] += value / len(last)
+        column, diagonal = ([x / len(last) for x in sums] for sums in line_sums(q, k, rows, head, last))
 
         def shares(mean, end, means=pooled_keys[head // 2]):
             seen = [j for j in range(len(tiles)) if 8 * j <= end]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from tests.random_models import block_of, model_of
 from tests.refusals import refused
-from tests.store_blocks import key_for, kv_of, same
+from tests.store_blocks import key_for, kv_of, one_block, same
 from tests.stress import run_store_faults, store_faults
 from tests.stress.folder_machine import FolderMachine
 from tests.stress.power_loss import losses
@@ -113,9 +113,7 @@ def test_what_is_set_aside_under_one_name_stays_side_by_side_until_it_is_cleared
 
 
 def test_where_nothing_can_be_written_a_damaged_block_is_still_no_error(tmp_path, monkeypatch, caplog):
-    store = FolderStore(tmp_path / "a", new=True)
-    store.put(key_for(1), kv_of(1))
-    path = tmp_path / "a" / f"{key_for(1)}.safetensors"
+    _, path = one_block(tmp_path / "a")
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     memory = MemoryStore(behind=FolderStore(tmp_path / "a"))
     assert memory.get(key_for(1)) is None
@@ -137,8 +135,7 @@ def damage(path, text):
 @pytest.mark.parametrize("text", ["[1, 2]", "7", "{", "", "\0\0", "null", "{}", None])
 def test_a_damaged_manifest_is_one_sentence_and_written_anew_by_who_knows_the_model(tmp_path, text):
     kind = {"model": "model", "dtype": "torch.float32"}
-    store = FolderStore(tmp_path / "a", kind, new=True)
-    store.put(key_for(1), kv_of(1))
+    one_block(tmp_path / "a", kind)
     before = (tmp_path / "a" / "manifest.json").read_text()
     damage(tmp_path / "a" / "manifest.json", text)
     if text is not None:
@@ -152,7 +149,7 @@ def test_a_damaged_manifest_is_one_sentence_and_written_anew_by_who_knows_the_mo
 @pytest.mark.parametrize("other", [{"model": "other"}, {"dtype": "torch.bfloat16"}])
 def test_a_damaged_manifest_is_never_written_anew_against_what_the_blocks_say(tmp_path, other, text):
     kind = {"model": "model", "dtype": "torch.float32"}
-    FolderStore(tmp_path / "a", kind, new=True).put(key_for(1), kv_of(1))
+    one_block(tmp_path / "a", kind)
     damage(tmp_path / "a" / "manifest.json", text)
     refused("blocks are of another", FolderStore, tmp_path / "a", kind | other, new=True)
     assert same(FolderStore(tmp_path / "a", kind, new=True).get(key_for(1)), kv_of(1)), "its owner goes on"
@@ -186,8 +183,7 @@ def test_of_two_first_writers_neither_is_refused(tmp_path, monkeypatch):
 
 def test_a_flipped_bit_of_a_manifest_serves_nothing_wrong(tmp_path):
     kind = {"model": "m"}
-    store = FolderStore(tmp_path / "a", kind, new=True)
-    store.put(key_for(1), kv_of(1))
+    one_block(tmp_path / "a", kind)
     path = tmp_path / "a" / "manifest.json"
     whole = path.read_bytes()
     for i in range(len(whole)):
@@ -341,10 +337,9 @@ def test_a_folder_that_was_begun_by_a_process_that_was_killed_is_begun_again(tmp
 
 
 def test_memory_over_a_folder_counts_a_block_that_another_process_deletes_as_evicted(tmp_path):
-    store = FolderStore(tmp_path / "a", new=True)
-    store.put(key_for(1), kv_of(1))
+    store, path = one_block(tmp_path / "a")
     memory = MemoryStore(behind=store)
-    next((tmp_path / "a").glob("*.safetensors")).unlink()
+    path.unlink()
     assert memory.get(key_for(1)) is None and memory.stats.reasons == {"evicted": 1}
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.refusals import refused
-from tests.store_blocks import folder_with, key_for, kv_of, rewritten, same
+from tests.store_blocks import folder_with, key_for, kv_of, one_block, rewritten, same
 from workbench.core.kv import KV
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.files import file_header, quarantine, scrub
@@ -104,8 +104,7 @@ def test_a_header_that_says_something_else_than_its_tensors_is_damaged(tmp_path,
     ],
 )
 def test_files_of_something_else_are_set_aside(tmp_path, tensors, metadata, kind, says):
-    store = FolderStore(tmp_path / "a", new=True)
-    store.put(key_for(1), kv_of(1))
+    one_block(tmp_path / "a")
     save_file(tensors, tmp_path / "a" / "other.safetensors", metadata)
     store = FolderStore(tmp_path / "a")
     (problem,) = store.set_aside.values()
@@ -113,25 +112,16 @@ def test_files_of_something_else_are_set_aside(tmp_path, tensors, metadata, kind
     assert re.search(says, problem.detail)
 
 
-def test_files_of_a_later_version_are_named_and_never_deleted(tmp_path, monkeypatch):
-    store = FolderStore(tmp_path / "a", new=True)
+def test_a_file_of_a_later_version_is_named_never_deleted_and_set_aside_where_it_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(file_header, "FORMAT", 2)
-    store.put(key_for(1), kv_of(1))
+    _, path = one_block(tmp_path / "a")
     monkeypatch.undo()
+    later = path.read_bytes()
     store = FolderStore(tmp_path / "a")
     assert store.get(key_for(1)) is None and store.why(key_for(1)).reason == "other format version"
     found = scrub.verify(tmp_path / "a", repair=True)
     assert found.whole and [finding.kind for finding in found.findings] == ["later"] and not found.removed
-    assert len(list((tmp_path / "a").glob("*.safetensors"))) == 1
-
-
-def test_a_file_of_a_later_version_that_is_replaced_is_set_aside(tmp_path, monkeypatch):
-    store = FolderStore(tmp_path / "a", new=True)
-    monkeypatch.setattr(file_header, "FORMAT", 2)
-    store.put(key_for(1), kv_of(1))
-    monkeypatch.undo()
-    path = next((tmp_path / "a").glob("*.safetensors"))
-    later = path.read_bytes()
+    assert list((tmp_path / "a").glob("*.safetensors")) == [path] and path.read_bytes() == later
     FolderStore(tmp_path / "a").put(key_for(1), kv_of(1))
     assert same(FolderStore(tmp_path / "a").get(key_for(1)), kv_of(1))
     assert (tmp_path / "a" / "set_aside" / path.name).read_bytes() == later

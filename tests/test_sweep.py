@@ -11,10 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import tiny
-from tests.refusals import refused
+from tests.refusals import refused, refused_command
 from workbench import models, results
 from workbench.app import cli
-from workbench.core.errors import BadInput
 from workbench.core.utils import runner
 from workbench.data.assets import ROOT
 from workbench.experiments.sweeps import sweep as sweeps
@@ -234,9 +233,8 @@ def test_the_command_ends_with_one_where_a_trial_failed_and_with_two_where_it_wa
     monkeypatch.setattr(Trial, "run_each", fail)
     ended = CliRunner().invoke(cli.app, command)
     assert ended.exit_code == 1 and "2 trials failed" in ended.stderr and "RuntimeError: broken" in ended.stderr
-    for option, message in (("--samples", "samples is 'many': a number is needed"), ("--batch", "batch is 0")):
-        ended = CliRunner().invoke(cli.app, [*command, option, "many" if option == "--samples" else "0"])
-        assert ended.exit_code == 2 and message in ended.stderr
+    assert "samples is 'many': a number is needed" in refused_command(*command, "--samples", "many")
+    assert "batch is 0" in refused_command(*command, "--batch", "0")
 
 
 PLAN = """
@@ -333,10 +331,7 @@ def test_each_problem_is_named_before_a_run(base, lists, words, monkeypatch, tmp
 
 def test_several_problems_are_told_together_with_their_trials(base):
     listed = trials(base, dtype=[None, "int3"], passages=[3, 400], seed=[0, 1])
-    with pytest.raises(BadInput) as problem:
-        sweep_grid.check(listed)
-    words = str(problem.value)
-    assert words.startswith("6 of 8 trials cannot run: ") and words.count(";") >= 1 and "\n" not in words
+    words = refused("^6 of 8 trials cannot run: .*;", sweep_grid.check, listed)
     assert "unknown dtype 'int3'" in words and "(4 of 8 trials)" in words
 
 

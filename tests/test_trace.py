@@ -45,19 +45,15 @@ SCHEMA = {  # of "Trace Event Format"
 MODEL = model_of()
 
 
-def served() -> Events:
-    """Three requests over tiers of which the first holds one block."""
+@pytest.fixture(scope="module")
+def events():
+    """Of three requests over tiers of which the first holds one block."""
     events = Events()
     store = TieredStore([HostTier(1 << 13), HostTier(1 << 20, name="below")], events=events)
     scheduler = Scheduler(ContiguousEngine(MODEL, Letters(), store), batch=2, events=events)
     scheduler.run([prompt_of(6, 4, 3), prompt_of(6, 4, 2), prompt_of(9, 6, 2, seed=1)], 3)
     scheduler.close()
-    return events
-
-
-@pytest.fixture(scope="module")
-def events():
-    return list(served())
+    return list(events)
 
 
 def test_events_of_a_run_are_whole_and_in_order(events):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from self_teacher import same, weights
+from self_teacher import Killed, kill_at_step_4, same, weights
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -58,10 +58,6 @@ def tuned(config, base, questions, out, **options):
     return run, progress
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(base, questions, tmp_path_factory):
     """Run and progress of CONFIG."""
@@ -70,15 +66,11 @@ def uninterrupted(base, questions, tmp_path_factory):
 
 @pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, accumulate=2, optimizer="muon", mode="block")])
 def test_killed_and_resumed_is_not_interrupted(config, uninterrupted, base, questions, tmp_path):
-    def kill(row):
-        if row["step"] == 4:
-            raise Killed
-
     another = config != CONFIG
     whole, through = tuned(config, base, questions, tmp_path / "whole", save_every=2) if another else uninterrupted
     run, source = start(config, base, Data(questions), tmp_path / "cut")
     with pytest.raises(Killed):
-        train(run, source, report=kill, save_every=2)
+        train(run, source, report=kill_at_step_4, save_every=2)
     again, progress = tuned(config, base, questions, tmp_path / "cut", save_every=2)
     assert same(weights(whole), weights(again))
     assert progress.curve == through.curve and progress.step == 6
