@@ -9,7 +9,6 @@ from workbench.store.keys import Identity, Key
 Reason = Literal[
     "damaged",
     "unreachable",
-    "still loading",
     "evicted",
     "too large",
     "other dtype",
@@ -36,7 +35,6 @@ class Miss:
 
     damaged                   what was kept cannot be read, or its checksum is wrong
     unreachable               the place where it would be did not answer in time, or failed
-    still loading             it is on its way from a slower place, and was not waited for
     evicted                   it was kept, and had to make room or was deleted
     too large                 larger than the whole budget
     other dtype, model, …     the same tokens are kept, but in another dtype, of other weights or another configuration,

@@ -7,7 +7,7 @@ way down is found in `moving`. Tiers below are written one block at a time, and 
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from threading import RLock
@@ -25,23 +25,17 @@ REMEMBERED = 1 << 16  # keys that were dropped and are remembered, to tell why t
 
 
 class Chain:
-    """Tiers, the fastest first. `pinned` keys do not leave the first one.
+    """Tiers, the fastest first.
 
     evictions   how often a block had to make room, by tier
     clock       of the time of an eviction, seconds since 1970
     """
 
-    def __init__(
-        self,
-        tiers: Sequence[Tier],
-        pinned: Container[str],
-        events: Events | None,
-        clock: Callable[[], float] = time.time,
-    ):
+    def __init__(self, tiers: Sequence[Tier], events: Events | None, clock: Callable[[], float] = time.time):
         annotations.check("tiers", tiers, Sequence[Any])
         if not tiers or len({tier.name for tier in tiers}) < len(tiers):
             raise BadInput(f"tiers {[tier.name for tier in tiers]}: at least one is needed, each with its own name")
-        self.tiers, self.pinned, self.events, self.clock = list(tiers), pinned, events, clock
+        self.tiers, self.events, self.clock = list(tiers), events, clock
         self.evictions = Counter[str]()
         self.lock, self._index = RLock(), Index()
         self._moving: dict[str, Any] = {}
@@ -82,7 +76,7 @@ class Chain:
             self._dropped.pop(key, None)
             if key in first:
                 uses += first.drop(key)
-            victims = first.victims(first.needs(kv), lambda other: other not in self.pinned)
+            victims = first.victims(first.needs(kv))
             kept = {victim: first.get(victim) for victim in victims or ()}
             self._moving |= kept  # before they leave, so that they are found meanwhile
             uses_of = {victim: first.drop(victim, evicted=True) for victim in kept}
@@ -109,7 +103,7 @@ class Chain:
         with tier.lock:
             if key in tier:
                 return True
-            victims = tier.victims(tier.needs(kv), lambda _: True)
+            victims = tier.victims(tier.needs(kv))
             if victims is not None and self._pass_down(level, victims) and self._written(tier, key, kv, uses):
                 return True
         return False if only else self.lower(level + 1, key, kv, uses)

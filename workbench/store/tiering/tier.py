@@ -121,13 +121,15 @@ class Books:
         """Count a use of a block."""
         self.heat.use(key)
 
-    def victims(self, size: int, allowed: Callable[[str], bool]) -> list[str] | None:
+    def missing(self, size: int) -> int:
+        """Return how many bytes must go for `size` more; 0 or less: none."""
+        return 0 if self.budget_bytes is None else self._bytes + size - self.budget_bytes
+
+    def victims(self, size: int) -> list[str] | None:
         """List the coldest keys that must go for `size` more bytes; None where that is not enough."""
-        if self.budget_bytes is None:
-            return []
-        needed, chosen = self._bytes + size - self.budget_bytes, list[str]()
+        needed, chosen = self.missing(size), list[str]()
         if needed > 0:
-            for key in self.heat.coldest(allowed):
+            for key in self.heat.coldest():
                 chosen.append(key)
                 needed -= self._sizes[key]
                 if needed <= 0:
@@ -269,7 +271,7 @@ class StoreTier(Tier):
             with self.lock:
                 if kv is None:
                     self._left(key)
-                elif self.victims(kv.nbytes, lambda _: False) is not None:
+                elif self.missing(kv.nbytes) <= 0:
                     self._entered(key, kv.nbytes, 1)
         return kv
 

@@ -6,9 +6,8 @@ copy that lies below stays there, so that moving down again costs nothing.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Literal, get_args
@@ -38,7 +37,7 @@ class TieredStore:
 
     write     "back": a new block is kept in the first tier, and moves down when it has cooled; "through": it is also
               written to the tiers below at once
-    loaders   threads that `prefetch` and `find_all` read with
+    loaders   threads that `find_all` reads with
     clock     of the time of an eviction, seconds since 1970
     `put` raises BadInput for a block that is larger than the budget of every tier.
     """
@@ -57,8 +56,7 @@ class TieredStore:
             raise BadInput(f"loaders is {loaders}: at least 1 is needed")
         self.write, self.loaders, self.events = write, loaders, events
         self.recent: deque[Miss] = deque(maxlen=RECENT)
-        self._pins = Counter[str]()
-        self.chain = Chain(tiers, self._pins, events, clock)
+        self.chain = Chain(tiers, events, clock)
         self.tiers = self.chain.tiers
         self._hits, self._read, self._reasons = Counter[str](), Counter[str](), Counter[str]()
         self._lock, self._loading = RLock(), dict[str, Future[Found | None]]()
@@ -69,9 +67,9 @@ class TieredStore:
         found = self.find(key)
         return None if found is None else found.kv
 
-    def find(self, key: str, wait: bool = True, request: str = "") -> Found | None:
-        """Return the block under `key` and where it lay, or None; a block on its way up is waited for, or missed."""
-        found = self._fetch(key, wait)
+    def find(self, key: str, request: str = "") -> Found | None:
+        """Return the block under `key` and where it lay, or None; a block on its way up is waited for."""
+        found = self._fetch(key)
         if found is None:
             self._missed(self.why(key), request)
             return None
@@ -86,10 +84,10 @@ class TieredStore:
         """Find several blocks, in order; those below the first tier are read side by side."""
         below = [key for key in keys if key not in self.tiers[0]]
         threads = self._loaders() if len(below) > 1 else None
-        later = {key: threads.submit(self.find, key, True, request) for key in below} if threads else {}
+        later = {key: threads.submit(self.find, key, request) for key in below} if threads else {}
         try:
             for key in keys:
-                yield later.pop(key).result() if key in later else self.find(key, request=request)
+                yield later.pop(key).result() if key in later else self.find(key, request)
         finally:  # of one that is given up, what has not begun is not read
             for future in later.values():
                 future.cancel()
@@ -106,46 +104,12 @@ class TieredStore:
         for level in range(1, len(self.tiers)) if self.write == "through" else ():
             self.chain.lower(level, key, kept, only=True)
 
-    def pin(self, key: str) -> bool:
-        """Bring a block into the first tier and keep it there until `unpin`; return whether it is there."""
-        with self._lock:
-            self._pins[key] += 1  # before it is fetched, so that it is not evicted in between
-        if self._fetch(key, wait=True) is None or key not in self.tiers[0]:
-            self.unpin(key)
-            return False
-        return True
-
-    def unpin(self, key: str) -> None:
-        """Let a block go that was pinned; as often as it was pinned."""
-        with self._lock:
-            self._pins[key] -= 1
-            if self._pins[key] <= 0:
-                del self._pins[key]
-
-    @contextmanager
-    def pinned(self, keys: Iterable[str]) -> Iterator[list[str]]:
-        """Pin what there is of `keys` for as long as the block runs; yield those that are pinned."""
-        held = [key for key in keys if self.pin(key)]
-        try:
-            yield held
-        finally:
-            for key in held:
-                self.unpin(key)
-
-    def prefetch(self, keys: Iterable[str]) -> list[Future[Found | None]]:
-        """Bring blocks into the first tier in the background; nothing is counted as a look-up."""
-        threads = self._loaders()
-        return [threads.submit(self._fetch, key, True) for key in keys]
-
     def where(self, key: str) -> str | None:
         """Return the name of the first tier that holds a block, by the books; None: none does."""
         return self.chain.where(key)
 
     def why(self, key: str) -> Miss:
-        """Return why `find(key, wait=False)` finds nothing."""
-        with self._lock:
-            if key in self._loading:
-                return Miss(key, "still loading", f"into {self.tiers[0].name}, and was not waited for")
+        """Return why `find(key)` finds nothing."""
         return self.chain.why(key)
 
     def close(self) -> None:
@@ -203,7 +167,7 @@ class TieredStore:
                 self._threads = ThreadPoolExecutor(self.loaders, "prefetch")
             return self._threads
 
-    def _fetch(self, key: str, wait: bool) -> Found | None:
+    def _fetch(self, key: str) -> Found | None:
         """Find a block, without counting, and move it up; two threads that want one block read it once."""
         if (kv := self.chain.above(key)) is not None:
             return Found(kv, self.tiers[0].name)
@@ -211,7 +175,7 @@ class TieredStore:
             if (future := self._loading.get(key)) is None:
                 mine = self._loading[key] = Future[Found | None]()
         if future is not None:
-            return future.result() if wait else None
+            return future.result()
         try:
             below = self.chain.below(key)
             above = self.chain.above(key) if below is None else None  # it may have come up since
