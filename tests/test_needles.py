@@ -7,7 +7,7 @@ from hashlib import sha256
 from itertools import islice, pairwise
 from random import Random
 
-import lab_frames
+import beyond_rag
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -249,24 +249,24 @@ def test_every_question_is_answered_by_its_passages_and_has_one_answer(seed, pas
 
 
 # --- States of a lab world: one document changes from frame to frame, and the answer is what its passages say now
-FRAMES = lab_frames.samples(50, seed=3, passages=20, length=25)
+FRAMES = beyond_rag.frames(50, seed=3, passages=20, length=25)
 
 
 def test_one_document_changes_from_frame_to_frame_and_a_new_world_begins_after_so_many():
     changed = [sum(x != y for x, y in zip(a.ctxs, b.ctxs, strict=True)) for a, b in pairwise(FRAMES)]
     assert changed[24] > 10, "another world"
     assert {*changed[:24], *changed[25:]} <= {1, 2}
-    assert {len(frame.ctxs) for frame in FRAMES} == {20} and {frame.kind for frame in FRAMES} == set(lab_frames.KINDS)
+    assert {len(frame.ctxs) for frame in FRAMES} == {20} and {frame.kind for frame in FRAMES} == set(beyond_rag.KINDS)
 
 
 def test_equal_seeds_give_equal_frames_and_a_longer_draw_begins_with_a_shorter_one():
-    assert lab_frames.samples(6, 1, 8) == lab_frames.samples(9, 1, 8)[:6] != lab_frames.samples(6, 2, 8)
+    assert beyond_rag.frames(6, 1, 8) == beyond_rag.frames(9, 1, 8)[:6] != beyond_rag.frames(6, 2, 8)
 
 
 @given(st.integers(0, 100))
 @settings(max_examples=8)
 def test_the_answer_stands_in_the_passages_as_they_are_now(seed):
-    for frame in lab_frames.samples(6, seed, 12):
+    for frame in beyond_rag.frames(6, seed, 12):
         text = " ".join(f"{passage.title} {passage.text}" for passage in frame.ctxs)
         assert any(answer in text for answer in frame.answers), frame
 
@@ -321,10 +321,10 @@ def named_data(spec):
         (named_data, {"spec": "lab(asides=1e999)"}, "asides is inf: a number of 0 or more is needed"),
         (named_data, {"spec": "lab(0)"}, r"'lab\(0\)' is not understood"),
         (named_data, {"spec": "lab-hard"}, "unknown data 'lab-hard': allowed are lab, needles"),
-        (lab_frames.samples, {"n": 0}, "frames is 0"),
-        (lab_frames.samples, {"n": 1, "length": 0}, "length 0"),
-        (lab_frames.samples, {"n": 1, "passages": 41}, "passages is 41; a state has 8 to 40"),
-        (lab_frames.samples, {"n": 1, "passages": 7}, "passages is 7"),
+        (beyond_rag.frames, {"n": 0}, "frames is 0"),
+        (beyond_rag.frames, {"n": 1, "length": 0}, "length 0"),
+        (beyond_rag.frames, {"n": 1, "passages": 41}, "passages is 41; a state has 8 to 40"),
+        (beyond_rag.frames, {"n": 1, "passages": 7}, "passages is 7"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, asked, sentence):

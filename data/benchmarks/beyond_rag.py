@@ -5,19 +5,29 @@
 
 writes answers of both modes (experiment "session") for Block-Attention's table 2 (in-context learning) and figure 5
 (states of a game): exact match, and in block mode whether both answers have the same tokens (`agree`).
-Questions about one hall of cards are those of successive frames, each leaf group of its state a block; `frames` are
-states of a lab world in which one fact changes at a time, a passage a block; demonstrations are blocks of a passage,
-its question and its answer. Tasks that are there already are kept.
+Questions about one hall of cards are those of successive frames, each leaf group of its state a block; demonstrations
+are blocks of a passage, its question and its answer. Tasks that are there already are kept.
+
+`frames` are states of a lab world in which one thing changes at a time, a passage a block. A frame follows the one
+before it by one move: of one entity one fact gets another object ("Ada Kelric lives in Tarn" becomes "… in Olm"), its
+document is written again, and every other passage stays as it is. So a frame is to a lab model what the state of a game
+is to a larger one (Block-Attention, appendix A): long, repeated but for a little, and asked about as it is now.
+`data.sources.game` has the states of a real game, in JSON, which no lab model reads.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from random import Random
 from typing import Any
 
-import lab_frames
 from script import name_of, options, writer
 
 from workbench import models
+from workbench.core.errors import BadInput
+from workbench.data.lab_corpus.samples import MOST_PASSAGES
+from workbench.data.lab_corpus.style import PLAIN
+from workbench.data.lab_corpus.world import Entity, Fact, World, passages_of, write
+from workbench.data.sample import Sample
 from workbench.data.sources import chat, game
 from workbench.experiments.serving import sessions
 from workbench.experiments.serving.sessions import SessionPrompt
@@ -54,6 +64,70 @@ def rows(loaded: Loaded, steps: Sequence[SessionPrompt]) -> Iterator[dict[str, A
             yield {**about, "em": em, "agree": agree, "tokens": lengths[number]}
 
 
+KINDS = ("single-hop", "continuation", "two-hop")  # asked in turn, where a state has something of the kind to ask
+LENGTH = 25  # frames of one world
+
+
+def frames(n: int, seed: int = 0, passages: int = 30, length: int = LENGTH) -> list[Sample]:
+    """Return `n` successive frames, each the passages of a state and one question about it; a new world every `length`.
+
+    Equal arguments, equal frames. Raises BadInput for numbers that are not allowed.
+    """
+    if n < 1 or length < 1:
+        raise BadInput(f"frames is {n} and length {length}; at least 1 is needed of both")
+    if not 8 <= passages <= MOST_PASSAGES:
+        raise BadInput(f"passages is {passages}; a state has 8 to {MOST_PASSAGES} passages")
+    worlds = (_frames(seed, number, passages) for number in range(-(-n // length)))
+    return [next(frames) for at, frames in enumerate(worlds) for _ in range(min(length, n - at * length))]
+
+
+def _frames(seed: int, number: int, passages: int) -> Iterator[Sample]:
+    rng = Random(f"lab frames {seed} {number}")
+    world, state = World(rng, passages, PLAIN), list[Entity]()
+    while len(passages_of(state)) != passages:
+        world = World(rng, passages, PLAIN)
+        state = world.context(passages)
+    changed: Entity | None = None
+    for at, kind in enumerate(_turns()):
+        if at:
+            changed = _move(world, rng)
+        yield _asked(world, state, kind, changed, f"lab-frame-{seed}-{number}-{at}")
+
+
+def _turns() -> Iterator[str]:
+    while True:
+        yield from KINDS
+
+
+def _move(world: World, rng: Random) -> Entity:
+    """Give one fact of one entity another object, and write its document again; returns the entity."""
+    entity = rng.choice([each for each in world.documents if _movable(each)])
+    fact = rng.choice(_movable(entity))
+    new = fact
+    while new.object in fact.names:
+        new = world.draw(fact.relation, entity)
+    fact.object, fact.target = new.object, new.target
+    trade = next((each.object for each in entity.facts[0] if each.relation.name == "profession"), "")
+    entity.passages.clear()
+    write(entity, entity.alias if entity.kind != "person" else f"the {trade}", rng, world.style)
+    return entity
+
+
+def _movable(entity: Entity) -> list[Fact]:
+    """Return the facts that a move may change: not the trade, of which every person has one of its own."""
+    return [fact for facts in entity.facts for fact in facts if fact.relation.name != "profession"]
+
+
+def _asked(world: World, state: list[Entity], kind: str, changed: Entity | None, name: str) -> Sample:
+    """Ask about a state, about what has just changed where there is something of the kind to ask."""
+    every = world.questions(state)
+    kind = kind if every[kind] else KINDS[0]
+    new = [about for about in every[kind] if about[0] is changed]
+    question = world.ask(kind, world.rng.choice(new or every[kind]))
+    hops = 2 if kind == "two-hop" else 1
+    return Sample(name, question.text, question.answers, passages_of(state), question.titles, hops, kind)
+
+
 def main() -> None:
     """Measure and write."""
     counts = {
@@ -66,7 +140,7 @@ def main() -> None:
     layout, name = loaded.layout, name_of(args.model)
     steps_of = {
         "demonstrations": lambda: sessions.of_demonstrations(chat.requests(args.requests, SEED, SHOTS), layout),
-        "frames": lambda: sessions.of_frames(lab_frames.samples(args.frames, SEED), layout),
+        "frames": lambda: sessions.of_frames(frames(args.frames, SEED), layout),
         "game": lambda: sessions.of_game(game.frames(args.frames, SEED, args.tables), layout),
     }
     origin = {"model": name, "seed": SEED, "setting": {"shots": SHOTS, "tables": args.tables}}
