@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from typer.testing import CliRunner
-
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 BLOCK = re.compile(
@@ -70,8 +68,7 @@ def run(page: Path, change: Callable[[str], str] = str, weekly: bool = False) ->
 
 def command(words: list[str]) -> None:
     """Run one command line of the workbench in this process; any exit code but 0 is an error."""
-    from workbench.app import cli
+    from tests.commands import told
 
     assert words[0] == "workbench", f"{' '.join(words)}: only commands of the workbench are run; say why not"
-    done = CliRunner().invoke(cli.app, words[1:])
-    assert done.exit_code == 0, f"{' '.join(words)}\n{done.output}\n{done.exception!r}"
+    told(*words[1:])

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command
+from tests.refusals import refused
 from workbench import results
 from workbench.app.cli import app
 from workbench.app.notebooks import run as notebook_run

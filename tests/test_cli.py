@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests import tiny
-from tests.refusals import refused_command
+from tests.commands import refused_command
 from workbench import results
 from workbench.app import cli
 from workbench.app.commands.sweep import sweep

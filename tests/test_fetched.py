@@ -21,7 +21,8 @@ from platformdirs import user_cache_path
 from typer.testing import CliRunner
 
 from tests import tiny_gguf
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command
+from tests.refusals import refused
 from workbench import models
 from workbench.app import cli
 from workbench.core.utils.files import digest

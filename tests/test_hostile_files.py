@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from store_blocks import key_for, kv_of
-from typer.testing import CliRunner
 
-from tests.refusals import refused, refused_command
-from workbench.app.cli import app
+from tests.commands import refused_command, told
+from tests.refusals import refused
 from workbench.app.notebooks.run import declared
 from workbench.core.errors import brief
 from workbench.core.utils.files import check_place
@@ -43,8 +42,8 @@ def test_a_link_to_a_folder_is_a_folder(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     check_place("--out", tmp_path / "link" / "new.json")
-    done = CliRunner().invoke(app, ["data", "lab", "--samples", "1", "--out", str(tmp_path / "link" / "new.jsonl")])
-    assert done.exit_code == 0 and (tmp_path / "real" / "new.jsonl").is_file()
+    told("data", "lab", "--samples", "1", "--out", tmp_path / "link" / "new.jsonl")
+    assert (tmp_path / "real" / "new.jsonl").is_file()
 
 
 @pytest.mark.parametrize("place", ["loop", "loop/below"])

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command, told
+from tests.refusals import refused
 from tests.scheduler_cases import PROMPTS, simulated
 from workbench import fetch, models
 from workbench.app.cli import app
@@ -244,9 +245,9 @@ def test_text_that_moves_the_cursor_or_turns_writing_around_is_escaped():
 def test_a_passage_that_is_shown_is_printable(tmp_path, as_json):
     sample = {"id": ODD, "kind": ODD, "question": ODD, "answers": [ODD], "ctxs": [{"title": ODD, "text": ODD}]}
     (tmp_path / "odd.jsonl").write_text(json.dumps(sample) + "\n")
-    told = CliRunner().invoke(app, ["data", str(tmp_path / "odd.jsonl"), *["--json"] * as_json])
-    assert told.exit_code == 0 and all(line.isprintable() for line in told.stdout.splitlines())
-    assert not as_json or json.loads(told.stdout)["question"] == ODD
+    shown = told("data", tmp_path / "odd.jsonl", *["--json"] * as_json)
+    assert all(line.isprintable() for line in shown.splitlines())
+    assert not as_json or json.loads(shown)["question"] == ODD
 
 
 def test_the_name_of_a_file_that_is_refused_is_printable():
@@ -270,10 +271,10 @@ REFUSED = [
 @pytest.mark.parametrize("line", REFUSED, ids=" ".join)
 def test_an_option_out_of_bounds_is_refused_by_name(tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
-    told = CliRunner().invoke(app, line)
+    ended = CliRunner().invoke(app, line)
     option = line[-4] if line[-2] == "--out" and line[-1] == "x" else line[-2]
     named = option.lstrip("-").replace("-", "_")
-    assert told.exit_code == 2 and named in told.output.replace("-", "_") and not any(tmp_path.iterdir())
+    assert ended.exit_code == 2 and named in ended.output.replace("-", "_") and not any(tmp_path.iterdir())
 
 
 def test_processes_are_a_small_multiple_of_the_cores_of_this_machine_alone():

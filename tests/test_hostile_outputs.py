@@ -10,7 +10,8 @@ import tiny
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command
+from tests.refusals import refused
 from workbench import models
 from workbench.app import cli
 from workbench.core.utils.files import check_folder, check_place, write_text

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command, told
+from tests.refusals import refused
 from workbench import data, models
 from workbench.app.cli import app
 from workbench.data.lab_corpus.world import Style
@@ -129,8 +130,8 @@ def test_a_finished_model_is_a_whole_checkpoint_with_a_card(whole, written):
 @pytest.mark.parametrize("storage", ["bfloat16", "float16", "int8"])
 def test_a_shipped_model_answers_as_the_one_it_was(written, tmp_path, storage):
     out = tmp_path / "lab-tiny"
-    done = CliRunner().invoke(app, f"lab ship --model {written} --out {out} --storage {storage}".split())
-    assert done.exit_code == 0 and f"MB in {out}" in " ".join(done.output.split())
+    said = told("lab", "ship", "--model", written, "--out", out, "--storage", storage)
+    assert f"MB in {out}" in " ".join(said.split())
     tokens = torch.arange(3, 40)[None]
     before, after = (models.load(path).model(tokens).logits for path in (written, out))
     assert (before - after).abs().max() < 0.05 * before.std()
@@ -160,8 +161,7 @@ def test_a_recipe_is_trained_from_the_command_line(tokenizer, tmp_path, monkeypa
     settings = {"hidden": 32, "intermediate": 48, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "last": 20}
     given = " ".join(f"--set {name}={value}" for name, value in settings.items())
     command = f"lab train --seed 3 --workers 0 --out {tmp_path / 'run'} {given}"
-    done = CliRunner().invoke(app, command.split())
-    assert done.exit_code == 0, done.output
+    told(*command.split())
     record = json.loads((tmp_path / "run" / "model" / "training.json").read_text())
     assert record["recipe"] | settings == record["recipe"]
     assert (record["steps"], record["stages"], record["recipe"]["seed"]) == (40, 2, 3)
@@ -210,10 +210,9 @@ def test_one_of_many_processes_writes_the_model(main, whole, tokenizer, tmp_path
     monkeypatch.setattr("workbench.training.lab.train.train", lambda *_, **__: deepcopy(whole))
     monkeypatch.setattr("workbench.training.lab.train.finished", lambda *_: True)
     monkeypatch.setattr("accelerate.PartialState", lambda: SimpleNamespace(is_main_process=main))
-    result = CliRunner().invoke(app, ["lab", "train", "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    said = told("lab", "train", "--out", out)
     assert sorted(path.name for path in out.iterdir()) == (["model", "seconds", "state"] if main else ["state"])
-    assert ("trained in" in result.output) == main
+    assert ("trained in" in said) == main
 
 
 def test_a_training_that_is_killed_keeps_the_time_it_took(tokenizer, tmp_path, monkeypatch):

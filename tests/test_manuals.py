@@ -6,11 +6,10 @@ from collections import Counter
 from inspect import cleandoc
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command, told
+from tests.refusals import refused
 from workbench import data
-from workbench.app import cli
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs import samples as manuals
 from workbench.data.installed_docs.questions import KINDS, items, plain, questions
@@ -241,14 +240,14 @@ def test_versions_of_the_packages_are_in_records_and_ids(drawn, folder, loaded):
 
 def test_what_was_drawn_can_be_written_and_read_as_a_file(tmp_path, drawn):
     out = tmp_path / "drawn.jsonl"
-    asked = ["data", "manuals", "--samples", "35", "--seed", "3", "--out", str(out)]
-    ended = CliRunner().invoke(cli.app, asked)
-    assert ended.exit_code == 0 and "35 samples, numpy" in ended.stdout
+    asked = ["data", "manuals", "--samples", "35", "--seed", "3", "--out", out]
+    assert "35 samples, numpy" in told(*asked)
     assert data.load(out) == drawn[:35]
     refused_command(*asked[:-1], tmp_path / "drawn.txt")
     assert not (tmp_path / "drawn.txt").exists()
-    lines = CliRunner().invoke(cli.app, [*asked[:6], "--json"]).stdout.splitlines()
-    assert [json.loads(line) for line in lines] == [sample.to_json() for sample in drawn[:35]]
+    assert [json.loads(line) for line in told(*asked[:6], "--json").splitlines()] == [
+        sample.to_json() for sample in drawn[:35]
+    ]
 
 
 def test_too_many_passages_are_refused():

@@ -9,7 +9,8 @@ import pytest
 import report_notebooks
 from typer.testing import CliRunner
 
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command, told
+from tests.refusals import refused
 from workbench.app import cli
 from workbench.app.notebooks import sweep as notebook_sweep
 from workbench.app.notebooks.run import NotebookRun
@@ -102,11 +103,9 @@ def test_what_is_wrong_is_said_before_the_first_run(curve, tmp_path, lists, word
 
 
 def test_the_command_takes_notebooks_and_lists_of_their_parameters(curve, tmp_path):
-    command = ["sweep", str(curve), "-p", "points=2,5", "--out", str(tmp_path / "out")]
-    ended = CliRunner().invoke(cli.app, [*command, "--json"])
-    assert ended.exit_code == 0, ended.output
-    assert [json.loads(line)["points"] for line in ended.stdout.splitlines()] == [2, 5]
-    assert "2 runs, 0 failed" in CliRunner().invoke(cli.app, command).stdout
+    command = ["sweep", curve, "-p", "points=2,5", "--out", tmp_path / "out"]
+    assert [json.loads(line)["points"] for line in told(*command, "--json").splitlines()] == [2, 5]
+    assert "2 runs, 0 failed" in told(*command)
     failed = CliRunner().invoke(cli.app, ["sweep", str(curve), "-p", "points=3", "--out", str(tmp_path / "out")])
     assert failed.exit_code == 1 and "NameError: no" in failed.stderr
     for wrong, words in (

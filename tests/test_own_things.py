@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.commands import refused_command
 from tests.own_method import LAST
-from tests.refusals import refused, refused_command
+from tests.refusals import refused
 from workbench import Trial, data
 from workbench.data import Passage, Sample
 from workbench.data.sources import folders

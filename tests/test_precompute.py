@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from forked import ended, forked
-from typer.testing import CliRunner
 
 from tests import tiny
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command, told
+from tests.refusals import refused
 from workbench import data
-from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.utils import runner
@@ -174,13 +173,10 @@ def test_another_preparation_corpus_or_model_is_refused_and_the_folder_kept(whol
 
 def test_the_command_prepares_and_says_how_fast(folder, tmp_path):
     out = tmp_path / "out"
-    command = ["prepare", "--model", str(folder), "--samples", "4", "--passages", "3", "--n", "2", "--out", str(out)]
-    ended = CliRunner().invoke(cli.app, [*command, "--json"])
-    assert ended.exit_code == 0, ended.output
-    found = json.loads(ended.stdout)
+    command = ["prepare", "--model", folder, "--samples", "4", "--passages", "3", "--n", "2", "--out", out]
+    found = json.loads(told(*command, "--json"))
     assert found["prepare"].startswith("with_neighbours(n=2, embedder=tfidf") and found["passages_per_second"] > 0
-    ended = CliRunner().invoke(cli.app, command)
-    assert ended.exit_code == 0 and "0 made" in ended.stdout
+    assert "0 made" in told(*command)
     said = refused_command(*command, "--embedder", "tfidf", "--prepare", "independent")
     assert "prepare 'independent' has no option" in said
 

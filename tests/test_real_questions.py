@@ -15,11 +15,10 @@ import report_notebooks as tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from test_report import invoke
-from typer.testing import CliRunner
 
+from tests.commands import told
 from tests.refusals import refused
 from workbench import data, models
-from workbench.app import cli
 from workbench.app.notebooks import own
 from workbench.app.notebooks import run as notebook_run
 from workbench.app.reports import real_pages, report
@@ -61,12 +60,10 @@ def test_a_file_of_questions_is_prepared_and_tried(model, loaded, tmp_path):
 
 def test_every_output_says_that_the_numbers_of_random_weights_mean_nothing(model, loaded, tmp_path):
     asked = [part for name, value in ASKED.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    said = " ".join(CliRunner().invoke(cli.app, ["trial", "--model", model, *asked]).stdout.split())
-    assert random_init.NOTE in said
-    ended = CliRunner().invoke(cli.app, ["trial", "--model", model, *asked, "--json"])
-    assert Record.from_json(json.loads(ended.stdout)).note == random_init.NOTE
-    ended = CliRunner().invoke(cli.app, ["sweep", "--model", model, *asked, "--out", str(tmp_path)])
-    assert random_init.NOTE in " ".join(ended.stdout.split())
+    said = told("trial", "--model", model, *asked), told("sweep", "--model", model, *asked, "--out", tmp_path)
+    assert all(random_init.NOTE in " ".join(text.split()) for text in said)
+    record = Record.from_json(json.loads(told("trial", "--model", model, *asked, "--json")))
+    assert record.note == random_init.NOTE
     table = sweep(Trial(model, **ASKED), loaded=loaded, seed=[0, 1])
     assert set(table.note) == {random_init.NOTE}
 
@@ -77,8 +74,7 @@ def test_a_shipped_model_has_no_such_note():
 
 
 def test_random_weights_are_written_whole_into_a_new_folder_by_a_command(tmp_path):
-    ended = CliRunner().invoke(cli.app, ["models", "--untrained", str(tmp_path / "random")])
-    assert ended.exit_code == 0 and ended.stdout.strip() == str(tmp_path / "random")
+    assert told("models", "--untrained", tmp_path / "random").strip() == str(tmp_path / "random")
     assert [path.name for path in tmp_path.iterdir()] == ["random"]
     assert models.describe(tmp_path / "random")["note"] == random_init.NOTE
     refused("is there already: a new folder is needed", random_init.write, tmp_path / "random")

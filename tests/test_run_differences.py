@@ -16,11 +16,10 @@ from hypothesis.extra import numpy as arrays
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command, told
+from tests.refusals import refused
 from workbench import models
-from workbench.app.cli import app
 from workbench.app.reports import compared_page
 from workbench.core.errors import BadInput
 from workbench.experiments.trials import rows
@@ -167,9 +166,7 @@ def test_records_are_compared_on_the_command_line(records, tmp_path):
     paths = [str(records / "full"), str(records / "block")]
     out = {kind: tmp_path / f"compared.{kind}" for kind in ("html", "md")}
     words = ["compare", *paths, "--html", str(out["html"]), "--markdown", str(out["md"]), "--json"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    found = json.loads(told(*words))
     assert found["base"] == "full" and [run["run"] for run in found["runs"]] == ["full", "block"]
     assert {each["n"] for each in found["differences"]} == {4} and found["parameters"]["mode"] == ["full", "block"]
     assert "Plotly.newPlot" in out["html"].read_text() and "| run | score |" in out["md"].read_text()
@@ -250,8 +247,7 @@ def test_a_difference_loads_as_the_model_it_was_and_is_smaller(tuned):
 def test_other_programs_find_no_weights_and_an_ordinary_copy_has_the_same(tuned, tmp_path):
     with pytest.raises(OSError, match="safetensors"):
         AutoModelForCausalLM.from_pretrained(tuned / "kept")
-    result = CliRunner().invoke(app, ["models", "ordinary", str(tuned / "kept"), str(tmp_path / "plain")])
-    assert result.exit_code == 0, result.output
+    told("models", "ordinary", tuned / "kept", tmp_path / "plain")
     plain, source = (load_file(folder / WEIGHTS) for folder in (tmp_path / "plain", tuned / "tuned"))
     assert plain.keys() == source.keys() and all(torch.equal(plain[name], source[name]) for name in plain)
     assert {file.name for file in (tuned / "tuned").iterdir()} == {file.name for file in (tmp_path / "plain").iterdir()}
@@ -281,8 +277,7 @@ def test_another_base_a_damaged_file_and_other_shapes_are_refused(tuned, tmp_pat
 
 
 def test_the_command_writes_a_difference_and_says_its_size(tuned, tmp_path):
-    words = ["models", "difference", str(tuned / "tuned"), str(tmp_path / "kept"), "--base", str(tuned / "base")]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0 and f"MB in {tmp_path / 'kept'}" in result.output.replace("\n", "")
+    said = told("models", "difference", tuned / "tuned", tmp_path / "kept", "--base", tuned / "base")
+    assert f"MB in {tmp_path / 'kept'}" in said.replace("\n", "")
     again, kept = (load_file(folder / "kept" / DIFFERENCE) for folder in (tmp_path, tuned))
     assert all(torch.equal(again[name], kept[name]) for name in ("low", "high"))

@@ -4,13 +4,12 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
+from tests.commands import refused_command, told
 from tests.random_models import model_of, prompt_of
-from tests.refusals import refused, refused_command
+from tests.refusals import refused
 from tests.tiny import checkpoint
 from workbench import data, models
-from workbench.app.cli import app
 from workbench.core.plan import Plan, Site
 from workbench.core.rope import rotate
 from workbench.core.tiling.tiles import Grid
@@ -169,29 +168,24 @@ def test_a_training_that_cannot_be(make, sentence):
 
 def test_the_command_line_fits_and_the_methods_read(tmp_path):
     folder = checkpoint(tmp_path / "model")
-    common = ["--model", str(folder), "--samples", "2", "--passages", "2", "--json"]
-
-    def run(*words):
-        return CliRunner().invoke(app, ["sparse", *words])
-
-    made = run("distill", "--out", str(tmp_path / "gate"), *common, "--steps", "2", "--block", "16", "--width", "8")
-    assert made.exit_code == 0, made.output
-    record = json.loads(made.stdout)
+    common = ["--model", folder, "--samples", "2", "--passages", "2", "--json"]
+    small = ["--steps", "2", "--block", "16", "--width", "8"]
+    record = json.loads(told("sparse", "distill", "--out", tmp_path / "gate", *common, *small))
     assert record["steps"] == 2 and record["held_out_loss"] > 0 and record["seconds"] > 0
     trained = seer_gate.training(tmp_path / "gate")
     assert trained.items() > record.items() and trained["samples"] == len(trained["prompts"]) == 2
     _, tokenizer, layout = models.load(folder)
     prompts = [p.tokens for p in layout.prompts(data.load("lab", 3, 0, 2), tokenizer)]
     assert trained["prompts"] == [*map(seer_gate.digest, prompts[:2])]
-    taus = run("profile", "--out", str(tmp_path / "taus"), *common, "--block", "16", "--stride", "4")
-    assert taus.exit_code == 0 and 0 < json.loads(taus.stdout)["median"] <= 1
+    taus = told("sparse", "profile", "--out", tmp_path / "taus", *common, "--block", "16", "--stride", "4")
+    assert 0 < json.loads(taus)["median"] <= 1
     model, _, _ = models.load(folder)
     tokens = torch.arange(5, 105)
     for spec in (f"seer_attention(gate='{tmp_path}/gate', block=16)", f"xattention(16, 4, '{tmp_path}/taus')"):
         spec = spec.replace("(16, 4, ", "(block=16, stride=4, threshold=")
         plan = Plan(torch.arange(100), sparse=sparse.named(spec).ready(model))
         assert prefill(model, tokens, plan, empty(model, 100)).logits is not None
-    assert set(run("names").stdout.split()) == set(sparse.names())
+    assert set(told("sparse", "names").split()) == set(sparse.names())
     for words, sentence in (
         (("distill", "--out", str(tmp_path / "no" / "gate")), "there is no folder"),
         (("distill", "--out", str(tmp_path / "a"), "--steps", "0"), "steps is 0"),

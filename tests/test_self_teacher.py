@@ -18,7 +18,8 @@ from self_teacher import CONFIG, LORA, Killed, kill_at_step_4, same, tuned, weig
 from torch.nn.functional import kl_div
 from typer.testing import CliRunner
 
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command
+from tests.refusals import refused
 from workbench import generate, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput

@@ -5,12 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from tests import tiny
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command, told
+from tests.refusals import refused
 from workbench import data, models, results
-from workbench.app import cli
 from workbench.experiments.serving.serve_bench import measure
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.first_k import FirstK
@@ -32,10 +31,6 @@ def loaded(folder):
 @pytest.fixture(scope="module")
 def prompts(loaded):
     return loaded.layout.prompts(data.load("lab", 4, 0, 2), loaded.tokenizer)
-
-
-def served(*words):
-    return CliRunner().invoke(cli.app, ["serve-bench", *map(str, words)])
 
 
 @pytest.mark.parametrize("engine", ["contiguous", "paged"])
@@ -74,9 +69,8 @@ def test_a_failing_request_ends_the_measurement(loaded, prompts, monkeypatch):
 
 
 def test_the_command_prints_and_writes_a_row_a_mode(folder, tmp_path):
-    done = served("--model", folder, *QUICK, "--mode", "sync,layer", "--json", "--out", tmp_path / "mine")
-    assert done.exit_code == 0, done.output
-    said = json.loads(done.stdout)
+    words = ["serve-bench", "--model", folder, *QUICK, "--mode", "sync,layer", "--json", "--out", tmp_path / "mine"]
+    said = json.loads(told(*words))
     assert [run["mode"] for run in said["runs"]] == ["sync", "layer"]
     found = results.read(tmp_path / "mine")
     timed, counted = found.timings("serving"), found.counts("serving")
@@ -93,10 +87,8 @@ def test_the_command_prints_and_writes_a_row_a_mode(folder, tmp_path):
 
 
 def test_without_json_a_table_names_every_mode(folder):
-    done = served("--model", folder, *QUICK)
-    assert done.exit_code == 0
-    for name in ("sync", "async by request", "async by layer"):
-        assert name in done.stdout
+    said = told("serve-bench", "--model", folder, *QUICK)
+    assert all(name in said for name in ("sync", "async by request", "async by layer"))
 
 
 WRONG = {

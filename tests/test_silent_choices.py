@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.commands import told
 from workbench import data, models
-from workbench.app import cli
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import sparse
 from workbench.methods.sparse._small import SETTINGS, for_short_prompts
@@ -38,11 +37,10 @@ def test_the_options_that_are_named_leave_tiles_out_on_the_lab_model():
 
 
 def test_the_command_says_it_too(model):
-    options = ["--samples", "1", "--passages", "3", "--max-new-tokens", "1", "--timed", "1", "--no-fidelity"]
-    done = CliRunner().invoke(cli.app, ["trial", "--model", model, "--sparse", "bfla", *options])
-    assert done.exit_code == 0 and "keeps every tile of prompts of" in " ".join(done.stdout.split())
-    done = CliRunner().invoke(cli.app, ["trial", "--model", model, "--sparse", "bfla", "--json", *options])
-    assert "keeps every tile" in json.loads(done.stdout)["note"]
+    words = ["trial", "--model", model, "--sparse", "bfla", "--samples", "1", "--passages", "3"]
+    words += ["--max-new-tokens", "1", "--timed", "1", "--no-fidelity"]
+    assert "keeps every tile of prompts of" in " ".join(told(*words).split())
+    assert "keeps every tile" in json.loads(told(*words, "--json"))["note"]
 
 
 def test_dense_keeps_every_tile_without_a_word(model):

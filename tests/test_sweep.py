@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import tiny
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command, told
+from tests.refusals import refused
 from workbench import models, results
 from workbench.app import cli
 from workbench.core.utils import runner
@@ -210,16 +211,14 @@ def test_blocks_that_are_kept_are_not_encoded_again_and_change_no_answer(base, t
 
 
 def test_the_command_takes_lists_of_anything(folder, tmp_path):
-    command = ["sweep", "--model", str(folder), *"--samples 4 --passages 3 --timed 1 --max-new-tokens 2".split()]
+    command = ["sweep", "--model", folder, *"--samples 4 --passages 3 --timed 1 --max-new-tokens 2".split()]
     command += ["--fidelity", "false", "--select", "none,first_k(system=1)", "--ratio", "0.1,0.3"]
     command += ["--prepare", "after_system,with_neighbours(n=1, search=exact)"]
-    ended = CliRunner().invoke(cli.app, [*command, "--keep-gib", "1", "--out", str(tmp_path), "--json"])
-    assert ended.exit_code == 0, ended.output
-    rows = [json.loads(line) for line in ended.stdout.splitlines()]
+    said = told(*command, "--keep-gib", "1", "--out", tmp_path, "--json")
+    rows = [json.loads(line) for line in said.splitlines()]
     assert {row["hit_rate"] for row in rows if row["ratio"] == 0.3} == {1.0}  # behind the same preparation
     assert len({row["trial"] for row in rows}) == 6 and {row["ratio"] for row in rows} == {None, 0.1, 0.3}
-    ended = CliRunner().invoke(cli.app, [*command, "--out", str(tmp_path)])
-    assert ended.exit_code == 0 and ended.stdout.count("with_neighbours(n=1, search=exact)") == 3
+    assert told(*command, "--out", tmp_path).count("with_neighbours(n=1, search=exact)") == 3
 
 
 def test_the_command_ends_with_one_where_a_trial_failed_and_with_two_where_it_was_asked_wrongly(
@@ -262,8 +261,7 @@ def test_a_plan_lists_grids_of_trials_and_names_their_rows(folder, tmp_path):
     file = tmp_path / "plan.toml"
     file.write_text(PLAN.format(folder=folder))
     out = tmp_path / "out"
-    ran = CliRunner().invoke(cli.app, ["sweep", "--plan", str(file), "--samples", "1", "--out", str(out)])
-    assert ran.exit_code == 0, ran.output
+    told("sweep", "--plan", file, "--samples", "1", "--out", out)
     rows = results.read([str(out)]).answers("trial")
     assert len(rows) == 5 and list(rows.method).count("chosen") == 4
     assert set(rows[rows.method == "chosen"].model) == {"tiny"} and set(rows[rows.method != "chosen"].model) != {"tiny"}

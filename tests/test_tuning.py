@@ -14,7 +14,8 @@ from self_teacher import Killed, kill_at_step_4, same, weights
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from tests.refusals import refused, refused_command
+from tests.commands import refused_command
+from tests.refusals import refused
 from workbench import data, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput

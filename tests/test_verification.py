@@ -7,8 +7,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.commands import refused_command
 from tests.random_models import FAMILIES, model_of
-from tests.refusals import refused, refused_command
+from tests.refusals import refused
 from workbench.app import cli
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
