@@ -32,7 +32,7 @@ TINY = {  # parameters that make a run short
     "15_add_a_method": 'passages=3 samples=3 others=["random"] ratio=0.5',
 }
 TINY = {name: parse(text.split()) for name, text in TINY.items()}
-FIGURES = {"00_start_here": 1, "01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 7}
+FIGURES = {"00_start_here": 1, "01_masks": 6, "02_positions": 7, "03_reuse": 6, "04_block_finetuning": 7}
 FIGURES |= {"05_beyond_rag": 9, "06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9}
 FIGURES |= {"09_sparse_masks": 8, "10_sparse_quality": 10, "11_latency": 7, "12_real_model": 11, "13_papers": 1}
 FIGURES |= {"14_store": 11, "15_add_a_method": 2}

@@ -15,7 +15,7 @@ from colorspacious import cspace_convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.figure_views import PROMPT, rows, texts, view_of
+from tests.figure_views import PROMPT, view_of
 from tests.random_models import prompt_of
 from tests.refusals import refused
 from workbench.app.reports import figure_files
@@ -33,7 +33,6 @@ from workbench.metrics.kv.kv_deviation import Repair
 from workbench.metrics.kv.selection import places
 from workbench.plots.attention import masks
 from workbench.plots.kv import deviation
-from workbench.plots.kv import position_encoding as position_figures
 from workbench.plots.marks import styles, theme
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import Look
@@ -131,8 +130,6 @@ def test_pairs_are_counted_over_the_rows_that_a_request_computes():
     assert full == {"mask": "Full attention", "pairs": 78, "computed": 78, "causal": 78, "rows": 12, "length": 12}
     assert reuse["mask"] == "Cached blocks" and reuse["rows"] == 4
     assert reuse["pairs"] == 6 + 15 + 42 and reuse["computed"] == 9 + 10 + 11 + 12
-    bars = masks.request_savings([full, reuse], "a text").data
-    assert [list(trace.x) for trace in bars] == [[1, 63 / 78], [1, 42 / 78]]
 
 
 def test_answers_under_masks_are_those_of_generation_and_the_first_rule_is_no_distance_away(loaded):
@@ -146,8 +143,6 @@ def test_answers_under_masks_are_those_of_generation_and_the_first_rule_is_no_di
     assert [r["answer"] for r in records] == [full.text.strip(), block.text.strip()]
     assert records[0]["kl"] == 0 < records[1]["kl"]
     assert [r["right"] for r in records] == [None, None]
-    table = masks.answers_table(records, view, about="tiny", device="CPU")
-    assert [row[0] for row in rows(table)] == ["full", "block"] and rows(table)[0][2] == "–"
 
 
 def test_positions_of_blocks_are_those_of_the_passages_by_default():
@@ -169,12 +164,9 @@ def test_the_head_that_naive_positions_change_most_also_looks_at_the_answer():
     assert attention_mass.most_changed({"full": full, "block": full, "naive": naive}, wanted) == (0, 1)
 
 
-def test_the_slider_of_a_rotating_key_stands_at_a_distance():
+def test_angles_are_turned_by_distance_and_speed():
     speeds, place = np.array([1.0, 0.1]), np.ones((3, 2, 2))
     rotated = position_encoding.KeyRotation((0, 7), speeds, np.ones((2, 2)), (0, 16, 64), place)
-    fig = position_figures.rotating_key(rotated, "<Ada>", distance=32, about="tiny")
-    assert fig.layout.sliders[0].active == 2 and "2 channel pairs of the key of “&lt;Ada&gt;”" in texts(fig)
-    assert position_figures.rotating_key(rotated, "Ada", distance=999, about="tiny").layout.sliders[0].active == 2
     angles = position_encoding.angles(rotated)
     assert angles[3] == {"distance": 16, "pair": 7, "turned_radians": pytest.approx(1.6)} and len(angles) == 6
 
@@ -183,15 +175,6 @@ def test_frequencies_fall_from_one_to_nearly_the_inverse_of_the_base():
     frequencies = position_encoding.rope_frequencies(1e4, 4)
     assert frequencies.dtype == torch.float64
     assert frequencies.tolist() == pytest.approx([1.0, 1e-2])
-
-
-def test_rounding_and_differences_are_drawn_as_measured():
-    records = position_encoding.shift_errors(position_encoding.rope_frequencies(1e4, 16), [1, 1024], 4)
-    drawn = {trace.y[-1] for trace in position_figures.scheme_errors(records, about="4 keys").data if trace.name}
-    assert {r["error"] for r in records if r["distance"] == 1024} <= drawn
-    records = [{"family": "llama", "keys": 1e-7, "values": 0.0, "logits": 2e-7, "naive": 1e-3, "distance": 84}]
-    expected = [("llama", "1.0e-07", "0.0e+00", "2.0e-07", "1.0e-03", "5,000 ×")]
-    assert rows(position_figures.family_table(records)) == expected
 
 
 # --- Figures as files: PNG and SVG drawn by Chromium, HTML that stands alone

@@ -25,12 +25,7 @@ from workbench.store import Store
 
 WARM_UP = 3
 WARM = 1.0  # second
-STAGES = {
-    "place": "putting blocks in place",
-    "choose": "choosing",
-    "attend": "attention",
-    "rest": "projections, MLPs, head",
-}
+STAGES = ("place", "choose", "attend", "rest")  # putting blocks in place, choosing, attention, all else
 
 
 ENOUGH = 20  # measurements from which percentiles are said; of fewer the median and the range

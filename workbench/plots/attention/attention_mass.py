@@ -7,8 +7,6 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.data.prompt_view import Reading
-from workbench.metrics.attention_mass import AttentionMass
 from workbench.plots.attention.masks import names
 from workbench.plots.marks.elements import block_axis, block_edges, frames, head_menu, layer_slider, of_head
 from workbench.plots.marks.styles import MODE_NAMES
@@ -103,49 +101,3 @@ def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpa
 def _visible(mass: np.ndarray, layer: int, head: int) -> np.ndarray:
     shares = of_head(mass, layer, head)
     return np.where(shares > 0, shares, np.nan).astype(np.float32)
-
-
-def _of_prompt(
-    by_mode: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, **notes: Unpack[Notes]
-) -> go.Figure:
-    mass = {name: measured.tokens.numpy() for name, measured in by_mode.items()}
-    shown = {"layer": layer, "head": head}
-    return attention(mass, view.tokens, view.block_of, **shown, marked=view.supporting, **notes)
-
-
-def attention_under_masks(
-    by_mode: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, chosen: bool, about: str
-) -> go.Figure:
-    """Draw where the last token of one prompt looks under several mask rules, the first of which is full attention.
-
-    `layer` and `head` are shown first; `chosen` says that a reader named the layer.
-    """
-    looked_at = "what the answer needs (★)" if view.supporting else "the passages"
-    which = "one head" if chosen else f"the head that looks most at {looked_at}"
-    return _of_prompt(
-        by_mode,
-        view,
-        layer,
-        head,
-        caption=f"Attention of the prompt's last token, which predicts the answer, in {which}. {about}, "
-        f"{len(view.prompt)} tokens, softmax of the model's own queries and keys in fp32. Pick a head above, a layer "
-        "below.",
-    )
-
-
-def attention_by_positions(
-    by_mode: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, about: str
-) -> go.Figure:
-    """Draw where the last token of one prompt looks with full attention, re-encoded and naive positions.
-
-    `by_mode` has the modes "full", "block" and "naive"; `layer` and `head` are shown first.
-    """
-    return _of_prompt(
-        by_mode,
-        view,
-        layer,
-        head,
-        caption=f"“{view.question}” Of the heads that attend to what the answer needs (★), the one that naive "
-        f"positions change most and re-encoded ones least. {about}, {len(view.prompt)} tokens; passages "
-        "cached independently in the two lower rows. Pick a head above, a layer below. fp32 softmax.",
-    )

@@ -13,12 +13,8 @@ from plotly.subplots import make_subplots
 from workbench.core.blocks import Prompt
 from workbench.core.masks import causal
 from workbench.data.prompt_view import Reading
-from workbench.plots.attention.prompt_strip import question_of
-from workbench.plots.marks.bars import Bars, bar_chart
 from workbench.plots.marks.elements import block_axis, block_edges, steps
-from workbench.plots.marks.table import table, verdict
 from workbench.plots.marks.theme import (
-    BLUE,
     FAINT,
     PAPER,
     RULE,
@@ -140,52 +136,11 @@ def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Colle
     )
 
 
-def answers_table(records: Sequence[Mapping[str, Any]], view: Reading, *, about: str, device: str) -> go.Figure:
-    """Draw what the model answers under every mask: `records` as of `metrics.attention_mass.answers_under`."""
-    return table(
-        ["mask", "answer", "right", "KL from full (nats)"],
-        [[r["mask"], r["answer"], verdict(r["right"]), f"{r['kl']:.3f}"] for r in records],
-        widths=[2.2, 4, 0.8, 1.4],
-        words=3,
-        title="What the model answers",
-        notice=question_of(view),
-        caption=f"{about}, greedy decoding, one prompt; KL divergence of the first token's distribution from that of "
-        f"full attention. {device}.",
-    )
-
-
-def request_savings(records: Sequence[dict[str, Any]], source: str) -> go.Figure:
-    """Draw the share of visible pairs under every mask, and of those computed when the request comes.
-
-    `source` says where the text comes from. `records`, of `count_pairs`: {mask, pairs, computed, causal, rows, length}:
-    visible pairs, those of rows computed on request, all causal pairs, its rows and all tokens.
-    """
-    rows = [r["mask"] for r in records]
-    drawn = []
-    for key, name, colour, offset in (
-        ("pairs", "visible pairs", RULE, -0.39),
-        ("computed", "of these, computed when the request comes", BLUE, 0.01),
-    ):
-        shares = [r[key] / r["causal"] for r in records]
-        data = [[r[key], r["rows"], r["length"]] for r in records]
-        hover = "<b>%{y}</b><br>%{customdata[0]:,} pairs = %{x:.1%} of the causal ones<br>%{customdata[1]:,} of "
-        hover += f"%{{customdata[2]:,}} tokens computed on request<extra>{name}</extra>"
-        label = {"text": [f" {share:.1%}" for share in shares], "textposition": "outside", "cliponaxis": False}
-        drawn.append(Bars(name, colour, rows, shares, hover, data, {**label, "width": 0.38, "offset": offset}))
-    return bar_chart(
-        drawn,
-        height=46 * len(rows),
-        mode="group",
-        left=230,
-        x={"title_text": "share of the pairs of full (causal) attention", "tickformat": ".0%", "range": [0, 1.1]},
-        y={"autorange": "reversed", "showgrid": False},
-        title="What the masks leave to do",
-        caption=f"Text: {source}. Counted exactly from the masks: pairs (row, column) with column ≤ row.",
-    )
-
-
 def count_pairs(rules: Mapping[str, MaskRule], prompt: Prompt, cached: Collection[str]) -> list[dict[str, Any]]:
-    """Count pairs for `request_savings`; under the rules named in `cached` a request computes the question only."""
+    """Count visible pairs under every rule: all, and those `computed` for a request; all causal ones, rows and tokens.
+
+    Under the rules named in `cached` a request computes the question only.
+    """
     length = len(prompt)
     records = []
     for name, rule in rules.items():

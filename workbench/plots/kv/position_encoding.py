@@ -1,58 +1,23 @@
-"""Position encoding of cached blocks: a key that rotates to its place, and how exact shifted blocks are.
+"""Position encoding of cached blocks: a key that rotates to its place."""
 
-And how far reused keys and values drift from full attention, with re-encoded and with naive positions.
-"""
-
-from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.metrics.kv.position_encoding import SCHEMES, TOLERANCE, KeyRotation
-from workbench.plots.attention.masks import shown
-from workbench.plots.marks.bars import Column, dots
+from workbench.metrics.kv.position_encoding import KeyRotation
 from workbench.plots.marks.elements import frame_slider, frames
-from workbench.plots.marks.lines import Panel, Series, line_chart, rounding
-from workbench.plots.marks.styles import MODES, Look
-from workbench.plots.marks.table import table
-from workbench.plots.marks.theme import (
-    BLUE,
-    FAINT,
-    INK,
-    MUTED,
-    ORANGE,
-    RED,
-    RULE,
-    Notes,
-    Texts,
-    finish,
-    legend_over,
-    panel_titles,
-)
+from workbench.plots.marks.theme import BLUE, FAINT, INK, RED, RULE, Notes, finish, legend_over, panel_titles
 
 
-def rotation(
-    cached: np.ndarray,
-    inv_freq: np.ndarray,
-    distances: Sequence[int],
-    moved: np.ndarray,
-    *,
-    pairs: Sequence[int],
-    start: int = 0,
-    **notes: Unpack[Notes],
-) -> go.Figure:
-    """Draw re-encoding step by step: the channel pairs of one real key as rotating vectors.
+def rotation(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[Notes]) -> go.Figure:
+    """Draw re-encoding step by step: channel pairs of one real key as rotating vectors, a step of a slider a distance.
 
-    cached      [P, 2] the chosen channel pairs of the key as cached
-    inv_freq    [P] radians a token
-    distances   [N] tokens, the steps of a slider that begins at number `start`
-    moved       [N, P, 2] the same pairs computed in place at each distance
-    pairs       [P] numbers of the channel pairs
+    The slider begins at distance number `start`.
     """
-    cached = cached / np.linalg.norm(cached, axis=-1, keepdims=True)
-    moved = moved / np.linalg.norm(moved, axis=-1, keepdims=True)
+    pairs, inv_freq, distances = rotated.pairs, rotated.inv_freq, rotated.distances
+    cached, moved = (each / np.linalg.norm(each, axis=-1, keepdims=True) for each in (rotated.cached, rotated.in_place))
     texts = [f"pair {p}: one turn per {2 * np.pi / w:,.0f} tokens" for p, w in zip(pairs, inv_freq, strict=True)]
     columns = min(3, len(pairs))
     lines = -(-len(pairs) // columns)
@@ -111,120 +76,3 @@ def _at_distance(cached: np.ndarray, speed: float, distance: int, place: np.ndar
         _arrow(end, "shifted: re-encoded", BLUE, first, text),
         computed.update(legendgroup="place", showlegend=first),
     ]
-
-
-def rotation_of(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[Notes]) -> go.Figure:
-    """Draw a measured rotation; the slider begins at distance number `start`."""
-    cached, in_place = rotated.cached, rotated.in_place
-    return rotation(cached, rotated.inv_freq, rotated.distances, in_place, pairs=rotated.pairs, start=start, **notes)
-
-
-def rotating_key(rotated: KeyRotation, word: str, *, distance: int, about: str) -> go.Figure:
-    """Draw channel pairs of the key of the token `word`; the slider stands at the first of at least `distance`."""
-    later = [i for i, moved in enumerate(rotated.distances) if moved >= distance]
-    return rotation_of(
-        rotated,
-        start=later[0] if later else len(rotated.distances) - 1,
-        caption=f"{len(rotated.pairs)} channel pairs of the key of “{shown(word)}”; the slider moves it. {about}. As "
-        "cached: encoded with its block at position 0. Ring: the model run with the block at that distance. Lengths "
-        "normalised to 1, fp32.",
-    )
-
-
-def scheme_errors(records: Sequence[dict[str, Any]], *, about: str) -> go.Figure:
-    """Draw `metrics.kv.position_encoding.shift_errors`."""
-    return rounding(
-        records,
-        SCHEMES,
-        caption=f"Relative L2 error against fp64 rotation over {about}. Every scheme hands bf16 keys on, but for the "
-        "fp32 cache. Hover explains the schemes.",
-    )
-
-
-DIFFERENCES = {
-    "keys": Look(BLUE, name="largest difference in keys"),
-    "values": Look(ORANGE, "square", name="in values"),
-    "logits": Look(INK, "diamond", name="in the question's logits"),
-    "naive": Look(RED, "x", name="in the logits with naive positions"),
-}
-
-
-def exactness(records: Sequence[dict[str, Any]], tolerance: float, **notes: Unpack[Notes]) -> go.Figure:
-    """Draw cached and moved blocks against blocks computed in place, for every supported family.
-
-    `records`: {family, keys, values, logits (largest absolute differences), naive (same for the logits, keys not
-    moved)}; an exact zero is drawn at 1e-9, the tolerance as a dotted line.
-    """
-    shown = [(r["family"], key, max(r[key], 1e-9)) for r in records for key in DIFFERENCES]
-    rows = [{"name": name, "series": key, "mean": x, "low": x, "high": x} for name, key, x in shown]
-    column = Column("", "largest absolute difference (fp32)", rows, log=True)
-    texts: Texts = {**notes, "title": "Moved blocks beside blocks computed in place"}
-    fig = dots([column], DIFFERENCES, **texts)
-    return fig.add_vline(tolerance, line={"color": MUTED, "dash": "dot", "width": 1})
-
-
-def family_differences(records: Sequence[dict[str, Any]], *, seed: int, device: str) -> go.Figure:
-    """Draw `metrics.kv.position_encoding.exactness` of every family against the tolerance of the tests."""
-    return exactness(
-        records,
-        TOLERANCE,
-        caption="Random models of the real architectures in miniature (3 layers, 64 wide), 8 blocks of 12 tokens and a "
-        f"question of 12, shifted by up to {records[0]['distance']} tokens; fp32, seed {seed}, {device}. Dotted: the "
-        f"tolerance of the tests, {TOLERANCE:.0e}.",
-    )
-
-
-def family_table(records: Sequence[dict[str, Any]]) -> go.Figure:
-    """Draw the same differences as a table; the last columns are of naive positions."""
-    fields = ("keys", "values", "logits", "naive")
-    return table(
-        ["family", "keys", "values", "logits", "logits, naive", "naive / shifted"],
-        [
-            [r["family"], *(f"{r[field]:.1e}" for field in fields), f"{r['naive'] / max(r['logits'], 1e-9):,.0f} ×"]
-            for r in records
-        ],
-        widths=[1.6, 1, 1, 1, 1.1, 1],
-        title="Largest absolute differences",
-        caption="Shifted against computed in place; the last columns leave the keys where they were cached. The "
-        f"tolerance of the tests is {TOLERANCE:.0e}.",
-    )
-
-
-POSITIONS = {"block": "re-encoded", "naive": "naive"}  # of keys, by mode
-
-
-def positions_drift(records: Sequence[dict[str, Any]], logits: Sequence[dict[str, Any]], *, about: str) -> go.Figure:
-    """Draw the drift of the question's own keys and values by layer, and of its next-token distribution.
-
-    `records`: {mode, layer, error: relative L2 distance to full attention per sample}; `logits`: {mode, kl (nats per
-    sample), agree (share of samples whose first token is the one of full attention), low, high (95% interval of
-    agree)}.
-    """
-    drift, kl, same = list[Series](), list[Series](), list[Series]()
-    for mode in dict.fromkeys(r["mode"] for r in records):
-        look, rows = MODES[mode], [r for r in records if r["mode"] == mode]
-        errors = np.array([r["error"] for r in rows])
-        mean, low, high = (each.tolist() for each in (errors.mean(1), *np.quantile(errors, [0.25, 0.75], axis=1)))
-        hover = "layer %{x}: %{y:.3f} of the norm"
-        drift.append(Series(look.name, [r["layer"] for r in rows], mean, low, high, hover, look=look))
-    for r in logits:
-        look, x = MODES[r["mode"]], POSITIONS[r["mode"]]
-        dots: dict[str, Any] = {"look": look, "mode": "markers"}
-        kl.append(
-            Series(look.name, [x] * len(r["kl"]), np.maximum(r["kl"], 1e-6).tolist(), hover="%{y:.3g} nats", **dots)
-        )
-        ends = [r["agree"]], [r["low"]], [r["high"]]
-        same.append(Series(look.name, [x], *ends, "%{y:.1%} of samples", size=11, **dots))
-    powers = {"type": "log", "exponentformat": "power", "dtick": 1}
-    across = {"range": [-0.6, 1.6]}
-    return line_chart(
-        [
-            Panel("drift of keys and values", drift, {"title_text": "layer", "dtick": 1}, {"rangemode": "tozero"}),
-            Panel("KL from full attention (nats)", kl, across, powers),
-            Panel("same first token", same, across, {"tickformat": ".0%", "range": [-0.04, 1.04]}),
-        ],
-        bars=True,
-        title="What naive positions do to the question",
-        caption=f"{about}. Left: mean and quartiles over prompts of the relative L2 distance of the question's keys "
-        "and values to full attention's. Middle: a mark a prompt. Right: 95% Wilson intervals. fp32.",
-    )

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.marks.elements import band, interval
-from workbench.plots.marks.styles import SCHEMES, Look
+from workbench.plots.marks.styles import Look
 from workbench.plots.marks.theme import INK, MUTED, Texts, clear, finish, legend_lines, panel_titles
 
 
@@ -111,20 +111,3 @@ def _line(series: Series, bars: bool) -> go.Scatter:
         customdata=series.data,
         hovertemplate=f"{series.hover}<extra>{series.name}</extra>",
     )
-
-
-def rounding(records: Sequence[dict[str, Any]], explained: Mapping[str, str], *, caption: str) -> go.Figure:
-    """Draw `records` {scheme, distance (tokens), error (relative L2)}; `explained`: scheme → a line for the hover."""
-    fig = go.Figure()
-    for scheme, look in SCHEMES.items():
-        taken = [r for r in records if r["scheme"] == scheme]
-        x, y = [r["distance"] for r in taken], [r["error"] for r in taken]
-        hover = f"{explained.get(scheme, '')}<br>moved %{{x:,}} tokens: relative L2 error %{{y:.2e}}"
-        width = 3 if scheme == "bf16 cache, fp32 shift" else 1.8
-        fig.add_trace(_line(Series(scheme, x, y, hover=hover, look=look, width=width, size=6), bars=False))
-    fig.update_xaxes(title_text="shift (tokens)", type="log", dtick=1, tickformat=",d")
-    fig.update_yaxes(title_text="relative L2 error of the moved keys", type="log", dtick=1, exponentformat="power")
-    side = {"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top", "font": {"color": MUTED, "size": 11}}
-    fig.update_layout(legend=side)
-    title = "What a move costs in rounding"
-    return finish(fig, title=title, caption=caption, height=400, above=22, below=62, right=250)

@@ -200,18 +200,27 @@ SECONDS = {
     "ttft_anew": Look(SKY, "triangle-up", "dot", "all blocks encoded again"),
     "ttft": BLOCKS_CACHED,
 }
-SCHEMES = {  # of rounding: `metrics.kv.position_encoding`
-    "naive: not moved": Look(RED),
-    "20 chained bf16 shifts": Look(ORANGE, dash="dash"),
-    "20 chained fp32 shifts": Look(ORANGE),
-    "bf16 cache, bf16 shift": Look(PINK, dash="dash"),
-    "bf16 cache, to zero and on": Look(PINK),
-    "bf16 cache, fp32 shift": Look(BLUE),
-    "computed in place in bf16": Look(INK),
-    "stored un-rotated, rotated once": Look(SKY),
-    "fp32 cache, fp32 shift": Look(GREEN),
-}
-STAGE_COLOURS = {"place": SKY, "choose": BROWN, "attend": VIOLET, "rest": pale(MUTED, 0.5)}
+SCHEMES = Looks(
+    {  # of rounding: `metrics.kv.position_encoding`
+        "naive: not moved": Look(RED),
+        "20 chained bf16 shifts": Look(ORANGE, dash="dash"),
+        "20 chained fp32 shifts": Look(ORANGE),
+        "bf16 cache, bf16 shift": Look(PINK, dash="dash"),
+        "bf16 cache, to zero and on": Look(PINK),
+        "bf16 cache, fp32 shift": Look(BLUE),
+        "computed in place in bf16": Look(INK),
+        "stored un-rotated, rotated once": Look(SKY),
+        "fp32 cache, fp32 shift": Look(GREEN),
+    }
+)
+STAGES = Looks(  # up to the first token: `metrics.latency`
+    {
+        "place": Look(SKY, name="putting blocks in place"),
+        "choose": Look(BROWN, name="choosing"),
+        "attend": Look(VIOLET, name="attention"),
+        "rest": Look(pale(MUTED, 0.5), name="projections, MLPs, head"),
+    }
+)
 SYMBOLS = """
 circle square diamond triangle-up star hexagon cross pentagon triangle-down bowtie hourglass x star-square diamond-tall
 triangle-left triangle-right octagon diamond-wide star-diamond hexagram

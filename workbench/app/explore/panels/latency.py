@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pandas as pd
 import plotly.graph_objects as go
 from ipywidgets import VBox
 
@@ -16,9 +17,10 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.methods.serving.scheduler import Mode
-from workbench.metrics.latency import STAGES, stages
+from workbench.metrics.latency import stages
 from workbench.models.loading import Loaded
-from workbench.plots.marks.bars import breakdown, listed
+from workbench.plots.marks import chart
+from workbench.plots.marks.styles import STAGES
 from workbench.plots.reports import serving as figures
 from workbench.plots.reports.findings import times
 from workbench.store import MemoryStore, Store
@@ -64,15 +66,20 @@ def stages_of(loaded: Loaded, prompt: Prompt, store: MemoryStore, cached: int, p
         name: stages(model, prompt, method, blocks, repeats).seconds for name, (method, blocks) in methods.items()
     }
     full, _, partly = (sum(of_stages.values()) for of_stages in seconds.values())
-    return breakdown(
-        seconds,
-        STAGES,
+    rows = [(name, stage, 1e3 * took) for name, taken in seconds.items() for stage, took in taken.items()]
+    figure = chart.bars(
+        chart.measured(pd.DataFrame(rows, columns=["method", "stage", "value"])),
+        y="method",
+        by="stage",
+        look=STAGES.of,
+        axis="milliseconds to the first token",
         title=f"{len(prompt):,} tokens in {len(prompt.blocks)} blocks",
         notice=f"With {percent}% recomputed the first token comes {times(full / partly, 'sooner', 'later')} than with "
-        f"full attention: {listed(STAGES, seconds[recomputed])}. Blocks that are not cached are encoded while others "
-        "are put in place.",
+        "full attention. Blocks that are not cached are encoded while others are put in place.",
         caption=f"Medians of {repeats} requests, {device_name(model.device)}.",
     )
+    assert figure is not None  # there are rows
+    return figure
 
 
 def store_explorer(requests: Sequence[Sequence[int]], prepared: Sequence[int], machine: Machine, seed: int = 0) -> VBox:

@@ -20,7 +20,7 @@ from workbench.metrics.attention_mass import masked, reused
 from workbench.metrics.kv.position_encoding import POSITIONS, key_rotation
 from workbench.models.loading import Loaded
 from workbench.plots.attention.masks import shown
-from workbench.plots.kv.position_encoding import rotation_of
+from workbench.plots.kv.position_encoding import rotation
 from workbench.plots.marks.styles import MODE_NAMES
 from workbench.plots.marks.table import table
 from workbench.store import MemoryStore
@@ -74,7 +74,7 @@ def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> VBox
     def draw(distance: int, token: int, layer: int, head: int) -> go.Figure:
         rotated = key_rotation(loaded.model, tokens, token, layer, head, [distance])
         word = shown(reading.tokens[begin + token])
-        return rotation_of(
+        return rotation(
             rotated,
             notice=f"Key of “{word}”, layer {layer}, head {head}, moved by {distance} tokens.",
             caption=f"{reading.source}, block {block}. The ring is computed by the model with the block at that place "
