@@ -227,7 +227,7 @@ def test_a_curve_a_selector_begins_at_plain_reuse_and_ends_at_full_attention():
     assert set(trial_costs.named(trial_costs.trials(swept())).name) == {
         "full attention",
         "nothing recomputed",
-        "query_guided",
+        "question-guided (FusionRAG)",
         "random",
     }
 

@@ -60,27 +60,38 @@ class Judged:
         named = self.claim.what + (f" ({self.where})" if self.where else "")
         if self.number is None:
             return f"{named}: {self.needs or self.claim.test}"
-        one, form = self.number, self._form
-        ends = "" if one.low == one.high else f" [{form(one.low)}, {form(one.high)}]"
+        one = self.number
         seeds = f", {one.seeds} training runs" if one.seeds > 1 else ""
-        side = {"above": "above", "below": "below", "equals": "exactly"}[self.claim.side]
         after = ", stated after its data" if self.after else ""
-        return f"{named}: {form(one.value)}{ends}, n = {one.n:,}{seeds}; claimed: {side} {form(self.bar)}{after}"
+        return f"{named}: {self._form(one.value)}{self._ends}, n = {one.n:,}{seeds}; claimed: {self._side}{after}"
 
     @property
     def short(self) -> str:
-        """The number with its interval, the bar and where it was measured: "+5.3 points [-4.6, 12.5], m on d"."""
+        """The number with its interval, the bar and where it was measured: "+5.3 points (-4.6 to +12.5), m on d"."""
         if self.number is None:
             return self.needs
-        one, form = self.number, self._form
-        ends = "" if one.low == one.high else f" [{form(one.low).removesuffix(' points')} to {form(one.high)}]"
-        side = {"above": "over", "below": "under", "equals": "exactly"}[self.claim.side]
-        return f"{form(one.value)}{ends} (claimed: {side} {form(self.bar)}){f', {self.where}' if self.where else ''}"
+        where = f", {self.where}" if self.where else ""
+        return f"{self._form(self.number.value)}{self._ends}, claimed {self._side}{where}"
+
+    @property
+    def _side(self) -> str:
+        """The side of the bar that is claimed, as "above 0"."""
+        side = "exactly" if self.claim.side == "equals" else self.claim.side
+        return f"{side} {self._form(self.bar) if self.bar else 0}"
+
+    @property
+    def _ends(self) -> str:
+        """The interval, as " (-4.6 to +12.5)"; "" where none was measured."""
+        if self.number is None or self.number.low == self.number.high:
+            return ""
+        low, high = (self._form(end).removesuffix(" points") for end in (self.number.low, self.number.high))
+        return f" ({low} to {high})"
 
     def _form(self, value: float) -> str:
         if self.claim.form == "points":
             return f"{100 * value:+z.1f} points"
-        return f"{value:.2f}×" if self.claim.form == "x" else f"{value:{self.claim.form}}"
+        form = ".2f" if self.claim.form == "x" else self.claim.form
+        return f"{value:{form.replace('.', 'z.')}}{'×' * (self.claim.form == 'x')}"  # z: never -0.000
 
 
 def judge(found: Results, of: Sequence[PaperItem] | None = None) -> list[Judged]:

@@ -86,7 +86,7 @@ def at_ratio(table: pd.DataFrame, ratio: float) -> pd.DataFrame:
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
     """Add `name`: full attention, the mode, or what a reusing method recomputes; and `cached`, behind what."""
-    words = table["select"].where(~table["select"].isin(NOTHING), "nothing recomputed")
+    words = table["select"].replace("", "none").map(SELECTORS.name_of)
     words += table["positions"].map({"naive": ", naive positions"}).fillna("")
     known = {"full": "full attention"}
     modes = table["mode"].map(lambda mode: known.get(mode, mode))
