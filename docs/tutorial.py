@@ -43,11 +43,11 @@ def of_a_prompt() -> Iterator[tuple[str, go.Figure | None]]:
     (sample,) = data.load("lab", 1, 4, 6)
     view = of_sample(sample, "a sample of lab (seed 4)", tokenizer, layout)
     rules = {"Full attention": causal, "Blocks cached independently": block_attention(view.prompt)}
-    yield "masks", compare_masks(rules, view, cached=[], own="none")
+    yield "masks", compare_masks(rules, view, cached=[], own="")
     cached = prepare.named("independent")(model, [view.prompt], MemoryStore(1 << 30))
     kv = assemble(model, view.prompt, *cached)
     gaps = context_gaps([kv], [full_attention_kv(model, view.prompt)], [view.prompt])
-    yield "between", token_map({"independent": gaps[0]}, view, about=f"lab-full, {device_name(model.device)}")
+    yield "between", token_map({"cached alone": gaps[0]}, view, about=f"lab-full, {device_name(model.device)}")
 
 
 def of_results() -> Iterator[tuple[str, go.Figure | None]]:

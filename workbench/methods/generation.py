@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, not_allowed, shown
+from workbench.core.utils.stages import stage
 from workbench.engine.decoding import Tokens, by_request, check_length, decode, text_of
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.methods import Method, ReadyRequest, finish
@@ -81,6 +82,7 @@ def answer(
         return _contiguous(batch, str(chosen), progress)
     begin = perf_counter()
     requests = requests_of(*batch, keep)
+    stage("answering")
     with pages_of(model).use(model):
         try:
             answers = PagedAnswers(model, requests, most)
@@ -184,6 +186,7 @@ def _contiguous(batch: _Batch, engine: str, progress: Callable[[int, int], None]
                 progress(len(alone), len(prompts))
     else:
         ready = method.begin(model, prompts, watched, reserve)
+        stage("answering")
         begun = perf_counter()
         logits = finish(model, ready)
     stream = decode_ready(model, tokenizer, ready, logits, params)

@@ -9,6 +9,7 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.core.utils import annotations
+from workbench.core.utils.stages import stage
 from workbench.engine.encoding import encode_many
 from workbench.models.spec import attach
 from workbench.store.keys import fingerprint, key_of
@@ -47,9 +48,13 @@ def fetch(
     attach(model)  # refuses before any work
     model_key, dtype = fingerprint(model), model.dtype
     keys = [key_of(model_key, dtype, block, past) for block, past in zip(blocks, before, strict=True)]
-    return collect(
-        store, keys, lambda missing: encode_many(model, [blocks[i] for i in missing], [before[i] for i in missing])
-    )
+
+    def encoded(missing: list[int]) -> list[KV]:
+        if missing:
+            stage(f"encoding {len(missing)} blocks")
+        return encode_many(model, [blocks[i] for i in missing], [before[i] for i in missing])
+
+    return collect(store, keys, encoded)
 
 
 def collect(store: Store, keys: Sequence[str], make: Callable[[list[int]], Sequence[KV]]) -> list[KV]:

@@ -22,7 +22,7 @@ from plotly.offline import get_plotlyjs
 
 from workbench import models
 from workbench import results as tables
-from workbench.app.console.text import progress
+from workbench.app.console.text import duration, progress
 from workbench.app.docs import site as docs_site
 from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers, declared
 from workbench.app.reports import html, real_pages
@@ -133,7 +133,7 @@ def _write_index(
     failed = sum(not run.ok for run in runs)
     facts = report_index.measured_with([run.metrics for run in runs])
     facts += [("made", f"{datetime.now():%Y-%m-%d %H:%M}")]
-    facts += [("notebooks", f"{len(runs)}, {failed or 'none'} failed, in {seconds:.0f} s")]
+    facts += [("notebooks", f"{len(runs)}, {failed or 'none'} failed, in {duration(seconds)}")]
     html.link([(page, run.title) for run in runs if (page := out / run.name / f"{run.name}.html").is_file()])
     groups = [report_index.Group([_card(out, run) for run in lab])]
     if real or missing:

@@ -118,7 +118,8 @@ def _axes(fig: go.Figure, block_of: np.ndarray, panels: int) -> None:
 def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Collection[str], own: str) -> go.Figure:
     """Draw every mask rule over one prompt, at most 512² cells each.
 
-    `cached` names the rules under which the passages come from a cache; `own` is the text of the reader's own rule.
+    `cached` names the rules under which the passages come from a cache; `own` is the
+    text of the reader's own rule, "" where they have none.
     """
     length = len(view.prompt)
     cells = firsts(length)
@@ -131,8 +132,8 @@ def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Colle
         block_of,
         notice="Colour is the block of the key, grey is hidden by the rule, blank is the future. Under block attention "
         "only the question (Q) crosses the boundaries of blocks.",
-        caption=f"Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}. Your rule: {own}. "
-        "Drag to zoom, all panels follow; hover for the two tokens.",
+        caption=f"Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}"
+        + (f". Your rule: {own}. Drag to zoom, all panels follow; hover for the two tokens." if own else "."),
     )
 
 
