@@ -206,6 +206,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Cached-block attention on real language models: reuse, shift and recompute the keys and values of a prompt.",
+    epilog="Begin with: workbench trial --model lab-full --mode block --samples 40",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from workbench.methods import registry
 
 ModelName = Annotated[str, "Checkpoint folder or name (see `workbench models`)"]
-DataName = Annotated[str, "`lab`, `needles`, `manuals`, a shipped name or a file: JSON, JSON lines, .gz"]
+DataName = Annotated[str, "A name (`workbench data` lists them), a file, a folder of documents or hf:NAME"]
 DeviceName = Annotated[str, "cpu, cuda or cuda:N"]
 LayoutName = Annotated[
     str | None, "Prompt layout: lab, released, chat (by the tokenizer's template) or a JSON file; else the model's own"

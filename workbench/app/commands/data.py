@@ -19,6 +19,13 @@ MOST = 200  # prompts whose tokens are counted
 NAME = "`lab`, `lab(hints=0)`, `needles`, `manuals`, a shipped name or a file; none: list the names"
 PASSAGES = "Passages a question; those of a file are cut, or filled in from its other questions"
 LAYOUT = "Layout of that prompt: lab, released, chat or a JSON file; else the model's own"
+ABOUT = {
+    "lab": "invented people and places, all that lab-full knows",
+    "needles": "facts hidden in long texts, drawn by seed: all tasks in turn",
+    "manuals": "questions about installed packages, from their manuals",
+    "manuals-train": "the same of other pages, to tune on",
+}
+
 app = typer.Typer(add_completion=False)
 
 
@@ -40,7 +47,7 @@ def show_data(
     if model is None and (layout is not None or tokens):
         raise BadInput(f"{'--layout' if layout else '--tokens'} says how a prompt is shown: name its --model, too")
     if name is None:
-        print("\n".join(datasets.names()))
+        print("\n".join(f"{each:<20} {ABOUT.get(each) or _of_family(each)}" for each in datasets.names()))
         return
     if out is not None and (out.suffix != ".jsonl" or not out.absolute().parent.is_dir()):
         raise BadInput(f"out is {out}: a file that ends in .jsonl is needed, in a folder that is there")
@@ -99,6 +106,10 @@ def _prompt(
 def _range(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _of_family(name: str) -> str:
+    return "one task of needles" if name.startswith("needles-") else "a file that ships"
 
 
 def _show(console: Console, sample: Sample) -> None:

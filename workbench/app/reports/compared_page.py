@@ -66,18 +66,20 @@ def _cost(row: dict[str, Any], name: str) -> Sequence[str]:
     of_base = "–" if ratio is None else f"{ratio:.2f}×"
     if name != "ttft_p50":
         return COSTS[name], _scaled(row[name]), of_base, "", ""
-    cells = COSTS[name], f"{row[name] * 1e3:.4g}", of_base
+    cells = COSTS[name], _scaled(row[name] * 1e3), of_base
     if row["ttft_n"] is None:
         return *cells, "", ""
     ends = latency.spread(row | {"n": row["ttft_n"]})
-    around = f"{ends[0] * 1e3:.3g} to {ends[1] * 1e3:.3g}" if ends else ""
+    around = " to ".join(_scaled(end * 1e3, 3) for end in ends) if ends else ""
     return *cells, around, f"{row['ttft_n']:.0f}"
 
 
-def _scaled(value: float) -> str:
-    """Return a number in four digits, of a million and more as "9.327 G" say."""
+def _scaled(value: float, digits: int = 4) -> str:
+    """Return a number in four digits, whole where it has more, of a million and more as "9.327 G" say."""
     power = min(4, int(log10(value) // 3)) if value >= 1e6 else 0
-    return f"{value / 1000**power:,.4g}{('', '', ' M', ' G', ' T')[power]}"
+    scaled = value / 1000**power
+    form = f",.{digits}g" if scaled < 10**digits - 0.5 else ",.0f"
+    return f"{scaled:{form}}{('', '', ' M', ' G', ' T')[power]}"
 
 
 def _brief(text: str) -> str:
