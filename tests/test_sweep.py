@@ -5,6 +5,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -110,6 +111,18 @@ def test_what_is_finished_is_not_run_again(whole, base, monkeypatch):
 def test_a_field_enters_a_key_only_where_it_is_set():
     plain, judged = (Case(Trial("a-model-in-memory", **fields)).key for fields in ({}, {"faithfulness": "lab"}))
     assert plain == Case(Trial("a-model-in-memory", faithfulness=None)).key != judged
+
+
+@pytest.mark.parametrize("data", ["notes", "notes(by=sentences, size=1)"])
+def test_a_key_follows_the_documents_of_a_folder_and_not_the_blocks_of_a_store(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("notes/more", "kept"):
+        Path(folder).mkdir(parents=True)
+    keys = []
+    for file in ("notes/shelf.md", "kept/blocks", "notes/more/shelves.md"):
+        Path(file).write_text("Shelf 1 holds the maps.")
+        keys.append(Case(Trial("a-model-in-memory", data=data, mode="block", store="kept")).key)
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_faithfulness_stands_in_the_table_of_a_sweep_that_judges(base, tmp_path):

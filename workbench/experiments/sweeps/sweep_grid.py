@@ -40,6 +40,7 @@ from workbench.core.utils.files import digest
 from workbench.data import chat_template
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
+from workbench.data.sources import folders
 from workbench.engine.decoding import check_length
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
@@ -286,14 +287,17 @@ def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[C
 def files_of(trial: Trial) -> list[list[Any]]:
     """List name and state of the files that a trial reads: contents, or size and time of files over READ bytes.
 
-    So a folder of results goes on beside copies of the same files, on another machine too.
+    So a folder of results goes on beside copies of the same files, on another machine too. Cached blocks are left out:
+    they are known by their contents, and a trial adds to its store.
     """
     try:
         paths = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())
     except BadInput:
         paths = []  # a model that is in memory only
-    named = (trial.data, trial.prepared, trial.store, trial.layout)
-    paths += [path for path in map(Path, filter(None, named)) if path.exists()] + own.files()
+    documents = folders.named(trial.data)
+    paths += sorted(documents[0].rglob("*")) if documents else []
+    paths += map(Path, filter(None, (trial.data, trial.layout)))
+    paths = [path for path in paths if path.is_file()] + own.files()
     return [_state(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
