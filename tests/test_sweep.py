@@ -4,11 +4,12 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tests import tiny
@@ -213,6 +214,14 @@ def test_a_process_that_dies_takes_its_own_trial_only(base, tmp_path, monkeypatc
     with pytest.raises(Failed, match=r"1 trials failed.*its process ended") as problem:
         sweep(base, tmp_path, jobs=2, seed=[0, 1, 2])
     assert set(problem.value.outcome.table.seed) == {0, 2}
+
+
+def test_a_process_keeps_blocks_in_half_of_a_gpu_that_processes_share(base, monkeypatch):
+    assert sweeps.room(base, 4) == base.store_gib
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 128 * 2**30))
+    assert [sweeps.room(replace(base, device="cuda"), jobs) for jobs in (1, 2, 3, 400)] == [64, 64, 32, base.store_gib]
 
 
 def test_blocks_that_are_kept_are_not_encoded_again_and_change_no_answer(base, tmp_path):

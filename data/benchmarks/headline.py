@@ -184,6 +184,7 @@ def trials() -> pd.DataFrame:
     asked = (counts.model == READER) & counts.data.isin(ASKED) & (counts.passages == PASSAGES)
     plain = (counts[["sparse", "correct", "attend"]] == "none").all(axis=1)
     rows = tables.scores(counts[asked & plain & (counts.kind == "all")])
+    rows = rows[rows.setting == rows.setting.mode()[0]]  # batches of one size: others round otherwise
     return rows[rows.kl.notna()].drop_duplicates(["data", "mode", "positions", "prepare", "select", "ratio"])
 
 

@@ -120,7 +120,7 @@ def measure(
 
     Full attention is asked once by each process for all methods, cached blocks are kept from method to method.
     """
-    keep = plan.cases[0].trial.store_gib
+    keep = sweeps.room(plan.cases[0].trial, jobs)
     return sweeps.run(plan.cases, out, jobs, progress, loaded, keep, cluster, retries).failures
 
 
@@ -289,7 +289,7 @@ def leaderboard(
     plan = planned(base, methods, budgets, loaded=loaded)
     for note in plan.left_out:
         warnings.warn(f"left out: {note}", stacklevel=2)
-    keep = plan.cases[0].trial.store_gib
+    keep = sweeps.room(plan.cases[0].trial, jobs)
     outcome = sweeps.run(plan.cases, Path(out), jobs, progress, loaded, keep)
     if outcome.failures:
         raise sweeps.Failed(outcome)

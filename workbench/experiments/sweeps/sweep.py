@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
+import torch
 from transformers.utils import logging
 
 from workbench import models
@@ -138,6 +139,15 @@ def load(model: str, device: str, dtype: str | None, layout: str | None) -> Load
 def _loads(trial: Trial) -> tuple[str, str, str | None, str | None]:
     """Return what `load` takes."""
     return trial.model, trial.device, trial.dtype, trial.layout
+
+
+def room(trial: Trial, jobs: int) -> float:
+    """Return how many GiB of cached blocks a process may keep: of a GPU here half its memory, shared by `jobs`."""
+    if not needs_gpu(trial) or not torch.cuda.is_available():
+        return trial.store_gib
+    _, memory = torch.cuda.mem_get_info(trial.device)
+    share = max(1, -(-jobs // torch.cuda.device_count()))
+    return max(trial.store_gib, memory / 2**31 / share)
 
 
 SUCCESS = "_SUCCESS"
