@@ -36,7 +36,8 @@ def selection_of(prompt: Prompt) -> Selection:
 
 GONE = "No kernel is behind these controls any more. Run the notebook again from its first cell to this one."
 STYLE_TAG = f"""<style>{STYLE}
-.wb-explorer.jupyter-widgets-disconnected::before {{ content: {json.dumps(GONE)}; color: #c55a11; }}
+.wb-explorer.jupyter-widgets-disconnected::before {{ content: {json.dumps(GONE)}; color: #c55a11;
+  font: 600 13px/1.5 system-ui, sans-serif; }}
 </style>"""  # figures follow the theme of the page
 WITHOUT = "An explorer: it is shown by a notebook that runs. Run the cells from the first to this one."
 

@@ -89,9 +89,14 @@ _NARROW = f""".jp-OutputArea:has(.js-plotly-plot) {{ container-type: inline-size
     min-width: {WIDTH}px; transform: scale({_FIT}); transform-origin: 0 0; }}
   {_BROKEN} {{ transform-box: fill-box; translate: calc(({_FIT} - 1) * 100%) 0; }}
 }}"""
+# What JupyterLab shows of a view whose state was not saved: a text without an element around it.
+_LOST = """.jp-OutputArea-output.jupyter-widgets:not(:has(*)) { font-size: 0; }
+.jp-OutputArea-output.jupyter-widgets:not(:has(*))::before { font: 14px/1.5 system-ui, sans-serif;
+  content: "This view was not saved. Run the notebook from its first cell to this one."; }"""
 STYLE = f"""
 :is({_DARK}) {_FIGURE} {_TURN}
 {_NARROW}
+{_LOST}
 """
 FOLLOWS_READER = f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme='light']) {_FIGURE} {_TURN} }}\n"
 PAGE_STYLE = f"{STYLE}\n:root {{ --beside-figures: 20px; }}\n{FOLLOWS_READER}"
