@@ -54,3 +54,18 @@ def test_selected_tiles_hold_the_mass_that_they_name(model):
 def test_public_modules_are_listed():
     for name in ("data", "measure", "models", "results", "select", "sparse", "prepare", "explore", "store"):
         assert name in dir(workbench) and getattr(workbench, name)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "named"),
+    [
+        (measure.deviation, {"model": "lab-full"}, "model"),
+        (measure.attention, {"prompt": "a text"}, "prompt"),
+        (measure.scores, {"selectors": "random"}, "selectors"),
+        (measure.selected, {"method": 3}, "method"),
+    ],
+)
+def test_what_is_no_model_prompt_or_method_is_named(model, call, given, named):
+    needed = {"scores": {"selectors": ["random"]}, "selected": {"method": "dense"}}.get(call.__name__, {})
+    with pytest.raises(workbench.BadInput, match=f"^{named} is "):
+        call(**{"model": model, "prompt": PROMPT, **needed, **given})

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
+from workbench.core.utils.annotations import checked
 from workbench.engine.assembly import assemble
 from workbench.engine.attention_maps import Layers, from_question
 from workbench.methods import prepare as preparations
@@ -29,11 +30,13 @@ from workbench.metrics.tiles.tile_states import dense_states
 from workbench.store import UNLIMITED, MemoryStore
 
 
+@checked
 def reused(model: PreTrainedModel, prompt: Prompt, prepare: str = "after_system") -> KV:
     """Return the assembled cache of a prompt: its passages cached by `prepare`, its question not computed yet."""
     return assemble(model, prompt, preparations.named(prepare)(model, [prompt], MemoryStore(UNLIMITED))[0])
 
 
+@checked
 def deviation(
     model: PreTrainedModel, prompt: Prompt, prepare: str = "after_system", kv: KV | None = None
 ) -> pd.DataFrame:
@@ -51,6 +54,7 @@ def deviation(
     return _placed(pd.concat(tables, ignore_index=True), prompt)[["token", "block", "layer", "part", "deviation"]]
 
 
+@checked
 def scores(
     model: PreTrainedModel,
     prompt: Prompt,
@@ -70,6 +74,7 @@ def scores(
     return _placed(pd.DataFrame(columns), prompt)
 
 
+@checked
 def attention(
     model: PreTrainedModel,
     prompt: Prompt,
@@ -87,6 +92,7 @@ def attention(
     return _placed(pd.DataFrame({"token": range(len(share)), "attention": share}), prompt)
 
 
+@checked
 def selected(model: PreTrainedModel, prompt: Prompt, method: str | sparse.Sparse) -> pd.DataFrame:
     """Return the key tiles that a sparse method selects: layer, head, query_tile, key_tile, tokens of a tile, mass.
 
