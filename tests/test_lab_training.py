@@ -15,6 +15,7 @@ from tests.commands import refused_command, told
 from tests.refusals import refused
 from workbench import data, models
 from workbench.app.cli import app
+from workbench.core.utils import stages
 from workbench.data.lab_corpus.world import Style
 from workbench.training.common import watched
 from workbench.training.lab import checkpoint
@@ -236,3 +237,12 @@ def test_without_a_bar_the_main_process_prints_a_line_every_so_many_steps(main, 
         for step in (10, 20, 30, 40):
             show({"step": step, "loss": 1.0})
     assert [json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()] == steps
+
+
+def test_a_bar_moves_with_every_step_where_a_person_watches(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with watched(True, 20, dict, 3):
+        for step in (1, 2):
+            stages.stage(f"step {step}")
+        stages.stage("encoding 4 blocks")
+    assert "2/3" in capsys.readouterr().err

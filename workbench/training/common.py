@@ -19,11 +19,13 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from workbench.core.utils.files import replace_folder
+from workbench.core.utils.stages import heard, stage
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.run_folder import RECORD, saved_record, state_folder
 from workbench.training.tuning.config import TuneConfig
 
 LINE_SECONDS = 20.0  # longest without a line of the curve, where one is due
+STEP = "step "  # how the stage of a step begins
 READ_EVERY = 20  # steps between two rows of the curve (each one waits for the device)
 
 
@@ -76,6 +78,7 @@ class Training:
         while not (stopped or finished()):
             loss = take_step()
             progress.step += 1
+            stage(f"{STEP}{progress.step}")
             reading = progress.step % READ_EVERY == 0
             if reading:  # all processes stop at the same step, once the time of any is over
                 late = torch.tensor(float(time.monotonic() > end or asked()), device=self.accelerator.device)
@@ -222,11 +225,16 @@ def watched(
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yield a function that shows a row of the curve, on the `main` process alone.
 
-    It moves a bar with the `postfix` of the row where a person watches; else it prints a line every so many steps, and
-    the first that comes after LINE_SECONDS without one.
+    Where a person watches, a bar moves with every step and shows the `postfix` of the row; else it prints a line every
+    so many steps, and the first that comes after LINE_SECONDS without one.
     """
     last = time.monotonic()
-    with tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar:
+
+    def moved(said: str) -> None:
+        if said.startswith(STEP):
+            bar.update(int(said.removeprefix(STEP)) - bar.n)
+
+    with tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar, heard(moved):
 
         def show(row: dict[str, Any]) -> None:
             nonlocal last

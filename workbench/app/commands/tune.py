@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from workbench.app.console import text
 from workbench.app.console.options import of_fields, taking
 from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check_processes
@@ -80,12 +81,13 @@ def tune(
     passages, kinds, mix = _range("passages", given["passages"]), _weights(given["kinds"]), _range("mix", given["mix"])
     given |= {"passages": passages, "kinds": kinds, "mix": mix, "exclude": tuple(map(str, exclude or ()))}
 
-    from workbench.training.common import READ_EVERY, stoppable, watched  # torch, transformers: not for `--help`
-    from workbench.training.tuning.output import save_adapter, save_model
-    from workbench.training.tuning.scores import Evaluation
-    from workbench.training.tuning.start import draw_own_answers, start
-    from workbench.training.tuning.text.examples import Data
-    from workbench.training.tuning.train import train
+    with text.progress("tuning"), text.importing():  # torch, transformers: not for `--help`
+        from workbench.training.common import READ_EVERY, stoppable, watched
+        from workbench.training.tuning.output import save_adapter, save_model
+        from workbench.training.tuning.scores import Evaluation
+        from workbench.training.tuning.start import draw_own_answers, start
+        from workbench.training.tuning.text.examples import Data
+        from workbench.training.tuning.train import train
 
     scored = evaluate_data or (data if is_lab(data) else "lab")
     evaluation = Evaluation(evaluate_every, evaluate_samples, scored, evaluate_passages)
