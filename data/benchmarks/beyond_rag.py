@@ -17,6 +17,7 @@ is to a larger one (Block-Attention, appendix A): long, repeated but for a littl
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -88,15 +89,10 @@ def _frames(seed: int, number: int, passages: int) -> Iterator[Sample]:
         world = World(rng, passages, PLAIN)
         state = world.context(passages)
     changed: Entity | None = None
-    for at, kind in enumerate(_turns()):
+    for at, kind in enumerate(cycle(KINDS)):
         if at:
             changed = _move(world, rng)
         yield _asked(world, state, kind, changed, f"lab-frame-{seed}-{number}-{at}")
-
-
-def _turns() -> Iterator[str]:
-    while True:
-        yield from KINDS
 
 
 def _move(world: World, rng: Random) -> Entity:

@@ -19,9 +19,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from script import TINY, options, writer
+from script import TINY, options, prompt_of, writer
 
-from workbench.core.blocks import Block, Prompt
+from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.engine.attention_maps import layers_of
 from workbench.experiments.bench.models.whole_model import GPU, LLAMA, Scene, build, clock
@@ -51,14 +51,6 @@ class Asked:
     method: Method
     charged: float
     ms: list[float] = field(default_factory=list)
-
-
-def prompt_of(scene: Scene) -> Prompt:
-    """Return a prompt of random blocks."""
-    context = CONTEXT * scene.unit
-    ids = scene.ids(context + min(QUESTION, scene.unit))
-    runs = (*ids[:context].split(min(BLOCK, scene.unit // 2)), ids[context:])
-    return Prompt(tuple(Block(tuple(run.tolist())) for run in runs))
 
 
 def methods(
@@ -138,7 +130,8 @@ def main() -> None:
     given = options(__doc__, **defaults)
     end = perf_counter() + given.seconds
     scene = Scene(build(LLAMA | TINY if given.tiny else LLAMA), [], unit=64 if given.tiny else 1024)
-    prompt, store = prompt_of(scene), MemoryStore(UNLIMITED)
+    question, store = min(QUESTION, scene.unit), MemoryStore(UNLIMITED)
+    prompt = prompt_of(scene.ids(CONTEXT * scene.unit + question), min(BLOCK, scene.unit // 2), question)
     if GPU:  # room for the blocks of every preparation at once, and for what is recomputed
         pages_of(scene.model).of(scene.model, (PREPARATIONS + 2) * len(prompt) // PAGE)
     asked, refused = methods(scene, prompt, given.methods, given.charged, store)

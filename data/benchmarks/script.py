@@ -6,7 +6,9 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from torch import Tensor
 
+from workbench.core.blocks import Block, Prompt
 from workbench.experiments.trials.record import device_name, versions
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER
@@ -38,6 +40,12 @@ def writer(given: Namespace, part: str, device: str | torch.device = "cpu", **or
     """Return the writer of a part of the results folder: its rows name the device, the versions and the command."""
     about = {"device": device_name(torch.device(device)) if device else "", "versions": versions(), **this_run()}
     return Writer(given.out, part, **{**about, **origin})
+
+
+def prompt_of(ids: Tensor, block: int, question: int) -> Prompt:
+    """Return a prompt of tokens [N]: blocks of `block` tokens, and the last `question` of them behind."""
+    runs = (*ids[:-question].split(block), ids[-question:])
+    return Prompt(tuple(Block(tuple(run.tolist())) for run in runs))
 
 
 def name_of(model: str) -> str:

@@ -11,10 +11,9 @@ at every border between stages, so sums are more than the time to first token.
 from typing import Any
 
 import torch
-from script import options, writer
+from script import options, prompt_of, writer
 
 from workbench import models
-from workbench.core.blocks import Block, Prompt
 from workbench.experiments.latency.ttft import filled
 from workbench.methods import sparse
 from workbench.methods.modes.full import Full
@@ -23,14 +22,6 @@ from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics.latency import stages
 
 LLAMA = "Llama-3.1-8B shape"
-
-
-def prompt_of(vocabulary: int, length: int, block: int, question: int) -> Prompt:
-    """Make a prompt of random tokens in blocks, and a question."""
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocabulary, (length,), generator=draw)
-    parts = [*tokens[: length - question].split(block), tokens[length - question :]]
-    return Prompt(tuple(Block(tuple(part.tolist())) for part in parts))
 
 
 def main() -> None:
@@ -43,7 +34,9 @@ def main() -> None:
         model = build()
     else:
         model = models.load(args.model, args.device).model
-    prompt = prompt_of(model.config.vocab_size, args.length, args.block, args.question)
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (args.length,), generator=draw)
+    prompt = prompt_of(ids, args.block, args.question)
     store, method = filled(model, prompt.context), sparse.named(args.sparse)
     methods: dict[str, Full | Reuse] = {"full attention": Full(), "cached blocks": Reuse()}
     methods[f"blocks, {args.ratio:.0%} recomputed"] = Reuse(select=QueryGuided(), ratio=args.ratio)

@@ -93,9 +93,9 @@ class Merged:
         first, end = self.apart.first, self.apart.end
         passages = logits[..., first:end]
         cold = passages / self.apart.temperature
-        bent = torch.where(asks, cold + self._gain(cold.logsumexp(-1, keepdim=True)), passages)
+        whole = cold.logsumexp(-1, keepdim=True)
+        gained = (self.apart.gain * whole).masked_fill(
+            whole.isinf(), 0
+        )  # (S T - 1) times it; 0 for a row that sees none
+        bent = torch.where(asks, cold + gained, passages)
         return torch.cat((logits[..., :first], bent, logits[..., end:]), -1)
-
-    def _gain(self, whole: Tensor) -> Tensor:
-        """Return what the logits of passages gain, (S T - 1) times their log-sum-exp; 0 where a row sees none."""
-        return (self.apart.gain * whole).masked_fill(whole.isinf(), 0)

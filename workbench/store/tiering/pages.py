@@ -162,15 +162,12 @@ class PageTier(Books):
             raise NoRoom(f"{missing} pages more than {self.pages} are in use")
         for key in chosen:
             if key not in self.behind and (kv := self.get(key)) is not None:
-                self._keep_behind(key, kv)
+                with suppress(BadInput):  # larger than every budget: it is computed again
+                    self.behind.put(key, kv)
             self.drop(key, evicted=True)
             self.evictions += 1
             if self.behind.events is not None:
                 self.behind.events.add("evict", key=str(key), tier=self.name)
-
-    def _keep_behind(self, key: str, kv: KV) -> None:
-        with suppress(BadInput):  # larger than every budget: it is computed again
-            self.behind.put(key, kv)
 
     def _unpin(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -149,14 +149,10 @@ class Files:
         digest = hashlib.sha256()
         for sample in samples:
             longest = None if own is None else [(0,) * own.tokens if own.wanted(sample) else ()]
-            self._check(example([sample], layout, tokenizer, longest))
+            limits.check(example([sample], layout, tokenizer, longest))  # its longest own answer included
             digest.update(repr(sample).encode())
         self.identity = f"{len(samples)} samples {digest.hexdigest()[:16]}"
         self._epoch, self._order = -1, list(range(len(samples)))
-
-    def _check(self, longest: Example) -> None:
-        """Refuse the example of a sample that does not fit, its longest own answer included."""
-        self.limits.check(longest)
 
     def unanswered(self) -> list[int]:
         """Return the places of the samples that the model is to answer itself."""
