@@ -12,6 +12,7 @@ from tests.random_models import model_of
 from tests.refusals import refused
 from tests.test_prepare import CORPUS
 from workbench.app.notebooks import own
+from workbench.core import spec_parser
 from workbench.core.blocks import Block, Prompt
 from workbench.core.kv import KV, Derived
 from workbench.core.plan import Plan
@@ -31,7 +32,7 @@ def test_a_spec_reads_as_it_is_written(options):
     options = {f"o_{key}": value for key, value in options.items()}
     spec = f"name({', '.join(f'{key}={value!r}' for key, value in options.items())})"
     assert registry.parse(spec) == ("name", options) and registry.parse("name") == ("name", {})
-    assert registry.split(f"{spec}, other,{spec}") == [spec, "other", spec]
+    assert spec_parser.split(f"{spec}, other,{spec}") == [spec, "other", spec]
 
 
 @pytest.mark.parametrize("text", ["all", "last", "owner/name-of.it", "float32"])
@@ -44,7 +45,7 @@ def test_a_path_needs_no_quotation_marks_and_any_text_may_have_them(path):
     for written in (path, repr(path), f'"{path}"'.replace("\\", "\\\\")):
         spec = f"x(n=4, embedder={written})"
         assert registry.parse(spec) == ("x", {"n": 4, "embedder": path})
-        assert registry.split(f"a,{spec}, b") == ["a", spec, "b"]
+        assert spec_parser.split(f"a,{spec}, b") == ["a", spec, "b"]
     odd = "/a b, (c)/it's.npz"
     assert registry.parse(f"x(embedder={odd!r})") == ("x", {"embedder": odd})
 
@@ -59,7 +60,7 @@ def test_a_policy_with_a_file_of_vectors_is_made_again_from_its_spec(tmp_path):
 
 def test_lists_within_brackets_stay_whole():
     spec = "query_guided(layers=[0, 1], tokens=last)"
-    assert registry.split(f"none,{spec}") == ["none", spec]
+    assert spec_parser.split(f"none,{spec}") == ["none", spec]
     assert registry.parse(spec) == ("query_guided", {"layers": [0, 1], "tokens": "last"})
 
 

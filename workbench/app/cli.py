@@ -136,7 +136,7 @@ def _refuse_unfit(args: Sequence[str]) -> None:
 def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
     given = [value] if isinstance(value, str | os.PathLike) else value or []
     if param.metavar == "LIST":
-        from workbench.methods.registry import split
+        from workbench.core.spec_parser import split
 
         given = [name for name in split(value or "") if name]
     if not ctx.params.get("results") or param.name == "results":  # results may be of what is not here

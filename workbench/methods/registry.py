@@ -93,11 +93,6 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     return spec_parser.parse(spec.strip())
 
 
-def split(text: str) -> list[str]:
-    """Return the entries of a list separated by commas, those within brackets or quotation marks left alone."""
-    return spec_parser.split(text)
-
-
 def spec_of(policy: Any) -> str:
     """Return the spec of a policy in full: `with_neighbours(n=10, embedder=tfidf)`; fields not shown are left out."""
     name = own.name_of(policy) or type(policy).__module__.rpartition(".")[2]

@@ -150,7 +150,7 @@ class RemoteStore(quarantine.Repairing):
         """Return the KV under `key`, fetched and verified, or None."""
         begin, missed = time.monotonic(), None
         try:
-            kv = self._fetched(key)
+            kv = self.read(key)
         except FileNotFoundError:
             missed = Miss(key, "never seen")
         except Unusable as problem:
@@ -248,9 +248,6 @@ class RemoteStore(quarantine.Repairing):
 
     def read(self, key: str) -> KV:
         """Return a verified block. Raises FileNotFoundError, Unusable and Unreachable."""
-        return self._fetched(key)
-
-    def _fetched(self, key: str) -> KV:
         if not NAME.fullmatch(key):
             raise FileNotFoundError(key)
         opened, known = self._header(key)

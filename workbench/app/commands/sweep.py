@@ -12,9 +12,9 @@ import typer
 from workbench.app.commands.trial import MethodFile, trial
 from workbench.app.console.options import OUTPUT, option, parse, taking
 from workbench.app.console.text import importing, progress
+from workbench.core import spec_parser
 from workbench.core.errors import BadInput
 from workbench.experiments.trials.trial_fields import TrialFields
-from workbench.methods import registry
 
 SWITCH = {"true": True, "false": False}
 OWN = ("as_json", "out", "sparse_args", "method_file", "details")  # of `workbench trial`, no fields of a trial
@@ -80,7 +80,7 @@ def sweep(
         from workbench.experiments.trials.trial import Trial
 
     lists = {
-        name: [_value(name, entry) for entry in registry.split(text)]
+        name: [_value(name, entry) for entry in spec_parser.split(text)]
         for name, text in given.items()
         if text is not None
     }
@@ -113,7 +113,7 @@ def run_notebooks(
         raise BadInput("no notebook is named: -p is for notebooks")
     lists = {}
     for name, text in (each.partition("=")[::2] for each in parameters):
-        lists[name] = [parse([f"{name}={entry}"])[name] for entry in registry.split(text)]
+        lists[name] = [parse([f"{name}={entry}"])[name] for entry in spec_parser.split(text)]
     with progress("notebooks", f"finished runs are kept in {out}, and the same command goes on") as advance:
         ran = notebook_sweep.run(notebooks, out, lists, jobs, cluster, retries, advance)
     if as_json:
