@@ -44,7 +44,7 @@ def served(load, gather, slower=1.0, count=60, step=STEP, mode="request", **opti
     loaders = Delayed(4, lambda ticket: 4 * load * (0.75 + 0.125 * (ticket.number * 7 % 5)), clock, events)
     engine = Contended(clock, lambda ticket: EACH, step=step)
     engine.loaders, engine.slower = loaders, slower
-    scheduler = Scheduler(engine, mode, loaders, waiting=count, events=events, gather=gather, **options)
+    scheduler = Scheduler(engine, mode, loaders, events=events, gather=gather, **options)
     tickets = scheduler.run([PROMPT] * count, 1)
     assert all(ticket.state == "finished" for ticket in tickets)
     first = sum(ticket.first - ticket.arrived for ticket in tickets) / count

@@ -16,7 +16,7 @@ from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.select.first_k import FirstK
 from workbench.methods.select.kv_deviation import KvDeviation
 from workbench.methods.select.query_guided import QueryGuided
-from workbench.methods.serving import MODES, Busy, NoRoom, Scheduler
+from workbench.methods.serving import MODES, NoRoom, Scheduler
 from workbench.methods.serving.contiguous import ContiguousEngine
 from workbench.methods.serving.paged import PagedEngine
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine
@@ -103,7 +103,7 @@ def test_no_more_requests_are_loaded_than_may_be():
 
 def test_threads_submit_and_wait_while_another_serves():
     engine = ContiguousEngine(MODEL, Letters(), MemoryStore(), "block")
-    scheduler = Scheduler(engine, "request", batch=2, waiting=2)
+    scheduler = Scheduler(engine, "request", batch=2)
     server = Thread(target=scheduler.serve)
     server.start()
     answers, barrier = {}, Barrier(3)
@@ -111,7 +111,7 @@ def test_threads_submit_and_wait_while_another_serves():
     def ask(which):
         barrier.wait(10)
         for i in range(which, len(PROMPTS), 3):
-            answers[i] = scheduler.submit(PROMPTS[i], 5, timeout=30).result(30)
+            answers[i] = scheduler.submit(PROMPTS[i], 5).result(30)
 
     threads = [Thread(target=ask, args=(which,)) for which in range(3)]
     for thread in threads:
@@ -132,7 +132,7 @@ def test_a_request_tells_its_load_also_where_it_was_computed_meanwhile(mode):
     assert tickets[0].seconds["load"] >= 3.0
 
 
-# --- Requests that fail, are cancelled, are too late, find no room or are refused: the others go on
+# --- Requests that fail, are cancelled, find no room or are refused: the others go on
 @pytest.mark.parametrize("mode", ["request", "layer", "sync"])
 def test_a_loader_that_fails_fails_its_request_only(mode):
     class Failing(SimulatedEngine):
@@ -176,25 +176,6 @@ def test_a_request_is_cancelled_wherever_it_is(steps, count):
     with pytest.raises(CancelledError, match="request 0 was cancelled"):
         tickets[0].result(0)
     assert engine.released.count("0") == 1
-
-
-def test_a_deadline_ends_a_request_and_no_other():
-    scheduler, tickets, _ = simulated("request", [50.0, 1.0])
-    late = scheduler.submit(PROMPTS[0], 1, deadline=10.0, name="0")
-    scheduler.run()
-    assert late.state == "expired" and [ticket.state for ticket in tickets] == ["finished", "finished"]
-    assert [event.at for event in scheduler.events if event.what == "expire"] == [pytest.approx(10.0)]
-    refused("deadline is 0", scheduler.submit, PROMPTS[0], deadline=0)
-
-
-def test_a_queue_that_is_full_takes_no_more():
-    scheduler, tickets, _ = simulated("request", [1.0, 1.0], waiting=2)
-    with pytest.raises(Busy, match="2 requests are waiting"):
-        scheduler.submit(PROMPTS[0], 1, block=False)
-    assert [event.what for event in scheduler.events][-1] == "reject"
-    scheduler.run()
-    assert [ticket.state for ticket in tickets] == ["finished", "finished"]
-    assert len(scheduler.run([])) == 0
 
 
 def test_a_request_without_room_waits_until_another_has_ended():
@@ -256,7 +237,7 @@ def test_what_cannot_be_computed_is_refused_when_it_is_submitted():
     refused("vocabulary", lambda: scheduler.submit(Prompt((Block((VOCABULARY + 1,)), BLOCKS[0]))))
     refused("max_new_tokens 0", scheduler.submit, PROMPTS[0], 0)
     scheduler.close()
-    for options in ({"mode": "fast"}, {"batch": 0}, {"loading": 0}, {"waiting": 0}, {"loaders": 0}):
+    for options in ({"mode": "fast"}, {"batch": 0}, {"loading": 0}, {"loaders": 0}):
         refused(next(iter(options)), Scheduler, engine, **options)
 
 

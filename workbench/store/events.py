@@ -14,8 +14,8 @@ An `Event` is a row. Times are seconds on the recorder's clock, which begins at 
     arrive                                               yes                            its prompt
     ready, first_token                                   yes
     finish                                               yes                            generated
-    cancel, expire, fail, reject                         yes                                       why
-    spans of a block (from one tier to another, by promotion, demotion, prefetch)
+    cancel, fail                                         yes                                       why
+    spans of a block (from one tier to another, by promotion, demotion)
     read      out of a tier                              no        yes   from   moved
     write     into a tier                                no        yes   into   moved
     moments of a block
@@ -39,9 +39,7 @@ from typing import Any, Literal, get_args
 from workbench.core.errors import BadInput
 
 Span = Literal["wait", "load", "encode", "prefill", "decode", "read", "write", "run"]
-Moment = Literal[
-    "arrive", "ready", "first_token", "finish", "cancel", "expire", "fail", "reject", "hit", "miss", "evict"
-]
+Moment = Literal["arrive", "ready", "first_token", "finish", "cancel", "fail", "hit", "miss", "evict"]
 What = Span | Moment
 SPANS: tuple[Span, ...] = get_args(Span)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
@@ -124,7 +122,7 @@ def idle_share(events: Iterable[Event], lane: str = "engine") -> float:
     """Return the share of the time from the first arrival to the last finish in which the engine ran nothing."""
     listed = list(events)
     begins = [event.at for event in listed if event.what == "arrive"]
-    ends = [event.at for event in listed if event.what in ("finish", "cancel", "expire", "fail")]
+    ends = [event.at for event in listed if event.what in ("finish", "cancel", "fail")]
     if not begins or not ends or max(ends) <= min(begins):
         return 0.0
     return 1 - busy(listed, lane) / (max(ends) - min(begins))

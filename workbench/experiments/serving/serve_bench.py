@@ -296,7 +296,7 @@ class _Bench:
     def _run(
         self, engine: Engine, mode: str, prompts: Sequence[Prompt], arrivals: Sequence[float], events: Events
     ) -> list[Ticket]:
-        scheduler = Scheduler(engine, _mode(mode), self.loaders, self.batch, self.batch, len(prompts) + 1, events)
+        scheduler = Scheduler(engine, _mode(mode), self.loaders, self.batch, self.batch, events)
         with closing(scheduler):
             return _asked(scheduler, prompts, arrivals, self.max_new_tokens)
 

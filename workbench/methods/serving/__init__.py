@@ -14,7 +14,7 @@
 All times are on the clock of the events that are recorded (`workbench.store.events`).
 """
 
-from workbench.methods.serving.scheduler import MODES, Busy, Scheduler
+from workbench.methods.serving.scheduler import MODES, Scheduler
 from workbench.methods.serving.tickets import Engine, NoRoom, Ticket
 
-__all__ = ["MODES", "Busy", "Engine", "NoRoom", "Scheduler", "Ticket"]
+__all__ = ["MODES", "Engine", "NoRoom", "Scheduler", "Ticket"]

@@ -6,22 +6,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from threading import Condition
+from threading import Lock
 from typing import Literal, get_args
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.methods.serving.computation import Computation
 from workbench.methods.serving.loaders import Loaders, ThreadLoaders
-from workbench.methods.serving.tickets import CancelledError, DeadlineExceeded, Engine, NoRoom, Queues, Ticket
+from workbench.methods.serving.tickets import CancelledError, Engine, NoRoom, Queues, Ticket
 from workbench.store.events import Events
 
 Mode = Literal["sync", "request", "layer"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-
-
-class Busy(BadInput):
-    """The queue of requests is full: ask again when some have ended."""
 
 
 class Scheduler:
@@ -31,11 +27,10 @@ class Scheduler:
     loaders   threads that load, or an object that stands for them
     batch     requests that are computed together, at most (continuous batching: one joins as soon as one ends)
     loading   requests that are being loaded, or wait to be computed, at most: what they hold is not evicted
-    waiting   requests that may wait to be loaded; then `submit` waits, or raises Busy
     events    what happens is recorded there
     gather    a free engine waits a little for requests whose loads are about to end (`serving.computation`)
 
-    A request that fails, is cancelled or is too late ends alone; the others go on.
+    A request that fails or is cancelled ends alone; the others go on.
     """
 
     def __init__(
@@ -45,16 +40,15 @@ class Scheduler:
         loaders: int | Loaders = 2,
         batch: int = 8,
         loading: int = 8,
-        waiting: int = 1024,
         events: Events | None = None,
         gather: bool = True,
     ):
         if mode not in MODES:
             raise BadInput(f"mode is {mode!r}: allowed are {', '.join(MODES)}")
-        for name, value in (("batch", batch), ("loading", loading), ("waiting", waiting)):
+        for name, value in (("batch", batch), ("loading", loading)):
             if value < 1:
                 raise BadInput(f"{name} is {value}: at least 1 is needed")
-        self.engine, self.mode, self.batch, self.loading, self.waiting = engine, mode, batch, loading, waiting
+        self.engine, self.mode, self.batch, self.loading = engine, mode, batch, loading
         self.events = Events() if events is None else events
         self.loaders: Loaders = ThreadLoaders(loaders, self.events) if isinstance(loaders, int) else loaders
         self.queues = Queues(engine, self.events, loading)
@@ -63,37 +57,19 @@ class Scheduler:
         self._overlaps = mode != "sync" and engine.overlaps
         if engine.overlaps:
             engine.meanwhile = self._meanwhile if self._overlaps else bool
-        self._changed, self._closed, self._numbers = Condition(), False, count()
+        self._lock, self._closed, self._numbers = Lock(), False, count()
 
-    def submit(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int = 64,
-        deadline: float | None = None,
-        name: str = "",
-        block: bool = True,
-        timeout: float | None = None,
-    ) -> Ticket:
-        """Ask for an answer, from any thread. `deadline`: seconds from now, after which it is not wanted any more.
-
-        Where the queue is full, wait for room (`block`, at most `timeout` seconds), or raise Busy. Raises BadInput for
-        what cannot be computed.
-        """
+    def submit(self, prompt: Prompt, max_new_tokens: int = 64, name: str = "") -> Ticket:
+        """Ask for an answer, from any thread. Raises BadInput for what cannot be computed."""
         if max_new_tokens < 1:
             raise BadInput(f"max_new_tokens {max_new_tokens}: it is 1 or more")
-        if deadline is not None and deadline <= 0:
-            raise BadInput(f"deadline is {deadline}: a positive number of seconds is needed")
         number = next(self._numbers)
         ticket = Ticket(name or f"{number}", prompt, max_new_tokens, number=number, wake=self.loaders.wake)
         self.engine.check(ticket)
-        with self._changed:
-            if not self._changed.wait_for(self._has_place, timeout if block else 0):
-                self.events.add("reject", lane="scheduler", request=ticket.name, detail="the queue is full")
-                raise Busy(f"{self.waiting} requests are waiting, and no more are taken")
+        with self._lock:
             if self._closed:
                 raise BadInput("the scheduler is closed")
             ticket.arrived = ticket.since = self.events.now()
-            ticket.deadline = None if deadline is None else ticket.arrived + deadline
             self.events.add("arrive", ticket.arrived, lane="scheduler", request=ticket.name, tokens=len(prompt))
             self._inbox.append(ticket)
         self.loaders.wake()
@@ -101,12 +77,8 @@ class Scheduler:
 
     def run(self, prompts: Iterable[Prompt] = (), max_new_tokens: int = 64) -> list[Ticket]:
         """Submit prompts, and compute until nothing is left to do; return their tickets."""
-        tickets = []
+        tickets = [self.submit(prompt, max_new_tokens) for prompt in prompts]
         with steady():
-            for prompt in prompts:
-                while not self._has_place():
-                    self.step()
-                tickets.append(self.submit(prompt, max_new_tokens))
             while self._left():
                 self.step()
         return tickets
@@ -119,9 +91,8 @@ class Scheduler:
 
     def close(self) -> None:
         """Take no more requests, and end the loaders; `serve` returns when those it has are done."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
         self.loaders.wake()
         if not self._left():
             self.loaders.close()
@@ -139,7 +110,7 @@ class Scheduler:
         done |= self.computation.round(chosen, waits)
         done |= self._conclude()
         if not done and (self.queues.loading or idle):
-            self.loaders.wait(self._next_moment())
+            self.loaders.wait(self.computation.until)
 
     def _meanwhile(self) -> bool:
         """Do one thing that is due while the engine's device computes; return whether there was one."""
@@ -180,19 +151,11 @@ class Scheduler:
             queues.arrived(ticket)
 
     def _sweep(self) -> bool:
-        """End what is cancelled or too late."""
-        now, ended = self.events.now(), 0
-        for ticket in self.queues:
-            late = ticket.deadline is not None and now >= ticket.deadline
-            if ticket.done.is_set() or not (ticket.cancelled or late):
-                continue
-            if ticket.cancelled:
-                self.queues.end(ticket, "cancel", CancelledError(f"request {ticket.name} was cancelled"))
-            else:
-                late_one = DeadlineExceeded(f"request {ticket.name} has no answer by its deadline")
-                self.queues.end(ticket, "expire", late_one)
-            ended += 1
-        return ended > 0
+        """End what is cancelled; return whether there was something."""
+        given_up = [ticket for ticket in self.queues if ticket.cancelled and not ticket.done.is_set()]
+        for ticket in given_up:
+            self.queues.end(ticket, "cancel", CancelledError(f"request {ticket.name} was cancelled"))
+        return bool(given_up)
 
     def _load(self) -> bool:
         started = 0
@@ -207,10 +170,7 @@ class Scheduler:
             return False
         if self.mode == "sync" and len(queues.ready) + len(queues.running) >= self.batch:
             return False
-        with self._changed:
-            ticket = queues.waiting.popleft()
-            self._changed.notify_all()
-        queues.full = False
+        ticket, queues.full = queues.waiting.popleft(), False
         queues.turn(ticket, "loading", "to load")
         if self.mode == "sync":
             self._load_inline(ticket)
@@ -248,16 +208,6 @@ class Scheduler:
 
     def _left(self) -> bool:
         return bool(self._inbox or self.queues.waiting) or self.queues.active
-
-    def _has_place(self) -> bool:
-        return len(self._inbox) + len(self.queues.waiting) < self.waiting or self._closed
-
-    def _next_moment(self) -> float | None:
-        """Return when there is something to do at the latest: a deadline, or the end of gathering."""
-        moments = [t.deadline for t in self.queues if t.deadline is not None and not t.done.is_set()]
-        if self.computation.until is not None:
-            moments.append(self.computation.until)
-        return min(moments, default=None)
 
 
 TURN = 2e-4  # seconds for which a loader's Python may keep the engine's thread waiting; Python's own are 5e-3

@@ -13,16 +13,11 @@ from workbench.methods.answered import Generation
 from workbench.store.events import Events, What
 from workbench.store.tiering.pages import NoRoom
 
-__all__ = ["Arrivals", "Arrived", "CancelledError", "DeadlineExceeded"]
-__all__ += ["Engine", "NoRoom", "OnHost", "State", "Ticket", "Wait"]
+__all__ = ["Arrivals", "Arrived", "CancelledError", "Engine", "NoRoom", "OnHost", "State", "Ticket", "Wait"]
 
-State = Literal["waiting", "loading", "ready", "running", "finished", "cancelled", "expired", "failed"]
+State = Literal["waiting", "loading", "ready", "running", "finished", "cancelled", "failed"]
 Arrived = Callable[[int], None]  # (layer): it is where the model reads it
 Wait = Callable[[int], None]  # (layer): returns when it has arrived
-
-
-class DeadlineExceeded(Exception):
-    """A request has no answer by its deadline: it ended without one."""
 
 
 class Arrivals:
@@ -54,7 +49,7 @@ class Arrivals:
 
 @dataclass(eq=False)
 class Ticket:
-    """One request. `deadline`, `arrived`, `first`, `ended` are seconds on the scheduler's clock.
+    """One request. `arrived`, `first`, `ended` are seconds on the scheduler's clock.
 
     held       what the engine keeps for it; `about` what its loader read: {bytes, tier}
     seconds    by stage, for its receipt
@@ -63,7 +58,6 @@ class Ticket:
     name: str
     prompt: Prompt
     max_new_tokens: int = 64
-    deadline: float | None = None
     number: int = 0  # in the order of their arrival
     arrived: float = 0.0
     state: State = "waiting"
@@ -89,8 +83,8 @@ class Ticket:
     def result(self, timeout: float | None = None) -> Generation:
         """Wait for the answer.
 
-        Raises what the request failed with: CancelledError for one that was given up, DeadlineExceeded for one that is
-        too late; TimeoutError after `timeout` seconds, when it goes on.
+        Raises what the request failed with, CancelledError for one that was given up; TimeoutError after `timeout`
+        seconds, when it goes on.
         """
         if not self.done.wait(timeout):
             raise TimeoutError(f"request {self.name} has not ended after {timeout} seconds")
@@ -154,7 +148,7 @@ class OnHost:
         return None
 
 
-ENDS: dict[What, State] = {"cancel": "cancelled", "expire": "expired", "fail": "failed"}
+ENDS: dict[What, State] = {"cancel": "cancelled", "fail": "failed"}
 
 
 class Queues:
@@ -251,7 +245,7 @@ class Queues:
         return True
 
     def end(self, ticket: Ticket, how: What, problem: BaseException) -> None:
-        """Let a request end without an answer: by "cancel", "expire" or "fail"."""
+        """Let a request end without an answer: by "cancel" or "fail"."""
         ticket.ended, ticket.error = self.events.now(), problem
         self.events.add(how, ticket.ended, lane="scheduler", request=ticket.name, detail=str(problem))
         self.drop(ticket, self.waiting, self.begun, self.ready, self.running)
