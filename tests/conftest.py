@@ -146,6 +146,14 @@ def loaded(folder):
     return models.load(folder)
 
 
+@pytest.fixture(scope="module")
+def model():
+    """A random Llama of three layers, the same in every file of tests."""
+    from tests.random_models import model_of
+
+    return model_of()
+
+
 @pytest.fixture
 def unknown_again(monkeypatch):
     """Forget, after a test, the policies that it made known."""

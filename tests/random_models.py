@@ -54,6 +54,16 @@ def stitched(model, prompt: Prompt) -> KV:
     return assemble(model, prompt, encode_many(model, prompt.context, [(), *[(system,)] * len(rest)]))
 
 
+def stock(model, tokens, seen=None):
+    """Stock logits under a dense mask [T, T]."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        logits = model(tokens[None], attention_mask=None if seen is None else seen[None, None]).logits[0]
+    model.set_attn_implementation(before)
+    return logits
+
+
 class Letters:
     """Token t is the letter chr(33 + t); the last id ends a text."""
 

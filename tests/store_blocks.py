@@ -19,7 +19,8 @@ def kv_of(seed: int, tokens: int = 3, layers: int = 2) -> KV:
 
 def same(one: KV | None, other: KV) -> bool:
     pairs = zip(one.tensors(), other.tensors(), strict=True) if one else ()
-    return one is not None and one.start == other.start and all(torch.equal(a, b) for a, b in pairs)
+    equal = all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+    return one is not None and one.start == other.start and equal
 
 
 def key_for(seed: int, tokens: int = 3) -> str:

@@ -52,11 +52,6 @@ END = PROMPT.starts[-1]
 OTHER = prompt_of(*SIZES, seed=1)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return model_of("llama")
-
-
 def logits_of(model, method, prompt=PROMPT):
     (ready,) = method.begin(model, [prompt])
     return finish(model, [ready])[0]

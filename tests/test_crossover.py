@@ -2,12 +2,11 @@
 
 import pandas as pd
 import pytest
-import tiny
 import torch
 from transformers import LlamaConfig
 
 from tests.refusals import refused
-from workbench import data, models
+from workbench import data
 from workbench.methods import sparse
 from workbench.metrics.cost import first_token
 from workbench.metrics.published_numbers import LLAMA_3_8B
@@ -121,8 +120,8 @@ def answered(swept, right):
     return pd.DataFrame(rows)
 
 
-def test_the_threshold_is_moved_until_the_mass_is_kept(tmp_path):
-    model, tokenizer, layout = models.load(str(tiny.checkpoint(tmp_path / "tiny")))
+def test_the_threshold_is_moved_until_the_mass_is_kept(loaded):
+    model, tokenizer, layout = loaded
     prompts = layout.prompts(data.load("lab", 2, 3, 3), tokenizer)
     specs = ["window(block=16, sink=0)", "oracle(block=16)", "bfla(block=32, tile=16, flat=16, local=0)"]
     found = search(model, prompts, {spec: sparse.named(spec) for spec in specs}, 0.7, 64)

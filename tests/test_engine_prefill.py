@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.random_models import block_of, model_of, prompt_of
+from tests.random_models import block_of, model_of, prompt_of, stock
 from tests.refusals import refused
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
@@ -29,16 +29,6 @@ def poisoned(model, length):
     for x in kv.tensors():
         x.fill_(float("nan"))
     return kv
-
-
-def stock(model, tokens, seen=None):
-    """Stock logits under a dense mask [T, T]."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")
-    with torch.no_grad():
-        logits = model(tokens[None], attention_mask=None if seen is None else seen[None, None]).logits[0]
-    model.set_attn_implementation(before)
-    return logits
 
 
 RULES = {

@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 
-from tests import tiny
 from tests.random_models import Letters, block_of, model_of, prompt_of
 from tests.refusals import refused
 from workbench.core.blocks import Prompt
@@ -213,9 +212,8 @@ def test_what_is_kept_of_a_model_is_not_copied_and_is_made_again_where_its_weigh
     assert pages_of(model).of(model, 1)[0] is not runner
 
 
-def test_a_trial_by_pages_finds_what_a_trial_by_copies_finds(tmp_path):
-    folder = str(tiny.checkpoint(tmp_path / "model"))
-    given = {"model": folder, "samples": 5, "passages": 3, "batch": 3, "max_new_tokens": 6, "timed": 1}
+def test_a_trial_by_pages_finds_what_a_trial_by_copies_finds(folder):
+    given = {"model": str(folder), "samples": 5, "passages": 3, "batch": 3, "max_new_tokens": 6, "timed": 1}
     for more in ({"mode": "full"}, {"mode": "block", "select": "query_guided", "fidelity": False}):
         trials = [Trial(**given, **more, engine=name) for name in ("contiguous", "paged")]
         (plain, expected), (paged, rows) = (trial.run_each() for trial in trials)

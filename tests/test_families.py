@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.random_models import FAMILIES, SHAPE, block_of, config_of, model_of, prompt_of
+from tests.random_models import FAMILIES, SHAPE, block_of, config_of, model_of, prompt_of, stock
 from tests.refusals import refused
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention
@@ -22,12 +22,6 @@ ROWS = torch.arange(len(PROMPT))
 @pytest.fixture(params=sorted(FAMILIES))
 def model(request):
     return model_of(request.param)
-
-
-def stock(model, tokens):
-    model.set_attn_implementation("sdpa")
-    with torch.no_grad():
-        return model(tokens[None]).logits[0]
 
 
 def in_place(model):

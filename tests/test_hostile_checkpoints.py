@@ -18,18 +18,13 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return tiny.checkpoint(tmp_path_factory.mktemp("whole") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
     return tiny.checkpoint(tmp_path_factory.mktemp("sharded") / "tiny", shard="20KB")
 
 
 @pytest.fixture
-def folder(whole, tmp_path):
-    return shutil.copytree(whole, tmp_path / "tiny")
+def folder(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "tiny")
 
 
 def configure(folder, **fields):

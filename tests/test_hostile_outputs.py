@@ -90,9 +90,8 @@ def test_a_training_goes_into_no_folder_of_something_else(tmp_path):
         assert "holds 'config.json' and no run to go on with" in refused_command(*command, "--out", folder)
 
 
-def test_a_rank_over_the_width_of_the_model_is_refused(tmp_path):
+def test_a_rank_over_the_width_of_the_model_is_refused(folder, tmp_path):
     pytest.importorskip("peft")
-    folder = tiny.checkpoint(tmp_path / "lab-full")
     options = ["--lora-rank", "100000", "--max-length", "256", "--out", "new"]
     assert "lora_rank is 100000: at most 16" in refused_command("tune", "--model", folder, *options)
     assert not (tmp_path / "new").exists()

@@ -26,11 +26,6 @@ END = PROMPT.starts[-1]
 
 
 @pytest.fixture(scope="module")
-def model():
-    return model_of("llama")
-
-
-@pytest.fixture(scope="module")
 def cached(model):
     system, *rest = PROMPT.context
     return encode_many(model, PROMPT.context, [(), *[(system,)] * len(rest)])

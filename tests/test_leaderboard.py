@@ -10,7 +10,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import workbench
-from tests.random_models import model_of, prompt_of
+from tests.random_models import prompt_of
 from tests.refusals import refused
 from workbench import data, results
 from workbench.app import cli
@@ -45,11 +45,6 @@ SCORED = {  # tokens times layers that a selector computes before any token is r
     "query_guided(layers=(0,))": QUESTION,
     "answer_guided": QUESTION * LAYERS,
 }
-
-
-@pytest.fixture(scope="module")
-def model():
-    return model_of("llama")
 
 
 def computed(model, method, prompt, monkeypatch) -> tuple[int, tuple[Pass, ...]]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from random_models import model_of, prompt_of
+from random_models import prompt_of
 
 import workbench
 from workbench import measure, select
@@ -10,11 +10,6 @@ from workbench.metrics.kv import kv_deviation
 
 PROMPT = prompt_of(18, 18, 18, 18)
 CONTEXT = PROMPT.starts[-1]
-
-
-@pytest.fixture(scope="module")
-def model():
-    return model_of()
 
 
 def test_deviation_has_a_row_a_token_layer_and_part(model):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.random_models import block_of
+from tests.store_blocks import same
 from workbench.core.kv import KV
 from workbench.store import FolderStore, HostTier, StoreTier, TieredStore, key_of
 from workbench.store.files.packed import PackedKV, layers_of, pack
@@ -13,11 +14,6 @@ def kv_of(seed, tokens=3, widths=(2, 2), dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     keys, values = ([torch.randn(1, tokens, w, generator=generator).to(dtype) for w in widths] for _ in range(2))
     return KV(keys, values, seed)
-
-
-def same(one, other):
-    pairs = zip(one.tensors(), other.tensors(), strict=True)
-    return one.start == other.start and all(torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
 
 
 def folder(path, **options):

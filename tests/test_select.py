@@ -58,11 +58,6 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return model_of("llama")
-
-
 def checksum(kv, end: int) -> list[bytes]:
     return [x[:, :end].contiguous().numpy().tobytes() for x in kv.tensors()]
 

@@ -6,26 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from tests import tiny
 from tests.commands import refused_command, told
 from tests.refusals import refused
-from workbench import data, models, results
+from workbench import data, results
 from workbench.experiments.serving.serve_bench import measure
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.first_k import FirstK
 from workbench.methods.serving import MODES
 
 QUICK = ("--samples", "4", "--passages", "2", "--max-new-tokens", "2")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def loaded(folder):
-    return models.load(str(folder))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tests import tiny
-from tests.random_models import block_of, model_of
+from tests.random_models import block_of
 from tests.refusals import refused
 from tests.store_blocks import kv_of
 from workbench.core.blocks import Block
@@ -19,11 +19,6 @@ from workbench.store import FolderStore, key_of
 from workbench.store.files import scrub
 
 BLOCK, BEFORE, NEIGHBOUR = block_of(4, 1), block_of(3, 2), block_of(5, 3)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return model_of()
 
 
 def test_keys_of_many_descriptions_never_meet():
