@@ -201,12 +201,6 @@ UNKNOWN = {  # command lines: what is said of them
 }
 
 
-def test_names_that_are_not_known_are_refused_before_anything_heavy_is_imported():
-    lines = {line: message for text, message in UNKNOWN.items() for line in text.split("|")}
-    for line, (code, heavy, said) in zip(lines, watched(list(lines)), strict=True):
-        assert (line, code, heavy) == (line, "2", "nothing") and lines[line] in said
-
-
 def test_a_trial_imports_no_library_of_tables_or_figures():
     ((code, heavy, _),) = watched([" ".join(["trial", *QUICK])])
     assert code == "0" and "torch" in heavy and not {"pandas", "plotly", "IPython"} & set(heavy.split(","))
@@ -236,9 +230,11 @@ LIGHT_FAULTS += ["serve-bench --samples 0", "serve-bench --rate 0", "serve-bench
 LIGHT_FAULTS += ["nothing", "store gc s3://x --budget 1", "data lab --samples 0", "models get x"]
 
 
-def test_a_fault_in_options_is_told_without_waiting_for_a_model_library():
-    for line, (code, heavy, said) in zip(LIGHT_FAULTS, watched(LIGHT_FAULTS), strict=True):
-        assert (line, code, heavy) == (line, "2", "nothing"), said
+def test_faults_in_options_and_names_that_are_not_known_are_told_before_anything_heavy_is_imported():
+    lines = {line: message for text, message in UNKNOWN.items() for line in text.split("|")}
+    lines |= dict.fromkeys(LIGHT_FAULTS, "")
+    for line, (code, heavy, said) in zip(lines, watched(list(lines)), strict=True):
+        assert (line, code, heavy) == (line, "2", "nothing") and lines[line] in said, said
 
 
 def test_models_are_listed(folder, run, tmp_path, monkeypatch):

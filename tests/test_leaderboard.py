@@ -67,19 +67,14 @@ def test_a_request_is_charged_what_runs_for_it(model, spec, monkeypatch):
     assert charged_share(passes, LAYERS, LENGTH) == pytest.approx(rows / LAYERS / LENGTH)
 
 
-@pytest.mark.parametrize("spec", select.names())
-def test_every_selector_says_what_it_computes(model, spec, monkeypatch):
-    method = Reuse(select=select.named(spec), ratio=None if spec in ("all", "cache_craft") else 0.25)
-    rows, passes = computed(model, method, prompt_of(*SIZES), monkeypatch)
-    assert rows_charged(passes, LAYERS) == pytest.approx(rows / LAYERS)
+CHARGED = [Full(), Superposition(), Superposition(prior=False), Reuse(), Reuse(positions="shared")]
+CHARGED += [Reuse(correct=correct.named(name), ratio=0.25) for name in correct.names()]
+OWN_RATIO = {"all": None, "cache_craft": None}  # by selector
+CHARGED += [Reuse(select=select.named(name), ratio=OWN_RATIO.get(name, 0.25)) for name in select.names()]
 
 
-OTHERS = [Full(), Superposition(), Superposition(prior=False), Reuse(), Reuse(positions="shared")]
-OTHERS += [Reuse(correct=correct.named(name), ratio=0.25) for name in correct.names()]
-
-
-@pytest.mark.parametrize("method", OTHERS, ids=str)
-def test_other_methods_are_charged_what_runs_for_them(model, method, monkeypatch):
+@pytest.mark.parametrize("method", CHARGED, ids=str)
+def test_every_method_says_what_it_computes(model, method, monkeypatch):
     rows, passes = computed(model, method, prompt_of(*SIZES), monkeypatch)
     assert rows_charged(passes, LAYERS) == pytest.approx(rows / LAYERS)
     assert charged_share(passes, LAYERS, LENGTH) == 1 or type(method) is not Full

@@ -96,21 +96,23 @@ def test_what_is_not_there_is_refused_in_one_sentence(spec, message):
     refused(message, prepare.named, spec, corpus=CORPUS)
 
 
-def test_alone_sees_nothing_else():
-    model = model_of()
-    (kvs,) = Independent()(model, [PROMPT], MemoryStore())
-    for kv, block in zip(kvs, PROMPT.context, strict=True):
-        assert kv.start == 0
-        near(kv, encode(model, block))
+DOCUMENTS = Corpus(CORPUS.blocks, CORPUS.texts, ((), (0,), (0, 1), (), (3,), ()))  # of 3, 2 and 1 passages
 
 
-def test_isolated_passages_see_the_system_block_and_stand_behind_it():
+@pytest.mark.parametrize(
+    ("policy", "pasts"),
+    [
+        (Independent(), [[]] * 4),
+        (AfterSystem(), [[], *[[SYSTEM]] * 3]),
+        (BehindDocument(DOCUMENTS), [[], [SYSTEM, *PASSAGES[:2]], [SYSTEM], [SYSTEM, PASSAGES[3]]]),
+    ],
+)
+def test_passages_are_what_a_prompt_of_their_past_gives_and_stand_behind_it(policy, pasts):
     model = model_of()
-    (kvs,) = AfterSystem()(model, [PROMPT], MemoryStore())
-    assert [kv.start for kv in kvs] == [0, 5, 5, 5]
-    near(kvs[0], encode(model, SYSTEM))
-    for kv, block in zip(kvs[1:], PROMPT.context[1:], strict=True):
-        near(kv, encode(model, block, [SYSTEM]))
+    (kvs,) = policy(model, [PROMPT], MemoryStore())
+    for kv, block, past in zip(kvs, PROMPT.context, pasts, strict=True):
+        near(kv, encode(model, block, past))
+        assert kv.start == sum(map(len, past))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -121,19 +123,6 @@ def test_similar_is_what_the_explicit_mask_gives(family):
         neighbours = policy.neighbours(block)
         assert len(neighbours) == 3 and block not in neighbours and kv.start == sum(map(len, (SYSTEM, *neighbours)))
         torch.testing.assert_close([*kv.tensors()], directly(model, SYSTEM, neighbours, block), rtol=1e-4, atol=1e-4)
-
-
-DOCUMENTS = Corpus(CORPUS.blocks, CORPUS.texts, ((), (0,), (0, 1), (), (3,), ()))  # of 3, 2 and 1 passages
-
-
-def test_behind_their_document_passages_are_what_a_prompt_of_the_document_gives():
-    model = model_of()
-    (kvs,) = BehindDocument(DOCUMENTS)(model, [PROMPT], MemoryStore())
-    near(kvs[0], encode(model, SYSTEM))
-    for kv, block, past in zip(kvs[1:], PROMPT.context[1:], ([0, 1], [], [3]), strict=True):
-        before = [SYSTEM, *(PASSAGES[i] for i in past)]
-        near(kv, encode(model, block, before))
-        assert kv.start == sum(map(len, before))
 
 
 def test_a_document_is_read_from_the_last_passages_on_and_alone_it_is_after_system():
