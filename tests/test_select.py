@@ -651,18 +651,18 @@ def test_a_chunk_that_was_measured_once_costs_later_prompts_nothing(model, kv, m
     monkeypatch.setattr(
         cache_craft, "crossing", lambda *given: asked.append(given[1]) or attention_maps.crossing(*given)
     )
-    selector, whole = CacheCraft(), context_pass(PROMPT, 3)
+    selector, whole = CacheCraft(), context_pass(model, PROMPT, 3)
     assert selector.passes(model, PROMPT) == whole
     first = selector(model, PROMPT, kv)
     assert selector.passes(model, PROMPT) == whole and asked == [[PROMPT]]
     again = selector(model, PROMPT, kv)
     assert torch.equal(first, again) and selector.passes(model, PROMPT) == () and asked[1:] == [[]]
     other = Prompt((system, two, three, one, question))  # what stood first there was not measured
-    assert selector.passes(model, other) == context_pass(other, 3)
+    assert selector.passes(model, other) == context_pass(model, other, 3)
     scores = selector(model, other, kv)
     known = first[PROMPT.starts[3] : PROMPT.starts[4]]
     torch.testing.assert_close(scores[other.starts[2] : other.starts[3]], known)
-    assert asked[2:] == [[other]] and selector.passes(model, other) == context_pass(other, 3)
+    assert asked[2:] == [[other]] and selector.passes(model, other) == context_pass(model, other, 3)
 
 
 def test_prefix_fit_by_the_papers_formula():

@@ -340,6 +340,8 @@ def trials(base, **lists):
         ({"layout": [None, "missing.json"]}, "missing.json"),
         ({"faithfulness": ["lab"], "data": ["needles"], "samples": [4]}, "question"),
         ({"mode": ["block"], "prepared": ["nowhere"]}, "nowhere"),
+        ({"mode": ["block"], "select": ["kv_deviation(layer=99)"]}, "layer 99 .*: the model has"),
+        ({"mode": ["block"], "select": ["query_guided(layers=(99,))"]}, r"layers \(99,\): the model has layers 0 to"),
     ],
 )
 def test_each_problem_is_named_before_a_run(base, lists, words, monkeypatch, tmp_path):

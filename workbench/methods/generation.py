@@ -160,6 +160,7 @@ def _checked(batch: _Batch, engine: str) -> EngineChoice:
     params.check(tokenizer)
     spec = spec_for(model, (prompt.tokens for prompt in prompts))
     check_length(params.max_new_tokens, spec.context)
+    method.check(model, prompts)
     return choose_engine(model, method, prompts, params.max_new_tokens, engine)
 
 

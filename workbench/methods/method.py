@@ -72,6 +72,9 @@ class ReadyRequest:
 class Method(Protocol):
     """How prompts get their keys and values: a file of `workbench.methods.modes`."""
 
+    def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
+        """Raise BadInput, before anything is computed, where a model, with weights or without, cannot run it."""
+
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:

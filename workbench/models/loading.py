@@ -95,8 +95,7 @@ def load(
         warnings.warn(f"{path}: its weights are zero, so its answers say nothing", stacklevel=2)
     if adapters.is_adapter(path):
         adapter_of(path).merge(model)
-        if (path / soft_tokens.FILE).is_file():
-            soft_tokens.load(model, path)
+        soft_tokens.load(model, path)
         model.name_or_path = str(path)  # what loads this model, not its base
     if place.type == "cpu":
         keep_freed()

@@ -17,7 +17,8 @@ model = "runs/seed-1/model"
 training_of = "my-model"  # stands as the model of its rows, beside the seed that the folder was trained with
 
 Checked are models, dtypes, devices, data, layouts, judges, what sparse methods were fitted to, folders of prepared
-blocks, the length of every prompt, and charged budgets. Passages with fewer neighbours than asked for are told.
+blocks, the length of every prompt, what methods need of a model, and charged budgets. Passages with fewer neighbours
+than asked for are told.
 """
 
 import json
@@ -58,7 +59,7 @@ from workbench.models.checkpoints import base_folder
 from workbench.models.families import decoder_config
 from workbench.models.loading import DTYPES, Loaded
 from workbench.models.model_card import UNREADABLE, layout_of, tokenizer_of
-from workbench.models.weights.soft_tokens import FILE, soft_tokens
+from workbench.models.weights import soft_tokens
 from workbench.store.urls import opened
 
 SHOWN = 3  # problems that are told at most
@@ -99,12 +100,11 @@ class _Model:
     @cached_property
     def shell(self) -> PreTrainedModel:
         """The model, where it is not in memory without its weights."""
-        return self.loaded.model if self.loaded else cost.shell(self.config)
-
-    @property
-    def soft(self) -> bool:
-        """Whether it has soft tokens."""
-        return bool(soft_tokens(self.loaded.model)) if self.loaded else (self.folder / FILE).is_file()
+        if self.loaded:
+            return self.loaded.model
+        shell = cost.shell(self.config)
+        soft_tokens.load(shell, self.folder)
+        return shell
 
     @property
     def context(self) -> int | None:
@@ -219,13 +219,12 @@ def _prompts(
 
 
 def _check_choices(trial: Trial, model: _Model, prompts: Sequence[Prompt]) -> None:
-    """Refuse a charged budget that a method cannot keep, and tell of passages with too few neighbours."""
+    """Refuse a method that the model cannot run, or a budget that it cannot keep; tell of too few neighbours."""
     layout = model.layout(trial.layout)
     method = trial.method(trial.corpus(layout, model.tokenizer), system=bool(layout.system))
+    method.check(model.shell, prompts)
     if trial.charged is not None:
         budget.within(model.shell, method, prompts, trial.charged)
-    if isinstance(method, Reuse) and hasattr(method.prepare, "wrapped") and not model.soft:
-        raise BadInput(f"{trial.model} has no soft tokens: `workbench tune --header 8 --trailer 8` trains some")
     if isinstance(method, Reuse):
         prepare.said(method.prepare, model.context, prompts)
 

@@ -120,6 +120,7 @@ class Trial(TrialFields, MethodConfig):
         check_context(loaded.spec.context, samples, prompts)
         check_length(self.max_new_tokens, loaded.spec.context)
         method = self.method(self.corpus(layout, tokenizer), system=bool(layout.system))
+        method.check(model, prompts)
         if self.charged is not None:
             method = budget.within(model, method, prompts, self.charged)
         fewer = preparations.said(getattr(method, "prepare", None), loaded.spec.context, prompts)

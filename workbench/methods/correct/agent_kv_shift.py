@@ -53,18 +53,20 @@ class AgentKvShift(Correct):
     ) -> list[Correction]:
         if rows is None and ratio is None:
             raise BadInput("ratio is None: agent_kv_shift needs a share of every passage, or a selector")
+        passes = [self.passes(model, prompt) for prompt in prompts]
         truths = exact(model, prompts, self.layer + 1)
         chosen: Sequence[Tensor | None] = rows or [None] * len(prompts)
-        return [self._one(*each, ratio or 0.0) for each in zip(prompts, kvs, truths, chosen, strict=True)]
+        return [self._one(*each, ratio or 0.0) for each in zip(prompts, kvs, truths, chosen, passes, strict=True)]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return context_pass(prompt, self.layer + 1)
+        return context_pass(model, prompt, self.layer + 1)
 
-    def _one(self, prompt: Prompt, kv: KV, truth: KV, rows: Tensor | None, ratio: float) -> Correction:
+    def _one(
+        self, prompt: Prompt, kv: KV, truth: KV, rows: Tensor | None, passes: tuple[Pass, ...], ratio: float
+    ) -> Correction:
         distances = [gap(kv, truth, self.layer, part).sqrt() for part in ("k", "v")]
         probes = [self._probes(distance, prompt, ratio) if rows is None else rows for distance in distances]
         computed = torch.cat(probes).unique()
-        passes = context_pass(prompt, self.layer + 1)
         if not len(computed):
             return Correction(computed, passes=passes)
         write(kv, truth, self.layer + 1)

@@ -89,7 +89,7 @@ class Kvcomm(Correct):
             cached = stale[0].clone(), stale[1].clone()  # not the whole prompt that they are parts of
             moved = (fresh[0] - stale[0]).contiguous(), (fresh[1] - stale[1]).contiguous()
             self._keep(self.anchors.setdefault(place, []), Anchor(cached, moved))
-        return Correction(NOTHING, passes=context_pass(prompt, spec.layers), computed=prompt.starts[-1])
+        return Correction(NOTHING, passes=context_pass(model, prompt, spec.layers), computed=prompt.starts[-1])
 
     def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:
         """Put passages as they are corrected into pages of their own; False where it takes an assembled cache.

@@ -31,6 +31,9 @@ class Full:
     def __post_init__(self) -> None:
         check_options(self)
 
+    def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
+        """Refuse nothing: every model computes every token."""
+
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:

@@ -104,6 +104,14 @@ class Reuse:
         wrap = getattr(self.prepare, "wrapped", None)
         return prompts if wrap is None else wrap(model, prompts)
 
+    def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
+        """Refuse a model that lacks what a choice needs: soft tokens, a token that begins texts, layers."""
+        if hasattr(self.prepare, "check"):
+            self.prepare.check(model)
+        for prompt in self.wrapped(model, prompts[:1]):
+            for choice in (self.select, self.correct):
+                _ = choice and choice.passes(model, prompt)
+
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:

@@ -65,12 +65,16 @@ class Superposition:
         if self.paths < 1:
             raise BadInput(f"paths is {self.paths}: at least 1 path is kept")
 
-    def begin(
-        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
-    ) -> list[ReadyRequest]:
+    def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts without a document, or with a question of one token."""
         for prompt in prompts:
             if len(prompt.context) < 2 or len(prompt.blocks[-1]) < 2:
                 raise BadInput("superposition needs a system block, a document and a question of at least two tokens")
+
+    def begin(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
+    ) -> list[ReadyRequest]:
+        self.check(model, prompts)
         kept = MemoryStore(UNLIMITED) if store is None else store
         return [self._begin(model, prompt, kept, reserve) for prompt in prompts]
 

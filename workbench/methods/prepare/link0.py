@@ -37,9 +37,13 @@ class Link0:
         registry.check_options(self)
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
+        ahead = (Block((self.check(model),) * self.dummies, "dummies"),)
+        after = [() if i < self.system else ahead for prompt in prompts for i in range(len(prompt.context))]
+        return shaped(prompts, fetch(model, contexts(prompts), store, after))
+
+    def check(self, model: PreTrainedModel) -> int:
+        """Return the id of the dummy; BadInput for a model that has none."""
         token = model.config.get_text_config(decoder=True).bos_token_id if self.token is None else self.token
         if token is None:
             raise BadInput("token is None: this model's texts begin with no token of their own, so name a dummy's id")
-        ahead = (Block((token,) * self.dummies, "dummies"),)
-        after = [() if i < self.system else ahead for prompt in prompts for i in range(len(prompt.context))]
-        return shaped(prompts, fetch(model, contexts(prompts), store, after))
+        return int(token)

@@ -17,7 +17,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
-from workbench.engine.attention_maps import Layers, check_layers, check_softmax, from_question, question_pass
+from workbench.engine.attention_maps import Layers, check_layers, check_softmax, from_question, layers_of, question_pass
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry
 from workbench.methods.registry import ruled, whole
@@ -75,7 +75,10 @@ class Select:
         return [self.score(prompt) for prompt in prompts]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        """Return what a request computes for the scores, before its tokens are recomputed."""
+        """Return what a request computes for the scores, before its tokens are recomputed.
+
+        Raises BadInput for a model that cannot: it is asked before anything is computed.
+        """
         return ()
 
     def __call__(self, model: PreTrainedModel, prompt: Prompt, kv: KV) -> Tensor:
@@ -209,8 +212,6 @@ def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) ->
     The layers above are not computed and take no memory of their own.
     """
     spec = spec_for(model)
-    if num_layers > spec.layers:
-        raise BadInput(f"layer {num_layers - 1} is compared with full attention: the model has {spec.layers} layers")
 
     def new(length: int) -> list[Tensor]:
         shapes = [(heads, length if i < num_layers else 1, width) for i, (heads, width) in enumerate(spec.shapes)]
@@ -224,8 +225,10 @@ def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) ->
     return kvs
 
 
-def context_pass(prompt: Prompt, num_layers: int) -> tuple[Pass]:
-    """Return what `exact` computes for one request."""
+def context_pass(model: PreTrainedModel, prompt: Prompt, num_layers: int) -> tuple[Pass]:
+    """Return what `exact` computes for one request; BadInput where the model has fewer layers."""
+    if num_layers > (count := len(layers_of(model, "all"))):
+        raise BadInput(f"layer {num_layers - 1} is compared with full attention: the model has {count} layers")
     return (Pass(range(prompt.starts[-1]), prompt.starts[-1], num_layers),)
 
 

@@ -75,7 +75,7 @@ class CacheCraft(Select):
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         if self.kept and _name(prompt) not in self.measured and not self._lacks(fingerprint(model), prompt):
             return ()
-        return context_pass(prompt, layers_of(model, self.layers)[-1] + 1)
+        return context_pass(model, prompt, layers_of(model, self.layers)[-1] + 1)
 
     def _lacks(self, known: str, prompt: Prompt) -> bool:
         """Return whether a chunk behind others was never measured."""

@@ -39,7 +39,7 @@ class InterAttention(Select):
         return [self._scores(prompt, each.paid, each.received) for prompt, each in zip(prompts, attention, strict=True)]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return context_pass(prompt, layers_of(model, self.layers)[-1] + 1)
+        return context_pass(model, prompt, layers_of(model, self.layers)[-1] + 1)
 
     def _scores(self, prompt: Prompt, paid: Tensor, received: Tensor) -> Tensor:
         if self.side == "receives":

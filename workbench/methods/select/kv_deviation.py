@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
+from workbench.engine.attention_maps import layers_of
 from workbench.engine.forward import prefill
 from workbench.methods.registry import is_number
 from workbench.methods.select import (
@@ -27,7 +28,6 @@ from workbench.methods.select import (
     whole,
     without_system,
 )
-from workbench.models.spec import spec_for
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class KvDeviation(Select):
     )
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        if self.stages and self.layer + len(self.stages) >= (count := spec_for(model).layers):
-            raise BadInput(f"stages {self.stages} behind layer {self.layer}: the model has layers 0 to {count - 1}")
+        for prompt in prompts:
+            self.passes(model, prompt)  # refuses
         truths = exact(model, prompts, self.layer + 1)
         scores = [gap(kv, truth, self.layer, self.part) for kv, truth in zip(kvs, truths, strict=True)]
         works = kvs if self.fresh or not self.stages else [kv.clone() for kv in kvs]
@@ -106,7 +106,9 @@ class KvDeviation(Select):
         kv.changed()
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        where, done = documents(prompt, self.system), list(context_pass(prompt, self.layer + 1))
+        if self.stages and self.layer + len(self.stages) >= (count := len(layers_of(model, "all"))):
+            raise BadInput(f"stages {self.stages} behind layer {self.layer}: the model has layers 0 to {count - 1}")
+        where, done = documents(prompt, self.system), list(context_pass(model, prompt, self.layer + 1))
         for number, share in enumerate(self.stages, 1):
             count = budget(prompt, share, self.system)  # which they are is not known before: spread evenly
             rows = where[torch.linspace(0, len(where) - 1, count).long()].tolist() if count else []

@@ -40,4 +40,4 @@ class OracleTokens(Select):
         ]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return context_pass(prompt, layers_of(model, self.layers)[-1] + 1)
+        return context_pass(model, prompt, layers_of(model, self.layers)[-1] + 1)

@@ -115,7 +115,9 @@ def save(model: PreTrainedModel, folder: Path) -> int:
 
 
 def load(model: PreTrainedModel, folder: Path) -> None:
-    """Give a model the soft tokens of a folder. Raises BadInput for a file that does not fit it."""
+    """Give a model the soft tokens of a folder, if any. Raises BadInput for a file that does not fit it."""
+    if not (folder / FILE).is_file():
+        return
     held = load_file(folder / FILE)
     if odd := set(held) - set(PARTS):
         raise BadInput(f"{folder / FILE} holds {min(odd)!r}: allowed are {', '.join(PARTS)}")
