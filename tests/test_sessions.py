@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import figure_views
-from tests.figure_views import rows
 from tests.refusals import refused
 from workbench.app.explore.panels.editing import EDITS, edited
 from workbench.data import segment
@@ -22,7 +21,6 @@ from workbench.experiments.serving.sessions import follow, scores
 from workbench.metrics.answers import bootstrap
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
 from workbench.plots.marks.styles import REUSE_STATUSES
-from workbench.plots.reports import session_replay as session_figures
 from workbench.plots.reports.session_replay import frames
 from workbench.plots.tokens.plans import history, turnover
 
@@ -357,26 +355,3 @@ def test_a_session_is_summarised_behind_its_first_prompt():
     assert summary["blocks"] == 3 and summary["repeated"] == pytest.approx(2 / 3)
     assert (summary["computed"], summary["tokens"], summary["after_prefix"]) == (11, 17, 13)
     assert summary["ttft_ms"] == pytest.approx(10) and summary["ttft_full_ms"] == pytest.approx(100)
-    assert sessions.total(ANSWERED, "right") == 1
-    assert all("fates" not in record and "ttft" in record for record in sessions.without_blocks(ANSWERED))
-
-
-def test_scores_of_several_numbers_of_demonstrations_are_weighed_by_their_questions():
-    score = {"em_low": 0.0, "em_high": 1.0, "f1": 0.5, "f1_low": 0.0, "f1_high": 1.0}
-    found = [
-        {"mode": mode, "kind": kind, "n": n, "em": em, **score}
-        for mode in ("full", "block")
-        for kind, n, em in (("all", 4, 0.25), ("own passage", 1, 1.0), ("demonstration", 3, 0.0))
-    ]
-    counted = sessions.by_number(found, 8)
-    assert [row["kind"] for row in counted[:2]] == ["own passage, 8", "demonstration, 8"] and counted[0]["shots"] == 8
-    assert sessions.mean_em(counted, "full") == 0.25
-    assert session_figures.quality(counted, caption="tiny").data
-
-
-def test_frames_of_a_game_stand_in_a_table_with_both_answers():
-    played = game.frames(2, 0, 1)
-    assert len(session_figures.game_frames(ANSWERED, played, seed=0).frames) == 2
-    fig = session_figures.game_table(ANSWERED, played, model="tiny", device="CPU")
-    assert [row[0] for row in rows(fig)] == ["1", "2"] and rows(fig)[1][3:] == ("a", "a", "yes", "1e-06", "1 of 3")
-    assert len(rows(session_figures.game_table(ANSWERED, played, model="tiny", device="CPU", most=1))) == 1

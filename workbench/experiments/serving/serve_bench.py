@@ -90,9 +90,11 @@ def flat(rows: Sequence[dict[str, Any]]) -> Records:
         | {
             "reused": row["receipt"].count("reused"),
             "shifted": row["receipt"].shifted,
+            "recomputed": row["receipt"].recomputed,
+            "encoded": row["receipt"].count("encoded"),
             "computed": row["receipt"].count("computed"),
             "bytes": sum(row["receipt"].bytes.values()),
-            "tiers": ", ".join(sorted(row["receipt"].bytes)) or "–",
+            "tiers": ", ".join(f"{size / 1e6:.1f} {tier}" for tier, size in row["receipt"].bytes.items()) or "–",
             "misses": ", ".join(f"{n} {reason}" for reason, n in row["receipt"].misses.items()) or "–",
         }
         for row in rows

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -231,22 +231,6 @@ def _generated(
     return generate(model, tokenizer, prompts, mode, store, max_new_tokens=most, stop=layout.stop)
 
 
-def total(records: Sequence[Mapping[str, Any]], field: str) -> Any:
-    """Return the sum of one field over records."""
-    return sum(record[field] for record in records)
-
-
-def mean_em(rows: Sequence[Mapping[str, Any]], mode: str) -> float:
-    """Return the exact match of one mode over all questions of rows {mode, kind, n, em} of single kinds."""
-    of_mode = [row for row in rows if row["mode"] == mode]
-    return sum(row["em"] * row["n"] for row in of_mode) / total(of_mode, "n")
-
-
-def by_number(rows: Sequence[Mapping[str, Any]], shots: int) -> Records:
-    """Return the `scores` of single kinds, named for requests with `shots` demonstrations."""
-    return [{**row, "kind": f"{row['kind']}, {shots}", "shots": shots} for row in rows if row["kind"] != "all"]
-
-
 def later_prompts(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Summarise a session whose prompts have the same blocks, after the first of them.
 
@@ -257,11 +241,6 @@ def later_prompts(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     later, blocks = records[1:], len(records[0]["fates"])
     full = [record["ttft_full"] for record in records if record["ttft_full"] is not None]
-    summary = {"blocks": blocks, "repeated": 1 - total(later, "blocks_encoded") / (blocks * len(later))}
-    summary |= {field: total(later, field) / len(later) for field in ("computed", "tokens", "after_prefix")}
+    summary = {"blocks": blocks, "repeated": 1 - fmean(record["blocks_encoded"] for record in later) / blocks}
+    summary |= {field: fmean(record[field] for record in later) for field in ("computed", "tokens", "after_prefix")}
     return summary | {"ttft_ms": median(r["ttft"] for r in later) * 1e3, "ttft_full_ms": median(full) * 1e3}
-
-
-def without_blocks(records: Sequence[Mapping[str, Any]]) -> Records:
-    """Return the records of `follow` without the entries that have one value a block."""
-    return [{k: v for k, v in record.items() if k not in ("fates", "moves", "sizes", "labels")} for record in records]

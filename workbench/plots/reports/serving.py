@@ -13,7 +13,6 @@ from workbench.plots.marks import chart
 from workbench.plots.marks.elements import steps, swatches
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import SCHEDULERS, Look
-from workbench.plots.marks.table import table
 from workbench.plots.marks.theme import BLUE, GREEN, MUTED, ORANGE, RED, RULE, SKY, finish, panel_titles
 from workbench.results import HERE
 from workbench.store.events import Event
@@ -178,31 +177,3 @@ def misses(run: ReplayedRun, *, machine: str) -> go.Figure:
     figure = chart.bars(rows, y="reason", axis="look-ups", form=",", title="Misses by reason", caption=machine)
     assert figure is not None  # there is a row
     return figure
-
-
-def receipts_table(rows: Sequence[Mapping[str, Any]], *, model: str, device: str) -> go.Figure:
-    """List what every request of `experiments.serving.served_here` reused, moved, computed and missed."""
-    cells, groups, last = list[list[str]](), list[int](), None
-    for row in rows:
-        if row["round"] != last:
-            last = row["round"]
-            groups.append(len(cells))
-            cells.append([str(last), *[""] * 8])
-        paid = row["receipt"]
-        read = ", ".join(f"{size / 1e6:.1f} {tier}" for tier, size in paid.bytes.items()) or "–"
-        missed = ", ".join(f"{count} {reason}" for reason, count in paid.misses.items()) or "–"
-        counts = paid.count("reused"), paid.shifted, paid.recomputed, paid.count("encoded")
-        cells.append([f"  {row['question']}", row["answer"], read, missed, *map(str, counts), f"{row['ttft_ms']:.0f}"])
-    equal = sum(row["equal"] for row in rows)
-    head = ["question", "answer", "MB read", "misses", "blocks reused", "moved", "tokens recomputed"]
-    return table(
-        [*head, "blocks encoded", "ms"],
-        cells,
-        groups=groups,
-        widths=[2.9, 1.2, 1.8, 1.4, 0.8, 0.8, 1.2, 0.9, 0.6],
-        words=4,
-        title="Receipts",
-        caption=f"{model}, {device}; source: here. Passages are cached behind the system prompt; all questions of a "
-        f"round are submitted at once; ms: to the first token. {equal} of {len(rows)} answers equal those of each "
-        "question alone, without scheduler and tiers.",
-    )

@@ -7,15 +7,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.data.sources.game import Frame
-from workbench.experiments.serving.sessions import total
-from workbench.metrics.published_numbers import BLOCK_V2_TEXT
 from workbench.plots.marks import chart, elements
 from workbench.plots.marks.elements import steps, swatches
 from workbench.plots.marks.styles import MODES, REUSE_STATUSES, block_hovers
-from workbench.plots.marks.table import table, verdict
 from workbench.plots.marks.theme import Notes, finish, legend_over
-from workbench.plots.tokens.plans import turnover
 from workbench.results import HERE
 
 SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an alias"}
@@ -85,61 +80,3 @@ def _picture(record: Mapping[str, Any], columns: int, rows: int) -> go.Heatmap:
     z[: len(statuses)] = [number[status] for status in statuses]
     texts[: len(hovers)] = hovers
     return go.Heatmap(z=z.reshape(rows, columns), text=texts.reshape(rows, columns))
-
-
-Records = Sequence[Mapping[str, Any]]
-
-
-def costs(records: Records, unit: str, repeats: int, more: str) -> go.Figure:
-    """Draw what every prompt of a session takes; `unit` is what a prompt is, `more` ends the caption."""
-    return turnover(
-        records,
-        title=f"What a {unit} takes",
-        unit=unit,
-        caption=f"Time to the first token: median of {repeats} runs, what the store lacks encoded within it (the first "
-        f"{unit}, full attention and all blocks again: one run). Prefix cache: counted, from the {unit} before, not "
-        f"measured. {more}.",
-    )
-
-
-def game_frames(records: Records, played: Sequence[Frame], *, seed: int) -> go.Figure:
-    """Draw the blocks of every frame of a game as cells, a row a table."""
-    rows = list(played[0].state)
-    return frames(
-        records,
-        columns=56,
-        rows=rows,
-        active=2 if len(records) > 2 else 1,
-        caption=f"Dou dizhu at {len(rows)} tables, {len(records)} frames, seed {seed}. A row is a table: its turn, its "
-        "chips, its 54 cards. Point at a cell to read its block; the first block, the rules, is not drawn.",
-    )
-
-
-def game_turnover(records: Records, *, repeats: int, device: str) -> go.Figure:
-    """Draw what every frame takes; its time is a median of `repeats` runs."""
-    full, block = BLOCK_V2_TEXT["game_ttft_ms"].values()
-    paper = f"Block-Attention, appendix A, reports {full:,} ms and {block:,} ms for a game of over "
-    setting = f"{BLOCK_V2_TEXT['game_blocks']} blocks, in a setting it does not publish."
-    return costs(records, "frame", repeats, f"{paper}{setting} {device}")
-
-
-def game_table(records: Records, played: Sequence[Frame], *, model: str, device: str, most: int = 16) -> go.Figure:
-    """Draw the answers to the first `most` frames, with the store and with every block encoded again."""
-    drawn = records[:most]
-    count, gap = len(records), max(record["logit_gap"] for record in records)
-    rows = []
-    for r, frame in zip(drawn, played, strict=False):
-        answers = [frame.question, frame.answers[0], r["answer"], r["answer_anew"], verdict(r["equal"])]
-        encoded = f"{r['blocks_encoded']} of {len(r['fates'])}"
-        rows.append([str(r["step"] + 1), *answers, f"{r['logit_gap']:.1g}", encoded])
-    return table(
-        ["frame", "question", "state", "with the store", "encoded again", "equal", "logits differ by", "encoded"],
-        rows,
-        widths=[0.65, 3.9, 0.6, 1.5, 1.5, 0.65, 1.5, 1.2],
-        words=6,
-        title="With the store, and with every block encoded again",
-        caption=f"{model}, greedy decoding. Encoded again: the same frame with an empty store. Logits: largest "
-        f"absolute difference over all tokens of the question, at most {gap:.1g}. Of {count} answers "
-        f"{total(records, 'equal')} are equal and {total(records, 'right')} right. The first {len(drawn)} frames. "
-        f"{device}.",
-    )
