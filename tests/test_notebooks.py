@@ -167,8 +167,8 @@ def test_reuse_measures_quality_time_and_hits(folder, tmp_path):
     here = quality[(quality.source == "here") & (quality.kind == "all")]
     assert len(here) == 3 and (here.em_low <= here.em).all() and {"here", "shipped"} == set(quality.source)
     times = times[times.source == "here"]
-    assert set(zip(times.length, times["mode"], strict=True)) == {(n, m) for n in (64, 96) for m in ("full", "block")}
-    cost = tables["cost"].query('model == "Llama-3-8B\'s shape" and length == 32768').set_index("mode")
+    assert set(zip(times.length, times.way, strict=True)) == {(n, m) for n in (64, 96) for m in ("full", "block")}
+    cost = tables["cost"].query('model == "Llama-3-8B\'s shape" and length == 32768').set_index("way")
     assert cost.convention["full"] == pytest.approx(4.9e14, rel=0.02), "the paper's Table 3"
     assert cost.convention["block"] == pytest.approx(7.5e11, rel=0.02)
 

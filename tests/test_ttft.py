@@ -96,14 +96,12 @@ def test_a_method_that_is_named_a_way_is_taken_still(store):
     assert list(ttft.jobs_of(MODEL, PROMPT, store, methods=["full"])) == ["full"]
 
 
-def test_records_by_mode_are_those_of_full_and_block():
-    records = ttft.measured(MODEL, [PROMPT], 1)
-    assert [record["mode"] for record in records] == ["full", "block"]
-    fields = ["length", "mode", "p5", "p50", "p95", "n", "least", "most"]
-    assert all(list(record) == fields and record["n"] == 1 for record in records)
+def test_costs_of_full_and_block_are_told_apart():
+    records = ttft.by_length(MODEL, [PROMPT], 1, methods=ttft_model.MODES)
+    assert [(record["way"], record["n"]) for record in records] == [("full", 1), ("block", 1)]
     shape = cost.shape_of(MODEL)
-    full, block = ttft_model.computed_by_mode(shape, [500], 2)
-    assert (full["mode"], block["mode"]) == ("full", "block") and full["kv_loaded"] == 0 < block["kv_loaded"]
+    full, block, _ = ttft_model.computed(shape, [500], 2)
+    assert (full["way"], block["way"]) == ("full", "block") and full["kv_loaded"] == 0 < block["kv_loaded"]
     assert block["convention"] == cost.convention(shape.convention, 50) and full["linear"] > block["linear"]
 
 

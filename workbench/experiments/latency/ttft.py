@@ -30,7 +30,6 @@ from workbench.data import layouts
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.experiments.bench.timing import roof
-from workbench.experiments.latency.ttft_model import MODES, by_mode
 from workbench.methods import Method
 from workbench.methods.generation import first_token
 from workbench.methods.modes.full import Full
@@ -200,13 +199,6 @@ def by_ratio(model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], re
     return [{"ratio": at, **vars(times[at]), **_cost(model, prompt, methods[at], store)} for at in methods]
 
 
-def measured(model: PreTrainedModel, prompts: Prompts, repeats: int) -> Records:
-    """Measure full and block for prompts of different lengths: records {length, mode, p5, p50, p95 (seconds), n}."""
-    records = by_mode(by_length(model, prompts, repeats, methods=MODES))
-    fields = ("length", "mode", "p5", "p50", "p95", "n", "least", "most")
-    return [{field: record[field] for field in fields} for record in records]
-
-
 def _cost(model: PreTrainedModel, prompt: Prompt, method: Method, store: Store) -> dict[str, float]:
     """Compute operations and bytes of one request, selection included."""
     (start,) = method.begin(model, [prompt], store)
@@ -224,12 +216,6 @@ def timings(records: Sequence[Mapping[str, Any]], question: int, *varied: str) -
         about = {"workload": ", ".join(f"{name} {setting[name]:g}" for name in (varied or ("length",)))}
         rows.append({**about, "candidate": r.get("way", "block"), **times, "runs": r["n"], **costs, "setting": setting})
     return rows
-
-
-def last_length(records: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, float]]:
-    """Return the length of the last prompt of `by_length` (tokens), and its medians by method (milliseconds)."""
-    length = records[-1]["length"]
-    return length, {r["way"]: r["p50"] * 1e3 for r in records if r["length"] == length}
 
 
 FULL = "full attention"

@@ -12,18 +12,16 @@ All KV that is found lies on the GPU; loading it from elsewhere is not in these 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
-from transformers import LlamaConfig
 
 from workbench.core.errors import BadInput
 from workbench.metrics import cost
 from workbench.metrics.answers import Records
-from workbench.metrics.published_numbers import LLAMA_3_8B, QUESTION, TABLE_3
+from workbench.metrics.published_numbers import QUESTION, TABLE_3
 from workbench.results import expanded, read
 
 MODES = ("full", "block")
@@ -51,40 +49,13 @@ def computed(
     return records
 
 
-def computed_by_mode(
-    shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int = QUESTION
-) -> Records:
-    """Compute the cost of full and block for any shape of a model: `computed`, in records {length, mode, …}."""
-    return by_mode(computed(shape, lengths, itemsize, question))
-
-
-def computed_as_published() -> Records:
-    """Compute `computed_by_mode` for the shape, number type and lengths of the paper's Table 3."""
-    return computed_by_mode(cost.shape(LlamaConfig(**LLAMA_3_8B)), TABLE_3["length"], 2)
-
-
 def published() -> Records:
-    """Return the paper's Table 3 as records {length, mode, ttft_ms, flops}."""
+    """Return the paper's Table 3 as records {length, way, ttft_ms, flops}."""
     return [
-        {"length": length, "mode": mode, "ttft_ms": TABLE_3["ttft_ms"][mode][i], "flops": TABLE_3["flops"][mode][i]}
-        for mode in MODES
+        {"length": length, "way": way, "ttft_ms": TABLE_3["ttft_ms"][way][i], "flops": TABLE_3["flops"][way][i]}
+        for way in MODES
         for i, length in enumerate(TABLE_3["length"])
     ]
-
-
-def totals(records: Sequence[Mapping[str, Any]]) -> Records:
-    """Return operations and bytes of `computed` without their parts: {length, way, flops, bytes}."""
-    return [{field: r[field] for field in ("length", "way", "flops", "bytes")} for r in records]
-
-
-def by_shape(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Records:
-    """List the `totals` of several `computed`: {shape, length, way, flops, bytes}; `records` by shape."""
-    return [{"shape": shape, **r} for shape, computed in records.items() for r in totals(computed)]
-
-
-def by_mode(records: Sequence[Mapping[str, Any]]) -> Records:
-    """Return the records of full and block, whose method is called their `mode`."""
-    return [{"mode" if k == "way" else k: v for k, v in r.items()} for r in records if r["way"] in MODES]
 
 
 OURS = {  # report → candidate without a choice of rows, the first that was measured
