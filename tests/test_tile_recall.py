@@ -3,6 +3,7 @@
 from functools import partial
 from statistics import fmean
 
+import pandas as pd
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -15,13 +16,13 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tiling import tiles
 from workbench.methods import sparse
-from workbench.methods.sparse.compact import Compact
 from workbench.metrics.published_numbers import LLAMA_3_8B
 from workbench.metrics.tiles import crossover, sparsity, thresholds, tile_recall, tile_states
 from workbench.metrics.tiles.key_rankings import Rankings, rankings
 from workbench.metrics.tiles.tile_states import States, dense_states, synthetic_states
 from workbench.plots.marks.theme import TEMPLATE
 from workbench.plots.tiles import sparse_masks, tile_overview
+from workbench.plots.tiles.tile_recall import Span, span_of
 
 LENGTH, SIZE = 203, 16
 
@@ -224,8 +225,6 @@ def test_rules_and_unions_become_records_by_layer(states):
     records = tile_recall.rule_records(why)
     assert [r["layer"] for r in records] == [0] * 5 + [2] * 5
     assert (records[6]["density"], records[6]["attention"]) == why[2].added["local"]
-    averages = tile_recall.means(records, "rule", ("density", "attention"))
-    assert averages["sink"]["density"] == fmean(why[i].added["sink"][0] for i in (0, 2))
     unions = {i: tile_states.union(states, i, sparse.named(SPECS["oracle"]), slice(64, 128)) for i in states.layers}
     steps = tile_recall.union_records(unions)
     assert [r["step"] for r in steps[4:]] == list(tile_recall.UNION_STEPS)
@@ -284,34 +283,19 @@ def test_rules_and_unions_are_drawn_with_what_they_are_worth(states):
     bfla = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
     causes = {i: tile_recall.bfla_rules(states, i, bfla) for i in states.layers}
     check(figure := sparse_masks.kept_by_rule(states, causes, bfla, layer=2, head=3, about="About"))
-    added = tile_recall.means(tile_recall.rule_records(causes), "rule", ("density", "attention"))
+    added = pd.DataFrame(tile_recall.rule_records(causes)).groupby("rule").attention.mean()
     bars = {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figure.data if trace.type == "bar"}
-    assert bars["attention"]["mass"] == added["mass"]["attention"]
+    assert bars["attention"]["mass"] == pytest.approx(added["mass"])
     assert figure.data[1].visible, "the KV head of query head 3"
 
-    compact = Compact(sparse.named(f"random(block={SIZE}, share=0.2)"), heads=0)
-    rows = tile_recall.last_chunk(LENGTH, 64)
-    unions = {i: tile_states.union(states, i, compact, rows) for i in states.layers}
-    check(figure := sparse_masks.union_of_chunk(unions, compact, rows, layer=2, head=3, about="About"))
-    assert f"rows {rows.start:,} to {rows.stop - 1:,}" in figure.layout.annotations[-1].text
 
-
-def test_the_last_whole_chunk_of_a_prompt():
-    assert tile_recall.last_chunk(203, 64) == slice(128, 192) and tile_recall.last_chunk(192, 64) == slice(128, 192)
-    assert tile_recall.last_chunk(50, 64) == slice(0, 50)
-
-
-def test_a_long_prompt_is_drawn_framed_and_tabulated():
-    long = synthetic_states(1024)
-    specs = {"window and sink": "window(block=32, local=2)", "strided": "strided(block=32)"}
-    found = {name: tile_recall.framed(long, sparse.named(spec), 256) for name, spec in specs.items()}
-    check(figure := tile_overview.long_overview(found, specs, 1024, cells=20, states="Made up."))
+def test_a_long_prompt_is_drawn_and_framed():
+    found = tile_recall.framed(synthetic_states(1024), sparse.named("window(block=32, local=2)"), 256)
+    framed = span_of(found.frames[1].at(found.frames[1].rows))
+    pictures = {"window and sink": tile_overview.pictures(found.tiles.kept, 20)}
+    check(figure := tile_overview.overview(pictures, Span.whole(range(1024)), detail=framed, caption="Made up."))
     assert figure.layout.updatemenus[0].buttons[0].label == "head 1: share of tiles kept"
     assert figure.layout.shapes[0].y0 == figure.layout.shapes[0].x0 == 24 * 32
-    check(figure := tile_overview.frame_maps(found, share=0.8, device="a CPU"))
-    assert "256 rows" in figure.layout.annotations[-1].text
-    check(figure := tile_overview.choosing_table(found, 1024, "a CPU"))
-    assert list(figure.data[0].cells["values"][2]) == [f"{one.record(0)['density']:.1%}" for one in found.values()]
 
 
 # --- quality against density and cost

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -248,20 +247,6 @@ def union_records(unions: Mapping[int, Union]) -> Records:
         for layer, of in unions.items()
         for step, density in zip(UNION_STEPS, of.densities(), strict=True)
     ]
-
-
-def means(records: Sequence[Mapping[str, Any]], by: str, measures: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Average `measures` over the records of the same `by`: {value of `by`: {measure: mean}}."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for r in records:
-        groups.setdefault(r[by], []).append(r)
-    return {name: {m: fmean(r[m] for r in part) for m in measures} for name, part in groups.items()}
-
-
-def last_chunk(length: int, chunk: int) -> slice:
-    """Return the rows of the last whole chunk of a prompt; of a prompt shorter than a chunk, all rows."""
-    start = max(0, length - chunk) // chunk * chunk
-    return slice(start, min(start + chunk, length))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
-from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
@@ -12,12 +12,10 @@ from workbench.methods.registry import spec_of
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse._small import small
 from workbench.methods.sparse.bfla import Bfla
-from workbench.methods.sparse.compact import Compact
-from workbench.metrics.tiles.tile_recall import ORACLE, BflaRules, Chosen, chosen, means, rule_records
-from workbench.metrics.tiles.tile_states import States, Union
+from workbench.metrics.tiles.tile_recall import ORACLE, BflaRules, Chosen, chosen, rule_records
+from workbench.metrics.tiles.tile_states import States
 from workbench.plots.marks.elements import some
 from workbench.plots.marks.styles import SPARSE_METHODS
-from workbench.plots.tiles.heads import by_head
 from workbench.plots.tiles.tile_recall import (
     DensityCurve,
     Span,
@@ -26,7 +24,7 @@ from workbench.plots.tiles.tile_recall import (
     maps,
     of_head,
 )
-from workbench.plots.tiles.union import bfla_rules, first_rule, union
+from workbench.plots.tiles.union import bfla_rules, first_rule
 
 Choices = Mapping[str, Mapping[int, Chosen]]  # method → layer → choice
 Records = Sequence[Mapping[str, Any]]
@@ -67,18 +65,6 @@ def kept_maps(
         head=heads.index(head),
         title="Kept tiles over true attention",
         caption=f"{caption} Orange was dropped though needed.",
-    )
-
-
-def density_by_head(shares: Mapping[str, Mapping[str, Tensor]], layers: Sequence[int], about: str) -> go.Figure:
-    """Draw density and attention kept of every layer and head: `metrics.tiles.tile_records.shares`."""
-    measures = {"density": shares["density"], "attention kept": shares["attention"]}
-    return by_head(
-        {title: {name: x.cpu().numpy() for name, x in by_name.items()} for title, by_name in measures.items()},
-        layers,
-        title="Density and attention kept, of every layer and head",
-        caption=f"{about}. Percent; density is the share of the pairs (row, key) with key ≤ row that lie in kept "
-        "tiles; attention kept is the mean over rows. Above each panel the mean over heads.",
     )
 
 
@@ -139,33 +125,17 @@ def kept_by_rule(
     """Draw which of BFLA's rules keeps a tile, by layer; the KV head of the query head `head` is shown first."""
     group = states.heads // states.kv_heads
     layers, heads = some(list(causes), layer), some(range(states.kv_heads), head // group)
-    added = means(rule_records(causes), "rule", ("density", "attention"))
+    added = pd.DataFrame(rule_records(causes)).groupby("rule", sort=False)[["density", "attention"]].mean()
     return bfla_rules(
         [[first_rule(causes[i], h) for h in heads] for i in layers],
         Span.whole(states),
-        {rule: (r["density"], r["attention"]) for rule, r in added.items()},
+        {row.Index: (row.density, row.attention) for row in added.itertuples()},
         layers=layers,
         heads=heads,
         layer=layers.index(layer),
         head=heads.index(head // group),
         caption=f"{about}. {spec_of(method)}. A tile kept for one head of a KV head is kept for all. Bars: mean over "
         "all layers and heads; each rule counts what those before it did not keep.",
-    )
-
-
-def union_of_chunk(
-    unions: Mapping[int, Union], method: Compact, rows: slice, *, layer: int, head: int, about: str
-) -> go.Figure:
-    """Draw CompactAttention's steps for the chunk `rows` by layer; the group of the query head `head` comes first."""
-    layers = some(list(unions), layer)
-    return union(
-        [unions[i] for i in layers],
-        layers=layers,
-        layer=layers.index(layer),
-        group=head // unions[layer].group,
-        caption=f"{about}. {spec_of(method)}, rows {rows.start:,} to {rows.stop - 1:,}; pages of "
-        f"{method.size} tokens. Orange: read by query blocks that did not ask. Pick a KV head above, a layer below: "
-        "page numbers add (request · KV heads + KV head) · pages of the cache.",
     )
 
 
