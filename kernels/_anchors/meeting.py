@@ -16,7 +16,7 @@ from workbench.kernels._anchors.in_torch import Pair
 from workbench.kernels._shared.attention import planes
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl
 
-TOKENS = 16  # of a program
+TOKENS = 32  # of a program
 RUN = tl.constexpr(8)  # channels that a thread reads at once
 
 
