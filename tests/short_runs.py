@@ -67,7 +67,7 @@ def of_explorers(cells: list[Any]) -> list[Any]:
         if "_explorer(" not in cell.source:
             if not made & wanted:
                 continue
-            while isinstance(body[-1], ast.Expr) and "notebook." not in ast.unparse(body[-1]):
+            while body and isinstance(body[-1], ast.Expr) and "notebook." not in ast.unparse(body[-1]):
                 body.pop()
             cell.source = ast.unparse(ast.Module(body, []))
         wanted |= {node.id for part in body for node in ast.walk(part) if isinstance(node, ast.Name)}
