@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from workbench.app.console.text import plain
+from workbench.app.console.text import importing, plain, progress
 from workbench.core.errors import not_allowed
 
 if TYPE_CHECKING:
@@ -26,14 +26,16 @@ def judge_claims(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, a record a claim and place")] = False,
 ) -> None:
     """Judge what the papers claim on any results: what holds, what fails, what to measure."""
-    from workbench import results as tables  # imports pandas and torch: not for help
-    from workbench.experiments.judging import claims
+    with progress("judging"):
+        with importing():  # pandas and torch: not for help
+            from workbench import results as tables
+            from workbench.experiments.judging import claims
 
-    if paper is not None and paper not in claims.papers():
-        raise not_allowed("paper", paper, claims.papers())
-    listed = [item for item in claims.items() if paper in (None, item.paper)]
-    found = tables.read(results or [tables.SHIPPED])
-    judged = claims.judge(found, listed)
+        if paper is not None and paper not in claims.papers():
+            raise not_allowed("paper", paper, claims.papers())
+        listed = [item for item in claims.items() if paper in (None, item.paper)]
+        found = tables.read(results or [tables.SHIPPED])
+        judged = claims.judge(found, listed)
     if as_json:
         print(json.dumps(claims.rows(judged), ensure_ascii=False))
         return

@@ -11,7 +11,7 @@ from rich.console import Console
 from workbench.app.commands.sweep import CLUSTER
 from workbench.app.commands.trial import MethodFile
 from workbench.app.console.options import OUTPUT, of_fields, taking
-from workbench.app.console.text import plain, progress
+from workbench.app.console.text import importing, plain, progress
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import check_folder, write_text
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
@@ -89,9 +89,10 @@ def leaderboard(
         raise BadInput(f"--html {str(html)!r}: a file in a folder that exists is needed")
     shares = _shares(budgets)
 
-    from workbench import results as tables  # torch, pandas and plotly: not for `--help`
-    from workbench.app.leaderboard import page
-    from workbench.experiments.leaderboard.ranking import boards
+    with progress("a leaderboard"), importing():  # torch, pandas and plotly: not for `--help`
+        from workbench import results as tables
+        from workbench.app.leaderboard import page
+        from workbench.experiments.leaderboard.ranking import boards
 
     notes: list[str] = []
     failures: dict[str, str] = {}
@@ -102,7 +103,8 @@ def leaderboard(
         asked = {name: getattr(plan.cases[0].trial, name) for name in asked}
         notes, shares = list(plan.left_out), list(plan.budgets)
         failures = _measured(plan, out, jobs, cluster, retries, notes)
-    found = boards(tables.read([str(out)] if out else results or []), shares, by, asked["model"], asked["data"])
+    with progress("ranking"):
+        found = boards(tables.read([str(out)] if out else results or []), shares, by, asked["model"], asked["data"])
     if html is not None:
         write_text(html, page.page(found, [*notes, *(f"{name}: {why}" for name, why in failures.items())]))
     if as_json:
