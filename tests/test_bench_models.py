@@ -191,7 +191,7 @@ def test_every_axis_is_measured(rows):
 def test_methods_are_asked_in_rounds_beside_ours_at_their_charged_share(monkeypatch):
     monkeypatch.setattr(method_ttft, "CONTEXT", 4)
     scene, store = Scene(build(LLAMA | TINY), [], unit=16), MemoryStore(UNLIMITED)
-    prompt = method_ttft.prompt_of(scene)
+    prompt = method_ttft.prompt_of(scene.ids(4 * scene.unit + 16), 8, 16)
     names = ["full", "block", "epic", "kvcomm", "cacheblend", "fusionrag"]
     asked, refused = method_ttft.methods(scene, prompt, names, 0.5, store)
     assert list(refused) == ["cacheblend"]  # one of two layers is charged before a token is chosen

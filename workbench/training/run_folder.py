@@ -41,8 +41,8 @@ def check_same(out: Path, settings: dict[str, Any]) -> None:
 
 
 def state_folder(out: Path) -> Path | None:
-    """Find the folder of the last whole state."""
-    places = (out / "state", earlier(out / "state"))
+    """Find the folder of the last whole state; earlier versions set one aside as `state.old`."""
+    places = (out / "state", earlier(out / "state"), out / "state.old")
     return next((path for path in places if (path / RECORD).is_file()), None)
 
 
