@@ -99,6 +99,16 @@ def test_what_is_not_there_is_refused_in_one_sentence(spec, message):
 DOCUMENTS = Corpus(CORPUS.blocks, CORPUS.texts, ((), (0,), (0, 1), (), (3,), ()))  # of 3, 2 and 1 passages
 
 
+def test_a_passage_is_found_behind_other_passages_and_kept_once():
+    model, store, behind = model_of(), MemoryStore(), AfterSystem()
+    a, b = PASSAGES[:2]
+    for earlier in ((SYSTEM, b, QUESTION), (SYSTEM, a, b, QUESTION)):
+        behind(model, [Prompt(earlier)], store)
+    before = store.stats
+    behind(model, [Prompt((SYSTEM, b, a, QUESTION))], store)
+    assert store.stats.since(before).misses == 0 and store.stats.entries == 3
+
+
 @pytest.mark.parametrize(
     ("policy", "pasts"),
     [

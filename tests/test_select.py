@@ -202,6 +202,16 @@ def test_all_tokens_computed_again_are_full_attention_to_the_bit(family):
     assert torch.equal(full, again)
 
 
+def test_scattered_rows_see_what_stands_before_them(model):
+    """A row sees the cache and the fresh rows up to its own position, not the last columns of a square mask."""
+    prompt = prompt_of(*SIZES)
+    kv = stitched(model, prompt)
+    rows = torch.cat((torch.tensor([5, 6, 14, 20, 30]), prompt.question))
+    theirs = forward(model, prompt.tokens, kv, rows).logits
+    ours = prefill(model, prompt.tokens, Plan(rows), kv).logits
+    torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
+
+
 def test_cached_blocks_survive_concurrent_requests_that_share_them(model):
     """Eight threads select, recompute and answer over the same blocks of one store; no byte of a block changes."""
     shared = prompt_of(4, 9, 7, 12, 5).context
