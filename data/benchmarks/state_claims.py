@@ -10,11 +10,11 @@ from workbench.core.utils.files import write_text
 from workbench.experiments.judging.claim_file import FILE, digest
 
 
-def line(row: dict[str, object]) -> str:
+def line(row: dict[str, object], methods: dict[str, object]) -> str:
     """Return a claim as one line; its date is kept while its digest is."""
     known = str(row.get("stated", "")).partition(" ")
-    if known[2] != digest(row):
-        row["stated"] = f"{datetime.now(UTC):%Y-%m-%d} {digest(row)}"
+    if known[2] != digest(row, methods):
+        row["stated"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S} {digest(row, methods)}"
     return f"  {json.dumps(row, ensure_ascii=False)}"
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     items = []
     for item in content["items"]:
         claims = item.pop("claims", [])
-        rows = "\n" + ",\n".join(map(line, claims)) + "\n " if claims else ""
+        rows = "\n" + ",\n".join(line(row, content["methods"]) for row in claims) + "\n " if claims else ""
         items.append(f' {json.dumps(item, ensure_ascii=False)[:-1]}, "claims": [{rows}]}}')
     text = f'{{\n"papers": {json.dumps(content["papers"])},\n"methods": {{\n {methods}\n}},\n"items": [\n'
     write_text(FILE, text + ",\n".join(items) + "\n]\n}\n")

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 
 PLACES = "Where results are read: `shipped`, or a folder that --out wrote; again for several"
+PAPERS = "One paper: block1, block2, fusionrag, bfla, compact, cacheblend or epic; ours: this workbench's claims"
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def judge_claims(
     results: Annotated[list[str] | None, typer.Option(help=PLACES, show_default="shipped")] = None,
-    paper: Annotated[str | None, typer.Option(help="One paper: block1, block2, fusionrag, bfla or compact")] = None,
+    paper: Annotated[
+        str | None, typer.Option(help="block1, block2, fusionrag, bfla, compact, cacheblend, epic or ours")
+    ] = None,
     details: Annotated[bool, typer.Option(help="The evidence of every verdict: numbers, intervals, n")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, a record a claim and place")] = False,
 ) -> None:

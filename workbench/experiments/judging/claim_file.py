@@ -1,5 +1,7 @@
 """What the papers claim, as data: `data/claims.json` holds every numbered table and figure, a row a finding.
 
+Of papers whose figures are not all followed (CacheBlend, EPIC) and of this workbench it holds single claims.
+
 {"papers": {name: title}, "methods": {name: selector}, "items": [{item, sentence, published, missing, claims: […]}]}
 """
 
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from workbench.core.errors import BadInput, brief
@@ -18,6 +21,7 @@ from workbench.experiments.judging.claim_numbers import ANSWERS, ROWS, ClaimScop
 from workbench.results.schema import MEASURES
 
 FILE = ROOT / "claims.json"
+KINDS = {"fig": "Figure", "table": "Table", "claim": "Claim"}  # of items, as a reader knows them
 SELECTORS = ("left", "right", "full", "scope", "than")
 HOW: Mapping[str, Any] = {"answers": ANSWERS, "counts": ROWS, "timings": ("ratio",), "": ()}  # statistics of a table
 
@@ -34,7 +38,8 @@ class Claim(ClaimScope):
     unless  ids of claims of this item: where one of them decides, this one is shown beside it
     form    how numbers are written: "points", "x" (a ratio), or a format specification
     test    of a mechanism: the test that holds it
-    stated  when it was last changed, "2026-11-24 3fa9c1d2": a date, and the `digest` of what it says
+    stated  when it was last changed, "2026-11-24T09:30:00 3fa9c1d2": the time in UTC, or the day, and the `digest`
+            of what it says
     """
 
     id: str
@@ -57,10 +62,15 @@ class Claim(ClaimScope):
         """The first word of the item."""
         return self.item.partition("-")[0]
 
+    @property
+    def date(self) -> str:
+        """When it was stated: "2026-11-24T09:30:00", or a day."""
+        return self.stated.partition(" ")[0]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PaperItem:
-    """A numbered table or figure of a paper: what it claims in one sentence, its numbers as printed, its claims.
+    """A numbered table, figure or claim of a paper: what it claims in one sentence, its numbers as printed, its claims.
 
     `missing` says what of it is out of reach, and why; `same_as` names an item of another version that claims the same.
     """
@@ -87,12 +97,16 @@ class PaperItem:
     def name(self) -> str:
         """As the paper calls it: "Figure 16"."""
         _, kind, number = self.item.split("-")
-        return f"{'Figure' if kind == 'fig' else 'Table'} {number}"
+        return f"{KINDS[kind]} {number}"
 
 
-def digest(row: Mapping[str, Any]) -> str:
-    """Return eight letters that stand for what decides a claim, as its row says it; words and dates are left out."""
+def digest(row: Mapping[str, Any], methods: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Return eight letters that stand for what decides a claim, as its row says it; words and dates are left out.
+
+    A method by name stands for its selector in `methods`: who changes that changes the claims that speak of it.
+    """
     says = {name: value for name, value in row.items() if name not in ("id", "item", "what", "stated")}
+    says |= {name: _selector(says[name], methods) for name in SELECTORS if says.get(name) is not None}
     return sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -122,14 +136,17 @@ def papers() -> Mapping[str, str]:
 
 
 def items() -> tuple[PaperItem, ...]:
-    """Return all numbered tables and figures, by paper."""
+    """Return all tables, figures and claims, by paper."""
     return load()[1]
 
 
 def _item(row: Mapping[str, Any], methods: Mapping[str, Any], path: Path) -> PaperItem:
     name = row.get("item") if isinstance(row, Mapping) else None
-    if not isinstance(name, str) or name.count("-") != 2 or not name.rpartition("-")[2].isdecimal():
-        raise BadInput(f"{brief(path)}: an item is named {name!r}; PAPER-fig-N or PAPER-table-N is needed")
+    parts = name.split("-") if isinstance(name, str) else []
+    if len(parts) != 3 or parts[1] not in KINDS or not parts[2].isdecimal():
+        raise BadInput(
+            f"{brief(path)}: an item is named {name!r}; {', '.join(f'PAPER-{kind}-N' for kind in KINDS)} is needed"
+        )
     try:
         claims = tuple(_claim({"item": name, **one}, methods) for one in row["claims"])
         item = PaperItem(**{**row, "claims": claims})
@@ -150,7 +167,7 @@ def _claim(row: Mapping[str, Any], methods: Mapping[str, Any]) -> Claim:
             given[name] = _selector(given[name], methods)
     claim = Claim(**given)
     check_fields(claim)
-    if claim.stated and claim.stated.partition(" ")[2] != digest(row):
+    if claim.stated and claim.stated.partition(" ")[2] != digest(row, methods):
         raise BadInput(f"{claim.id} was changed since it was stated: data/benchmarks/state_claims.py dates it anew")
     if claim.kind == "mechanism":
         if not claim.test:

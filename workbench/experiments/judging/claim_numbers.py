@@ -188,7 +188,7 @@ class Number:
     """What was measured: a value with its 95% interval, of `n` questions, runs or cases, and where.
 
     where   {source, model, data, device, …} of the left side
-    seeds   training runs that the interval is over, 0 where it is over questions
+    seeds   training runs that were measured, 0 of models that name none; over several goes the interval
     beside  mean of the right side
     method  the left side's name
     """
@@ -251,7 +251,8 @@ def _of_answers(left: pd.DataFrame, others: Sequence[pd.DataFrame], asked: Claim
     if asked.how == "explained" and asked.measure not in LOSSES:
         values = [-each for each in values]  # a share of losses
     where = left.iloc[0].to_dict()
-    several = asked.over == "training seeds" or len(values[0]) > 1
+    trained = any(set(side) != {-1} for side in sides)
+    several = asked.over == "training seeds" or trained or len(values[0]) > 1
     got = ANSWERS[asked.how](values) if len(values[0]) == 1 else _of_runs(values, ANSWERS[asked.how])
     if got is None:
         return None
@@ -361,7 +362,7 @@ def _ratio(row: pd.Series, others: Sequence[pd.DataFrame], asked: ClaimScope) ->
     """Return how many times as fast the left side is as the fastest of the right; of counts, right over left."""
     if asked.table == "counts":
         value = float(others[0].value.iloc[0] / row.value)
-        return value, value, value, _n(row.n)
+        return value, value, value, min(_n(row.n), _n(others[0].n.iloc[0]))
     slow = others[0].loc[others[0].ms.idxmin()]
     return *ratio(slow.to_dict(), row.to_dict()), int(min(slow.runs, row.runs))
 

@@ -6,8 +6,9 @@
 
 The 95% interval decides: on the claimed side of its bar it confirms, on the other side it contradicts, and where it
 holds the bar the claim stays open, as where nothing was measured. Over training runs it is Student's, of `RUNS` runs or
-more; times need `TIMED` runs a side; a number without an interval decides nothing but equality. Findings of one item
-are held to 5% together (Holm 1979).
+more, wherever a model names the run that it is of: one run may keep an item open and decides nothing else. Times need
+`TIMED` runs a side; a number without an interval decides nothing but equality. Findings of one item, those that stay
+open among them, are held to 5% together (Holm 1979).
 """
 
 import math
@@ -50,9 +51,12 @@ class Judged:
 
     @property
     def after(self) -> bool:
-        """Whether the claim was stated, or changed, on a later day than its number was measured."""
-        measured = str(self.number.where.get("time") or "")[:10] if self.number else ""
-        return bool(measured) and self.claim.stated[:10] > measured
+        """Whether the claim was stated, or changed, when its number had been measured.
+
+        Where the claim has a day alone, what was measured on that day counts as measured before.
+        """
+        measured, stated = str(self.number.where.get("time") or "") if self.number else "", self.claim.date
+        return bool(measured and stated) and (stated >= measured[:10] if len(stated) == 10 else stated > measured)
 
     @property
     def text(self) -> str:
@@ -61,8 +65,8 @@ class Judged:
         if self.number is None:
             return f"{named}: {self.needs or self.claim.test}"
         one = self.number
-        seeds = f", {one.seeds} training runs" if one.seeds > 1 else ""
-        after = ", stated after its data" if self.after else ""
+        seeds = {0: "", 1: ", one training run"}.get(one.seeds, f", {one.seeds} training runs")
+        after = ", stated or changed after its data" if self.after else ""
         return f"{named}: {self._form(one.value)}{self._ends}, n = {one.n:,}{seeds}; claimed: {self._side}{after}"
 
     @property
@@ -153,7 +157,7 @@ def rows(judged: Iterable[Judged]) -> Records:
             **{name: getattr(one.claim, name) for name in ("what", "kind")},
             **{name: getattr(one, name) for name in ("source", "where", "verdict", "decides")},
             **{name: getattr(one.number, name, None) for name in ("method", "value", "low", "high", "n", "seeds")},
-            "stated": one.claim.stated[:10],
+            "stated": one.claim.date,
             "stated_after_its_data": one.after,
             "side": one.claim.side,
             "bar": one.bar,
@@ -204,7 +208,8 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
         decides, needs = False, f"at least {least} {OBSERVED[claim.table]}, of which {number.n} are measured"
     if decides and str(number.where.get("model") or "").startswith(TOYS):
         decides, needs = False, "a model of a synthetic corpus decides nothing about models: ask one that reads text"
-    if decides and 0 < number.seeds < RUNS:
+    keeps_open = said == OPEN and number.seeds == 1 and claim.over == "questions"  # one run decides nothing else
+    if decides and 0 < number.seeds < RUNS and not keeps_open:
         decides, needs = False, f"at least {RUNS} training runs, of which {number.seeds} are measured"
     if decides and number.beside is not None and not _within(number.beside, claim.telling):
         decides, needs = False, f"the baseline scores {number.beside:.0%}, which tells methods apart badly"
@@ -214,17 +219,22 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
 
 def _together(of_item: list[Judged]) -> list[Judged]:
     """Leave open what Holm's correction leaves open of the findings that decide an item in one source."""
-    measured = [i for i, one in enumerate(of_item) if one.decides and one.number and one.claim.side != "equals"]
-    risks = {i: _risk(of_item[i]) for i in measured if of_item[i].verdict != OPEN}
+    risks = {i: _risk(one) for i, one in enumerate(of_item) if one.decides and _has_interval(one)}
     for source in {of_item[i].source for i in risks}:
         own = sorted((i for i in risks if of_item[i].source == source), key=lambda i: risks[i])
         for rank, i in enumerate(own):
             if risks[i] * (len(own) - rank) > LEVEL:
                 needs = f"it does not hold beside the {len(own)} findings of this item (Holm)"
                 for late in own[rank:]:
-                    of_item[late] = replace(of_item[late], verdict=OPEN, needs=needs)
+                    if of_item[late].verdict != OPEN:
+                        of_item[late] = replace(of_item[late], verdict=OPEN, needs=needs)
                 break
     return of_item
+
+
+def _has_interval(one: Judged) -> bool:
+    """Whether an interval was held against a bar, whichever way it came out: one of the tests of its item."""
+    return one.number is not None and one.claim.side != "equals" and one.number.low < one.number.high
 
 
 def _risk(one: Judged) -> float:
