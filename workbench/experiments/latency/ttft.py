@@ -6,7 +6,7 @@ full           computes every token, in the engine
 block          takes all blocks from a store in memory and re-encodes their positions, within the time
 recompute      does the same and recomputes a share of the document tokens; the choice of them is within the time
 stock full     is transformers' own prefill with torch's scaled_dot_product_attention
-stock prefix   is transformers over a ready cache of this very context: the best that a prefix cache can do
+stock prefix   is transformers over a ready cache of this very context: its prefix cache where all of it hits
 
 `over_tiers`: times against where cached blocks lie and how long the context is (FusionRAG, figure 19).
 Full attention, and reuse of blocks from memory and from a folder on disk, with nothing and with a share recomputed;

@@ -22,8 +22,7 @@ class InterAttention(Select):
     side    "pays" (Cache-Craft: a token that leans on other chunks is the one reuse falsifies) or "receives"
 
     Cache-Craft keeps these sums from the requests in which a chunk was computed. Blocks that are cached apart have
-    none, so they are measured on this very prompt, by a prefill up to the deepest of `layers`: the best that its
-    statistics could be.
+    none, so they are measured on this very prompt, by a prefill up to the deepest of `layers`, which is charged.
 
     With attention weights $a$ averaged over heads and layers, and $B(t)$ the block of token $t$:
 

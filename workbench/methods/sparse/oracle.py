@@ -1,4 +1,4 @@
-"""Tiles by the attention that they truly get: the best that a choice of tiles can do, at the price of all of it."""
+"""Tiles by the attention that they truly get: the fewest that keep a share of it, at the price of all of it."""
 
 from dataclasses import dataclass
 
