@@ -74,9 +74,9 @@ def made(name, **changes):
     return MethodConfig(**{**METHODS[name].fields, **HERE.get(name, {}), **changes}).method()
 
 
-def wrong(name):
-    """Fields of a trial of a method, one of which is not allowed, and what the sentence names."""
-    own = METHODS[name].fields
+def wrong(name, helper):
+    """Fields of a trial of a method, one of which is not allowed, and what the sentence names; `helper` is a model."""
+    own = METHODS[name].fields | ({"select": f"cache_clip(helper={helper})"} if name == "cacheclip" else {})
     shares = {"charged": (0.0, 1.5, float("nan")), "ratio": (-0.1, 1.5, float("nan"))}
     yield from ((key, {**own, key: value}) for key, values in shares.items() for value in values)
     for folder in ("mode", "prepare", "select", "correct", "attend"):
@@ -91,9 +91,9 @@ def wrong(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_wrong_share_option_or_value_is_refused_before_anything_is_loaded(name, monkeypatch):
+def test_a_wrong_share_option_or_value_is_refused_before_anything_is_loaded(name, folder, monkeypatch):
     monkeypatch.setattr(models, "load", None)
-    for named, given in wrong(name):
+    for named, given in wrong(name, folder):
         refused(named, Trial, "lab-full", **given)
 
 
