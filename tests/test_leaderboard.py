@@ -215,7 +215,9 @@ def test_without_a_budget_that_of_the_results_is_taken_and_a_measure_can_be_name
     (board,) = boards(found, (0.5,), by="em")
     assert board.entries[-1].method == "none" and ("query-guided", "kv-deviation") in board.together
     refused("unknown by 'speed'", boards, found, by="speed")
-    refused("no 2 methods of one model", boards, found, model="another")
+    refused("no 9 methods of one model", boards, found, least=9)
+    refused("unknown model 'another': allowed are", boards, found, model="another")
+    refused("unknown data 'another': allowed are", boards, found, data="another")
 
 
 def test_a_budget_that_no_two_methods_keep_gives_a_board_of_all_at_what_they_charge(tmp_path):

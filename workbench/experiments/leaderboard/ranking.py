@@ -252,7 +252,7 @@ def boards(
     model, data  only these
     least        fewer methods make no board
 
-    Raises BadInput for an unknown measure, and for results that hold no board.
+    Raises BadInput for an unknown measure, a model or data that no results are of, and for results without a board.
     """
     if by and by not in HIGHER:
         raise not_allowed("by", by, HIGHER)
@@ -300,6 +300,8 @@ def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
     texts = {name: answers[name].replace("none", "") for name in POLICIES}  # older results lack what is "none" today
     rows = answers.assign(**texts)
     for name, value in (("model", model), ("data", data)):
+        if value and len(rows) and value not in set(rows[name]):
+            raise not_allowed(name, value, sorted(set(rows[name])))
         rows = rows[rows[name] == value] if value else rows
     return rows.assign(**{name: rows[name].fillna(-1) for name in ("passages", "seed", "training_seed")})
 
