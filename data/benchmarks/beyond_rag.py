@@ -2,11 +2,13 @@
 
     python data/benchmarks/beyond_rag.py --model lab-block
     python data/benchmarks/beyond_rag.py --model smollm2 --frames 60 --tasks demonstrations game
+    python data/benchmarks/beyond_rag.py --tasks states --frames 500
 
 writes answers of both modes (experiment "session") for Block-Attention's table 2 (in-context learning) and figure 5
 (states of a game): exact match, and in block mode whether both answers have the same tokens (`agree`).
 Questions about one hall of cards are those of successive frames, each leaf group of its state a block; demonstrations
-are blocks of a passage, its question and its answer. Tasks that are there already are kept.
+are blocks of a passage, its question and its answer. Tasks that are there already are kept. `states` asks no model: it
+counts how much of a state of the game stands in the state before it (`repeated`, a share of its characters).
 
 `frames` are states of a lab world in which one thing changes at a time, a passage a block. A frame follows the one
 before it by one move: of one entity one fact gets another object ("Ada Kelric lives in Tarn" becomes "… in Olm"), its
@@ -17,7 +19,7 @@ is to a larger one (Block-Attention, appendix A): long, repeated but for a littl
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import cycle
+from itertools import cycle, pairwise
 from random import Random
 from typing import Any
 
@@ -36,10 +38,11 @@ from workbench.experiments.trials.trial import batches
 from workbench.methods.answered import Generation
 from workbench.methods.generation import generate
 from workbench.metrics.answers import exact_match
+from workbench.metrics.paired import bootstrap
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
-TASKS = ["demonstrations", "game", "frames"]
+TASKS = ["demonstrations", "game", "frames", "states"]
 SEED, SHOTS, TOKENS, BATCH = 80_000, 4, 16, 16
 
 
@@ -63,6 +66,19 @@ def rows(loaded: Loaded, steps: Sequence[SessionPrompt]) -> Iterator[dict[str, A
             em, agree = exact_match(one.text.strip(), step.answers), float(one.tokens == full.tokens)
             about = {"method": mode, "mode": mode, "question": str(number), "kind": step.kind or ""}
             yield {**about, "em": em, "agree": agree, "tokens": lengths[number]}
+
+
+def repeated(n: int, seed: int = 0, tables: int = 1) -> dict[str, Any]:
+    """Return the mean share of the characters of a state that stand in the state before it, with a 95% interval.
+
+    n   frames, of which all but the first have one before them
+    """
+    shares = []
+    for before, now in pairwise(game.frames(n, seed, tables)):
+        old, pieces = set(before.pieces()), now.pieces()
+        shares.append(sum(len(piece) for piece in pieces if piece in old) / sum(map(len, pieces)))
+    low, high = bootstrap(shares)
+    return {"measure": "repeated", "value": sum(shares) / len(shares), "low": low, "high": high, "n": len(shares)}
 
 
 KINDS = ("single-hop", "continuation", "two-hop")  # asked in turn, where a state has something of the kind to ask
@@ -142,7 +158,9 @@ def main() -> None:
     origin = {"model": name, "seed": SEED, "setting": {"shots": SHOTS, "tables": args.tables}}
     with writer(args, f"session@{name}", loaded.model.device, resume=True, **origin) as out:
         there = {row["data"] for row in out.there("answers")}
-        for task in (task for task in args.tasks if task not in there):
+        if "states" in args.tasks:
+            out.counts([{"data": "game", "kind": "game", **repeated(args.frames, SEED, args.tables)}])
+        for task in (task for task in args.tasks if task not in {*there, "states"}):
             out.answers({"data": task, **row} for row in rows(loaded, steps_of[task]()))
 
 
