@@ -6,6 +6,7 @@ from collections import Counter
 from hashlib import sha256
 from itertools import islice, pairwise
 from random import Random
+from types import SimpleNamespace
 
 import beyond_rag
 import pytest
@@ -260,6 +261,13 @@ def test_one_document_changes_from_frame_to_frame_and_a_new_world_begins_after_s
     assert changed[24] > 10, "another world"
     assert {*changed[:24], *changed[25:]} <= {1, 2}
     assert {len(frame.ctxs) for frame in FRAMES} == {20} and {frame.kind for frame in FRAMES} == set(beyond_rag.KINDS)
+
+
+def test_a_state_repeats_by_the_characters_of_what_stood_there_before(monkeypatch):
+    states = [SimpleNamespace(pieces=lambda pieces=pieces: pieces) for pieces in (["aaa", "b"], ["aaa", "c"], ["dddd"])]
+    monkeypatch.setattr(beyond_rag.game, "frames", lambda n, seed, tables: states)
+    found = beyond_rag.repeated(3)
+    assert (found["value"], found["n"]) == (0.75 / 2, 2) and found["low"] <= found["value"] <= found["high"]
 
 
 def test_equal_seeds_give_equal_frames_and_a_longer_draw_begins_with_a_shorter_one():

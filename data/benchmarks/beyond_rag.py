@@ -2,7 +2,7 @@
 
     python data/benchmarks/beyond_rag.py --model lab-block
     python data/benchmarks/beyond_rag.py --model smollm2 --frames 60 --tasks demonstrations game
-    python data/benchmarks/beyond_rag.py --tasks states --frames 500
+    python data/benchmarks/beyond_rag.py --tasks states --frames 500 --tables 6
 
 writes answers of both modes (experiment "session") for Block-Attention's table 2 (in-context learning) and figure 5
 (states of a game): exact match, and in block mode whether both answers have the same tokens (`agree`).
@@ -37,8 +37,7 @@ from workbench.experiments.serving.sessions import SessionPrompt
 from workbench.experiments.trials.trial import batches
 from workbench.methods.answered import Generation
 from workbench.methods.generation import generate
-from workbench.metrics.answers import exact_match
-from workbench.metrics.paired import bootstrap
+from workbench.metrics.answers import bootstrap, exact_match
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
