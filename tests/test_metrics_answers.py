@@ -126,14 +126,6 @@ def test_the_interval_is_paired():
     assert low < value < high and high - low > 0.01 and answers.normalised(noisy, reuse, full) == (value, low, high)
 
 
-def test_scores_by_kind_are_those_of_the_questions_of_a_kind():
-    predictions, aliases, kinds = ["Ana", "no", "Bo", "yes"], [["Ana"], ["yes"], ["Bo"], ["yes"]], ["b", "a", "b", "a"]
-    scores = answers.score_by_kind(predictions, aliases, kinds, seed=1)
-    assert list(scores) == ["b", "a"]
-    assert scores["a"] == answers.score(["no", "yes"], [["yes"], ["yes"]], seed=1)
-    assert (scores["b"].em, scores["b"].n) == (1.0, 2)
-
-
 SMALL = {
     "vocab_size": 100,
     "hidden_size": 32,

@@ -36,7 +36,6 @@ from workbench.plots.marks import chart, styles
 from workbench.plots.marks import table as tables
 from workbench.plots.marks.elements import some
 from workbench.plots.marks.styles import SELECTORS, SPARSE_METHODS
-from workbench.plots.reports.session_replay import quality
 from workbench.plots.tiles import heads, tile_overview, union
 from workbench.plots.tiles.reduce import blocks, firsts, shares
 from workbench.plots.tiles.tile_recall import (
@@ -237,24 +236,6 @@ def test_drift_is_zero_where_nothing_is_reused_from_elsewhere(model):
     assert all(r["agree"] == 1 and max(r["kl"]) < 1e-6 for r in first)
     layers, _ = drift(model, [prompt()])
     assert {r["mode"] for r in layers} == {"block", "naive"} and len(layers) == 2 * 3
-
-
-# --- reuse
-def score(mode, kind, em):
-    low, high = max(0, em - 0.1), min(1, em + 0.1)
-    return {"mode": mode, "kind": kind, "n": 40, "em": em, "em_low": low, "em_high": high} | {
-        "f1": em,
-        "f1_low": low,
-        "f1_high": high,
-    }
-
-
-def test_quality_orders_kinds_and_carries_intervals():
-    records = [score(m, k, 0.5) for m in ("full", "block") for k in ("two-hop", "odd", "all", "single-hop")]
-    fig = quality(records, caption="Greedy.")
-    assert list(fig.layout.yaxis.ticktext) == [f"{kind}, n = 40" for kind in ("all", "single-hop", "two-hop", "odd")]
-    assert fig.data[0].error_x.array == pytest.approx([0.1] * 4)
-    assert [trace.xaxis for trace in fig.data] == ["x", "x", "x2", "x2"], "a panel a score, of which it has two"
 
 
 def test_table_keeps_texts_left_and_groups_apart():

@@ -17,12 +17,13 @@ from workbench.data import segment
 from workbench.data.layouts import LAB
 from workbench.data.sources import chat, game
 from workbench.experiments.serving import sessions
-from workbench.experiments.serving.sessions import follow, scores
+from workbench.experiments.serving.sessions import answered, follow
 from workbench.metrics.answers import bootstrap
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
 from workbench.plots.marks.styles import REUSE_STATUSES
 from workbench.plots.reports.session_replay import frames
 from workbench.plots.tokens.plans import history, turnover
+from workbench.results import schema
 
 
 @given(seed=st.integers(0, 200), turns=st.integers(2, 14), memory=st.integers(1, 9))
@@ -117,16 +118,16 @@ def test_timing_a_step_leaves_the_store_as_it_was(loaded):
     assert once[0]["blocks_encoded"] == 3
 
 
-def test_scores_are_by_mode_and_kind(loaded):
+def test_every_step_is_answered_in_every_mode_and_held_against_the_first(loaded):
     steps = sessions.of_demonstrations(chat.requests(4, shots=1), loaded[2])
     seen: list[tuple[int, int]] = []
-    rows = scores(loaded, steps, max_new_tokens=2, batch=3, progress=lambda *at: seen.append(at))
-    assert [(row["mode"], row["kind"], row["n"]) for row in rows] == [
-        (mode, kind, n)
-        for mode in ("full", "block")
-        for kind, n in (("all", 4), ("own passage", 2), ("demonstration", 2))
+    rows = answered(loaded, steps, max_new_tokens=2, batch=3, progress=lambda *at: seen.append(at))
+    assert [(row["mode"], row["question"], row["kind"]) for row in rows] == [
+        (mode, str(number), step.kind) for mode in ("full", "block") for number, step in enumerate(steps)
     ]
-    assert all(row["em_low"] <= row["em"] <= row["em_high"] for row in rows) and seen[-1] == (8, 8)
+    assert all(row["agree"] == 1 for row in rows[:4]) and {row["agree"] for row in rows} <= {0, 1}
+    assert all(0 <= row[score] <= 1 for row in rows for score in ("em", "f1", "contains")) and seen[-1] == (8, 8)
+    assert len(schema.rows("answers", rows, experiment="session", model="m")) == 8
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ is to a larger one (Block-Attention, appendix A): long, repeated but for a littl
 `data.sources.game` has the states of a real game, in JSON, which no lab model reads.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from itertools import cycle, pairwise
 from random import Random
 from typing import Any
@@ -33,38 +32,10 @@ from workbench.data.lab_corpus.world import Entity, Fact, World, passages_of, wr
 from workbench.data.sample import Sample
 from workbench.data.sources import chat, game
 from workbench.experiments.serving import sessions
-from workbench.experiments.serving.sessions import SessionPrompt
-from workbench.experiments.trials.trial import batches
-from workbench.methods.answered import Generation
-from workbench.methods.generation import generate
-from workbench.metrics.answers import bootstrap, exact_match
-from workbench.models.loading import Loaded
-from workbench.store import MemoryStore
+from workbench.metrics.answers import bootstrap
 
 TASKS = ["demonstrations", "game", "frames", "states"]
-SEED, SHOTS, TOKENS, BATCH = 80_000, 4, 16, 16
-
-
-def generations(loaded: Loaded, steps: Sequence[SessionPrompt], mode: str) -> list[Generation]:
-    """Answer all prompts greedily in one mode, blocks kept from prompt to prompt."""
-    model, tokenizer, layout = loaded
-    prompts, store = sessions.prompts(steps, loaded, TOKENS), MemoryStore(1 << 33)
-    answered = partial(generate, model, tokenizer, max_new_tokens=TOKENS, stop=layout.stop)
-    done: list[Generation] = []
-    for group in batches([len(prompt) for prompt in prompts], BATCH):
-        done += answered([prompts[i] for i in group], mode, store)
-    return done
-
-
-def rows(loaded: Loaded, steps: Sequence[SessionPrompt]) -> Iterator[dict[str, Any]]:
-    """Yield a row a question and mode."""
-    answers = {mode: generations(loaded, steps, mode) for mode in ("full", "block")}
-    lengths = [len(prompt) for prompt in sessions.prompts(steps, loaded, TOKENS)]
-    for mode, said in answers.items():
-        for number, (one, full, step) in enumerate(zip(said, answers["full"], steps, strict=True)):
-            em, agree = exact_match(one.text.strip(), step.answers), float(one.tokens == full.tokens)
-            about = {"method": mode, "mode": mode, "question": str(number), "kind": step.kind or ""}
-            yield {**about, "em": em, "agree": agree, "tokens": lengths[number]}
+SEED, SHOTS, TOKENS = 80_000, 4, 16
 
 
 def repeated(n: int, seed: int = 0, tables: int = 1) -> dict[str, Any]:
@@ -160,7 +131,8 @@ def main() -> None:
         if "states" in args.tasks:
             out.counts([{"data": "game", "kind": "game", **repeated(args.frames, SEED, args.tables)}])
         for task in (task for task in args.tasks if task not in {*there, "states"}):
-            out.answers({"data": task, **row} for row in rows(loaded, steps_of[task]()))
+            rows = sessions.answered(loaded, steps_of[task](), max_new_tokens=TOKENS)
+            out.answers({"data": task, **row} for row in rows)
 
 
 if __name__ == "__main__":

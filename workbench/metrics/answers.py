@@ -195,11 +195,3 @@ def score(predictions: Sequence[str], answers: Sequence[Sequence[str]], seed: in
         low, high = bootstrap(values, seed) if measure is f1 else wilson(sum(values), n)
         means |= {name: sum(values) / n, f"{name}_low": low, f"{name}_high": high}
     return Score(n=n, **means)
-
-
-def score_by_kind(
-    predictions: Sequence[str], answers: Sequence[Sequence[str]], kinds: Sequence[str], seed: int = 0
-) -> dict[str, Score]:
-    """`score` the predictions of every kind of question, kinds in the order in which they first come."""
-    where = {kind: [i for i, other in enumerate(kinds) if other == kind] for kind in kinds}
-    return {k: score([predictions[i] for i in at], [answers[i] for i in at], seed) for k, at in where.items()}

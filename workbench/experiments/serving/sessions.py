@@ -4,7 +4,7 @@ Each of these becomes a block (Block-Attention, sections 2.2 and 3.1 and appendi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from statistics import fmean, median
@@ -21,11 +21,12 @@ from workbench.data.sources.chat import Request
 from workbench.data.sources.game import RULES, Frame
 from workbench.engine.forward import prefill_many
 from workbench.experiments.trials.trial import Progress, batches
+from workbench.experiments.trials.trial_measures import scores
 from workbench.methods import Method
 from workbench.methods.answered import Generation
 from workbench.methods.generation import first_token, generate
 from workbench.methods.incremental import REUSE_STATUSES, Revision, revise
-from workbench.metrics.answers import Records, exact_match, score, score_by_kind
+from workbench.metrics.answers import Records, exact_match
 from workbench.metrics.latency import measure
 from workbench.models.loading import Loaded
 from workbench.store import UNLIMITED, MemoryStore, Store, fingerprint
@@ -155,30 +156,31 @@ def follow(
     return records
 
 
-def scores(
+def answered(
     loaded: Loaded,
     steps: Sequence[SessionPrompt],
     modes: Sequence[str] = ("full", "block"),
     max_new_tokens: int = 24,
     batch: int = 16,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> Records:
-    """Answer all steps in every mode; rows {mode, kind, n, em, em_low, em_high, f1, …}, the kind "all" first."""
+    """Answer all steps in every mode, blocks kept from prompt to prompt; a row of `results.Answer` a step and mode.
+
+    `agree`: whether the answer has the same tokens as that of the first mode.
+    """
     tokenized = prompts(steps, loaded, max_new_tokens)
-    aliases, kinds = [step.answers for step in steps], [step.kind for step in steps]
     rows: Records = []
+    first: list[Generation] = []
     for mode in modes:
-        store = MemoryStore()
-        generations: list[Generation] = []
+        store, said = MemoryStore(UNLIMITED), list[Generation]()
         for group in batches([len(prompt) for prompt in tokenized], batch):
-            generations += _generated(loaded, [tokenized[i] for i in group], mode, store, max_new_tokens)
+            said += _generated(loaded, [tokenized[i] for i in group], mode, store, max_new_tokens)
             if progress:
-                done = len(generations) + len(tokenized) * modes.index(mode)
-                progress(done, len(tokenized) * len(modes))
-        texts = [generation.text.strip() for generation in generations]
-        scored = {"all": score(texts, aliases, seed)} | score_by_kind(texts, aliases, kinds, seed)
-        rows += [{"mode": mode, "kind": kind, **asdict(of_kind)} for kind, of_kind in scored.items()]
+                progress(len(rows) + len(said), len(tokenized) * len(modes))
+        first = first or said
+        for number, (step, prompt, one, same) in enumerate(zip(steps, tokenized, said, first, strict=True)):
+            about = {"method": mode, "mode": mode, "question": str(number), "kind": step.kind, "tokens": len(prompt)}
+            rows.append(about | scores(one.text.strip(), step.answers) | {"agree": float(one.tokens == same.tokens)})
     return rows
 
 

@@ -1,44 +1,15 @@
-"""Sessions of demonstrations, of chat turns and of game frames: their figures."""
+"""States of a game, drawn frame after frame: what became of every block."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.plots.marks import chart, elements
+from workbench.plots.marks import elements
 from workbench.plots.marks.elements import steps, swatches
-from workbench.plots.marks.styles import MODES, REUSE_STATUSES, block_hovers
+from workbench.plots.marks.styles import REUSE_STATUSES, block_hovers
 from workbench.plots.marks.theme import Notes, finish, legend_over
-from workbench.results import HERE
-
-SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an alias"}
-KINDS = ("all", "single-hop", "continuation", "two-hop", "comparison", "order")  # other kinds follow
-
-
-def quality(records: Sequence[Mapping[str, Any]], *, caption: str) -> go.Figure | None:
-    """Draw scores by kind of question and mode: {mode, kind, n, em, em_low, em_high, f1, …}, a panel a score."""
-    kinds = sorted({r["kind"]: r for r in records}, key=lambda kind: (*KINDS, kind).index(kind))
-    rows = [
-        {"mode": r["mode"], "kind": f"{kind}, n = {r['n']}", "score": score, "value": r[score], "source": HERE}
-        | {end: r[f"{score}_{end}"] for end in ("low", "high")}
-        for kind in kinds
-        for r in records
-        for score in SCORES
-        if r["kind"] == kind and f"{score}_low" in r
-    ]
-    shares = {score: {"title": title, "axis": "", "percent": True, "whole": True} for score, title in SCORES.items()}
-    return chart.dot_plot(
-        pd.DataFrame(rows),
-        y="kind",
-        by="mode",
-        panel="score",
-        panels=shares,
-        look=MODES.of,
-        title="How well the model answers",
-        caption=caption,
-    )
 
 
 def frames(
