@@ -148,6 +148,8 @@ TRIAL = [*ASKED, *METHOD]
 ABOUT = {"passages": "passages", "run": "training_seed"}  # fields of a board, and columns of results
 SLACK = 0.005  # by which a charged share may lie over a budget: shares of shipped results are rounded
 POLICIES = ("select", "correct", "attend", "sparse")
+NUMBERS = ("passages", "seed", "training_seed", "ratio", "chunk")
+COSTS = ("charged_share", "rows_charged", "rows_reused", "prompt_tokens", "bytes_loaded", "preprocess_ms")
 Ends = tuple[float, float, float]  # a mean and its 95% interval
 
 
@@ -257,7 +259,7 @@ def boards(
     if by and by not in HIGHER:
         raise not_allowed("by", by, HIGHER)
     answers = _own(found.answers("trial"), model, data)
-    costs = _costs(found, answers)
+    costs = _costs(found)
     made = []
     for _, asked in answers.groupby(ASKED, sort=False, dropna=False):
         entries = _entries(asked, costs)
@@ -297,63 +299,48 @@ def leaderboard(
 
 
 def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
-    texts = {name: answers[name].replace("none", "") for name in POLICIES}  # older results lack what is "none" today
-    rows = answers.assign(**texts)
     for name, value in (("model", model), ("data", data)):
-        if value and len(rows) and value not in set(rows[name]):
-            raise not_allowed(name, value, sorted(set(rows[name])))
-        rows = rows[rows[name] == value] if value else rows
-    return rows.assign(**{name: rows[name].fillna(-1) for name in ("passages", "seed", "training_seed")})
+        if value and len(answers) and value not in set(answers[name]):
+            raise not_allowed(name, value, sorted(set(answers[name])))
+        answers = answers[answers[name] == value] if value else answers
+    return _filled(answers)
 
 
-def _costs(found: Results, answers: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Return of each trial what a request costs, and what its trial was asked for."""
-    counts = found.counts("trial")
-    names = ["charged_share", "rows_charged", "rows_reused", "prompt_tokens", "bytes_loaded", "preprocess_ms"]
-    counts = expanded(counts[counts.measure.isin(names) & counts.kind.isin(["", "all"])], "charged")
-    made: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in counts.to_dict("records"):
-        made.setdefault(_key(row), {}).update({row["measure"]: row["value"], "charged": row["charged"]})
-    for row in found.timings("trial").to_dict("records"):
-        made.setdefault(_key(row), {}).update(ttft_ms=row["ms"], device=row["device"])
-    whole = {}  # tokens of a prompt, by the questions: full attention computes them all
-    for key, known in made.items():
-        if dict(zip(TRIAL, key, strict=True))["mode"] == "full" and "rows_charged" in known:
-            whole[key[: len(ASKED)]] = known["rows_charged"]
-    for key, known in made.items():
-        tokens = known.get("prompt_tokens", whole.get(key[: len(ASKED)]))
-        if "charged_share" not in known and tokens and "rows_charged" in known:
-            known["charged_share"] = known["rows_charged"] / tokens
-    return made
+def _filled(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows without gaps in the columns of TRIAL: -1 for a number, "" for a policy that is none."""
+    texts = {name: rows[name].replace("none", "") for name in POLICIES}  # older results lack what is "none" today
+    return rows.assign(**texts, **{name: rows[name].fillna(-1) for name in NUMBERS})
 
 
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    numbers = ("passages", "seed", "training_seed", "ratio", "chunk")
-    return tuple(
-        (-1 if row[name] is None or row[name] != row[name] else row[name])
-        if name in numbers
-        else ""
-        if name in POLICIES and row[name] == "none"
-        else row[name] or ""
-        for name in TRIAL
+def _costs(found: Results) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return of each trial what a request costs, as far as it is known, and the budget that its trial was asked for."""
+    counts, timed = (_filled(found.table(table, "trial")) for table in ("counts", "timings"))
+    counts = expanded(counts[counts.measure.isin(COSTS) & counts.kind.isin(["", "all"])], "charged")
+    known = counts.pivot_table("value", TRIAL, "measure", aggfunc="last").reindex(columns=COSTS)
+    known = known.join(counts.groupby(TRIAL).charged.last())
+    known = known.join(timed.groupby(TRIAL).ms.last().rename("ttft_ms"), how="outer")
+    full = known.rows_charged[known.index.get_level_values("mode") == "full"].groupby(ASKED).last()
+    whole = full.reindex(known.index.droplevel(list(METHOD))).to_numpy()  # full attention computes all tokens
+    known["charged_share"] = known.charged_share.fillna(
+        known.rows_charged / known.prompt_tokens.fillna(pd.Series(whole, known.index))
     )
+    trials = known.to_dict("index").items()
+    return {trial: {name: value for name, value in row.items() if pd.notna(value)} for trial, row in trials}
 
 
 def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> list[tuple[Standing, pd.DataFrame]]:
     """Return the methods that were asked, each with its answers by question."""
-    filled = asked.assign(ratio=asked.ratio.fillna(-1), chunk=asked.chunk.fillna(-1))
-    groups = [(key, rows.drop_duplicates("question", keep="last")) for key, rows in filled.groupby(TRIAL, sort=False)]
+    groups = [(key, rows.drop_duplicates("question", keep="last")) for key, rows in asked.groupby(TRIAL, sort=False)]
     encoded: dict[str, float] = {}  # by preprocessing: methods that share one find its blocks in place
     for key, rows in groups:
-        if (ms := costs.get(key, {}).get("preprocess_ms")) == ms and ms is not None:
+        if (ms := costs.get(key, {}).get("preprocess_ms")) is not None:
             prepare = rows.prepare.iloc[0]
             encoded[prepare] = max(ms, encoded.get(prepare, 0.0))
     made = []
     for key, rows in groups:
         known, first = costs.get(key, {}), rows.iloc[0]
         fields = {name: first[name] for name in METHOD[1:] if first[name] not in ("", -1)}
-        charged = known.get("charged")
-        fields |= {"charged": charged} if charged is not None and charged == charged else {}
+        fields |= {"charged": known["charged"]} if "charged" in known else {}
         full = first["mode"] == "full"
         entry = Standing(
             first["method"],
