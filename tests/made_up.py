@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.experiments import bench_reports
 from workbench.results import Writer
 
 CARD, COPY, PRODUCT = "NVIDIA Test", 4.0, 600.0  # TB/s, TFLOP/s
@@ -31,6 +32,12 @@ WHO = {
 def report(name: str) -> dict[str, Any]:
     head = {"kernel": name, "card": CARD, "copy_tbps": COPY, "product_tflops": PRODUCT, "versions": {}}
     return head | {"workloads": [_work(name, *work) for work in WORKS[name]]}
+
+
+def bench(folder: Path, name: str) -> None:
+    """Write the report of a kernel or model as `workbench bench` does."""
+    head = report(name)
+    bench_reports.write(folder, head, {work["name"]: bench_reports.measured(work, head) for work in head["workloads"]})
 
 
 def _work(name: str, work: str, shape: dict[str, Any], flops: float, moved: float) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from workbench.experiments.bench import baselines, timing
 from workbench.experiments.bench.kernels import page_workloads, workloads
 from workbench.experiments.bench.kernels.check import check, fresh, stretched
 from workbench.experiments.bench.kernels.workloads import KernelWorkload, variants
-from workbench.experiments.bench.run import add, driver, entry
+from workbench.experiments.bench.run import driver, entry
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -222,46 +222,50 @@ def faked(monkeypatch, card, *works):
 def test_a_report_of_one_workload_leaves_the_others_of_its_gpu(monkeypatch, tmp_path):
     def measured(against="flash", only=""):
         command._time(["page_list_attention"], against, False, only, 0, tmp_path, True)
-        return bench_reports.reports(results.read(tmp_path))["page_list_attention"]
+        return results.read(tmp_path).timings("bench").set_index("workload")
 
     faked(monkeypatch, "H200", ("a", "flash"), ("b", "flash"))
     first = measured()
-    assert [work["name"] for work in first["workloads"]] == ["a", "b"]
+    assert list(first.index) == ["a", "b"]
     faked(monkeypatch, "H200", ("b", "cudnn"), ("c", "cudnn"))
     second = measured("cudnn", only="b")
-    a, b, c = second["workloads"]
-    assert a == first["workloads"][0] and b["contestants"][0]["who"] == c["contestants"][0]["who"] == "cudnn"
-    assert a["command"] == "workbench bench page_list_attention --against flash"
-    assert b["command"] == second["command"] == "workbench bench page_list_attention --against cudnn --only b"
-    assert a["versions"] == {"torch": "2"}
+    assert second.loc["a"].equals(first.loc["a"]), "with the command, the versions and the time of its own run"
+    assert dict(second.candidate) == {"a": "flash", "b": "cudnn", "c": "cudnn"} and list(second.index) == [
+        "a",
+        "b",
+        "c",
+    ]
+    assert second.command["a"] == "workbench bench page_list_attention --against flash"
+    assert set(second.command[["b", "c"]]) == {"workbench bench page_list_attention --against cudnn --only b"}
+    assert json.loads(second.versions["a"]) == {"torch": "2"}
     faked(monkeypatch, "H200", ("c", "flash"))
-    assert [work["name"] for work in measured()["workloads"]] == ["c"], "all there are were measured again"
+    assert list(measured().index) == ["c"], "all there are were measured again"
     faked(monkeypatch, "H100", ("a", "flash"))
-    assert [work["name"] for work in measured()["workloads"]] == ["a"], "another GPU"
+    assert list(measured().index) == ["a"], "another GPU"
 
 
-def test_a_workload_is_replaced_in_its_place():
-    report = {"workloads": [{"name": "a", "x": 1}, {"name": "b", "x": 2}], "command": "c", "versions": {}}
-    add(report, {"name": "a", "x": 3})
-    assert report["workloads"] == [{"name": "a", "x": 3, "command": "c", "versions": {}}, {"name": "b", "x": 2}]
+def test_a_row_of_an_earlier_run_is_kept_with_the_dense_time_of_that_run(tmp_path):
+    head = {"kernel": "chunked", "card": "H200", "copy_tbps": 4.0, "product_tflops": 600.0}
 
-
-def test_a_row_of_an_earlier_run_is_kept_with_the_dense_time_of_that_run():
     def row(who, ms, **more):
         return {"who": who, "ms": ms, "runs": 2, **more}
 
-    earlier = [row("ours, dense", 8.0), row("quoka", 4.0), row("ours", 2.0)]
-    report = {"workloads": [{"name": "a", "contestants": earlier}]}
+    def written(*rows):
+        work = {"name": "a", "shape": {}, "flops": 1.0, "bytes": 1.0, "floor_ms": 1.0, "contestants": rows}
+        earlier = bench_reports.before(tmp_path, "chunked", "H200").get("a", ((), ()))
+        bench_reports.write(tmp_path, head, {"a": bench_reports.measured(work, head, earlier)})
+        found = results.expanded(results.read(tmp_path).table("timings", "bench"), "own")
+        return {one["candidate"]: one for one in found.to_dict("records")}
+
+    bench_reports.write(tmp_path, head, {})
+    written(row("ours, dense", 8.0), row("quoka", 4.0), row("ours", 2.0), {"who": "flex", "problem": "no such shape"})
     for ours in (3.0, 2.5):
         dense = {"who": "ours, dense", "ms": 9.0}
-        add(
-            report, {"name": "a", "contestants": [row("ours, dense", 9.0, dense=dense), row("ours", ours, dense=dense)]}
-        )
-        rows = {one["who"]: one for one in report["workloads"][0]["contestants"]}
+        rows = written(row("ours, dense", 9.0, dense=dense), row("ours", ours, dense=dense))
         assert list(rows) == ["ours, dense", "ours", "quoka"] and rows["ours"]["ms"] == ours
-        assert rows["quoka"]["dense"] == {"who": "ours, dense", "ms": 8.0, "runs": 2}, "not that of the later run"
-    add(report, {"name": "a", "contestants": [row("ours", 1.0)]})
-    assert len(report["workloads"][0]["contestants"]) == 1, "of one run where rows do not stand for themselves"
+        assert rows["quoka"]["own"]["dense"] == {"who": "ours, dense", "ms": 8.0, "runs": 2}, "not the later run's"
+    assert "no such shape" in results.read(tmp_path).counts("bench").setting.str.cat()
+    assert len(written(row("ours", 1.0))) == 1, "of one run where rows do not stand for themselves"
 
 
 def test_the_driver_is_read_from_the_system(tmp_path):

@@ -1,5 +1,6 @@
 """The measured tables of the README are what their script writes, in favour of whoever was faster."""
 
+import json
 import subprocess
 import sys
 from itertools import pairwise
@@ -14,7 +15,7 @@ import touch
 
 from tests.refusals import refused
 from workbench.experiments import bench_reports
-from workbench.results import read
+from workbench.results import expanded, read
 from workbench.results.reader import FOLDER
 
 
@@ -98,32 +99,41 @@ def test_what_was_measured_are_the_commands_of_the_page(monkeypatch):
         assert shown and all(shown.values()) and shown.keys() <= set(measured.commands(text)), page
 
 
-# --- Reports of `workbench bench`: written as rows of tables and read back as they were
+# --- What `workbench bench` measures: written as rows of tables, and found again by workload
 @pytest.fixture
 def found(tmp_path):
     for name in made_up.WORKS:
-        bench_reports.write(tmp_path, made_up.report(name))
+        made_up.bench(tmp_path, name)
     return read(tmp_path)
 
 
-def test_a_report_is_read_back_as_it_was_written(found):
-    for name, report in bench_reports.reports(found).items():
-        given = made_up.report(name)
-        assert report["card"] == made_up.CARD and report["copy_tbps"] == made_up.COPY
-        for work, same in zip(given["workloads"], report["workloads"], strict=True):
-            assert {key: same[key] for key in ("name", "shape", "flops", "bytes", "floor_ms")} == {
-                key: work[key] for key in ("name", "shape", "flops", "bytes", "floor_ms")
-            }
-            for one, other in zip(work["contestants"], same["contestants"], strict=True):
-                assert other == pytest.approx(one) if "ms" in one else other == one
+def test_rows_hold_what_was_measured_and_what_did_not_run(found, tmp_path):
+    timed, counts = (expanded(found.table(table, "bench"), "report", "who") for table in ("timings", "counts"))
+    assert set(timed.device) == {made_up.CARD} and set(counts[counts.measure == "copy_tbps"].value) == {made_up.COPY}
+    for name in made_up.WORKS:
+        for work in made_up.report(name)["workloads"]:
+            own = timed[(timed.report == name) & (timed.workload == work["name"])].set_index("candidate")
+            shape = json.loads(own.setting.iloc[0])
+            assert shape == {**work["shape"], "floor_ms": work["floor_ms"], "report": name}
+            *ran, refused = work["contestants"]
+            assert list(own.index) == [one["who"] for one in ran]
+            for one in ran:
+                known = {"flops": work["flops"], "bytes": work["bytes"], **one}
+                for column in ("ms", "p5", "p95", "runs", "flops", "bytes"):
+                    assert own[column][one["who"]] == pytest.approx(known[column])
+            gone = counts[(counts.report == name) & (counts.workload == work["name"])]
+            assert list(gone.who) == [refused["who"]] and list(gone.problem) == [refused["problem"]]
+            timed_rows, refused_rows = bench_reports.before(tmp_path, name, made_up.CARD)[work["name"]]
+            assert (len(timed_rows), len(refused_rows)) == (len(ran), 1)
 
 
 def test_a_workload_that_is_measured_again_of_the_same_gpu_replaces_its_rows(found, tmp_path):
-    assert bench_reports.before(tmp_path, "question", "another GPU") == []
-    (work,) = bench_reports.before(tmp_path, "question", made_up.CARD)
-    bench_reports.write(tmp_path, {**made_up.report("question"), "workloads": [{**work, "name": "renamed"}]})
+    assert bench_reports.before(tmp_path, "question", "another GPU") == {}
+    ((name, rows),) = bench_reports.before(tmp_path, "question", made_up.CARD).items()
+    renamed = [{**row, "workload": "renamed"} for row in rows[0]]
+    bench_reports.write(tmp_path, made_up.report("question"), {"renamed": (renamed, rows[1])})
     timed = read(tmp_path).timings("bench")
-    assert "renamed" in set(timed.workload) and work["name"] not in set(timed.workload)
+    assert "renamed" in set(timed.workload) and name not in set(timed.workload)
 
 
 def test_a_kernel_is_measured_here_only_where_it_can_be(found):

@@ -14,7 +14,6 @@ from short_runs import FIGURES, NAMES, NOTEBOOKS, TINY
 from workbench.app.notebooks import run as notebook_run
 from workbench.app.notebooks.run import NotebookRun, NotebookWorkers
 from workbench.app.reports import html
-from workbench.experiments import bench_reports
 from workbench.experiments.judging import claims
 from workbench.experiments.latency import ttft
 from workbench.results.reader import FOLDER
@@ -228,7 +227,7 @@ def test_sparse_quality_finds_thresholds_in_the_shipped_table_and_here(folder, t
 def test_latency_takes_times_here_and_shows_whatever_results_there_are(folder, tmp_path):
     mine = tmp_path / "mine"
     for name in ("tile_attention", "q_sparse_attention", "question"):
-        bench_reports.write(mine, made_up.report(name))
+        made_up.bench(mine, name)
     metrics, tables = finished("11_latency", folder, tmp_path, results=[f"mine={mine}"])
     assert metrics_of(tmp_path, "11_latency")["mine"]["gpus"] == [made_up.CARD]
     assert set(tables["kernels"].source) == {"mine"} and set(tables["kernels"].report) == {

@@ -1,4 +1,4 @@
-"""Reports of `workbench bench`, to result tables and back: a row a workload and candidate."""
+"""What `workbench bench` measures, as rows of result tables: one a workload and candidate."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,79 +11,72 @@ import pandas as pd
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
 from workbench.metrics.answers import Records
-from workbench.results import Results, Writer, expanded, read
+from workbench.results import Results, Writer, expanded, read, schema
 
 MODELS = bench.MODELS  # reports on whole models
-OURS = "ours"
+DENSE = "ours, dense"  # of a whole model: the same engine without a method
 CEILINGS = ("copy_tbps", "product_tflops")  # that a GPU reaches
 FACTS = ("processors", "memory_gib", "cuda", "driver")  # of a GPU
 TIMES = ("ms", "p5", "p95", "least", "most")
 FIGURES = ("ms", "p5", "p95", "runs", "least", "most", "tflops", "tbps", "share", "ratio", "problem")
 
-Report = Mapping[str, Any]
+Report = Mapping[str, Any]  # the facts of the GPU, as `bench.run.run` yields them first
+Work = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]  # rows of candidates that ran, and did not
 
 
-def reports(found: Results) -> dict[str, Report]:
-    """Return the reports of `workbench bench` in result tables by name.
+def before(folder: str | Path, name: str, gpu: str) -> dict[str, Work]:
+    """Return the workloads of a kernel or model in a folder of results, as far as they are of the same GPU."""
+    found = read(folder)
+    timed, refused = expanded(found.timings("bench"), "report"), expanded(found.counts("bench"), "report", "workload")
+    timed, refused = (rows[(rows.report == name) & (rows.device == gpu)] for rows in (timed, refused))
+    columns, others = (list(schema.columns(table)) for table in ("timings", "counts"))
+    return {
+        str(work): (_records(own[columns]), _records(refused.loc[refused.workload == work, others]))
+        for work, own in timed.groupby(timed.workload, sort=False)
+    }
 
-    A report holds what `bench.run` describes; of several GPUs the one that stands first in the tables.
+
+def _records(rows: pd.DataFrame) -> Records:
+    return [row.dropna().to_dict() for _, row in rows.iterrows()]
+
+
+def measured(work: Mapping[str, Any], head: Report, earlier: Work = ((), ())) -> Work:
+    """Return the rows of a workload that was measured now, in place of `earlier` ones.
+
+    Rows that hold the dense time of their own run, as "dense", stand for themselves: those of an earlier run that this
+    one has not measured are kept, each with the dense time of its run.
     """
-    timed, counts = expanded(found.timings("bench"), "report", "own"), expanded(found.counts("bench"), "report")
-    first = [*bench.names(), *MODELS, *bench.CHUNKS]
-    names = sorted(timed.report.unique(), key=lambda name: (first.index(name) if name in first else len(first), name))
-    return {str(name): _report(str(name), timed[timed.report == name], counts[counts.report == name]) for name in names}
+    timed, refused = timings(head["kernel"], work, head), refusals(head["kernel"], work, head)
+    again = {one["who"] for one in work["contestants"]}
+    if not any("dense" in one for one in work["contestants"]):
+        return timed, refused
+    dense = next((dense_time({"who": DENSE, **row}) for row in earlier[0] if row["candidate"] == DENSE), None)
+    for row in (row for row in earlier[0] if row["candidate"] not in again):
+        setting = json.loads(row["setting"])
+        if level := setting.get("own", {}).get("dense") or dense:
+            timed.append({**row, "setting": {**setting, "own": {**setting.get("own", {}), "dense": level}}})
+    return timed, [*refused, *(row for row in earlier[1] if json.loads(row["setting"])["who"] not in again)]
 
 
-def _report(name: str, timed: pd.DataFrame, counts: pd.DataFrame) -> Report:
-    gpu = timed.device.iloc[0]
-    timed, counts = timed[timed.device == gpu], counts[counts.device == gpu]
-    ceilings = counts[counts.kind == "ceiling"]
-    refused = counts[counts.kind == "refused"]
-    works = []
-    for work, own in timed.groupby("workload", sort=False):
-        setting, row = json.loads(own.setting.iloc[0]), own.iloc[0]
-        floor, shape = setting.pop("floor_ms"), {k: v for k, v in setting.items() if k not in ("report", "own")}
-        facts = {"name": work, "shape": shape, "flops": row.flops, "bytes": row.bytes, "floor_ms": floor}
-        candidates = [_candidate(one, own, floor) for one in own.to_dict("records")]
-        for text in refused.setting:
-            if (about := json.loads(text))["workload"] == work:
-                candidates.append({"who": about["who"], "problem": about["problem"]})
-        about_run = {"command": row.command, "versions": json.loads(row.versions or "{}")}
-        works.append({**facts, "contestants": candidates, **about_run})
-    head = {"kernel": name, "card": gpu, **dict(zip(ceilings.measure, ceilings.value, strict=True))}
-    return {**head, "command": timed.command.iloc[-1], "versions": works[-1]["versions"], "workloads": works}
+def dense_time(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a row says of its time, for the rows that were measured beside it."""
+    return {name: row[name] for name in ("who", "ms", "p5", "p95", "runs", "least", "most") if name in row}
 
 
-def _candidate(row: Mapping[str, Any], work: pd.DataFrame, floor: float) -> dict[str, Any]:
-    """Return one candidate of a workload with its rates, its share of the roof and its ratio to "ours"."""
-    ours = work.ms[work.candidate == OURS]
-    times = {name: row[name] for name in TIMES if row[name] == row[name]}
-    times |= {"runs": int(row["runs"])} if row["runs"] == row["runs"] else {}
-    rates = {"tflops": row["flops"] / row["ms"] / 1e9, "tbps": row["bytes"] / row["ms"] / 1e9}
-    ratio = row["ms"] / ours.iloc[0] if len(ours) else None
-    return {"who": row["candidate"], **times, **rates, "share": floor / row["ms"], "ratio": ratio, **(row["own"] or {})}
-
-
-def before(folder: str | Path, name: str, gpu: str) -> list[dict[str, Any]]:
-    """Return the workloads of a kernel or model in a folder of results, if they are of the same GPU; else none."""
-    report = reports(read(folder)).get(name, {"card": ""})
-    return [dict(work) for work in report["workloads"]] if report["card"] == gpu else []
-
-
-def write(folder: str | Path, report: Report) -> None:
-    """Write a report into a folder of results, in place of what it holds of the same kernel or model."""
-    name, gpu = report["kernel"], {fact: report[fact] for fact in FACTS if report.get(fact)}
-    with Writer(folder, f"bench@{name}", time=report.get("time", ""), device=report["card"]) as out:
-        ceilings = ({"measure": ceiling, "value": report[ceiling]} for ceiling in CEILINGS)
+def write(folder: str | Path, head: Report, works: Mapping[str, Work]) -> None:
+    """Write the workloads of a kernel or model into a folder of results, in place of what it holds of the same."""
+    name, gpu = head["kernel"], {fact: head[fact] for fact in FACTS if head.get(fact)}
+    with Writer(folder, f"bench@{name}", time=head.get("time", ""), device=head["card"]) as out:
+        ceilings = ({"measure": ceiling, "value": head[ceiling]} for ceiling in CEILINGS)
         out.counts({**one, "kind": "ceiling", "setting": {"report": name, **gpu}} for one in ceilings)
-        for work in report["workloads"]:
-            out.timings(timings(name, work, report))
-            out.counts(refusals(name, work, report))
+        for timed, refused in works.values():
+            out.timings(timed)
+            out.counts(refused)
 
 
 def timings(report: str, work: Mapping[str, Any], head: Report) -> Records:
     """Return the timed candidates of a workload as rows of `results.Timing`; what else is said of one is its `own`."""
-    shared = {"workload": work["name"], "flops": work["flops"], "bytes": work["bytes"], **_run_of(work, head)}
+    shared = {"workload": work["name"], "flops": work["flops"], "bytes": work["bytes"], **_run_of(head)}
     rows = []
     for one in work["contestants"]:
         if one.get("ms"):
@@ -100,12 +93,11 @@ def refusals(report: str, work: Mapping[str, Any], head: Report) -> Records:
     """Return the candidates that did not run on a workload, as rows of `results.Count`."""
     about = [{"who": one["who"], "problem": one.get("problem", "")} for one in work["contestants"] if not one.get("ms")]
     rows = ({"setting": {"report": report, "workload": work["name"], **one}} for one in about)
-    return [{"measure": "did_not_run", "kind": "refused", "value": 1.0, **_run_of(work, head), **row} for row in rows]
+    return [{"measure": "did_not_run", "kind": "refused", "value": 1.0, **_run_of(head), **row} for row in rows]
 
 
-def _run_of(work: Mapping[str, Any], head: Report) -> dict[str, Any]:
-    run = {"command": work.get("command", head.get("command")), "versions": work.get("versions", head.get("versions"))}
-    return {name: value or "" for name, value in run.items()}
+def _run_of(head: Report) -> dict[str, Any]:
+    return {name: head.get(name) or "" for name in ("command", "versions")}
 
 
 def with_measured(found: Results, names: Sequence[str], against: Sequence[str]) -> Results:

@@ -88,14 +88,15 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, runs: int,
     from workbench.experiments import bench_reports
     from workbench.experiments.bench import baselines  # loads Triton, which reads TRITON_INTERPRET then
     from workbench.experiments.bench.models import operations
-    from workbench.experiments.bench.run import WORKLOADS, add, run
+    from workbench.experiments.bench.run import WORKLOADS, run
     from workbench.results import this_run
     from workbench.results.writer import prepare  # imports pandas: not for `--help`
 
     prepare(out)
     names = baselines.chosen(against)
     for name in chosen if len(chosen) == 1 else [name for name in chosen if name in {*WORKLOADS, *bench.MODELS}]:
-        report: dict[str, Any] = {}
+        head: dict[str, Any] = {}
+        works: dict[str, Any] = {}
         seen: set[str] = set()
         parts = (
             operations.run(name, names, only, variants, runs)
@@ -106,16 +107,16 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, runs: int,
             if as_json:
                 print(json.dumps(part), flush=True)
             if "contestants" not in part:
-                report = part | this_run() | {"command": command_of(name, against, variants, only, runs)}
-                report["workloads"] = bench_reports.before(out, name, part["card"])
+                head = part | this_run() | {"command": command_of(name, against, variants, only, runs)}
+                works = bench_reports.before(out, name, part["card"])
                 continue
-            add(report, part)
-            seen.add(part["name"])
-            bench_reports.write(out, report)
+            seen.add(work := part["name"])
+            works[work] = bench_reports.measured(part, head, works.get(work, ((), ())))
+            bench_reports.write(out, head, works)
             if not as_json:
                 Console(highlight=False).print(table(part))
         if seen and not only:  # workloads of an earlier version that are no more
-            bench_reports.write(out, report | {"workloads": [w for w in report["workloads"] if w["name"] in seen]})
+            bench_reports.write(out, head, {work: rows for work, rows in works.items() if work in seen})
 
 
 def command_of(name: str, against: str, variants: bool, only: str, runs: int = 0) -> str:

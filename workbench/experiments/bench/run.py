@@ -1,14 +1,13 @@
 """One benchmark: a kernel and its baselines on every workload, as one report that is JSON.
 
-A report is {kernel, card, processors, memory_gib, cuda, driver, versions, copy_tbps, product_tflops, command,
-workloads: [{name, shape, flops, bytes, floor_ms, command, versions, contestants: [{who, ms, p5, p95, runs, tflops,
-tbps, share, ratio} or {who, problem}]}]}: times in milliseconds (`ms` is the median), `share` of the roof (floor /
-median), `ratio`: median over that of "ours". The facts of a report are those of its last run; a workload names the
-command and the versions that it was measured with.
+First come the facts of the GPU: {kernel, card, processors, memory_gib, cuda, driver, versions, copy_tbps,
+product_tflops}. Then the workloads: {name, shape, flops, bytes, floor_ms, contestants: [{who, ms, p5, p95, runs,
+tflops, tbps, share, ratio} or {who, problem}]}: times in milliseconds (`ms` is the median), `share` of the roof
+(floor / median), `ratio`: median over that of "ours". `experiments.bench_reports` writes them into result tables.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ WORKLOADS = {
     **choices.WORKLOADS,
     **chunk_attention.COMPARISONS,
 }
-DENSE = "ours, dense"  # of a whole model: the same engine without a method
 LIBRARIES = ("torch", "triton", "transformers", "flashinfer-python")
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -89,31 +87,3 @@ def result(work: KernelWorkload, times: Mapping[str, Time | str], ceiling: Roof)
         rows.append({"who": name} | time.to_json() | rates | {"ratio": ratio})
     facts = {"name": work.name, "shape": work.shape, "flops": work.flops, "bytes": work.bytes, "floor_ms": floor}
     return facts | {"contestants": rows}
-
-
-def add(report: dict[str, Any], work: Mapping[str, Any]) -> None:
-    """Put one workload into a report, in place of the one of its name.
-
-    Rows that hold the dense time of their own run, as "dense", stand for themselves: those of an earlier run that this
-    one has not measured are kept.
-    """
-    new = {**work, "command": report.get("command"), "versions": report.get("versions")}
-    names = [other["name"] for other in report["workloads"]]
-    at = names.index(work["name"]) if work["name"] in names else len(names)
-    if at < len(names) and any("dense" in row for row in work.get("contestants", ())):
-        new["contestants"] = [*work["contestants"], *_earlier(report["workloads"][at]["contestants"], work)]
-    report["workloads"][at : at + 1] = [new]
-
-
-def _earlier(rows: Sequence[Mapping[str, Any]], work: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield rows of an earlier run that are not measured now, each with the dense time of its run."""
-    measured = {row["who"] for row in work["contestants"]}
-    dense = next((dense_time(row) for row in rows if row["who"] == DENSE and "ms" in row), None)
-    for row in rows:
-        if row["who"] not in measured and (own := row.get("dense") or dense):
-            yield {**row, "dense": own}
-
-
-def dense_time(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a row says of its time, for the rows that were measured beside it."""
-    return {name: row[name] for name in ("who", "ms", "p5", "p95", "runs", "least", "most") if name in row}

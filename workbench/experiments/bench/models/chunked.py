@@ -30,8 +30,9 @@ from workbench.experiments.bench import timing
 from workbench.experiments.bench.kernels.chunk_attention import KeptGate
 from workbench.experiments.bench.kernels.workloads import Counted, KernelWorkload
 from workbench.experiments.bench.models.whole_model import GPU, Scene
-from workbench.experiments.bench.run import DENSE, dense_time, result
+from workbench.experiments.bench.run import result
 from workbench.experiments.bench.timing import Roof, Time
+from workbench.experiments.bench_reports import DENSE, dense_time
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.flash_prefill import FlashPrefill
@@ -201,7 +202,8 @@ def works(scene: Scene) -> dict[int, KernelWorkload]:
 def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, Any]]:
     """Yield the entry of every length again after every method, so a report holds all that was measured so far.
 
-    Every row holds the time of dense attention in its run, so `run.add` keeps those of methods that were cut off.
+    Every row holds the time of dense attention in its run, so `bench_reports.measured` keeps those of methods that were
+    cut off.
     Lengths go up to the longest whose name holds `only`; the shorter ones are on its way.
     """
     listed = works(scene)
