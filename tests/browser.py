@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import forked
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
+from workbench.app.notebooks import forked
 from workbench.app.reports.thumbnail import chromium
 
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--use-gl=angle", "--use-angle=swiftshader"]

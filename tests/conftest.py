@@ -4,8 +4,7 @@ import atexit
 import gc
 import multiprocessing
 import os
-import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import quick_interpreter
@@ -51,28 +50,22 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session")
 def python():
-    """Stands for `python -m`: forks of one process that has imported the workbench (tests/forked.py)."""
-    import forked
+    """Stands for `python -m`: forks of one process that has imported the workbench (app/notebooks/forked.py)."""
+    from forked import MODULES
 
-    with forked.served(os.environ | {"OMP_NUM_THREADS": "1"}, (*forked.NOTEBOOK, *forked.TUNING)) as command:
+    from workbench.app.notebooks import forked
+
+    with forked.served(os.environ | {"OMP_NUM_THREADS": "1"}, MODULES) as command:
         yield command
 
 
 @pytest.fixture(scope="module")
-def forked_workers(python, tmp_path_factory):
-    """Processes that run notebooks, and their kernels, are forks."""
-    from types import SimpleNamespace
-
-    import forked
-
-    from workbench.app.notebooks import run
-
-    def process(command, **given):
-        return subprocess.Popen([*python, *command[2:]], **given)
+def forked_workers(python):
+    """Processes that run notebooks, and their kernels, are forks of the process that all tests share."""
+    from workbench.app.notebooks import forked
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "subprocess", SimpleNamespace(Popen=process, DEVNULL=subprocess.DEVNULL))
-        patch.setenv("JUPYTER_PATH", forked.kernel_in(tmp_path_factory.mktemp("kernel"), python))
+        patch.setattr(forked, "served", lambda *_: nullcontext(python))
         yield
 
 

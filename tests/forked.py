@@ -1,69 +1,12 @@
-"""Processes forked from one that has imported the workbench already, which takes each five seconds by itself.
+"""Forks of a test, and what the process imports of which tests fork commands and kernels."""
 
-with served(environment, [...modules]) as python:   # `environment`: what the modules find when they are imported
-    subprocess.run([*python, "workbench", "tune"])  # `python -m workbench tune`, in this environment and folder
-
-The command asks the serving process for a fork that runs the module, and ends with its exit code; neither outlives the
-other.
-"""
-
-import contextlib
-import gc
-import importlib
-import json
 import logging
 import os
-import runpy
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
-TUNING = ("workbench.training.tuning.start", "workbench.app.commands.tune", "torch.distributed.run")
-# Neither ipywidgets nor plotly.io's renderers: they look for their kernel when they are imported.
-NOTEBOOK = (
-    "workbench.models",
-    "workbench.experiments.trials.trial",
-    "workbench.app.notebooks.notebook",
-    "sklearn",
-    "ipykernel.kernelapp",
-    "nbformat",
-    "sklearn.feature_extraction.text",
-    "pyarrow.parquet",
-    "transformers.models.llama.modeling_llama",
-    "workbench.plots.marks.styles",
-    "workbench.plots.marks.bars",
-)
+from workbench.app.notebooks.forked import NOTEBOOK
 
-
-@contextlib.contextmanager
-def served(environment: Mapping[str, str], modules: Sequence[str]) -> Iterator[list[str]]:
-    """Serve processes until the block ends; gives the command that stands for `python -m`."""
-    with tempfile.TemporaryDirectory() as folder:
-        address = Path(folder, "socket")
-        process = subprocess.Popen([sys.executable, __file__, "serve", str(address), *modules], env=dict(environment))
-        try:
-            while not address.exists() and process.poll() is None:
-                time.sleep(0.05)
-            yield [sys.executable, "-S", __file__, "ask", str(address)]
-        finally:
-            process.kill()
-            process.wait()
-
-
-def kernel_in(folder: Path, python: Sequence[str]) -> str:
-    """Name the kernel "python3" that `python` runs; return the JUPYTER_PATH where it is found."""
-    spec = folder / "kernels" / "python3" / "kernel.json"
-    spec.parent.mkdir(parents=True)
-    command = [*python, "ipykernel_launcher", "-f", "{connection_file}"]
-    spec.write_text(json.dumps({"display_name": "Python 3", "language": "python", "argv": command}))
-    return str(folder)
+MODULES = (*NOTEBOOK, "workbench.training.tuning.start", "workbench.app.commands.tune", "torch.distributed.run")
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -83,73 +26,3 @@ def forked(work: Callable[[], object]) -> int:
 def ended(pid: int) -> int:
     """Wait for a fork; return its exit code, or the negative signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def serve(address: str, modules: Sequence[str]) -> None:
-    parent = os.getppid()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{address}.new")
-        listener.listen(20)
-        os.rename(f"{address}.new", address)  # who finds it is heard
-        for name in modules:
-            importlib.import_module(name)
-        assert threading.active_count() == 1, "a fork of threads may wait for a lock that none of them gives back"
-        gc.freeze()  # a fork does not go through, and so copy, what is there already
-        sys.path.remove(str(Path(__file__).parent))
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        listener.settimeout(5)
-        while os.getppid() == parent:
-            try:
-                asker, _ = listener.accept()
-            except TimeoutError:
-                continue
-            if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                os.setsid()
-                sys.exit(become(asker))
-            asker.close()
-
-
-def become(asker: socket.socket) -> int:
-    """Run what the other side asks for; returns the exit code."""
-    _, outputs, *_ = socket.recv_fds(asker, 1, 2)
-    asked = json.loads(asker.makefile().readline())
-    os.environ.clear()
-    os.environ.update(asked["environment"])
-    os.chdir(asked["folder"])
-    for number, (name, output) in enumerate(zip(("stdout", "stderr"), outputs, strict=True), 1):
-        os.dup2(output, number)
-        os.close(output)
-        before = getattr(sys, name)  # of the serving process, where it may be a file: that a pipe is none is found anew
-        setattr(sys, name, os.fdopen(number, "w", 1, before.encoding, before.errors, closefd=False))
-    threading.Thread(target=lambda: (asker.recv(1), os._exit(1)), daemon=True).start()
-    code = 0
-    sys.argv = asked["words"]
-    try:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()  # whoever asked goes when it knows the code, and this process with it
-    sys.stderr.flush()
-    asker.send(bytes([code]))
-    return code
-
-
-def ask(address: str, words: Sequence[str]) -> int:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(address)
-        socket.send_fds(server, [b"."], [1, 2])
-        asked = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
-        server.sendall(json.dumps(asked).encode() + b"\n")
-        answer = server.recv(1)
-    if not answer:  # it was killed: so is who asked for it
-        os.kill(os.getpid(), signal.SIGKILL)
-    return answer[0]
-
-
-if __name__ == "__main__":
-    _, action, address, *words = sys.argv
-    sys.exit(ask(address, words) if action == "ask" else serve(address, words))

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import forked
 import made_up
 import nbformat
 import pandas as pd
@@ -40,11 +39,11 @@ TABLES = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def batch(python, tmp_path_factory):
+def batch(forked_workers):
     """The environment of `make report`; kernels are forked."""
-    path = forked.kernel_in(tmp_path_factory.mktemp("kernel"), python)
     with NotebookWorkers(1) as workers, pytest.MonkeyPatch.context() as patch:
-        for name, value in (workers.environment | {"JUPYTER_PATH": path}).items():
+        workers.prepare()
+        for name, value in workers.environment.items():
             patch.setenv(name, value)
         yield
 

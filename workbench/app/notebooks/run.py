@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import nbformat
 import papermill
 from papermill.exceptions import PapermillExecutionError
 
-from workbench.app.notebooks import notebook
+from workbench.app.notebooks import forked, notebook
 from workbench.app.reports import html, thumbnail
 from workbench.core.errors import BadInput, first_line
 from workbench.core.utils.files import write_text
@@ -64,10 +65,15 @@ class NotebookTask:
 
 
 class NotebookWorkers:
-    """Runs tasks in processes of their own, `jobs` at a time; leaving the `with` block early ends them."""
+    """Runs tasks in processes of their own, `jobs` at a time; leaving the `with` block early ends them.
+
+    Where that is possible, they and their kernels are forks of one that has imported what notebooks need.
+    """
 
     def __init__(self, jobs: int) -> None:
         self.pool = ThreadPoolExecutor(jobs)
+        self.stack = ExitStack()
+        self.python = forked.PLAIN
         self.alive: set[subprocess.Popen[bytes]] = set()
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
         self.environment = os.environ | {
@@ -88,9 +94,12 @@ class NotebookWorkers:
         for process in list(self.alive):
             process.kill()  # its kernel notices and ends
         self.pool.shutdown()
+        self.stack.close()
 
     def check(self, tasks: Sequence[NotebookTask]) -> None:
         """Raise BadInput if a notebook's own validation refuses its parameters."""
+        stage("checking parameters")
+        self.prepare()
         if refusal := self._call("check", [asdict(task) for task in tasks]):
             raise BadInput(refusal)
 
@@ -101,6 +110,7 @@ class NotebookWorkers:
 
         `skip` is asked when it is a task's turn, in a thread that may wait; what it leaves out has no outcome.
         """
+        self.prepare()
         futures = {self.pool.submit(self._run, task, skip): task for task in tasks}
         for future in as_completed(futures):
             path, name = Path(futures[future].path), futures[future].name
@@ -109,6 +119,16 @@ class NotebookWorkers:
                     yield NotebookRun(**outcome)
             except ProcessDied as error:
                 yield NotebookRun(name or path.stem, html.title(path), message=str(error))
+
+    def prepare(self) -> None:
+        """Start the process that is forked, unless it is there; what is asked of it waits for its imports."""
+        if self.python != forked.PLAIN:
+            return
+        self.python = self.stack.enter_context(forked.served(self.environment, forked.NOTEBOOK))
+        if self.python != forked.PLAIN:
+            folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+            paths = (forked.kernel_in(folder, self.python), os.environ.get("JUPYTER_PATH"))
+            self.environment["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
 
     def _run(self, task: NotebookTask, skip: Callable[[NotebookTask], bool]) -> Any:
         if skip(task):
@@ -121,7 +141,7 @@ class NotebookWorkers:
         with tempfile.TemporaryDirectory() as folder:
             question, answer, log = (Path(folder, name) for name in ("question.json", "answer.json", "log"))
             question.write_text(json.dumps(argument))
-            command = [sys.executable, "-m", __name__, action, str(question), str(answer)]
+            command = [*self.python, __name__, action, str(question), str(answer)]
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     command, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output

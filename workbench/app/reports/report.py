@@ -11,7 +11,7 @@ run is removed first and written last, so a killed run never looks like a report
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -73,14 +73,16 @@ def run(
     chosen = _parameters(list(dict.fromkeys([*notebooks, *real])), dict(parameters or {}), jobs)
     tasks = [NotebookTask(str(path), str(out), chosen[path], cell_timeout_s, path.stem) for path in notebooks]
     real_tasks = [real_pages.task(path, out, chosen[path], cell_timeout_s, path in notebooks) for path in real]
-    with NotebookWorkers(jobs) as workers:
+    with progress("notebooks") as advance, NotebookWorkers(jobs) as workers:
         workers.check([*tasks, *real_tasks])
         out.mkdir(parents=True, exist_ok=True)
         (out / "index.html").unlink(missing_ok=True)
         model = real_pages.MODEL if real else None
         with real_pages.Fetching(model) as fetching, docs_site.Building(docs) as building:
             ordered = [*tasks, *real_tasks] if fetching.is_busy else [*real_tasks, *tasks]  # the long ones first
-            finished = {run.name: run for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered))}
+            finished = {
+                run.name: run for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered), advance)
+            }
             missing = fetching.missing()
             links = [("docs/index.html", "Documentation")] if building.put(out / "docs") else []
             if building.wanted and not links:
@@ -110,15 +112,14 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
     return {path: {name: given[name] for name in given if name in taken[path]} for path in notebooks}
 
 
-def _watched(runs: Iterable[NotebookRun], total: int) -> Iterator[NotebookRun]:
-    """Print one line a finished notebook, and a progress bar below them where a person watches."""
-    with progress("notebooks") as advance:
-        advance(0, total)
-        for done, run in enumerate(runs, 1):
-            line = f"{run.name:<26} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
-            typer.echo(line.rstrip(), err=True)
-            advance(done, total)
-            yield run
+def _watched(runs: Iterable[NotebookRun], total: int, advance: Callable[[int, int], None]) -> Iterator[NotebookRun]:
+    """Print one line a finished notebook, and say to `advance` how many are done."""
+    advance(0, total)
+    for done, run in enumerate(runs, 1):
+        line = f"{run.name:<26} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
+        typer.echo(line.rstrip(), err=True)
+        advance(done, total)
+        yield run
 
 
 def _write_index(
