@@ -29,6 +29,8 @@ from workbench.methods.modes.superposition import Superposition
 from workbench.methods.presets import METHODS
 from workbench.metrics.cost import charged_share, rows_charged
 from workbench.metrics.paired import holm, ranks
+from workbench.plots.marks.method_names import named
+from workbench.plots.reports import leaderboard as drawn
 from workbench.store import MemoryStore
 
 SIZES = (4, 9, 7, 12, 5)  # system, three passages, question
@@ -206,6 +208,14 @@ def test_a_board_ranks_what_a_budget_holds_beside_full_attention(tmp_path):
     assert best.preprocess_ms == 0.5, "methods of one preprocessing share its cost"
     assert [one.front for one in board.entries] == [True, True, True]
     assert json.loads(json.dumps(board.to_json()))["entries"][0]["method"] == "query-guided"
+
+
+def test_figures_name_methods_as_they_are_published_or_in_the_words_of_other_figures():
+    found = results.read(["shipped"])
+    (board, *_) = boards(found, (0.2,), model="smollm2-reader", data="nq-held")
+    shown = {text.split(". ", 1)[1] for text in drawn.critical(board).layout.yaxis.ticktext}
+    words = set(named(found.counts("trial")).name)
+    assert len(shown) == 24 and shown <= words | METHODS.keys() and shown & words and shown & METHODS.keys()
 
 
 def test_without_a_budget_that_of_the_results_is_taken_and_a_measure_can_be_named(tmp_path):

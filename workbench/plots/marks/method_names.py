@@ -82,6 +82,14 @@ def named(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**{name: added[name].take(number).set_axis(rows.index) for name in added})
 
 
+def in_words(method: Mapping[str, Any]) -> str:
+    """Return the name of one method, from those of its `FIELDS` that are not left at their default."""
+    row = {name: method.get(name) for name in FIELDS} | {"mode": method.get("mode", "block")}
+    if row["select"] in (None, "", "none") and not _chooses(row["correct"]):
+        row["ratio"] = None
+    return _columns(row)[0]
+
+
 @cache
 def _chooses(spec: Any) -> bool:
     """Say whether a correction recomputes tokens of its own choice; one that is not known here does not."""

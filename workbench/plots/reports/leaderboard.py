@@ -7,14 +7,15 @@ import plotly.graph_objects as go
 
 from workbench.core.errors import BadInput
 from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing, boards
+from workbench.methods.presets import METHODS
 from workbench.plots.marks import chart
 from workbench.plots.marks.lines import Panel, Series, line_chart
-from workbench.plots.marks.method_names import MEASURES, Measure
+from workbench.plots.marks.method_names import MEASURES, Measure, in_words
 from workbench.plots.marks.styles import Look
 from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, finish
 from workbench.results import Results
 
-MOST, NAME = 24, 52  # methods that are drawn; letters of a name
+MOST, NAME = 24, 68  # methods that are drawn; letters of a name
 
 
 def of_results(found: Results, budget: float, model: str = "", data: str = "") -> go.Figure | None:
@@ -35,6 +36,12 @@ def about(board: Board) -> str:
     return f"{board.model} on {board.data}, n = {board.n:,} questions, {board.device}, source: {board.source}."
 
 
+def said(entry: Standing) -> str:
+    """Return the name of a method for a figure: as it is published, else in words."""
+    published = entry.method.split(" at ")[0] in METHODS
+    return entry.method if published else in_words(entry.fields)
+
+
 def critical(board: Board) -> go.Figure:
     """Draw average ranks; a bar joins methods that paired tests do not tell apart (a critical-difference diagram)."""
     entries = board.entries[:MOST]
@@ -50,7 +57,7 @@ def critical(board: Board) -> go.Figure:
             y=[place[group[0]] - 0.3, place[group[-1]] + 0.3],
             mode="lines",
             line={"color": colour, "width": 4},
-            name="not told apart: " + "; ".join(map(escaped, group)),
+            name="not told apart: " + "; ".join(escaped(said(row)) for row in rows),
             showlegend=False,
             hovertemplate="%{fullData.name}<extra></extra>",
         )
@@ -62,11 +69,11 @@ def critical(board: Board) -> go.Figure:
         textposition="middle right",
         textfont={"size": 11, "color": MUTED},
         marker={"size": 9, "color": INK},
-        customdata=[[escaped(entry.method)] for entry in entries],
+        customdata=[[escaped(said(entry))] for entry in entries],
         hovertemplate="<b>%{customdata[0]}</b><br>average rank %{x:.2f}<extra></extra>",
         showlegend=False,
     )
-    names = [f"{entry.rank}. {entry.method}" for entry in entries]
+    names = [f"{entry.rank}. {named}" for entry, named in zip(entries, map(said, entries), strict=True)]
     names = [escaped(name if len(name) <= NAME else f"{name[: NAME - 1]}…") for name in names]
     fig.update_yaxes(
         tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.4, -0.6], ticks="", gridcolor=FAINT
@@ -97,9 +104,9 @@ def front(board: Board) -> go.Figure:
     for at, entry in enumerate(shown):
         value, low, high = entry.scores[board.by]
         look = Look(BLOCKS[at % len(BLOCKS)], "circle-open" if entry in board.over else "circle")
-        hover = f"<b>{escaped(entry.method)}</b><br>%{{x:.1%}} charged: {measure.say(value)}"
+        hover = f"<b>{escaped(said(entry))}</b><br>%{{x:.1%}} charged: {measure.say(value)}"
         ends = [entry.charged or 0.0], [value], [low], [high]
-        lines.append(Series(escaped(entry.method), *ends, hover, look=look, size=9, mode="markers"))
+        lines.append(Series(escaped(said(entry)), *ends, hover, look=look, size=9, mode="markers"))
     across = {"title_text": "charged share of the prompt's tokens", "tickformat": ".0%", "gridcolor": FAINT}
     up = {"title_text": measure.axis, "gridcolor": FAINT, **({"tickformat": ".0%"} if measure.percent else {})}
     return line_chart(
@@ -114,7 +121,7 @@ def front(board: Board) -> go.Figure:
 def kinds(board: Board) -> go.Figure | None:
     """Draw the measure that ranks by kind of question; None where there is one kind."""
     rows = [
-        {"method": entry.method, "kind": kind, "value": value, "source": board.source, "n": board.n}
+        {"method": said(entry), "kind": kind, "value": value, "source": board.source, "n": board.n}
         for entry in board.entries
         for kind, value in entry.kinds.items()
     ]
