@@ -17,7 +17,6 @@ import plotly.graph_objects as go
 
 frame = pd.DataFrame({"x": range(points), "y": [i * i for i in range(points)]})
 go.Figure(go.Scatter(x=frame.x, y=frame.y))"""
-PARENT = 'notebook.save(output, {"parent": parent}, {"curve": frame})'
 SAVE = 'notebook.save(output, {"points": points, "live": notebook.is_live()}, {"curve": frame})'
 
 

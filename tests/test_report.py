@@ -20,7 +20,6 @@ from tests.refusals import refused
 from workbench.app.commands.report import _listed as notebooks_of
 from workbench.app.commands.report import command as report_command
 from workbench.app.console.options import parse
-from workbench.app.notebooks import forked, run
 from workbench.app.reports import html, report, thumbnail
 from workbench.app.reports import index as report_index
 from workbench.plots.marks.theme import finish
@@ -66,19 +65,6 @@ def test_results_are_those_of_the_given_parameters_in_batch(finished):
 
 def test_a_kernel_builds_no_grammars_when_it_shows_its_first_figure(finished):
     assert finished.runs[0].metrics["here"]["imported"] == ["jsonschema", "nbformat"]
-
-
-def test_processes_of_a_report_are_forks_where_no_gpu_is(tmp_path, monkeypatch):
-    path = tiny.write(tmp_path, "01_forked", "import os", "parent = os.getppid()", tiny.FIGURE, tiny.PARENT)
-    monkeypatch.setattr(forked, "NOTEBOOK", ("workbench.app.notebooks.run",))
-    with run.NotebookWorkers(1) as workers:
-        (ended,) = workers.run([run.NotebookTask(str(path), str(tmp_path / "report"), {})])
-        assert ended.ok, ended.message
-        words = Path(f"/proc/{ended.metrics['here']['parent']}/cmdline").read_text().split("\0")
-        assert forked.__file__ in words and "serve" in words
-    monkeypatch.setattr(forked, "GPUS", (str(tmp_path),))
-    with forked.served(os.environ, ()) as python:
-        assert python == forked.PLAIN == [sys.executable, "-m"]
 
 
 def test_index_shows_titles_statuses_metrics_and_reasons(finished):
