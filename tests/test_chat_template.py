@@ -53,7 +53,7 @@ def differs(family: str, sample: Sample) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_blocks_joined_are_the_template_s_own_rendering(family):
+def test_the_blocks_joined_are_the_template_s_own_rendering_with_bos_once_or_never(family):
     tokenizer = chat_tokenizers.of(family)
     own = layout(tokenizer)
     bos = tokenizer.bos_token if own.bos else ""
@@ -61,6 +61,10 @@ def test_the_blocks_joined_are_the_template_s_own_rendering(family):
     tokens, expected = differs(family, SAMPLE)
     assert tokens == expected
     assert len(own.pieces(SAMPLE)) == 2 + len(SAMPLE.ctxs)
+    assert own.bos is (family in ("llama3", "gemma2", "gemma3", "mistral3"))
+    if own.bos:
+        assert own.prompt(SAMPLE, tokenizer).tokens.tolist().count(tokenizer.bos_token_id) == 1
+        assert tokenizer.bos_token not in own.system
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -84,16 +88,6 @@ def test_a_passage_that_ends_blank_differs_at_its_border_only(family):
         starts = layout(tokenizer).prompt(blank, tokenizer).starts
         assert starts[2] - 3 <= first < starts[2]
         assert tokens[starts[2] :] == expected[len(expected) - len(tokens) + starts[2] :]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bos_is_written_once_or_never(family):
-    tokenizer = chat_tokenizers.of(family)
-    own = layout(tokenizer)
-    assert own.bos is (family in ("llama3", "gemma2", "gemma3", "mistral3"))
-    if own.bos:
-        assert own.prompt(SAMPLE, tokenizer).tokens.tolist().count(tokenizer.bos_token_id) == 1
-        assert tokenizer.bos_token not in own.system
 
 
 # end of a turn, answer template, what opens the user's next turn

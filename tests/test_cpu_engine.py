@@ -73,16 +73,12 @@ def test_defaults_of_dtype_and_device_leave_few_rows_and_norms_alone():
 
 
 @pytest.mark.parametrize("rotary", [16, 8], ids=["whole heads", "half of a head"])
-def test_heads_rotate_as_transformers_rotates_them(rotary):
+def test_heads_rotate_as_transformers_rotates_them_and_to_the_same_bits_by_joined_angles(rotary):
     x, angle = torch.randn(3, 9, 16), torch.randn(9, rotary // 2).repeat(1, 2)
     cos, sin = angle.cos(), angle.sin()
     turned = torch.cat((-x[..., rotary // 2 : rotary], x[..., : rotary // 2]), -1)
     wanted = torch.cat((x[..., :rotary] * cos + turned * sin, x[..., rotary:]), -1)
     torch.testing.assert_close(forward._rotated(x, cos, *sin.chunk(2, -1)), wanted)
-
-
-@pytest.mark.parametrize("rotary", [16, 8], ids=["whole heads", "half of a head"])
-def test_angles_that_are_joined_before_rerotate_to_the_same_bits(rotary):
     keys = torch.randn(3, 2, 9, 16)
     cos, sin = cos_sin(37, 1e4 ** (-torch.arange(0, rotary, 2) / rotary), "cpu")
     joined = rotate_by(keys, torch.cat((cos, cos), -1), sin)

@@ -50,16 +50,11 @@ def test_every_page_says_what_it_does_how_to_use_it_how_it_did_and_shows_its_cod
 
 
 @pytest.mark.parametrize(("folder", "name"), POLICIES)
-def test_formulas_are_drawn_without_a_network(folder, name):
+def test_a_method_has_a_formula_and_says_whether_it_follows_its_paper_its_code_or_a_description(folder, name):
     policy, _ = registry.found(f"workbench.methods.{folder}", name, docs_methods.GIVEN)
     formulas = re.findall(r"\$\$(.+?)\$\$", policy.__doc__, re.S)
     assert formulas or name in PLAIN, f"{name} has no formula: put one in its docstring, between $$"
     assert all("<math" in convert(formula, display="block") for formula in formulas)
-
-
-@pytest.mark.parametrize(("folder", "name"), POLICIES)
-def test_a_page_says_whether_a_method_follows_its_paper_its_code_or_a_description(folder, name):
-    policy, _ = registry.found(f"workbench.methods.{folder}", name, docs_methods.GIVEN)
     said = docs_methods.follows(folder, name)
     assert said or name in OURS
     code = said in ("released code", "a reimplementation")

@@ -141,14 +141,6 @@ def test_draws_follow_the_temperature_and_stay_in_the_nucleus():
     assert share(1.0, 0.01)[0] == 1 == share(0.0, 0.01)[0]
 
 
-def test_an_answer_ends_at_the_end_of_the_context():
-    model = model_of("llama", max_position_embeddings=20, eos_token_id=None)
-    prompt = prompt_of(10, 6)
-    kv = empty(model, 16)
-    logits = prefill(model, prompt.tokens, Plan(torch.arange(16)), kv).logits
-    assert len(tokens_of(decode(model, [kv], [logits], 50))) == 5 and len(kv) == 20
-
-
 class Refusing:
     """A store that is not to be asked: bad input is refused before any work."""
 

@@ -87,16 +87,13 @@ def test_growing_keeps_what_is_there_and_adds_zeros(length, reserve, steps):
         assert torch.equal(new[:, :length], old) and not new[:, length:].any()
 
 
-def test_growing_within_the_capacity_copies_nothing():
+def test_growing_copies_nothing_within_the_capacity_and_takes_tensors_that_somebody_put_in():
     kv = kv_of(5)
     kv.reserve(7)
     place = [x.data_ptr() for x in kv.tensors()]
     for _ in range(7):
         kv.grow(1)
     assert [x.data_ptr() for x in kv.tensors()] == place and kv.nbytes == 12 * (2 * 4 + 6) * 2 * 4
-
-
-def test_growing_after_somebody_put_other_tensors_in():
     kv = kv_of(5, reserve=7)
     kv.keys[0] = torch.ones(2, 5, 4)
     kv.grow(2)
@@ -125,21 +122,15 @@ def test_rotations_add_up_and_leave_still_channels_alone(first, second, pairing,
     assert torch.equal(rotate(keys, move(0), TABLE, pairing), keys)
 
 
-def test_rotation_is_the_complex_product():
+def test_rotation_is_the_complex_product_token_by_token_and_rounded_once():
     keys = torch.randn(1, 4, 16)
     turned = torch.view_as_complex(keys.unflatten(-1, (8, 2)).double())
     expected = torch.view_as_real(turned * torch.polar(torch.ones(8).double(), 777 * TABLE.double())).flatten(-2)
     torch.testing.assert_close(rotate(keys, 777, TABLE, "interleaved").double(), expected, atol=1e-6, rtol=1e-5)
-
-
-def test_every_token_may_move_by_its_own_distance():
     keys, distance = torch.randn(2, 4, 16), torch.tensor([0, 5, 5, -9])
     moved = rotate(keys, distance, TABLE)
     for i, d in enumerate(distance.tolist()):
         torch.testing.assert_close(moved[:, i : i + 1], rotate(keys[:, i : i + 1], d, TABLE))
-
-
-def test_half_precision_keys_are_turned_in_fp32_and_rounded_once():
     keys = torch.randn(2, 50, 16).bfloat16()
     assert torch.equal(rotate(keys, 300, TABLE), rotate(keys.float(), 300, TABLE).bfloat16())
 

@@ -1,5 +1,7 @@
 """Python calls with wrong types, shapes and numbers are refused by the name of the argument, before any work."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -39,20 +41,33 @@ PLANS = {
     "return_queries": [5, "a", ("a",), (1.5,), None],
     "num_layers": [1.5, "a", True],
 }
-CASES = [
-    pytest.param(name, value, id=f"{name} {i}") for name, values in PLANS.items() for i, value in enumerate(values)
-]
-
-
-@pytest.mark.parametrize(("name", "value"), CASES)
-def test_a_plan_refuses_an_argument_by_its_name(name, value):
-    name = name.strip()
-    refused(f"^{name} ", Plan, **{"rows": [0, 1], name: value})
+CALLS = {
+    "mode": [5, None, [1]],
+    "max_new_tokens": ["a", 0, 1.5, True, 10**30],
+    "temperature": ["a", NAN, -1, INFINITY],
+    "top_p": ["a", 2, NAN, 0],
+    "seed": ["a", 10**30, 1.5, [1.5]],
+    "stop": [5, [5], None],
+    "prompts": [5, None, "abc", [1], PROMPT],
+    "tokenizer": [None, 5],
+    "store": [5, "prepared", {}, [], Block((1,)), MemoryStore],
+    "model": [None, "lab-full"],
+}
 
 
 def prefill(loaded, tokens=PROMPT.tokens, kv=None, **plan):
     request = PrefillRequest(tokens, Plan(**{"rows": torch.arange(5), **plan}), kv or loaded.spec.empty(5))
     return prefill_many(loaded.model, [request])
+
+
+def planned(loaded, value, name):
+    return Plan(**{"rows": [0, 1], name: value})
+
+
+def answered(loaded, value, name):
+    prompts = loaded.layout.prompts(data.load("lab", samples=1, passages=2), loaded.tokenizer)
+    given = {"model": loaded.model, "tokenizer": loaded.tokenizer, "prompts": prompts, "max_new_tokens": 1}
+    return generate(**given | {name: value})
 
 
 def zeros(*shapes):
@@ -84,6 +99,7 @@ HALVES = [  # keys and values of other tokens, heads, layers, lengths of layers,
     ([1], [2]),
     (5, 5),
 ]
+CHOSEN = [5, BITS, Tiles(BITS[:3], 16), Tiles(BITS, 2)]  # by a sparse method
 REFUSED = [  # the sentence, a call, and values of which it refuses each
     (r"tokens is|token id", lambda of, value: Block(value), IDS),
     ("blocks", lambda of, value: Prompt(value), [5, None, "ab", [1, 2], [Block((1,)), 5]]),
@@ -123,8 +139,11 @@ REFUSED = [  # the sentence, a call, and values of which it refuses each
     ("store is", lambda of, value: fetch(of.model, [Block((1,))], value), [None]),
     ("store is", lambda of, value: revise(of.model, PROMPT, value), [5]),
     ("budget", lambda of, value: MemoryStore(value), [NAN, "1GB", None, True, -1, 0]),
+    (r"sparse chooses|tiles of \(", lambda of, value: prefill(of, sparse=lambda *_: value), CHOSEN),
     ("half of a character", lambda of, value: explore.prompt(of, value), ["a\ud800b\n\nWho?"]),
 ]
+REFUSED += [(f"^{name.strip()} ", partial(planned, name=name.strip()), values) for name, values in PLANS.items()]
+REFUSED += [(name, partial(answered, name=name), values) for name, values in CALLS.items()]
 EACH = [
     pytest.param(words, call, value, id=f"{row} {words[:16]} {i}")
     for row, (words, call, values) in enumerate(REFUSED)
@@ -135,14 +154,6 @@ EACH = [
 @pytest.mark.parametrize(("words", "call", "value"), EACH)
 def test_a_wrong_value_is_refused_by_the_name_of_its_argument(loaded, words, call, value):
     refused(words, call, loaded, value)
-
-
-CHOSEN = [5, BITS, Tiles(BITS[:3], 16), Tiles(BITS, 2)]
-
-
-@pytest.mark.parametrize("chosen", CHOSEN, ids=["number", "tensor", "other heads", "other tiles"])
-def test_what_a_sparse_method_answers_is_looked_at(loaded, chosen):
-    refused(r"sparse chooses|tiles of \(", prefill, loaded, sparse=lambda queries, keys, rows, site: chosen)
 
 
 def test_keys_and_values_that_were_changed_since_are_refused(loaded):
@@ -175,30 +186,6 @@ def test_what_a_backend_answers_is_looked_at(loaded, what):
 def test_one_logit_that_rules_a_token_out_is_allowed(loaded):
     logits = torch.zeros(400).index_fill(0, torch.tensor(3), -INFINITY)
     assert next(decoded(loaded, logits)) == [0]
-
-
-CALLS = {
-    "mode": [5, None, [1]],
-    "max_new_tokens": ["a", 0, 1.5, True, 10**30],
-    "temperature": ["a", NAN, -1, INFINITY],
-    "top_p": ["a", 2, NAN, 0],
-    "seed": ["a", 10**30, 1.5, [1.5]],
-    "stop": [5, [5], None],
-    "prompts": [5, None, "abc", [1], PROMPT],
-    "tokenizer": [None, 5],
-    "store": [5, "prepared", {}, [], Block((1,)), MemoryStore],
-    "model": [None, "lab-full"],
-}
-WRONG = [
-    pytest.param(name, value, id=f"{name} {i}") for name, values in CALLS.items() for i, value in enumerate(values)
-]
-
-
-@pytest.mark.parametrize(("name", "value"), WRONG)
-def test_an_answer_is_refused_by_the_name_of_the_argument(loaded, name, value):
-    prompts = loaded.layout.prompts(data.load("lab", samples=1, passages=2), loaded.tokenizer)
-    given = {"model": loaded.model, "tokenizer": loaded.tokenizer, "prompts": prompts, "max_new_tokens": 1}
-    refused(name, generate, **given | {name: value})
 
 
 def test_a_prompt_in_pages_is_made_of_blocks_of_the_pool(loaded):

@@ -207,11 +207,8 @@ def test_gpt2_without_gqa_fields():
 
 
 @pytest.mark.parametrize("rows", [[], [5], [-1]])
-def test_rows_outside_the_prompt_are_refused(rows):
+def test_lists_rows_and_models_that_cannot_be_scored_are_refused(rows):
     refused("positions from 0 to 4", lambda: cost.first_token(cost.shape(LlamaConfig(**SMALL)), rows, 5))
-
-
-def test_a_config_without_a_causal_model_is_refused():
     refused("T5Config", lambda: cost.shape(T5Config()))
 
 

@@ -28,12 +28,6 @@ def test_without_a_declaration_the_layout_is_the_released_one(whole):
     assert models.layout_of(whole) == RELEASED
 
 
-def test_a_sharded_checkpoint_loads(tmp_path):
-    folder = tiny.checkpoint(tmp_path / "sharded", shard="40KB")
-    assert len(list(folder.glob("model-*.safetensors"))) > 1
-    models.load(folder)
-
-
 def test_shipped_models_load_by_name(whole, tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(assets, "models", lambda: ["lab-tiny"])

@@ -24,14 +24,10 @@ from workbench.engine.pages.page_allocator import NoPages
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.stream_order import StreamOrder
 from workbench.methods.generation import generate
-from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.paged.answers import PagedAnswers
-from workbench.methods.paged.request import requests_of
 from workbench.methods.select.kv_deviation import KvDeviation
 from workbench.methods.select.query_guided import QueryGuided
-from workbench.store import MemoryStore
 
 MODEL = model_of(num_hidden_layers=1)
 PAGES, SIZE = 14, 4
@@ -218,14 +214,6 @@ def test_a_pool_too_small_waits_or_refuses_by_choice_and_names_the_pages_missing
     assert len(opened) == 1
     with pytest.raises(NoPages):
         pool.open(cached, 100, wait=30.0)  # it never fits: nobody is waited for
-
-
-def test_requests_that_find_no_room_wait(monkeypatch):
-    model, prompts = model_of(), [prompt_of(60, 8, seed=i) for i in range(80)]
-    params = SamplingParams(max_new_tokens=2)
-    requests = requests_of(model, Letters(), prompts, Reuse(), MemoryStore(), params)
-    list(PagedAnswers(model, requests).run())
-    assert all(len(request.tokens) == 2 for request in requests)
 
 
 def full(*_, **__):

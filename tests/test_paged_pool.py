@@ -189,17 +189,6 @@ def test_a_run_of_tokens_is_put_into_a_pool():
     assert torch.equal(pool.keys[1][:, pool.slots(found).to(DEVICE)], kv.keys[1])
 
 
-def test_pages_come_back():
-    pool = Pool(MODEL, 1 + sum(-(-len(block) // 16) for block in BLOCKS[:2]) + 2, 16)
-    cached = pool.encode(MODEL, BLOCKS[:2])
-    assert pool.free == 2
-    held = pool.open(cached, 20)
-    refused("0 of the pool are free", pool.open, cached, 1)
-    pool.close(held)
-    pool.give(cached[0].pages)
-    assert pool.free == 4
-
-
 @pytest.mark.parametrize(
     "call",
     [

@@ -42,28 +42,22 @@ def finished(tmp_path_factory, forked_workers):
     return report.run([good, failing, silent, killed], folder / "report", {"points": 7}, jobs=2)
 
 
-def test_every_notebook_is_run_and_failures_are_told(finished):
+def test_every_notebook_is_run_failures_are_told_and_only_the_complete_run_has_success(finished):
     assert [run.ok for run in finished.runs] == [True, False, False, False]
     assert not finished.ok
     assert finished.runs[1].message == "ZeroDivisionError: division by zero"
     assert "metrics.json was not written" in finished.runs[2].message
     assert finished.runs[3].message.startswith("its process ended with exit code -9")
-
-
-def test_only_the_complete_run_has_success_and_all_that_ended_have_a_page(finished):
     out = finished.index.parent
     assert [path.parent.name for path in out.glob("*/_SUCCESS")] == ["01_good"]
     assert len(list(out.glob("*/*.html"))) == len(list(out.glob("*/picture.js"))) == 3
 
 
-def test_results_are_those_of_the_given_parameters_in_batch(finished):
+def test_results_are_those_of_the_given_parameters_and_the_kernel_built_no_grammars(finished):
     good = finished.index.parent / "01_good"
     metrics = json.loads((good / "metrics.json").read_text())["here"]
     assert (metrics["points"], metrics["live"]) == (7, False)
     assert pd.read_parquet(good / "curve.parquet").y.tolist() == [i * i for i in range(7)]
-
-
-def test_a_kernel_builds_no_grammars_when_it_shows_its_first_figure(finished):
     assert finished.runs[0].metrics["here"]["imported"] == ["jsonschema", "nbformat"]
 
 

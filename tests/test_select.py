@@ -64,7 +64,7 @@ def checksum(kv, end: int) -> list[bytes]:
 
 # --- the contract
 @pytest.mark.parametrize("spec", OPTIONS)
-def test_scores_are_one_number_a_context_token(model, spec):
+def test_scores_are_one_number_a_context_token_and_leave_the_context_alone(model, spec):
     prompt = prompt_of(*SIZES)
     scores = select.named(spec)(model, prompt, stitched(model, prompt))
     assert scores.shape == (sum(SIZES[:-1]),)
@@ -73,11 +73,6 @@ def test_scores_are_one_number_a_context_token(model, spec):
     if spec != "all":
         assert (scores[: SIZES[0]] == -torch.inf).all(), "the system block is exact as cached"
         assert not (scores == torch.inf).any()
-
-
-@pytest.mark.parametrize("spec", OPTIONS)
-def test_scoring_reads_the_context_and_leaves_it_alone(model, spec):
-    prompt = prompt_of(*SIZES)
     kv = stitched(model, prompt)
     before = checksum(kv, prompt.starts[-1])
     first = select.named(spec)(model, prompt, kv)

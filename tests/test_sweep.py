@@ -2,8 +2,6 @@
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -198,22 +196,6 @@ def test_a_failure_is_told_and_the_others_go_on(base, tmp_path, monkeypatch):
     monkeypatch.undo()
     assert set(sweep(base, tmp_path, seed=[0, 1, 2]).seed) == {0, 1, 2}
     assert not list(tmp_path.glob("trials/*.failed.json")) and (tmp_path / "_SUCCESS").exists()
-
-
-def test_a_process_that_dies_takes_its_own_trial_only(base, tmp_path, monkeypatch):
-    class Fragile(ThreadPoolExecutor):
-        def submit(self, work, task, *given):
-            def dies(task, *given):
-                if task.case.trial.seed == 1:
-                    raise BrokenProcessPool
-                return work(task, *given)
-
-            return super().submit(dies, task, *given)
-
-    monkeypatch.setattr(runner, "pool", lambda jobs, shared: Fragile(jobs))
-    with pytest.raises(Failed, match=r"1 trials failed.*its process ended") as problem:
-        sweep(base, tmp_path, jobs=2, seed=[0, 1, 2])
-    assert set(problem.value.outcome.table.seed) == {0, 2}
 
 
 def test_a_process_keeps_blocks_in_half_of_a_gpu_that_processes_share(base, monkeypatch):

@@ -295,15 +295,11 @@ def test_names_of_one_figure_differ_in_colour_or_in_shape(group, dark):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_neighbouring_blocks_differ_in_colour(dark):
+def test_neighbouring_blocks_differ_in_colour_and_texts_stand_out(dark):
     cycle = [*theme.BLOCKS, theme.BLOCKS[0]]
     for deficiency in DEFICIENCIES:
         for one, other in pairwise(cycle):
             assert not alike(Look(one), Look(other), dark, deficiency), (one, other, deficiency)
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_texts_stand_out_from_the_paper(dark):
     paper, *inks = (turned(rgb(c)) if dark else rgb(c) for c in (theme.PAPER, theme.INK, theme.MUTED))
     assert [contrast(ink, paper) >= 4.5 for ink in inks] == [True, True]
     assert (luminance(paper) < 0.02) is dark

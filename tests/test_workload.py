@@ -57,16 +57,14 @@ def test_repeated_requests_are_those_of_before():
 
 
 @given(REQUESTS)
-def test_a_block_cache_finds_what_alternative_path_finds(requests):
+def test_caches_find_what_alternative_path_or_a_list_of_beginnings_finds(requests):
     assert found(BlockCache(), requests) == found(PathCache(), requests)
-
-
-@given(REQUESTS)
-def test_a_prefix_cache_finds_the_longest_beginning_that_was_asked_for(requests):
     seen = set()
     for request, hits in zip(requests, found(PrefixCache(), requests), strict=True):
         assert hits == [tuple(request[: at + 1]) in seen for at in range(len(request))]
         seen |= {tuple(request[: at + 1]) for at in range(len(request))}
+    alone = [[passage] for request in requests for passage in request]
+    assert found(ReorderedPrefixCache(), alone) == found(PrefixCache(), alone)
 
 
 @given(REQUESTS, st.integers(1, 6))
@@ -78,12 +76,6 @@ def test_budgets_hold_and_drop_the_end_of_a_prefix_before_its_beginning(requests
             if not isinstance(cache, BlockCache):
                 hits = [hit for _, hit in served]
                 assert hits == sorted(hits, reverse=True), "nothing is found behind what is not"
-
-
-@given(REQUESTS)
-def test_reordering_changes_nothing_where_a_request_has_one_passage(requests):
-    alone = [[passage] for request in requests for passage in request]
-    assert found(ReorderedPrefixCache(), alone) == found(PrefixCache(), alone)
 
 
 def test_reordering_finds_shuffled_passages_again():
@@ -135,8 +127,9 @@ def test_a_request_that_computes_nothing_again_is_timed_by_its_own_report():
     assert {"question", "recompute", "prefill"} == {work.partition(":")[0] for work in works}
 
 
-def test_too_few_measured_times_are_refused():
+def test_too_few_times_and_a_budget_of_nothing_are_refused():
     refused("0 times in no reports: three numbers need at least 3", fitted, results.read().timings("none"))
+    refused("budget is 0: at least 1 is needed", Setting, budget=0)
 
 
 @settings(max_examples=20, deadline=None)
@@ -193,7 +186,3 @@ def test_the_shipped_break_even_compares_all_methods_on_the_same_requests():
 )
 def test_a_wrong_workload_is_one_sentence(fields, sentence):
     refused(sentence.replace("(", r"\("), replace, SMALL, **fields)
-
-
-def test_a_wrong_setting_is_one_sentence():
-    refused("budget is 0: at least 1 is needed", Setting, budget=0)
