@@ -367,6 +367,16 @@ def test_shipped_results_give_the_verdicts_that_documents_state(shipped):
             assert one.number.low <= one.number.value <= one.number.high and one.number.n > 0, one.claim.id
 
 
+def test_items_are_counted_by_what_they_are(shipped):
+    of = claims.items()
+    said = claims.counted(claims.verdicts(shipped, results.SHIPPED))
+    numbers = [int(number) for number in re.findall(r"\d+", said)]
+    assert sum(numbers[1:]) == len(of) and numbers[0] == numbers[1] == sum(
+        item.is_mechanism and not item.same_as for item in of
+    )
+    assert numbers[-1] == 1 and said.endswith("nothing"), "a list of symbols is no finding that is open"
+
+
 def test_an_item_has_a_cell_or_says_what_is_out_of_reach(shipped):
     cells = figures.shown_in(NOTEBOOKS)
     for item in claims.items():

@@ -72,7 +72,8 @@ class Claim(ClaimScope):
 class PaperItem:
     """A numbered table, figure or claim of a paper: what it claims in one sentence, its numbers as printed, its claims.
 
-    `missing` says what of it is out of reach, and why; `same_as` names an item of another version that claims the same.
+    `missing` says what of it is out of reach, and why; `same_as` names an item of another version that claims the same;
+    `only_names` is true of a list of symbols, which claims nothing.
     """
 
     item: str  # "fusionrag-fig-16": cells of notebooks name what they answer
@@ -80,6 +81,7 @@ class PaperItem:
     published: str = ""
     missing: str = ""
     same_as: str = ""
+    only_names: bool = False
     claims: tuple[Claim, ...] = ()
 
     @property

@@ -137,14 +137,19 @@ def verdicts(judged: Iterable[Judged], source: str) -> dict[str, str]:
 
 
 def counted(verdicts: Mapping[str, str]) -> str:
-    """Return how many items hold, in words: mechanisms, findings, and what repeats another version, apart."""
+    """Return how many items hold, in words: mechanisms, findings, what repeats another version, and lists, apart."""
     listed = [item for item in items() if item.item in verdicts]
     checked = [item for item in listed if item.is_mechanism and not item.same_as]
-    found = Counter(verdicts[item.item] for item in listed if not item.is_mechanism and not item.same_as)
+    findings = [item for item in listed if not (item.is_mechanism or item.same_as or item.only_names)]
+    found = Counter(verdicts[item.item] for item in findings)
     repeated = sum(bool(item.same_as) for item in listed)
     held = sum(verdicts[item.item] == CONFIRMED for item in checked)
     of_findings = ", ".join(f"{found[name]} {name}" for name in VERDICTS)
-    return f"{held} of {len(checked)} mechanisms checked; findings: {of_findings}; {repeated} repeat another version"
+    nothing = sum(item.only_names for item in listed)
+    more = f"; {nothing} claim{'s' * (nothing == 1)} nothing" if nothing else ""
+    return (
+        f"{held} of {len(checked)} mechanisms checked; findings: {of_findings}; {repeated} repeat another version{more}"
+    )
 
 
 def rows(judged: Iterable[Judged]) -> Records:
