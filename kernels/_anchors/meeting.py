@@ -8,6 +8,7 @@ what is cached and what moved are read once each.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -188,33 +189,30 @@ class Meeting:
     ):
         need_triton("meeting")
         base, self.most, self.total = keys[0], max(map(len, anchors)), sum(lengths)
-        here = torch.arange(starts[0], starts[0] + self.total)
-        cached, *slots = paged or (starts, here, here)
+        here = np.arange(starts[0], starts[0] + self.total)
+        cached, *slots = (starts, here, here) if paged is None else (paged[0], *(x.numpy() for x in paged[1:]))
         self._turned = any(cached), [*starts] != [*cached]  # keys, to be compared and to be moved
         held = [[*cached, *moved] for place in anchors for cached, moved in place]
         self._held = [x.contiguous() for each in held for x in each]
         size, lower = base.element_size(), base.data_ptr()
-        apart = torch.tensor([(x.data_ptr() - lower) // size for x in (*keys, *values, *self._held)])
-        counts = torch.tensor([*map(len, anchors)])
-        table = torch.zeros(len(counts), self.most, 5, dtype=torch.int64)
-        spans = torch.tensor([x.stride(0) for x in self._held[::4]])
-        listed = torch.arange(self.most) < counts[:, None]
-        table[listed] = torch.cat((apart[2 * len(keys) :].view(-1, 4), spans[:, None]), 1)
-        sizes = torch.tensor(lengths)
-        places = torch.tensor(starts), sizes, counts, sizes.cumsum(0) - sizes, torch.tensor(cached)
-        listed_too = torch.tensor(compared or [True] * len(sizes))
+        apart = (np.array([x.data_ptr() for x in (*keys, *values, *self._held)]) - lower) // size
+        counts = np.array([*map(len, anchors)])
+        table = np.zeros((len(counts), self.most, 5), np.int64)
+        spans = np.array([x.stride(0) for x in self._held[::4]])
+        listed = np.arange(self.most) < counts[:, None]
+        table[listed] = np.concatenate((apart[2 * len(keys) :].reshape(-1, 4), spans[:, None]), 1)
+        sizes = np.array(lengths)
+        listed_too = compared or [True] * len(sizes)
+        places = [starts, sizes, counts, sizes.cumsum() - sizes, cached, listed_too]
         tiles = -(-sizes // TOKENS)
-        of = torch.arange(len(sizes)).repeat_interleave(tiles)
-        first = (torch.arange(len(of)) - (tiles.cumsum(0) - tiles)[of]) * TOKENS
-        parts = (
-            apart[: 2 * len(keys)],
-            table,
-            torch.stack((*places, listed_too), 1),
-            torch.stack((of, first), 1),
-            torch.cat(slots),
-        )
-        flat = [part.flatten() for part in parts]
-        self._tables = torch.cat(flat).to(base.device).split([*map(len, flat)])  # a GPU gets them in one copy
+        of = np.arange(len(sizes)).repeat(tiles)
+        first = (np.arange(len(of)) - (tiles.cumsum() - tiles)[of]) * TOKENS
+        parts = apart[: 2 * len(keys)], table, np.array(places).T, np.stack((of, first), 1), *slots
+        flat = [part.ravel() for part in parts]
+        ends = [*map(len, flat[:4]), 2 * self.total]
+        host = torch.empty(sum(ends), dtype=torch.int64, pin_memory=base.is_cuda)
+        np.concatenate(flat, out=host.numpy())
+        self._tables = host.to(base.device, non_blocking=True).split(ends)  # a GPU gets them in one copy
         self._tiles, self._layers = len(of), len(keys)
         width, frequencies = base.shape[2], inv_freq[0].to(base.device, torch.float32)
         self._given = (base, *self._tables, frequencies)

@@ -6,6 +6,7 @@ Whose pages they are is no matter here: `paged_pool.Pool` keeps that.
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -80,11 +81,7 @@ class PageStorage:
 
     def slots(self, *blocks: Cached) -> Tensor:
         """[T] int64, CPU: where in the pool the tokens of blocks are, one behind the other."""
-        lengths = torch.tensor([len(block) for block in blocks])
-        at = torch.cat([block.pages for block in blocks])[:, None] * self.size + torch.arange(self.size)
-        empty = -lengths % self.size  # slots behind each
-        before = (empty.cumsum(0) - empty).repeat_interleave(lengths)
-        return at.flatten()[before + torch.arange(len(before))]
+        return torch.from_numpy(np.concatenate([block.slots(self.size) for block in blocks]))
 
     def fill(self, model: PreTrainedModel, blocks: Sequence[Block], cached: Sequence[Cached]) -> None:
         """Encode blocks, each alone, into the pages of `cached`: packed into few forward passes, without padding."""

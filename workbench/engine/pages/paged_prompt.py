@@ -41,6 +41,17 @@ class Cached:
         """[P] int32 `pages`, as page tables are joined from them."""
         return self.pages.numpy().astype(np.int32)
 
+    def slots(self, size: int) -> Ints:
+        """[T] int64: where in a pool, of pages of `size` tokens, its tokens are."""
+        if size not in self._slots:
+            at = self.numbers.astype(np.int64)[:, None] * size + np.arange(size)
+            self._slots[size] = at.ravel()[: self.length]
+        return self._slots[size]
+
+    @cached_property
+    def _slots(self) -> dict[int, Ints]:
+        return {}
+
     @cached_property
     def known(self) -> bytes | None:
         """[P, 5] `pages_of` it and their generations; None where those, or the pool, are not known.
