@@ -128,12 +128,20 @@ def become(asker: socket.socket) -> int:
 
 def ask(address: str, words: Sequence[str]) -> int:
     """Ask for a fork that runs `words`, a module and its arguments, with these outputs; return its exit code."""
+    parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         socket.send_fds(server, [b"."], [1, 2])
         asked = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
         server.sendall(json.dumps(asked).encode() + b"\n")
-        answer = server.recv(1)
+        server.settimeout(1)
+        while True:
+            try:
+                answer = server.recv(1)
+                break
+            except TimeoutError:
+                if os.getppid() != parent:  # who waits for this process is gone: the fork has to end, too
+                    return 1
     if not answer:  # it was killed: so is who asked for it
         os.kill(os.getpid(), signal.SIGKILL)
     return answer[0]
