@@ -46,6 +46,7 @@ def prepare(
 def report(prepared: "Prepared") -> str:
     """Return what was prepared as lines of rich's markup: passages, tokens, bytes, and how fast."""
     speed = f", {prepared.passages_per_second:.1f} passages per second" if prepared.made else ""
-    size = f"{prepared.passages} passages, {prepared.tokens} tokens, {prepared.bytes / 1e6:.1f} MB"
+    passages = "1 passage" if prepared.passages == 1 else f"{prepared.passages} passages"
+    size = f"{passages}, {prepared.tokens} tokens, {prepared.bytes / 1e6:.1f} MB"
     made = f"{prepared.made} made in {prepared.seconds:.1f} s{speed}; {prepared.passages - prepared.made} were there"
     return f"[bold]{plain(prepared.folder)}[/]: {size}\n{plain(prepared.prepare)}\n[dim]{made}[/]"
