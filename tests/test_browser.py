@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import browser
 import nbformat
 import plotly.graph_objects as go
 import pytest
 import report_notebooks as tiny
+from nbformat.sign import NotebookNotary
 from short_runs import EXPLORED, explorers_of
 
 from workbench import data, explore
@@ -174,6 +176,29 @@ def drag(page, number, to):
     page.mouse.down()
     page.mouse.move(grip["x"] + 5, boxes[1]["y"] + (2 if to < number else boxes[1]["height"] - 2), steps=4)
     page.mouse.up()
+
+
+def test_a_prompt_whose_state_was_not_saved_is_shown_as_it_was(lab, folder, tmp_path):
+    notebook = tiny.write(tmp_path, "03_touched", TOUCH.format(model=str(folder)))
+    with lab.open(notebook) as reader:
+        reader.run_all()
+        assert reader.errors() == []
+        answered(reader.page, 0)
+        static = reader.page.locator(".wb-static")
+        static.locator("tr").nth(1).wait_for(state="attached")
+        assert not static.is_visible(), "a view that lives stands alone"
+        said = static.text_content()
+        reader.page.evaluate(f"() => {browser.NOTEBOOK}.context.save()")
+    executed = nbformat.read(lab.jupyterlab.root / notebook.name, as_version=4)
+    assert executed.metadata.pop("widgets")
+    NotebookNotary(data_dir=str(lab.jupyterlab.folder / "data")).sign(executed)
+    nbformat.write(executed, tmp_path / "04_again.ipynb")
+    with lab.open(tmp_path / "04_again.ipynb") as reader:
+        static = reader.page.locator(".wb-static")
+        static.wait_for()
+        assert static.text_content() == said and "full attention" in said
+        assert "This view was not saved" not in reader.page.locator(".jp-Notebook").inner_text()
+        assert not reader.page.locator(".jp-OutputArea-output.jupyter-widgets").is_visible()
 
 
 @pytest.fixture(scope="module")

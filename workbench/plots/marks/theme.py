@@ -89,10 +89,17 @@ _NARROW = f""".jp-OutputArea:has(.js-plotly-plot) {{ container-type: inline-size
     min-width: {WIDTH}px; transform: scale({_FIT}); transform-origin: 0 0; }}
   {_BROKEN} {{ transform-box: fill-box; translate: calc(({_FIT} - 1) * 100%) 0; }}
 }}"""
-# What JupyterLab shows of a view whose state was not saved: a text without an element around it.
-_LOST = """.jp-OutputArea-output.jupyter-widgets:not(:has(*)) { font-size: 0; }
-.jp-OutputArea-output.jupyter-widgets:not(:has(*))::before { font: 14px/1.5 system-ui, sans-serif;
-  content: "This view was not saved. Run the notebook from its first cell to this one."; }"""
+# What JupyterLab shows of a view whose state was not saved: a text without an element around it. An output behind it,
+# that is hidden beside a view that lives, may hold what the view showed.
+_VIEW = ".jp-OutputArea-child:has(> .jp-OutputArea-output.jupyter-widgets{})"
+_DEAD = f"{_VIEW.format('')}:not({_VIEW.format(' > *')})"
+_STILL = ".jp-OutputArea-child .wb-static:not(:empty)"
+_LOST = f""".jp-OutputArea-output.jupyter-widgets:not(:has(*)) {{ font-size: 0; }}
+.jp-OutputArea-output.jupyter-widgets:not(:has(*))::before {{ font: 14px/1.5 system-ui, sans-serif;
+  content: "This view was not saved. Run the notebook from its first cell to this one."; }}
+{_VIEW.format(" > *")} + .jp-OutputArea-child:has(.wb-static) {{ display: none; }}
+{_DEAD}:has(+ {_STILL}) {{ display: none; }}
+{_DEAD} + {_STILL} {{ display: block; }}"""
 STYLE = f"""
 :is({_DARK}) {_FIGURE} {_TURN}
 {_NARROW}
