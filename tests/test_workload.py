@@ -13,7 +13,7 @@ from tests.refusals import refused
 from workbench import results
 from workbench.experiments.latency.ttft_model import TtftModel, fitted
 from workbench.experiments.simulation import break_even, workload
-from workbench.experiments.simulation.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE, Setting
+from workbench.experiments.simulation.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE
 from workbench.experiments.simulation.simulated_caches import (
     BlockCache,
     PathCache,
@@ -127,9 +127,8 @@ def test_a_request_that_computes_nothing_again_is_timed_by_its_own_report():
     assert {"question", "recompute", "prefill"} == {work.partition(":")[0] for work in works}
 
 
-def test_too_few_times_and_a_budget_of_nothing_are_refused():
+def test_too_few_measured_times_are_refused():
     refused("0 times in no reports: three numbers need at least 3", fitted, results.read().timings("none"))
-    refused("budget is 0: at least 1 is needed", Setting, budget=0)
 
 
 @settings(max_examples=20, deadline=None)
@@ -144,10 +143,11 @@ def test_a_request_never_takes_less_when_less_is_found(share, question):
 
 
 def test_every_setting_has_a_row_a_method_question_and_measure():
-    settings = break_even.settings([1.0], ["fixed"], [50], [0.0, 0.5])
-    assert [setting.repeats for setting in settings] == [0.0, 0.5]
-    rows = break_even.counts(settings[0], [50, 100], MODEL, range(2))
+    workloads = break_even.workloads([1.0], ["fixed"], [50], [0.0, 0.5])
+    assert [workload.repeats for workload in workloads] == [0.0, 0.5]
+    rows = break_even.counts(workloads[0], [50, 100], MODEL, range(2))
     assert len(rows) == 2 * len(break_even.METHODS) * len(break_even.MEASURES)
+    assert len(results.schema.rows("counts", rows, experiment="break-even")) == len(rows), "a table takes them"
     assert {row["setting"]["question"] for row in rows} == {50, 100} and {row["n"] for row in rows} == {2}
     assert all(0 <= row["value"] <= 1 for row in rows if row["measure"] == "hit_rate")
     assert {row["method"] for row in rows if row.get("ratio")} == {RECOMPUTED}

@@ -43,8 +43,8 @@ def main() -> None:
                 out.counts(workload.counts(replace(PAPER, **{name: value}), seeds))
     model = fitted()
     with Writer(given.out, "break-even@simulated", model=SHAPE, **origin) as out:
-        for setting in break_even.settings(ZIPFS, ORDERS, POOLS, REPEATS):
-            out.counts(break_even.counts(setting, QUESTIONS, model, seeds))
+        for requests in break_even.workloads(ZIPFS, ORDERS, POOLS, REPEATS):
+            out.counts(break_even.counts(requests, QUESTIONS, model, seeds))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Where reuse of blocks overtakes prefix caching: hits and times to the first token over simulated requests.
 
-    rows = counts(Setting(zipf=1.0, order="shuffled"), [50], fitted(), range(5))
+    [workload] = workloads([1.0], ["shuffled"], [1_000], [])
+    rows = counts(workload, [50], fitted(), range(5))
     crossing(times, "reordered prefix caching", "block reuse, 15% recomputed")
 
 Prefix caching computes what full attention computes; block reuse does not, and its loss of quality is not in these
@@ -8,12 +9,11 @@ numbers. Caches have one budget. The first half of the requests fills them and i
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from workbench.core.errors import BadInput
 from workbench.experiments.latency.ttft_model import Floats, TtftModel
 from workbench.experiments.simulation.simulated_caches import (
     BlockCache,
@@ -34,46 +34,29 @@ METHODS = (PREFIX, REORDERED, REUSE, RECOMPUTED)
 MEASURES = ("hit_rate", "ttft_ms")  # means over requests
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One point of the comparison.
+REQUESTS, PASSAGES, BLOCK = 600, 10, 512  # requests, the second half of which is counted; passages of one; tokens
+BUDGET = 1_000  # passages that a cache keeps
 
-    zipf, order, pool, repeats   of `Workload`; `pool` is its number of passages, all in one knowledge base
-    question    tokens
-    passages    of a request, `block` tokens each
-    budget      passages that a cache keeps
-    requests    how many; the second half is counted
+
+def workloads(
+    zipfs: Sequence[float], orders: Sequence[Order], pools: Sequence[int], repeats: Sequence[float]
+) -> list[Workload]:
+    """Return requests of every exponent, order and pool (passages, all in one knowledge base) without repeats.
+
+    And of every share of repeats and exponent, at the order and the pool that `Workload` has by default.
     """
-
-    zipf: float = 1.0
-    order: Order = "relevance"
-    pool: int = 1_000
-    question: int = 50
-    repeats: float = 0.0
-    passages: int = 10
-    block: int = 512
-    budget: int = 1_000
-    requests: int = 600
-
-    def __post_init__(self) -> None:
-        for name in ("pool", "question", "passages", "block", "budget", "requests"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} is {getattr(self, name)}: at least 1 is needed")
-
-    @property
-    def workload(self) -> Workload:
-        """The requests."""
-        each = self.passages, self.passages
-        return Workload(self.requests, each, self.pool, 0, (1.0, 0.0), self.zipf, self.order, self.repeats)
+    usual = Workload(REQUESTS, (PASSAGES, PASSAGES), uploads=0, shares=(1.0, 0.0))
+    found = [replace(usual, zipf=z, order=order, knowledge=pool) for z in zipfs for order in orders for pool in pools]
+    return found + [replace(usual, zipf=z, repeats=share) for z in zipfs for share in repeats if share]
 
 
-def hits(setting: Setting, seed: int = 0) -> dict[str, Floats]:
+def hits(workload: Workload, seed: int = 0) -> dict[str, Floats]:
     """Return the share of passages found, a request each [requests counted], of the three caches."""
-    requests = setting.workload.requests(seed)
+    requests = workload.requests(seed)
     caches: dict[str, Cache] = {
-        PREFIX: PrefixCache(setting.budget),
-        REORDERED: ReorderedPrefixCache(setting.budget),
-        REUSE: BlockCache(setting.budget),
+        PREFIX: PrefixCache(BUDGET),
+        REORDERED: ReorderedPrefixCache(BUDGET),
+        REUSE: BlockCache(BUDGET),
     }
     shares = {}
     for name, cache in caches.items():
@@ -82,47 +65,37 @@ def hits(setting: Setting, seed: int = 0) -> dict[str, Floats]:
     return shares
 
 
-def rows(setting: Setting, model: TtftModel, found: dict[str, Floats]) -> Records:
-    """Return a row a method: {question, method, hit_rate, ttft_ms}.
+def rows(question: int, model: TtftModel, found: dict[str, Floats]) -> Records:
+    """Return a row a method for a question of so many tokens: {question, method, hit_rate, ttft_ms}.
 
     `found` as of `hits`, which the question's length does not change.
     """
-    tokens = setting.passages * setting.block
+    tokens = PASSAGES * BLOCK
     listed = []
     for method in METHODS:
         share = found[REUSE if method == RECOMPUTED else method]
         cached, missing = share * tokens, (1 - share) * tokens
         if method in (PREFIX, REORDERED):
-            times = model.prefix(cached, missing, setting.question)
+            times = model.prefix(cached, missing, question)
         else:
             ratio = RATIO if method == RECOMPUTED else 0.0
-            times = model.blocks(cached, missing, setting.question, ratio, setting.block)
+            times = model.blocks(cached, missing, question, ratio, BLOCK)
         means = {"hit_rate": float(share.mean()), "ttft_ms": float(times.mean())}
-        listed.append({"question": setting.question, "method": method, **means})
+        listed.append({"question": question, "method": method, **means})
     return listed
 
 
-def settings(
-    zipfs: Sequence[float], orders: Sequence[Order], pools: Sequence[int], repeats: Sequence[float]
-) -> list[Setting]:
-    """Return every combination of exponent, order and pool without repeats.
-
-    And every share of repeats of the `Setting` by default, at all exponents.
-    """
-    found = [Setting(z, order, pool) for z in zipfs for order in orders for pool in pools]
-    return found + [Setting(z, repeats=share) for z in zipfs for share in repeats if share]
-
-
-def counts(setting: Setting, questions: Sequence[int], model: TtftModel, seeds: Sequence[int]) -> Records:
+def counts(workload: Workload, questions: Sequence[int], model: TtftModel, seeds: Sequence[int]) -> Records:
     """Return a row of `results.Count` a question's length, method and measure: means over `seeds`."""
-    shares = [hits(setting, seed) for seed in seeds]
-    asked = [replace(setting, question=question) for question in questions]
-    frame = pd.DataFrame([row for one in asked for found in shares for row in rows(one, model, found)])
+    shares = [hits(workload, seed) for seed in seeds]
+    frame = pd.DataFrame([row for question in questions for found in shares for row in rows(question, model, found)])
     listed = frame.melt(["question", "method"], list(MEASURES), "measure")
+    setting = {"requests": REQUESTS, "passages": PASSAGES, "block": BLOCK, "budget": BUDGET, "pool": workload.knowledge}
+    setting |= {"zipf": workload.zipf, "order": workload.order, "repeats": workload.repeats}
     found = over_draws(listed, ["question", "method", "measure"]).to_dict("records")
-    about = {one.question: {"setting": asdict(one)} for one in asked}
+    asked = [{**setting, "question": row.pop("question")} for row in found]
     ratios = {RECOMPUTED: {"ratio": RATIO}}
-    return [{**row, **about[row.pop("question")], **ratios.get(row["method"], {})} for row in found]
+    return [{**row, "setting": one, **ratios.get(row["method"], {})} for row, one in zip(found, asked, strict=True)]
 
 
 def crossing(times: pd.DataFrame, one: str, other: str, by: str = "zipf") -> float | None:
