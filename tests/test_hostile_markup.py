@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
 
 from tests.refusals import refused
 from workbench import data
+from workbench.app.console.sweep_report import show_sweep
 from workbench.app.reports import html, report
 from workbench.core.utils import json_text
 from workbench.data import layouts
@@ -86,6 +88,15 @@ def test_nothing_is_unpickled_and_no_code_of_a_checkpoint_is_trusted():
             r"torch\.load\(|allow_pickle\s*=\s*True|trust_remote_code\s*=\s*True|yaml\.load\(", source
         ), path
         assert "weights_only=False" not in source, path
+
+
+@pytest.mark.parametrize("columns", [80, 220])
+def test_a_sweeps_table_prints_no_control_character_of_a_value(columns, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    row = {"kind": "all", "select": "[red]\x1b[31mnone", "note": "", "n": 2, "rows_computed": 9.0, "ttft_p50": 0.01}
+    show_sweep(pd.DataFrame([row | {"em": 0.5, "em_low": 0.4, "em_high": 0.6}]), ["select"], tmp_path)
+    printed = capsys.readouterr().out
+    assert "[red]" in printed and "none" in printed and "\x1b[31m" not in printed
 
 
 def test_texts_and_tables_of_figures_are_written_without_hostile_tags():

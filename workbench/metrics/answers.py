@@ -16,6 +16,8 @@ from workbench.core.errors import BadInput
 
 Interval = tuple[float, float]
 Records = list[dict[str, Any]]  # rows of a table
+RESAMPLES = 2000
+Z = 1.959964  # standard deviations from the mean to the end of a 95% interval
 DRAWS = 1 << 16  # of resamples that are held at once
 KEPT = 1 << 23  # draws of one number of questions that are kept for the next method
 FIRST_CJK = "\u2e80"  # from here on scripts that set no spaces between words
@@ -80,24 +82,24 @@ def _overlap(predicted: list[str], gold: list[str]) -> float:
     return 2 * common / (len(predicted) + len(gold))
 
 
-def wilson(successes: float, n: int, z: float = 1.959964) -> Interval:
-    """Return Wilson's score interval of a proportion, 95% by default; (0, 1) without observations."""
+def wilson(successes: float, n: int) -> Interval:
+    """Return Wilson's 95% score interval of a proportion; (0, 1) without observations."""
     if n == 0:
         return 0.0, 1.0
     share = successes / n
-    spread = z * z / n
+    spread = Z * Z / n
     middle = share + spread / 2
-    half = z * math.sqrt(share * (1 - share) / n + spread / (4 * n))
+    half = Z * math.sqrt(share * (1 - share) / n + spread / (4 * n))
     return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
 
 
-def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
-    """Percentile bootstrap interval of the mean; the same seed gives the same interval; (nan, nan) without values."""
+def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """Percentile bootstrap 95% interval of the mean; equal seeds, equal intervals; (nan, nan) without values."""
     scores = np.asarray(values, dtype=float)
     if scores.size == 0:
         return math.nan, math.nan
     means = np.concatenate([scores[drawn].mean(1) for drawn in _draws(scores.size, resamples, seed)])
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -118,30 +120,21 @@ def _drawn(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
 
 
 @lru_cache(maxsize=8)
-def resampled(n: int, resamples: int = 2000, seed: int = 0) -> np.ndarray:
+def resampled(n: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
     """Draw how often each of n questions is in each resample: [resamples, n], rows sum to n; not to be written to."""
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
     counts.flags.writeable = False
     return counts
 
 
-def bootstrap_columns(
-    values: np.ndarray, seed: int = 0, resamples: int = 2000, level: float = 0.95
-) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile bootstrap intervals (low [C], high [C]) of column means of [n, C], n > 0, rows resampled alike."""
+def bootstrap_columns(values: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile bootstrap 95% intervals (low [C], high [C]) of column means of [n, C], n > 0, rows resampled alike."""
     n = len(values)
-    low, high = np.quantile(resampled(n, resamples, seed) @ values / n, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(resampled(n, seed=seed) @ values / n, [0.025, 0.975], axis=0)
     return low, high
 
 
-def normalised(
-    scores: Sequence[float],
-    reuse: Sequence[float],
-    full: Sequence[float],
-    seed: int = 0,
-    resamples: int = 2000,
-    level: float = 0.95,
-) -> tuple[float, float, float]:
+def normalised(scores: Sequence[float], reuse: Sequence[float], full: Sequence[float]) -> tuple[float, float, float]:
     """Return (score - reuse) / (full - reuse) of mean scores, with its bootstrap interval (FusionRAG's Normalised F1).
 
     0 is Full Reuse, 1 is full attention; below and above are possible. The three are of the same questions, which are
@@ -153,10 +146,10 @@ def normalised(
     score, low_end, high_end = table.mean(1) if n else np.zeros(3)
     if high_end == low_end:
         return math.nan, math.nan, math.nan
-    means = np.concatenate([table[:, drawn].mean(2) for drawn in _draws(n, resamples, seed)], axis=1)
+    means = np.concatenate([table[:, drawn].mean(2) for drawn in _draws(n, RESAMPLES, seed=0)], axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         resampled = (means[0] - means[1]) / (means[2] - means[1])
-    low, high = np.nanquantile(resampled, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+    low, high = np.nanquantile(resampled, [0.025, 0.975], method="nearest")
     return float((score - low_end) / (high_end - low_end)), float(low), float(high)
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from workbench.core.errors import BadInput
 from workbench.metrics.answers import bootstrap, resampled
 
-Z = 1.959964  # standard deviations from the mean to the end of a 95% interval
 Ends = tuple[float, float, float]  # value, low, high
 
 
@@ -127,7 +126,6 @@ def _groups(average: np.ndarray, p: dict[tuple[int, int], float]) -> tuple[tuple
 
 
 Values = Sequence[float] | np.ndarray
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ def bits_explained(method: Values, reuse: Values, full: Values | None = None, se
     if gap <= 0:
         note = f"reuse loses nothing to full attention here ({gap:+.4g}): there is no gap to close"
         return Explained(n, gap, None, None, None, note)
-    means = resampled(n, RESAMPLES, seed) / n @ table.T
+    means = resampled(n, seed=seed) / n @ table.T
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = (means[:, 1] - means[:, 0]) / (means[:, 1] - means[:, 2])
     shares = np.where(means[:, 1] > means[:, 2], shares, math.nan)

@@ -2,12 +2,13 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from workbench.app.console.text import in_full, labels, not_noted, plain, with_interval
 from workbench.app.console.trial_report import SCORES
@@ -22,37 +23,29 @@ def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
     if len(table):
         for note in filter(None, map(not_noted, table["note"].unique())):
             console.print(f"[bold yellow]{plain(note)}[/]")
-        console.print(Group(*(_narrow if console.width < WIDE else _swept)(table, varied)))
+        console.print(Group(*_trials(table, varied, narrow=console.width < WIDE)))
     console.print(f"[dim]95% intervals · results in {plain(str(out))}[/]")
 
 
-def _narrow(rows: pd.DataFrame, varied: list[str]) -> list[RenderableType]:
-    """Return the table for narrow terminals: what is varied as one label, scores without their intervals."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+def _trials(rows: pd.DataFrame, varied: list[str], narrow: bool) -> list[RenderableType]:
+    """Return a line a trial; narrow: what is varied as one label, and scores without their intervals."""
     measured = [score for score in SWEPT if score in rows]
-    table.add_column("", no_wrap=True)
-    for name in (*measured, "n", "tokens", "TTFT, ms"):
-        table.add_column(name, justify="right", no_wrap=True)
     every = rows[rows["kind"] == "all"]
-    names = [", ".join("–" if pd.isna(x) else str(x) for x in each) for each in every[varied or ["way"]].to_numpy()]
-    short = labels(names)
-    for name, (_, row) in zip(names, every.iterrows(), strict=True):
-        means = ["–" if pd.isna(row[score]) else f"{row[score]:.3f}" for score in measured]
-        costs = [str(row["n"]), f"{row['rows_computed']:.0f}", f"{row['ttft_p50'] * 1e3:.1f}"]
-        table.add_row(Text(short[name]), *means, *costs)
+    names = [["–" if pd.isna(x) else str(x) for x in each] for each in every[varied or ["way"]].to_numpy()]
+    short = labels([", ".join(each) for each in names]) if narrow else {}
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
+    for name in [""] if narrow else varied or ["way"]:
+        table.add_column(name, no_wrap=narrow)
+    for name in (*(score if narrow else SWEPT[score] for score in measured), "n", "tokens", "TTFT, ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each, row in zip(names, every.to_dict("records"), strict=True):
+        label = [short[", ".join(each)]] if narrow else each
+        means = [_mean(row, score) if narrow else with_interval(row, score) for score in measured]
+        table.add_row(
+            *map(plain, label), *means, str(row["n"]), f"{row['rows_computed']:.0f}", f"{row['ttft_p50'] * 1e3:.1f}"
+        )
     return [table, *in_full(short)]
 
 
-def _swept(rows: pd.DataFrame, varied: list[str]) -> list[RenderableType]:
-    table = Table(box=None, pad_edge=False)
-    names = varied or ["way"]
-    for name in names:
-        table.add_column(name)
-    measured = [score for score in SWEPT if score in rows]
-    for name in (*(SWEPT[score] for score in measured), "n", "tokens", "TTFT"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for _, row in rows[rows["kind"] == "all"].iterrows():
-        means = [with_interval(row, score) for score in measured]
-        costs = [str(row["n"]), f"{row['rows_computed']:.0f}", f"{row['ttft_p50'] * 1e3:.1f} ms"]
-        table.add_row(*("" if pd.isna(row[name]) else plain(str(row[name])) for name in names), *means, *costs)
-    return [table]
+def _mean(row: Mapping[str, Any], score: str) -> str:
+    return "–" if pd.isna(row[score]) else f"{row[score]:.3f}"

@@ -19,8 +19,7 @@ from typing import Any
 
 from workbench.experiments.judging.claim_file import Claim, PaperItem, items, papers
 from workbench.experiments.judging.claim_numbers import Number, Tables, numbers
-from workbench.metrics.answers import Records
-from workbench.metrics.paired import Z
+from workbench.metrics.answers import Records, Z
 from workbench.results import EXPERIMENTS, Results
 
 RUNS, TIMED, LEVEL = 3, 20, 0.05  # least training runs and timed runs that decide; risk of a false verdict an item
