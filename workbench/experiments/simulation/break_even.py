@@ -10,6 +10,7 @@ numbers. Caches have one budget. The first half of the requests fills them and i
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,7 +91,13 @@ def counts(workload: Workload, questions: Sequence[int], model: TtftModel, seeds
     shares = [hits(workload, seed) for seed in seeds]
     frame = pd.DataFrame([row for question in questions for found in shares for row in rows(question, model, found)])
     listed = frame.melt(["question", "method"], list(MEASURES), "measure")
-    setting = {"requests": REQUESTS, "passages": PASSAGES, "block": BLOCK, "budget": BUDGET, "pool": workload.knowledge}
+    setting: dict[str, Any] = {
+        "requests": REQUESTS,
+        "passages": PASSAGES,
+        "block": BLOCK,
+        "budget": BUDGET,
+        "pool": workload.knowledge,
+    }
     setting |= {"zipf": workload.zipf, "order": workload.order, "repeats": workload.repeats}
     found = over_draws(listed, ["question", "method", "measure"]).to_dict("records")
     asked = [{**setting, "question": row.pop("question")} for row in found]
