@@ -25,7 +25,7 @@ one() { # NUMBER KIND SEED
     [ "$2" != reader-naive ] || positions=naive
     [ "$2" = reader ] || [ "$EVERY" = 0 ] || evaluate=(--evaluate-data "$HELD" --evaluate-every "$EVERY" --evaluate-samples "${SAMPLES:-200}" --evaluate-passages 10)
     [ "$GPUS" = 0 ] || export CUDA_VISIBLE_DEVICES=$(($1 % GPUS))
-    [ -d "$run/adapter" ] || "$PYTHON" -m workbench tune --model "$MODEL" --base-name smollm2 --out "$run" \
+    [ -d "$run/model" ] || "$PYTHON" -m workbench tune --model "$MODEL" --base-name smollm2 --out "$run" \
         --data "$OUT/train.jsonl" --exclude "$HELD" --overlap drop --mode "$([ "$2" = reader ] && echo full || echo mixed)" \
         --mix "${MIX:-2-12}" --questions "${QUESTIONS:-8}" --lora-rank "$RANK" --lora-targets all --lr "$LR" --warmup 20 \
         --positions "$positions" --steps "$STEPS" --batch "${BATCH:-8}" --max-length 4096 --seed "$3" --workers 2 --save-every 100000 \
