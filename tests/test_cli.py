@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, get_args, get_origin
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tests import tiny
@@ -21,11 +23,13 @@ from workbench.app.commands.sweep import sweep
 from workbench.app.commands.trial import trial
 from workbench.app.console import text
 from workbench.app.console.options import of_fields, taking
+from workbench.app.console.trial_report import beside_full, report
 from workbench.core.utils import stages
 from workbench.data import assets
 from workbench.experiments.trials import runs
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Trial
+from workbench.metrics.latency import Quantiles
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["--samples", "3", "--passages", "2", "--max-new-tokens", "3", "--timed", "1"]
@@ -58,6 +62,26 @@ def test_a_trial_prints_one_table_beside_full_attention(run):
         (one,) = (line for line in block if line.startswith(words))
         assert len(one.split()) > len(words.split()) + 2, "the method, full attention and their difference"
     assert any(line.startswith("KL") for line in block) and not any(line.startswith("KL") for line in full)
+
+
+@pytest.mark.parametrize(("timed", "computed", "claims"), [(3, 10, False), (5, 10, True), (5, 40, False)])
+def test_a_trial_claims_a_speedup_from_enough_requests_and_of_fewer_tokens(run, timed, computed, claims):
+    record = Record.from_json(json.loads(run("trial", "--mode", "block", *QUICK, "--json").stdout))
+    ours, full = (Quantiles(p50 / 2, p50, p50 * 2, timed, p50 / 2, p50 * 2) for p50 in (0.01, 0.1))
+    times = {"ttft_s": ours, "ttft_full_s": full, "rows_computed": computed, "prompt_tokens": 40}
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(beside_full(replace(record, **times), []))
+    (line,) = (line for line in console.export_text().splitlines() if line.startswith("first token"))
+    assert ("speedup 10× (2.5 to 40)" in line) == claims and ("no speedup" in line) != claims
+
+
+def test_both_reports_of_a_trial_say_once_that_a_lab_model_knows_its_corpus_alone(run):
+    record = Record.from_json(json.loads(run("trial", "--mode", "block", *QUICK, "--json").stdout))
+    record = replace(record, trial={**record.trial, "model": "lab-full", "data": "mine.jsonl"})
+    for made in (report(record), beside_full(record, [])):
+        console = Console(width=200, record=True, file=StringIO())
+        console.print(made)
+        assert console.export_text().count("smollm2-reader") == 1
 
 
 def test_details_of_a_trial_are_printed_where_asked(folder, run):

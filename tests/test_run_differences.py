@@ -27,6 +27,7 @@ from workbench.experiments.trials import runs as reading
 from workbench.experiments.trials.run_differences import compared
 from workbench.experiments.trials.runs import Run
 from workbench.experiments.trials.trial import Trial
+from workbench.metrics.latency import Quantiles
 from workbench.models.checkpoints import DIFFERENCE, WEIGHTS
 from workbench.models.model_card import describe
 from workbench.models.weights import delta_weights, export_hf
@@ -72,6 +73,37 @@ def test_differences_are_paired_by_question_and_worded_by_their_sign():
     assert "m on lab" in words(found)
     same = compared([FULL, replace(FULL, name="again")])
     assert "the same on all 6 questions" in words(same)
+
+
+def times(n: int, least: float, most: float) -> Quantiles:
+    return Quantiles(least, (least + most) / 2, most, n, least, most)
+
+
+@pytest.mark.parametrize(("n", "most", "claims"), [(5, 0.3, True), (4, 0.3, False), (5, 1.5, False)])
+def test_a_speedup_is_claimed_from_enough_requests_whose_ends_leave_no_doubt(records, n, most, claims):
+    kept = [reading.read(records / name)[0] for name in ("full", "block")]
+    ends = (times(n, 1.0, 1.2), times(n, 0.2, most))
+    timed = [
+        replace(run, record=replace(run.record, ttft_s=end), scores={**run.scores, "ttft_n": n, "ttft_p50": end.p50})
+        for run, end in zip(kept, ends, strict=True)
+    ]
+    assert ("sooner" in words(compared(timed))) == claims
+    (row,) = (row for row in compared(timed).costs() if row["run"] != timed[0].name)
+    assert (row["ttft_low"], row["ttft_high"]) == (pytest.approx(1.0 / most), pytest.approx(1.2 / 0.2))
+
+
+def test_full_attention_of_two_models_is_not_compared_by_what_each_is_measured_beside():
+    def run(model, kl, mode):
+        own = {"kl": kl, "agree": 1.0 - kl}
+        answers = [{**row, **own} for row in FULL.answers]
+        about = {**FULL.parameters, "model": model, "mode": mode}
+        return replace(FULL, name=f"{model} {mode}", parameters=about, scores={**FULL.scores, **own}, answers=answers)
+
+    full, other, block = run("a", 0.0, "full"), run("b", 0.0, "full"), run("b", 0.1, "block")
+    assert {each.score for each in compared([full, other]).differences} == {"em"}
+    told = {(each.run, each.score) for each in compared([full, other, block], base="1").differences}
+    assert told == {("b full", "em"), *(("b block", score) for score in ("em", "kl", "agree"))}
+    refused("'kl' is beside full attention", compared, [full, other], scores=["kl"])
 
 
 def test_answers_that_differ_stand_side_by_side():

@@ -29,6 +29,8 @@ STAGES = ("place", "choose", "attend", "rest")  # putting blocks in place, choos
 
 
 ENOUGH = 20  # measurements from which percentiles are said; of fewer the median and the range
+CLAIMED = 5  # measurements of each side from which on a speedup is claimed
+SAME_WORK = 0.02  # of the tokens computed: two methods compute as many, and a speedup is noise of the clock
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,14 @@ def ratio(slow: Mapping[str, Any], fast: Mapping[str, Any]) -> tuple[float, floa
     """
     (a, b), (c, d) = (spread(one) or (float(one["p5"]), float(one["p95"])) for one in (slow, fast))
     return float(slow["ms"] / fast["ms"]), a / d, b / c
+
+
+def timed(times: Quantiles) -> dict[str, Any]:
+    """Return times to first token as a record {ms, p5, p95, runs, least, most} for `ratio`, in ms."""
+    ends = {
+        name: None if (end := getattr(times, name)) is None else end * 1e3 for name in ("p5", "p95", "least", "most")
+    }
+    return {"ms": times.p50 * 1e3, "runs": times.n, **ends}
 
 
 def spread_words(count: int) -> str:

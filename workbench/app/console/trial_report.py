@@ -46,7 +46,7 @@ def beside_full(result: Record, answers: Records) -> Group:
     ms, full = result.ttft_s, result.ttft_full_s
     times = [f"{ms.p50 * 1e3:.1f}"]
     if compared and full:
-        times += [f"{full.p50 * 1e3:.1f}", f"speedup {full.p50 / ms.p50:.3g}×"]
+        times += [f"{full.p50 * 1e3:.1f}", _speedup(result, full)]
     elif not compared:
         times += [f"{ms.n} requests"]
     table.add_row("first token, ms", *times)
@@ -60,6 +60,20 @@ def beside_full(result: Record, answers: Records) -> Group:
         if note
     ]
     return Group(head, *notes, table, f"[dim]{_meaning(result, compared)}[/]", f"[dim]{plain(_next(result))}[/]")
+
+
+def _speedup(result: Record, full: latency.Quantiles) -> str:
+    """Return how many times as fast a method is as full attention, with its ends, where enough requests were timed.
+
+    Of as many tokens computed, what is left is noise of the clock.
+    """
+    ours = result.ttft_s
+    if min(ours.n, full.n) < latency.CLAIMED:
+        return f"no speedup: {latency.CLAIMED} timed requests needed"
+    if abs(result.rows_computed / result.prompt_tokens - 1) <= latency.SAME_WORK and not result.sparsity:
+        return "no speedup: as many tokens computed"
+    value, low, high = latency.ratio(latency.timed(full), latency.timed(ours))
+    return f"speedup {value:.3g}× ({low:.3g} to {high:.3g})"
 
 
 def _paired(answers: Records, score: str) -> tuple[str, str, str]:
@@ -82,7 +96,11 @@ def _alone(result: Record, score: str) -> tuple[str, str]:
 def _meaning(result: Record, compared: bool) -> str:
     if not compared:
         return "Every token is computed: other methods are compared with this."
-    times = f" Times: medians of {result.ttft_s.n} requests (full: {full.n})." if (full := result.ttft_full_s) else ""
+    full = result.ttft_full_s
+    counted = f"{result.ttft_s.n} requests (full: {full.n})" if full else ""
+    fewest = min(result.ttft_s.n, full.n) if full else 0
+    ends = f", ends: {latency.spread_words(fewest)}" if fewest >= latency.CLAIMED else ""
+    times = f" Times: medians of {counted}{ends}." if full else ""
     return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{times}"
 
 
@@ -117,7 +135,7 @@ def report(result: Record) -> Group:
     head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/]"
     engine = f"\nengine {plain(result.engine)}" if result.engine else ""
     foot = f"[dim]95% intervals · {result.device} · answered in {result.seconds:.1f} s{engine}[/]"
-    if note := not_noted(result.note):
+    for note in filter(None, (not_noted(result.note), _unknown_text(result), _idle(result.trial))):
         head += f"\n[bold yellow]{plain(note)}[/]"
     fidelity = (_fidelity(result), "") if result.compared is not None else ()
     receipts = (_receipts(result), "") if result.receipts is not None else ()

@@ -8,10 +8,12 @@ from typing import Any
 from workbench.core.errors import BadInput
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.runs import Run, changed, distinct
+from workbench.metrics import latency
 from workbench.metrics.paired import difference, mcnemar
 
 SCORES = ("em", "f1", "contains", "nll", "kl", "kl_first", "agree", "agree_first")
 RIGHT = ("em", "contains", "agree_first")  # of these scores, 0 or 1 a question, McNemar's test
+BESIDE_FULL = ("kl", "kl_first", "agree", "agree_first")  # measured beside full attention of the run's own model
 COSTS = {
     "ttft_p50": "time to first token, ms",
     "rows_computed": "tokens computed",
@@ -55,7 +57,8 @@ class RunComparison:
     def costs(self) -> list[dict[str, Any]]:
         """Return a row a run: its costs, {cost}_ratio to those of the base, and the spread of its times.
 
-        `ttft_n` is how many requests were timed, of the run or of the base: the smaller number.
+        `ttft_n` is how many requests were timed, of the run or of the base: the smaller number. `ttft_low` and
+        `ttft_high` are the ends of how many times as fast the first token is.
         """
         rows = []
         for run in self.runs:
@@ -65,8 +68,15 @@ class RunComparison:
                 row |= {name: value, f"{name}_ratio": value / level if value is not None and level else None}
             timed = [n for each in (run, self.base) if (n := each.scores.get("ttft_n")) is not None]
             row |= {name: run.scores.get(f"ttft_{name}") for name in ("p5", "p95", "least", "most")}
-            rows.append(row | {"ttft_n": min(timed, default=None)})
+            rows.append(row | {"ttft_n": min(timed, default=None)} | self._speedup(run))
         return rows
+
+    def _speedup(self, run: Run) -> dict[str, float | None]:
+        """Return the ends of how many times as fast a run's first token is as the base's; None without a spread."""
+        if run.record is None or self.base.record is None:
+            return {"ttft_low": None, "ttft_high": None}
+        _, low, high = latency.ratio(*(latency.timed(each.record.ttft_s) for each in (self.base, run) if each.record))
+        return {"ttft_low": low, "ttft_high": high}
 
     @property
     def about(self) -> str:
@@ -104,18 +114,21 @@ def compared(runs: Sequence[Run], base: str | None = None, scores: Sequence[str]
     Without it, with the run under full attention where there is one, else with the first.
 
     `scores` as they are called in records; without them, those of SCORES that all runs have, or all common numbers of
-    notebooks.
+    notebooks. Between two runs under full attention those of BESIDE_FULL are left out: each is its own reference, so
+    they are 0 (or 100%) whatever the models are.
 
     Raises BadInput for fewer than two runs, an unknown base, and a score that a run lacks.
     """
     named, level, common = check_asked(runs, base, scores)
-    wanted = list(scores) or [name for name in SCORES if name in common]
+    trivial = BESIDE_FULL if all(map(_is_full, named)) else ()
+    wanted = list(scores) or [name for name in SCORES if name in common and name not in trivial]
     if not wanted and all(run.record is None for run in named):
         wanted = [name for name in common if not name.endswith(("_low", "_high"))]
     if not wanted:
         raise BadInput("the runs have no score in common")
-    others = [run for run in named if run is not level]
-    found = tuple(difference_of(run, level, score, seed) for run in others for score in wanted)
+    pairs = [(run, score) for run in named if run is not level for score in wanted]
+    told = [(run, score) for run, score in pairs if not (score in BESIDE_FULL and _is_full(run) and _is_full(level))]
+    found = tuple(difference_of(run, level, score, seed) for run, score in told)
     parameters, versions = changed([run.parameters for run in named]), changed([run.versions for run in named])
     return RunComparison(tuple(named), level, found, parameters, versions)
 
@@ -130,6 +143,8 @@ def check_asked(runs: Sequence[Run], base: str | None, scores: Sequence[str]) ->
     if missing := [name for name in scores if name not in common]:
         known = [name for name in SCORES if name in common] or common
         raise BadInput(f"not every run has a score {missing[0]!r}: they share {', '.join(known) or 'none'}")
+    if (own := [name for name in scores if name in BESIDE_FULL]) and all(map(_is_full, named)):
+        raise BadInput(f"score {own[0]!r} is beside full attention of a run's own model: all of these runs are that")
     return named, level, common
 
 
@@ -152,13 +167,13 @@ def difference_of(run: Run, base: Run, score: str, seed: int = 0) -> RunDifferen
     return RunDifference(**about, **means, difference=gap.mean, n=gap.n, low=gap.low, high=gap.high, p=p)
 
 
+def _is_full(run: Run) -> bool:
+    return run.parameters.get("mode") == "full" and run.parameters.get("sparse") in (None, "none")
+
+
 def _base(runs: Sequence[Run], base: str | None) -> Run:
     if base is None:
-        full = [
-            run
-            for run in runs
-            if run.parameters.get("mode") == "full" and run.parameters.get("sparse") in (None, "none")
-        ]
+        full = [run for run in runs if _is_full(run)]
         return full[0] if len(full) == 1 else runs[0]
     by_name = {run.name: run for run in runs} | {str(number): run for number, run in enumerate(runs, 1)}
     if base not in by_name:

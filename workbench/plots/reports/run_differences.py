@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.experiments.trials.run_differences import COSTS, RunComparison, RunDifference
+from workbench.metrics import latency
 from workbench.metrics.paired import signed
 from workbench.plots.marks.elements import interval
 from workbench.plots.marks.method_names import MEASURES
@@ -25,8 +26,6 @@ HEADS = {
     "agree_first": "first tokens that agree",
 }
 FOREMOST = ("em", "f1", "contains", "kl", "nll")  # of these the one that tells most is told first
-TIMED = 5  # requests that have to be timed before a speedup is claimed
-SAME = 0.02  # of the tokens computed: two methods compute as many
 CHEAPER = {"ttft_p50": ("sooner", "later"), "rows_computed": ("fewer", "more")}
 
 
@@ -107,13 +106,18 @@ def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
     computed = costs["rows_computed_ratio"]
     for cost, (less, more) in CHEAPER.items():
         ratio = costs[f"{cost}_ratio"]
-        if cost == "ttft_p50" and computed is not None and abs(computed - 1) <= SAME:
+        if cost == "ttft_p50" and computed is not None and abs(computed - 1) <= latency.SAME_WORK:
             continue  # as many tokens computed: what is left is noise of the clock
-        if cost == "ttft_p50" and (costs["ttft_n"] or TIMED) < TIMED:
+        if cost == "ttft_p50" and (costs["ttft_n"] or latency.CLAIMED) < latency.CLAIMED:
             continue  # too few requests were timed to claim anything
         if ratio and abs(ratio - 1) > 0.005:
             what = "the first token comes" if cost == "ttft_p50" else "it computes"
             unit = "" if cost == "ttft_p50" else " tokens"
+            if cost == "ttft_p50" and costs["ttft_low"] is not None:
+                low, high = costs["ttft_low"], costs["ttft_high"]
+                if low <= 1 <= high:
+                    continue  # the slowest of one side overlaps with the fastest of the other
+                unit = f" ({low:.3g} to {high:.3g} times as fast, {costs['ttft_n']:.0f} requests)"
             words.append(f"{what} {times(1 / ratio, less, more)}{unit}")
     return f"{found[0].run}: {'; '.join(words)}."
 
