@@ -14,7 +14,6 @@ from tests.refusals import refused
 from workbench import Block, MemoryStore, Prompt, data, explore, fetch
 from workbench import results as tables
 from workbench.app.explore import live
-from workbench.app.explore.given import loaded_of, reading_of
 from workbench.app.explore.live import explorer, file_name, free, selection_of, slider
 from workbench.app.explore.panels import editing, reuse
 from workbench.app.explore.panels import masks as live_masks
@@ -24,6 +23,7 @@ from workbench.core.errors import BadInput
 from workbench.data.prompt_view import of_sample
 from workbench.experiments.serving.sessions import SessionPrompt
 from workbench.experiments.trials.trial import Trial
+from workbench.models.given import loaded_of, reading_of
 from workbench.plots.attention.masks import MaskPanel, masks
 from workbench.plots.attention.token_axes import MARK, TokenAxes, axes_of, counts_tokens, marks, token_of
 from workbench.plots.kv.deviation import deviation

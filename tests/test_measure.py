@@ -1,12 +1,15 @@
 """One call each: tables of one prompt agree with what they are read off."""
 
+from itertools import product
+
 import pytest
 import torch
 from random_models import prompt_of
 
 import workbench
-from workbench import measure, select
+from workbench import data, explore, measure, select
 from workbench.metrics.kv import kv_deviation
+from workbench.models.given import reading_of
 
 PROMPT = prompt_of(18, 18, 18, 18)
 CONTEXT = PROMPT.starts[-1]
@@ -46,6 +49,36 @@ def test_selected_tiles_hold_the_mass_that_they_name(model):
     assert own.groupby(["layer", "head", "query_tile"]).mass.sum().to_numpy() == pytest.approx(1, abs=1e-3)
 
 
+TEXT = "Bees dance.\n\nMaps fold badly.\n\nHow do maps fold?"
+CALLS = {
+    "deviation": {},
+    "scores": {"selectors": ["first_k"]},
+    "attention": {},
+    "selected": {"method": "dense"},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_measured_is_given_as_to_an_explorer(loaded, name):
+    (sample,) = data.load("lab", samples=1, passages=2)
+    call, more = getattr(measure, name), CALLS[name]
+    (prompt,) = loaded.layout.prompts([sample], loaded.tokenizer)
+    exact = call(loaded.model, prompt, **more)
+    forms = (loaded, tuple(loaded)), (sample, prompt, reading_of(loaded, sample))
+    for one, given in product(*forms):
+        assert call(one, given, **more).equals(exact)
+    texts = call(loaded, TEXT, **more), call(loaded, TEXT.rpartition("\n\n")[0], question="How do maps fold?", **more)
+    assert texts[0].equals(texts[1])
+
+
+def test_dir_of_a_public_module_lists_what_is_public():
+    for name in ("data", "measure", "models", "results", "select", "sparse", "prepare", "explore", "store", "notebook"):
+        module = getattr(workbench, name)
+        assert dir(module) == sorted(module.__all__) and not any(each.startswith("_") for each in dir(module))
+        assert all(hasattr(module, each) for each in dir(module))
+    assert {*workbench.__all__} <= {*dir(workbench)} and not any(each.startswith("_") for each in dir(workbench))
+
+
 def test_public_modules_are_listed():
     for name in ("data", "measure", "models", "results", "select", "sparse", "prepare", "explore", "store"):
         assert name in dir(workbench) and getattr(workbench, name)
@@ -54,13 +87,19 @@ def test_public_modules_are_listed():
 @pytest.mark.parametrize(
     ("call", "given", "named"),
     [
-        (measure.deviation, {"model": "lab-full"}, "model"),
-        (measure.attention, {"prompt": "a text"}, "prompt"),
+        (measure.deviation, {"model": ["lab-full"]}, "model"),
+        (measure.deviation, {"model": ("lab-full", 3)}, "model"),
+        (measure.attention, {"prompt": 3}, "prompt"),
+        (measure.attention, {"prompt": ["one piece"]}, "prompt"),
+        (explore.deviation, {"model": ["lab-full"]}, "model"),
+        (explore.deviation, {"prompt": 3}, "prompt"),
         (measure.scores, {"selectors": "random"}, "selectors"),
         (measure.selected, {"method": 3}, "method"),
     ],
 )
-def test_what_is_no_model_prompt_or_method_is_named(model, call, given, named):
+def test_what_is_no_model_prompt_or_method_is_named(model, loaded, call, given, named):
     needed = {"scores": {"selectors": ["random"]}, "selected": {"method": "dense"}}.get(call.__name__, {})
-    with pytest.raises(workbench.BadInput, match=f"^{named} is "):
+    model = loaded if "prompt" in given else model
+    with pytest.raises(workbench.BadInput, match=f"^{named} is ") as problem:
         call(**{"model": model, "prompt": PROMPT, **needed, **given})
+    assert len(str(problem.value)) < 120 and "(" not in str(problem.value), "a sentence, no repr"

@@ -15,10 +15,10 @@ import torch
 from tests.commands import refused_command
 from tests.own_method import LAST
 from tests.refusals import refused
-from workbench import Trial, data
+from workbench import Trial, data, measure, sweep
 from workbench.data import Passage, Sample
 from workbench.data.sources import folders
-from workbench.methods import own, registry
+from workbench.methods import own, own_function, registry
 from workbench.methods.select import Select
 
 RECORD = {"question": "What does shelf 1 hold?", "answers": ["lamps"], "ctxs": [{"title": "", "text": "Lamps."}]}
@@ -222,6 +222,111 @@ def test_a_trial_takes_questions_and_a_selector_themselves(unknown_again, tmp_pa
     record = trial.run()
     assert (record.n, record.trial["select"].partition("(")[0]) == (1, "backwards")
     assert data.load(trial.data)[0].id == "given-1"
+
+
+def backwards_scores(prompt):
+    return np.arange(prompt.starts[-1], dtype=float)
+
+
+def backwards_tokens(prompt):
+    return list(range(prompt.starts[-1] - 1, -1, -1))
+
+
+def backwards_of_cache(model, prompt, kv, *, weight=2.0):
+    return weight * torch.arange(len(kv))[: prompt.starts[-1]]
+
+
+@pytest.mark.parametrize("function", [backwards_scores, backwards_tokens, backwards_of_cache])
+def test_a_trial_a_sweep_and_a_measurement_take_a_function(function, loaded, unknown_again):
+    quick = {"samples": 2, "passages": 2, "timed": 1, "max_new_tokens": 2, "mode": "block", "ratio": 0.3}
+    record, answers = Trial("tiny", select=function, **quick).run_each(loaded=loaded)
+    exact, expected = Trial("tiny", select=Backwards(), **quick).run_each(loaded=loaded)
+    assert record.trial["select"].partition("(")[0] == function.__name__
+    assert (record.rows_computed, answers) == (exact.rows_computed, expected)
+    table = sweep(Trial("tiny", **quick), loaded=loaded, select=[function, "none"])
+    assert set(table.rows_computed) > {exact.rows_computed}
+    for elsewhere in ({"jobs": 2}, {"cluster": "local"}):
+        refused("a function of this process", sweep, Trial("lab-full", **quick), select=[function], **elsewhere)
+    (sample,) = data.load("lab", samples=1, passages=2)
+    scores = measure.scores(loaded, sample, [function, Backwards()])
+    ranks = scores[[function.__name__, "Backwards"]].rank()
+    assert ranks[function.__name__].equals(ranks["Backwards"])
+
+
+def test_numbers_of_tokens_are_a_choice_of_their_own(loaded, unknown_again):
+    (prompt,) = loaded.layout.prompts(data.load("lab", samples=1, passages=2), loaded.tokenizer)
+    first = prompt.starts[1]
+
+    def three(prompt):
+        return [first + 5, first, first + 2]
+
+    policy, kv = own_function.selector(three), measure.reused(loaded, prompt)
+    (rows,) = policy.rows(loaded.model, [prompt], [kv])
+    assert rows.tolist() == [first, first + 2, first + 5]
+    (rows,) = policy.rows(loaded.model, [prompt], [kv], tokens=1)
+    assert rows.tolist() == [first + 5]
+
+
+def two_parameters(prompt, kv):
+    raise AssertionError("it is refused before it is called")
+
+
+def by_keyword(prompt, *, weight):
+    raise AssertionError("it is refused before it is called")
+
+
+def first_k(prompt):
+    return [0]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (two_parameters, r"select is two_parameters\(prompt, kv\): a function of \(prompt\) or \(model, prompt, kv\)"),
+        (by_keyword, r"select is by_keyword\(prompt, weight\): a function of"),
+        (lambda prompt: [0], "which has no name for the results"),
+        (first_k, "select has a policy 'first_k' already"),
+    ],
+)
+def test_a_trial_refuses_functions_that_cannot_select(value, message, unknown_again):
+    refused(message, Trial, "lab-full", mode="block", select=value)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("text", "returned 'text'"),
+        (None, "returned None"),
+        ([0.5], "returned 1 scores for"),
+        ([[1.0]], r"returned float32 of shape \(1, 1\)"),
+        ([True, False], "returned bool"),
+        ([-1], "returned tokens -1 to -1: allowed are 0 to"),
+        ([10**6], "returned tokens 1000000"),
+        ([1, 1], "returned a token more than once"),
+    ],
+)
+def test_what_a_function_returns_is_looked_at_before_any_work(returned, message, loaded, unknown_again, monkeypatch):
+    def mine(prompt):
+        return returned
+
+    monkeypatch.setattr("workbench.experiments.trials.trial.choose_engine", None)  # what comes next
+    trial = Trial("tiny", samples=1, passages=2, mode="block", select=mine)
+    refused(f"mine {message}", trial.run, loaded=loaded)
+
+
+def test_a_function_that_a_loop_makes_needs_a_name_of_its_own(unknown_again):
+    def made(count):
+        def chosen(prompt):
+            return list(range(count))
+
+        return chosen
+
+    one = made(1)
+    assert own_function.selector(one) == own_function.selector(one)
+    refused("give it a __name__ of its own", own_function.selector, made(2))
+    other = made(2)
+    other.__name__ = "chosen_two"
+    assert registry.spec_of(own_function.selector(other)) == "chosen_two(system=1)"
 
 
 @pytest.mark.parametrize("value", [5, Backwards])

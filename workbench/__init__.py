@@ -113,4 +113,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_MODULES, *_PACKAGES} - {"Any", "TYPE_CHECKING", "import_module"})
+    return sorted({*_HOME, *_MODULES, *_PACKAGES})

@@ -18,7 +18,7 @@ from script import name_of, options, writer
 
 from workbench import data, explore
 from workbench.app.explore.editor.widget import PromptWidget
-from workbench.app.explore.given import Model
+from workbench.models.given import Model
 
 Change = Callable[[PromptWidget, int], dict[str, Any]]
 

@@ -25,6 +25,11 @@ def shown(value: Any) -> str:
     return brief(text)
 
 
+def kind_of(value: Any) -> str:
+    """Return what a value is, for a sentence: a plain one itself, of anything else its type."""
+    return shown(value) if isinstance(value, str | int | float | None) else f"of type {type(value).__name__}"
+
+
 def not_allowed(what: str, value: Any, allowed: Iterable[Any]) -> BadInput:
     """Return the error, not raised: unknown <what> <value>: allowed are a, b and so on; did you mean a?"""
     known = [str(one) for one in allowed]

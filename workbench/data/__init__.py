@@ -23,6 +23,10 @@ SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpu
 __all__ = ["Passage", "Sample", "corpus", "is_generated", "load", "names", "versions"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def names() -> list[str]:
     """Return data sets known by name.
 

@@ -89,6 +89,11 @@ def policy(package: str, name: str) -> type | None:
     return found
 
 
+def known(kind: str, name: str) -> type | None:
+    """Return the class of a policy that was made known in this process; None for another name."""
+    return _known[kind].get(name)
+
+
 def register(found: type) -> str:
     """Make a policy known by the name of its class, and return the name."""
     kind, name = _kind(found), _name(found)

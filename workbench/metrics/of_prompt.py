@@ -1,17 +1,19 @@
 """One prompt measured, one call each, as a tidy table: `from workbench import measure`.
 
-    model, tokenizer, layout = models.load("lab-full")
-    (prompt,) = layout.prompts(data.load("lab", samples=1), tokenizer)
-    measure.deviation(model, prompt)                          a row a token, layer and part (keys, values)
-    measure.scores(model, prompt, ["query_guided"])           a row a context token, a column a selector
-    measure.attention(model, prompt)                          a row a context token: what the question pays to it
-    measure.selected(model, prompt, "bfla(block=64)")         a row a layer, head, query tile and key tile
+    loaded = models.load("lab-full")
+    (sample,) = data.load("lab", samples=1)
+    measure.deviation(loaded, sample)                         a row a token, layer and part (keys, values)
+    measure.scores(loaded, sample, ["query_guided"])          a row a context token, a column a selector
+    measure.attention(loaded, sample)                         a row a context token: what the question pays to it
+    measure.selected(loaded, sample, "bfla(block=64)")        a row a layer, head, query tile and key tile
 
-`prepare` is a preparation without a corpus: what the passages saw before they were cached. With `kv`, an assembled
-cache of the prompt, that is measured instead. Columns `token` and `block` are numbers within the prompt.
+A model is a name, a folder or what `models.load` returns; a prompt is a text, a list of blocks, a `Prompt`, a `Sample`:
+what `explore` takes (`models.given`). `question` is that of a text whose last paragraph is not the question. `prepare`
+is a preparation without a corpus: what the passages saw before they were cached. With `kv`, an assembled cache of the
+prompt, that is measured instead. Columns `token` and `block` are numbers within the prompt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -23,87 +25,114 @@ from workbench.core.kv import KV
 from workbench.core.utils.annotations import checked
 from workbench.engine.assembly import assemble
 from workbench.engine.attention_maps import Layers, from_question
+from workbench.methods import own_function, select, sparse
 from workbench.methods import prepare as preparations
-from workbench.methods import select, sparse
 from workbench.metrics.kv import kv_deviation
 from workbench.metrics.tiles.tile_states import dense_states
+from workbench.models.given import Given, Model, model_and_prompt
 from workbench.store import UNLIMITED, MemoryStore
+
+__all__ = ["attention", "deviation", "reused", "scores", "selected"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 @checked
-def reused(model: PreTrainedModel, prompt: Prompt, prepare: str = "after_system") -> KV:
+def reused(model: Model, prompt: Given, prepare: str = "after_system", question: str = "") -> KV:
     """Return the assembled cache of a prompt: its passages cached by `prepare`, its question not computed yet."""
+    return _reused(*model_and_prompt(model, prompt, question), prepare)
+
+
+def _reused(model: PreTrainedModel, prompt: Prompt, prepare: str) -> KV:
     return assemble(model, prompt, preparations.named(prepare)(model, [prompt], MemoryStore(UNLIMITED))[0])
 
 
 @checked
 def deviation(
-    model: PreTrainedModel, prompt: Prompt, prepare: str = "after_system", kv: KV | None = None
+    model: Model, prompt: Given, prepare: str = "after_system", kv: KV | None = None, question: str = ""
 ) -> pd.DataFrame:
     """Return how far cached keys and values are from full attention: token, block, layer, part, deviation.
 
     `deviation` is the relative L2 distance, mean over KV heads. Of the context: the question is not cached.
     """
-    end, cached = prompt.starts[-1], reused(model, prompt, prepare) if kv is None else kv
-    exact = kv_deviation.full_attention_kv(model, prompt)
+    lm, joined = model_and_prompt(model, prompt, question)
+    end, cached = joined.starts[-1], _reused(lm, joined, prepare) if kv is None else kv
+    exact = kv_deviation.full_attention_kv(lm, joined)
     found = kv_deviation.deviation(cached.slice(0, end), exact.slice(0, end))
     parts = {"keys": found.keys, "values": found.values}
     tables = [
         _long(of.nanmean(2).cpu(), ("token", "layer"), "deviation").assign(part=part) for part, of in parts.items()
     ]
-    return _placed(pd.concat(tables, ignore_index=True), prompt)[["token", "block", "layer", "part", "deviation"]]
+    return _placed(pd.concat(tables, ignore_index=True), joined)[["token", "block", "layer", "part", "deviation"]]
 
 
 @checked
 def scores(
-    model: PreTrainedModel,
-    prompt: Prompt,
-    selectors: Sequence[str | select.Select],
+    model: Model,
+    prompt: Given,
+    selectors: Sequence[str | select.Select | Callable[..., Any]],
     prepare: str = "after_system",
     kv: KV | None = None,
+    question: str = "",
 ) -> pd.DataFrame:
-    """Return the score that every selector, by name or itself, gives each context token: token, block, a column each.
+    """Return the score that every selector gives each context token: token, block, a column each.
 
-    The higher, the sooner recomputed; -inf is never recomputed, inf always.
+    Selectors are names, policies, or functions as a trial takes them (`methods.own_function`). The higher, the sooner
+    recomputed; -inf is never recomputed, inf always.
     """
-    cached = reused(model, prompt, prepare) if kv is None else kv
-    columns: dict[str, Any] = {"token": range(prompt.starts[-1])}
-    for one in selectors:
-        policy = select.named(one) if isinstance(one, str) else one
-        columns[one if isinstance(one, str) else type(one).__name__] = policy(model, prompt, cached.clone()).numpy()
-    return _placed(pd.DataFrame(columns), prompt)
+    policies = {one if isinstance(one, str) else _name(one): _policy(one) for one in selectors}
+    lm, joined = model_and_prompt(model, prompt, question)
+    cached = _reused(lm, joined, prepare) if kv is None else kv
+    columns: dict[str, Any] = {"token": range(joined.starts[-1])}
+    columns |= {name: policy(lm, joined, cached.clone()).numpy() for name, policy in policies.items()}
+    return _placed(pd.DataFrame(columns), joined)
+
+
+def _policy(given: str | select.Select | Callable[..., Any]) -> select.Select:
+    if isinstance(given, str):
+        return select.named(given)
+    return given if isinstance(given, select.Select) else own_function.selector(given)
+
+
+def _name(given: Any) -> str:
+    return type(given).__name__ if isinstance(given, select.Select) else getattr(given, "__name__", "")
 
 
 @checked
 def attention(
-    model: PreTrainedModel,
-    prompt: Prompt,
+    model: Model,
+    prompt: Given,
     layers: Layers = "all",
     prepare: str = "after_system",
     kv: KV | None = None,
+    question: str = "",
 ) -> pd.DataFrame:
     """Return the attention that each context token gets from the question: token, block, attention.
 
     Softmax over the whole prompt, summed over `layers`, heads and question tokens, as a share of what the context gets.
     """
-    cached = reused(model, prompt, prepare) if kv is None else kv
-    (paid,) = from_question(model, [prompt], [cached.clone()], layers, over="prompt")
+    lm, joined = model_and_prompt(model, prompt, question)
+    cached = _reused(lm, joined, prepare) if kv is None else kv
+    (paid,) = from_question(lm, [joined], [cached.clone()], layers, over="prompt")
     share = (paid / paid.sum()).cpu().numpy()
-    return _placed(pd.DataFrame({"token": range(len(share)), "attention": share}), prompt)
+    return _placed(pd.DataFrame({"token": range(len(share)), "attention": share}), joined)
 
 
 @checked
-def selected(model: PreTrainedModel, prompt: Prompt, method: str | sparse.Sparse) -> pd.DataFrame:
+def selected(model: Model, prompt: Given, method: str | sparse.Sparse, question: str = "") -> pd.DataFrame:
     """Return the key tiles that a sparse method selects: layer, head, query_tile, key_tile, tokens of a tile, mass.
 
     `mass` is the attention under dense attention that the key tile gets, mean over the query tile's rows. Layers with a
     sliding window narrower than the prompt are left out.
     """
-    policy = (sparse.named(method) if isinstance(method, str) else method).ready(model)
-    states = dense_states(model, prompt.tokens)
+    policy = sparse.named(method) if isinstance(method, str) else method
+    lm, joined = model_and_prompt(model, prompt, question)
+    policy, states = policy.ready(lm), dense_states(lm, joined.tokens)
     tables = []
     for layer in states.layers:
-        tiles = policy(states.queries[layer], states.keys[layer], torch.arange(len(states), device=model.device))
+        tiles = policy(states.queries[layer], states.keys[layer], torch.arange(len(states), device=lm.device))
         head, query, key = tiles.paged().kept.nonzero(as_tuple=True)
         mass = states.mass(layer, tiles.size)[head, query, key]
         columns = {"head": head, "query_tile": query, "key_tile": key, "mass": mass}

@@ -59,3 +59,7 @@ __all__ = [
     "usual",
     "varied",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,3 +13,7 @@ from workbench.store.urls import opened
 
 __all__ = ["FORMAT_VERSION", "FolderStore", "Identity", "Key", "MemoryStore", "Miss", "RemoteStore", "Stats", "Store"]
 __all__ += ["UNLIMITED", "HostTier", "StoreTier", "TieredStore", "collect", "fetch", "fingerprint", "key_of", "opened"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,7 +8,6 @@ import torch
 from ipywidgets import VBox
 from transformers import PreTrainedModel
 
-from workbench.app.explore.given import Given, Model, loaded_of, reading_of
 from workbench.app.explore.live import explorer, selection_of, slider
 from workbench.app.explore.panels.critical import answers
 from workbench.app.explore.panels.latency import request_explorer
@@ -25,6 +24,7 @@ from workbench.methods.sparse._small import small
 from workbench.metrics.answers import exact_match
 from workbench.metrics.kv.kv_deviation import full_attention_kv, repair
 from workbench.metrics.tiles.tile_states import dense_states
+from workbench.models.given import Given, Model, loaded_of, reading_of
 from workbench.plots.kv.deviation import deviation as deviation_map
 from workbench.plots.kv.deviation import of_repair
 from workbench.plots.marks.styles import SELECTORS, reuse_name

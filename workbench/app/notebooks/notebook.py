@@ -42,6 +42,26 @@ if TYPE_CHECKING:
     from workbench.results import Results
 
 
+__all__ = [
+    "KV_HEAD",
+    "at_least",
+    "between",
+    "first_view",
+    "is_live",
+    "multiple_of",
+    "one_of",
+    "policy",
+    "results",
+    "save",
+    "sized",
+    "validate",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 FINDING = "finding"  # its name in metrics.json
 HERE = "here"  # source of what a notebook measures itself
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete

@@ -9,17 +9,26 @@ import math
 import os
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache, wraps
 from inspect import signature
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, kind_of, shown
 
 WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
 EACH = 8  # most processes for every core
 COUNT = "0 or more"
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Words for what a type allows, in its `Annotated`: of a type with several forms."""
+
+    text: str
+
+
 Count = Annotated[int, COUNT]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,7 +64,8 @@ def check(name: str, value: Any, annotation: Any) -> None:
         return
     if isinstance(value, int) and abs(value) > LARGEST:
         raise BadInput(f"{name} is {shown(value)}: at most {LARGEST:,} is allowed")
-    raise BadInput(f"{name} is {shown(value)}: it must be {words(annotation)}")
+    forms = any(isinstance(part, Needed) for part in get_args(annotation))  # a repr of such a value is no sentence
+    raise BadInput(f"{name} is {(kind_of if forms else shown)(value)}: it must be {words(annotation)}")
 
 
 def check_processes(name: str, count: Any, least: int = 1, here: bool = True) -> None:
@@ -97,7 +107,8 @@ def words(annotation: Any) -> str:
     """Return what an annotation allows, for a sentence."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return words(parts[0]) + f", {COUNT}" * (COUNT in parts)
+        said = next((part.text for part in parts if isinstance(part, Needed)), "")
+        return said or words(parts[0]) + f", {COUNT}" * (COUNT in parts)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(words, parts)))
     if origin is Literal:

@@ -32,6 +32,7 @@ from workbench.experiments.sweeps.sweep_grid import Case, cases, files_of
 from workbench.experiments.trials import rows
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Progress, Trial
+from workbench.methods.own_function import is_function
 from workbench.metrics.answers import Records
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
@@ -219,6 +220,8 @@ def run(
     folder = out / rows.FOLDER
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
     sweep_grid.check([case.trial for case in todo], loaded, here=cluster in (None, runner.LOCAL))
+    if (jobs > 1 or cluster is not None) and (own := [x.trial.select for x in todo if is_function(x.trial.select)]):
+        raise BadInput(f"select {own[0]} is a function of this process, which others do not know: put it into a file")
     runs = Runs(folder, loaded, keep_gib, retries)
     total = sum(case.trial.samples for case in cases)
     done = total - sum(case.trial.samples for case in todo)

@@ -267,8 +267,8 @@ def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[C
     for name, values in lists.items():
         if name not in (*FIELDS, "method"):
             raise BadInput(f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}")
-        if isinstance(values, str) or not len(values):
-            raise BadInput(f"{name} is {values!r}: a list of at least one value is needed")
+        if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
+            raise BadInput(f"{name} is {shown(values)}: a list of at least one value is needed")
     trials: dict[Trial, Case] = {}
     for values in product(*lists.values()):
         given = dict(zip(lists, values, strict=True))

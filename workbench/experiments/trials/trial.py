@@ -31,7 +31,7 @@ from workbench.experiments.trials.trial_measures import (
     mean,
     receipts,
 )
-from workbench.methods import Method, own, registry
+from workbench.methods import Method, own, own_function, registry
 from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
 from workbench.methods.answered import Generation
@@ -66,7 +66,8 @@ SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attenti
 class Trial(TrialFields, MethodConfig):
     """A method on a model and questions, as `TrialFields` says.
 
-    In Python, `prepare`, `select` and `sparse` may be policies themselves, and `data` samples (`data.load`).
+    In Python, `prepare`, `select` and `sparse` may be policies themselves, `select` a function of (prompt) or of
+    (model, prompt, kv) too (`methods.own_function`), and `data` samples (`data.load`).
     Validates itself: BadInput for a value that is not allowed, before anything is loaded.
     """
 
@@ -269,7 +270,10 @@ def _spec(name: str, given: Any) -> str:
         if not type(given).__module__.startswith(f"workbench.methods.{name}"):
             own.register(type(given))
         return registry.spec_of(given)
-    raise BadInput(f"{name} is {shown(given)}: a name, or a policy as those of workbench.methods.{name}, is needed")
+    if name == "select" and callable(given) and not isinstance(given, type):
+        return registry.spec_of(own_function.selector(given))
+    what = "a policy" if name != "select" else "a function, or a policy"
+    raise BadInput(f"{name} is {shown(given)}: a name, or {what} as those of workbench.methods.{name}, is needed")
 
 
 def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:

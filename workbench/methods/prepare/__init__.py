@@ -18,6 +18,10 @@ from workbench.store import Store
 __all__ = ["KV", "Block", "Prepare", "Prompt", "before", "contexts", "named", "names", "said", "shaped", "with_system"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class Prepare(Protocol):
     """Caches the context blocks of prompts."""
 

@@ -39,6 +39,10 @@ __all__ = [
 PARTS = ("kv", "k", "v")
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def layers(default: str | tuple[int, ...], *words: str) -> Any:
     """Declare the option of layers: one of `words`, or layer numbers."""
     return registry.option(default, lambda _, value: check_layers(value, words))

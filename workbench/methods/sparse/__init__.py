@@ -50,6 +50,10 @@ Prepare = Callable[[Any], Any]  # of the kernel's module
 FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a spec
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def count(default: int, least: int = 0) -> Any:
     """Return an option that is a whole number of at least `least`."""
     return registry.option(default, partial(check_count, least=least))

@@ -16,13 +16,13 @@ from workbench.app.explore.editor.answers import PromptAnswers
 from workbench.app.explore.editor.choices import FIELDS, LONG, PromptPiece, Wanted, entry, menus, published
 from workbench.app.explore.editor.html import MIME, page, summary
 from workbench.app.explore.editor.text import PromptReader, piece_id
-from workbench.app.explore.given import Given, Model, loaded_of, reading_of
 from workbench.core.errors import BadInput, not_allowed
 from workbench.core.utils.files import check_file, write_text
 from workbench.engine.decoding import check_length
 from workbench.methods.registry import is_whole
 from workbench.methods.select import check_budget
 from workbench.models import model_names
+from workbench.models.given import Given, Model, loaded_of, reading_of
 from workbench.models.loading import Loaded
 from workbench.plots.marks.styles import SELECTORS
 

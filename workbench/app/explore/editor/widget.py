@@ -19,10 +19,10 @@ from workbench.app.explore.editor.answers import PromptAnswers
 from workbench.app.explore.editor.choices import Wanted
 from workbench.app.explore.editor.grid import PromptPage, answered_page, asked
 from workbench.app.explore.editor.html import HERE, PARTS, script, summary
-from workbench.app.explore.given import Given, Model
 from workbench.app.explore.live import WITHOUT, Selection, selection_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
+from workbench.models.given import Given, Model
 
 RESULTS = ("text", "answers", "bill", "heat")
 

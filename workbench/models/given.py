@@ -1,14 +1,15 @@
-"""What people give to an explorer: a model in any form, a prompt in any form."""
+"""What people give to an explorer or a measurement: a model in any form, a prompt in any form."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, kind_of
+from workbench.core.utils.annotations import Needed
 from workbench.data import layouts, prompt_view
 from workbench.data.prompt_view import Reading
 from workbench.data.sample import Sample
@@ -17,8 +18,10 @@ from workbench.models.loading import Loaded
 from workbench.models.model_card import layout_of, tokenizer_of
 from workbench.models.model_names import folder
 
-Model = str | Path | Loaded | PreTrainedModel | tuple[Any, ...]
-Given = str | Sequence[str] | Prompt | Sample | Reading
+MODEL = Needed("a name, a folder or what models.load returns")
+PROMPT = Needed("a text, a list of at least two texts, a Prompt or a Sample")
+Model = Annotated[str | Path | Loaded | PreTrainedModel | tuple[Any, ...], MODEL]
+Given = Annotated[str | Sequence[str] | Prompt | Sample | Reading, PROMPT]
 
 
 def loaded_of(model: Model) -> Loaded:
@@ -40,7 +43,7 @@ def loaded_of(model: Model) -> Loaded:
             return Loaded(lm, tokenizer, layout_of(folder(str(lm.name_or_path)), tokenizer))
         case (PreTrainedModel() as lm, tokenizer, layout):
             return Loaded(lm, tokenizer, layout)
-    raise BadInput(f"model is {type(model).__name__}: a name, a folder or what models.load returns is needed")
+    raise BadInput(f"model is {kind_of(model)}: it must be {MODEL.text}")
 
 
 def reading_of(loaded: Loaded, prompt: Given, question: str = "") -> Reading:
@@ -67,4 +70,17 @@ def reading_of(loaded: Loaded, prompt: Given, question: str = "") -> Reading:
         pieces = tuple(prompt)
         (joined,) = layouts.prompts([list(pieces)], tokenizer, bos=layout.bos)
         return Reading(joined, prompt_view.texts(joined, tokenizer), "own blocks", pieces[-1].strip(), pieces=pieces)
-    raise BadInput("prompt: a text, a list of at least two texts, a Prompt or a Sample is needed")
+    raise BadInput(f"prompt is {kind_of(prompt)}: it must be {PROMPT.text}")
+
+
+def model_and_prompt(model: Model, prompt: Given, question: str = "") -> tuple[PreTrainedModel, Prompt]:
+    """Return the transformers model and the prompt of what was given, as `loaded_of` and `reading_of` take it.
+
+    A tokenizer is needed, and looked for, only where the prompt is text.
+    """
+    if isinstance(prompt, Prompt | Reading):
+        lm = model[0] if isinstance(model, tuple) and model else model
+        lm = lm if isinstance(lm, PreTrainedModel) else loaded_of(model).model
+        return lm, prompt if isinstance(prompt, Prompt) else prompt.prompt
+    loaded = loaded_of(model)
+    return loaded.model, reading_of(loaded, prompt, question).prompt

@@ -1,0 +1,134 @@
+"""A plain function as a selector: `Trial("lab-full", mode="block", select=my_function)`.
+
+    def nearest_the_end(prompt):                  # of the prompt alone, or
+    def quiet_keys(model, prompt, kv):            # of the model and the assembled cache too
+
+It returns one of two things, a tensor, an array or a list, of the T context tokens (`prompt.starts[-1]`):
+
+    scores, T decimal numbers                     the higher, the sooner recomputed; -inf never, inf always
+    numbers of tokens, whole, 0 to T - 1          the first the soonest, all others never
+
+A ratio cuts both; `ratio=None` recomputes as many as the function names. What is in a system block is never recomputed.
+The function is known by its name, in records too: another function needs another name. It is no option of a command,
+and no other process knows it: a file with a policy is (`own`).
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput, kind_of, shown
+from workbench.core.kv import KV
+from workbench.core.plan import Pass
+from workbench.methods import own, registry
+from workbench.methods.select import Select
+
+NEEDED = "a function of (prompt) or (model, prompt, kv) is needed"
+RETURNED = "a score a context token (decimal numbers), or numbers of tokens (whole), are needed"
+PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class FunctionSelect(Select):
+    """Scores tokens as a function of the user says."""
+
+    function: ClassVar[Callable[..., Any]]
+    reads_cache: ClassVar[bool]
+
+    def score(self, prompt: Prompt) -> Tensor:
+        return scores_of(type(self).__name__, type(self).function(prompt), prompt.starts[-1])
+
+    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        if not self.reads_cache:
+            return [self.score(prompt) for prompt in prompts]
+        name, function = type(self).__name__, type(self).function
+        pairs = zip(prompts, kvs, strict=True)
+        return [scores_of(name, function(model, prompt, kv), prompt.starts[-1]) for prompt, kv in pairs]
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        """Return nothing: what the function itself computes is not counted. Refuses what it returns for a prompt."""
+        if not self.reads_cache:
+            self.score(prompt)
+        return ()
+
+
+def selector(function: Callable[..., Any]) -> Select:
+    """Make a function known as a selector, by its name, and return that.
+
+    Raises BadInput for one without a name, with other parameters, or with the name of a selector of the package, and
+    for one that was made by the same code as a known one of its name, over other values.
+    """
+    name = getattr(function, "__name__", "")
+    if not name.isidentifier():
+        raise BadInput(f"select is {name or kind_of(function)}, which has no name for the results: write it with def")
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of some functions written in C
+        raise BadInput(f"select is {name}, whose parameters Python does not know: {NEEDED}") from None
+    needed = [
+        each
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    if len(needed) not in (1, 3) or any(each.kind not in PLACES for each in needed):
+        raise BadInput(f"select is {name}({', '.join(each.name for each in needed)}): {NEEDED}")
+    known = own.known("select", name)
+    if known is not None and getattr(known, "function", None) is function:
+        return known()
+    if known is not None and _differs(getattr(known, "function", None), function):
+        raise BadInput(
+            f"select is another {name} than the one before, over other values: give it a __name__ of its own"
+        )
+    about = {"function": staticmethod(function), "reads_cache": len(needed) == 3, "__doc__": function.__doc__}
+    made: type[FunctionSelect] = dataclass(frozen=True)(type(name, (FunctionSelect,), about))
+    own.register(made)
+    return made()
+
+
+def is_function(spec: str) -> bool:
+    """Return whether a selector's spec stands for a function, which other processes do not know."""
+    found = own.known("select", registry.parse(spec)[0])
+    return found is not None and issubclass(found, FunctionSelect)
+
+
+def scores_of(name: str, given: Any, length: int) -> Tensor:
+    """Return scores [length] from what a function returned; BadInput for what is neither scores nor token numbers."""
+    try:
+        values = torch.as_tensor(given).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise BadInput(f"{name} returned {shown(given)}: {RETURNED}") from None
+    if values.dim() != 1 or values.is_complex() or values.dtype == torch.bool:
+        kind = f"{values.dtype}".removeprefix("torch.")
+        raise BadInput(f"{name} returned {kind} of shape {tuple(values.shape)}: {RETURNED}")
+    if values.is_floating_point() and len(values):
+        if len(values) != length:
+            raise BadInput(f"{name} returned {len(values)} scores for {length} context tokens: one each is needed")
+        return values.float()
+    scores = torch.full((length,), -torch.inf)
+    if not len(values):
+        return scores
+    if not 0 <= int(values.min()) <= int(values.max()) < length:
+        raise BadInput(
+            f"{name} returned tokens {int(values.min())} to {int(values.max())}: allowed are 0 to {length - 1}"
+        )
+    if len(values.unique()) != len(values):
+        raise BadInput(f"{name} returned a token more than once: each of them once is needed")
+    scores[values.long()] = torch.arange(len(values), 0, -1).float()
+    return scores
+
+
+def _differs(known: Any, function: Any) -> bool:
+    """Return whether two functions are of the same code, over other values: a loop makes such, an edit does not."""
+    if known is None or known is function or getattr(known, "__code__", known) is not getattr(function, "__code__", 0):
+        return False
+    return known.__defaults__ != function.__defaults__ or _values(known) != _values(function)
+
+
+def _values(function: Any) -> list[int]:
+    return [id(cell.cell_contents) for cell in function.__closure__ or ()]
