@@ -249,6 +249,23 @@ def test_a_trial_of_an_earlier_version_is_the_same_trial(tmp_path):
     ]
 
 
+def test_what_was_measured_of_a_question_stays_beside_a_later_trial_that_measured_less(tmp_path):
+    found, full = written(tmp_path), {"model": "m", "data": "d", "seed": 0, "method": "full", "mode": "full"}
+    with results.Writer(tmp_path, "trial@short", **full) as out:
+        out.answers({"question": f"q{i}", "em": 1.0} for i in range(60))
+    assert boards(results.read(tmp_path), (0.2,))[0].full.scores["kl"] == boards(found, (0.2,))[0].full.scores["kl"]
+
+
+def test_boards_stand_beside_full_attention_of_which_their_measure_is_not_known(tmp_path):
+    found = written(tmp_path)
+    rows = found.answers("trial")
+    rows["kl"] = rows.kl.mask(rows["mode"] == "full")
+    tables = {"answers": [rows], "counts": [found.counts()], "timings": [found.timings()]}
+    known = boards(results.Results({}, tables), (0.15, 0.2))
+    assert {board.by for board in known} == {"kl"} and all("kl" not in board.full.scores for board in known)
+    assert page.index(known)
+
+
 def test_a_page_holds_what_is_published_of_a_method_beside_its_score_here(tmp_path):
     (board,) = boards(written(tmp_path), (0.2,))
     names = dict(zip(("query-guided", "first-k"), ("prophetkv", "epic"), strict=True))

@@ -96,7 +96,8 @@ def index(boards: Sequence[Board]) -> Group:
     for board in boards:
         best = board.entries[0]
         alike = max((len(group) - 1 for group in board.together if best.method in group), default=0)
-        scores = [drawn.written(one.scores[board.by][0] if one else None, board.by) for one in (best, board.full)]
+        ends = [one and one.scores.get(board.by) for one in (best, board.full)]
+        scores = [drawn.written(each[0] if each else None, board.by) for each in ends]
         about = (board.model, board.data, board.passages, board.run, board.budget and f"{board.budget:.0%}", board.n)
         row = dict(zip(ABOUT, ("" if value is None else str(value) for value in about), strict=True))
         row |= {"by": drawn.head()[board.by], "best": best.method, "score": scores[0], "full": scores[1]}

@@ -330,7 +330,9 @@ def _costs(found: Results) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> list[tuple[Standing, pd.DataFrame]]:
     """Return the methods that were asked, each with its answers by question."""
-    groups = [(key, rows.drop_duplicates("question", keep="last")) for key, rows in asked.groupby(TRIAL, sort=False)]
+    # A later row that tells less of a question does not take the place of one that tells more.
+    known = asked.sort_values("kl", key=pd.notna, kind="stable")
+    groups = [(key, rows.drop_duplicates("question", keep="last")) for key, rows in known.groupby(TRIAL, sort=False)]
     encoded: dict[str, float] = {}  # by preprocessing: methods that share one find its blocks in place
     for key, rows in groups:
         if (ms := costs.get(key, {}).get("preprocess_ms")) is not None:
@@ -338,17 +340,17 @@ def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) 
             encoded[prepare] = max(ms, encoded.get(prepare, 0.0))
     made = []
     for key, rows in groups:
-        known, first = costs.get(key, {}), rows.iloc[0]
+        cost, first = costs.get(key, {}), rows.iloc[0]
         fields = {name: first[name] for name in METHOD[1:] if first[name] not in ("", -1)}
-        fields |= {"charged": known["charged"]} if "charged" in known else {}
+        fields |= {"charged": cost["charged"]} if "charged" in cost else {}
         full = first["mode"] == "full"
         entry = Standing(
             first["method"],
             fields,
             len(rows),
-            charged=1.0 if full else known.get("charged_share"),
-            ttft_ms=known.get("ttft_ms"),
-            storage_mb=known["bytes_loaded"] / known["rows_reused"] / 1e3 if known.get("rows_reused") else None,
+            charged=1.0 if full else cost.get("charged_share"),
+            ttft_ms=cost.get("ttft_ms"),
+            storage_mb=cost["bytes_loaded"] / cost["rows_reused"] / 1e3 if cost.get("rows_reused") else None,
             preprocess_ms=None if full else encoded.get(first["prepare"]),
         )
         made.append((entry, rows.set_index("question")))
@@ -359,13 +361,14 @@ def _board(
     asked: pd.DataFrame, entries: Sequence[tuple[Standing, pd.DataFrame]], budget: float | None, by: str, least: int
 ) -> Board | None:
     """Return the board of a budget; None where fewer than `least` methods share a measure."""
-    full = next(((e, rows) for e, rows in entries if _is_full(e)), None)
+    fulls = [(e, rows) for e, rows in entries if _is_full(e)]
     rest = [(e, rows) for e, rows in entries if not _is_full(e)]
     chosen, over = _within(rest, budget)
     measure = by or next((name for name in HIGHER if all(rows[name].notna().any() for _, rows in chosen)), "")
     chosen = [(e, rows) for e, rows in chosen if measure and rows[measure].notna().any()]
     if len(chosen) < max(2, least):
         return None
+    full = max(fulls, key=lambda one: one[1][measure].notna().sum(), default=None)
     table = pd.concat([rows[measure] for _, rows in chosen], axis=1, join="inner").dropna()
     if table.empty:
         return None
