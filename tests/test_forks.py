@@ -1,6 +1,7 @@
 """Processes of a report: forks of one that has imported the workbench, or none where a fork would be unsafe."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,20 @@ def test_a_kernel_ends_soon_after_the_process_that_runs_its_notebook(tmp_path, m
         (ended,) = workers.run([NotebookTask(str(path), str(tmp_path / "report"), {})])
     assert ended.message.startswith("its process ended with exit code -9")
     assert within(20, lambda: not Path("/proc", number.read_text()).exists())
+
+
+def test_a_fork_ends_soon_after_the_serving_process_though_who_asked_for_it_lives(tmp_path):
+    number = tmp_path / "number"
+    (tmp_path / "endless.py").write_text(ENDLESS.format(str(number)))
+    with forked.served(os.environ | {"PYTHONPATH": str(tmp_path)}, ()) as python:
+        asks = subprocess.Popen([*python, "endless"], cwd=tmp_path)
+        assert within(30, lambda: number.is_file() and number.read_text())
+        os.kill(asks.pid, signal.SIGSTOP)  # it sees and does nothing
+    try:
+        assert within(20, lambda: not Path("/proc", number.read_text()).exists())
+    finally:
+        asks.kill()
+        asks.wait()
 
 
 def within(seconds, holds):

@@ -75,7 +75,7 @@ def kernel_in(folder: Path, python: Sequence[str]) -> str:
 
 def serve(address: str, modules: Sequence[str]) -> None:
     """Import `modules`, then fork for everyone who asks, as long as the parent process lives."""
-    parent = os.getppid()
+    parent, own = os.getppid(), os.getpid()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{address}.new")
         listener.listen(20)
@@ -94,12 +94,12 @@ def serve(address: str, modules: Sequence[str]) -> None:
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.setsid()
-                sys.exit(become(asker))
+                sys.exit(become(asker, own))
             asker.close()
 
 
-def become(asker: socket.socket) -> int:
-    """Run what the other side asks for; returns the exit code."""
+def become(asker: socket.socket, server: int) -> int:
+    """Run what the other side asks for, as long as it and the serving process live; returns the exit code."""
     _, outputs, *_ = socket.recv_fds(asker, 1, 2)
     asked = json.loads(asker.makefile().readline())
     os.environ.clear()
@@ -110,7 +110,7 @@ def become(asker: socket.socket) -> int:
         os.close(output)
         before = getattr(sys, name)  # of the serving process, where it may be a file: that a pipe is none is found anew
         setattr(sys, name, os.fdopen(number, "w", 1, before.encoding, before.errors, closefd=False))
-    threading.Thread(target=lambda: (asker.recv(1), os._exit(1)), daemon=True).start()
+    threading.Thread(target=_end_with, args=(asker, server), daemon=True).start()
     code = 0
     sys.argv = asked["words"]
     try:
@@ -124,6 +124,16 @@ def become(asker: socket.socket) -> int:
     sys.stderr.flush()
     asker.send(bytes([code]))
     return code
+
+
+def _end_with(asker: socket.socket, server: int) -> None:
+    """End this process when the other side hangs up, or the serving process is gone."""
+    asker.settimeout(1)
+    while os.getppid() == server:
+        with contextlib.suppress(TimeoutError):
+            asker.recv(1)  # nothing is ever sent: it hung up
+            break
+    os._exit(1)
 
 
 def ask(address: str, words: Sequence[str]) -> int:
