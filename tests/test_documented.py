@@ -43,7 +43,7 @@ def test_every_block_is_run_or_says_why_not():
 
 
 @pytest.mark.parametrize("page", [page for page in QUICK if name_of(page) not in OWN], ids=name_of)
-def test_a_page_runs_from_top_to_bottom(page, small, monkeypatch, tmp_path):
+def test_a_page_runs_from_top_to_bottom(page, small, monkeypatch, tmp_path, unknown_again):
     monkeypatch.chdir(tmp_path)
     assert documented.run(page, small) >= 1
 
@@ -51,7 +51,7 @@ def test_a_page_runs_from_top_to_bottom(page, small, monkeypatch, tmp_path):
 @pytest.mark.weekly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", RUN, ids=name_of)
-def test_a_page_runs_as_it_is_written(page, monkeypatch, tmp_path):
+def test_a_page_runs_as_it_is_written(page, monkeypatch, tmp_path, unknown_again):
     for name in ("notebooks", "docs"):
         (tmp_path / name).symlink_to(documented.ROOT / name)
     monkeypatch.chdir(tmp_path)
