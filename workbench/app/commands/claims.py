@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 PLACES = "Where results are read: `shipped`, or a folder that --out wrote; again for several"
-PAPERS = "One paper: block1, block2, fusionrag, bfla, compact, cacheblend or epic; ours: this workbench's claims"
 app = typer.Typer(add_completion=False)
 
 
