@@ -149,7 +149,7 @@ def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairi
     keys, values = ([torch.randn(2, 64, width).to(DEVICE)[:, :60] for _ in range(3)] for _ in range(2))
     starts, lengths, kept = (4, 24, 29), (20, 5, 17), ((20, 33), (5, 9, 7), (17, 18))
     anchors = [
-        [tuple(tuple(torch.randn(6, n, width).to(DEVICE) for _ in "kv") for _ in range(2)) for n in counts]
+        [in_torch.Moved(*[tuple(torch.randn(6, n, width).to(DEVICE) for _ in "kv") for _ in range(2)]) for n in counts]
         for counts in kept
     ]
     tables = [1e4 ** (-torch.arange(0, rotary, 2, device=DEVICE) / rotary)] * 3
@@ -161,14 +161,17 @@ def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairi
         expected = by_torch.far()
         torch.testing.assert_close(by_kernel.far(), expected, atol=1e-5, rtol=1e-4)
     weights = torch.rand(2, 3, 42).to(DEVICE) * expected[:1].isfinite()
-    slots, cached = torch.randperm(100).to(DEVICE).split((42, 42, 16)), (0, 7, 3)
+    numbers, cached = torch.randperm(25), (0, 7, 3)
+    own, new = numbers[:12].split((5, 2, 5)), numbers[12:23]  # of four tokens
+    at = [(each[:, None] * 4 + torch.arange(4)).flatten() for each in (*own, new, numbers[23:])]
+    slots = [x.to(DEVICE) for x in (torch.cat([x[:n] for x, n in zip(at, lengths, strict=False)]), at[3][:42], at[4])]
     back = (torch.tensor(cached) - torch.tensor(starts)).repeat_interleave(torch.tensor(lengths))
     pages = [torch.randn(2, 100, width, device=DEVICE) for _ in range(6)]
     stale = *rope.rotate_layers([x[:, 4:46] for x in keys], back, tables, pairing), *[x[:, 4:46] for x in values]
     for pool, x in zip(pages, stale, strict=True):
         pool[:, slots[0]] = x
     before = [pool.clone() for pool in pages]
-    over_pages = meeting.Meeting(pages[:3], pages[3:], *given, (cached, slots[0].cpu(), slots[1].cpu()))
+    over_pages = meeting.Meeting(pages[:3], pages[3:], *given, (cached, [x.numpy() for x in own], new.numpy(), 4))
     torch.testing.assert_close(over_pages.far(), expected, atol=1e-5, rtol=1e-4)
     for one in (by_kernel, by_torch, over_pages):
         one.move(weights)

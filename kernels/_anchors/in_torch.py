@@ -1,7 +1,7 @@
 """`_anchors/meeting.py` in torch, and how places are copied out of a cache."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +12,24 @@ from workbench.core.rope import Pairing, rotate_layers
 Pair = tuple[Tensor, Tensor]  # keys as of position 0, values: [heads of all layers, T, D]
 
 
+@dataclass(eq=False)
+class Moved:
+    """A passage of `length` tokens as it was `cached`, and by how much it `moved`, [C, length, D] each.
+
+    row  where these four lie, and how many numbers a head of a layer takes
+    """
+
+    cached: Pair
+    moved: Pair
+    length: int = field(init=False)
+    row: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        four = [x.contiguous() for x in (*self.cached, *self.moved)]
+        self.cached, self.moved = (four[0], four[1]), (four[2], four[3])
+        self.length, self.row = four[0].shape[1], (*(x.data_ptr() for x in four), four[0].stride(0))
+
+
 @dataclass(frozen=True, eq=False)
 class InTorch:
     """`meeting.Meeting` in torch: places of one prompt, and the anchors of each."""
@@ -20,7 +38,7 @@ class InTorch:
     values: Sequence[Tensor]
     starts: Sequence[int]
     lengths: Sequence[int]
-    anchors: Sequence[Sequence[tuple[Pair, Pair]]]
+    anchors: Sequence[Sequence[Moved]]
     inv_freq: Sequence[Tensor]
     pairing: Pairing
 
@@ -35,8 +53,8 @@ class InTorch:
         mine = stretch(self.keys, self.values, self.starts, self.lengths, self.inv_freq, self.pairing)
         for place, begin, count in zip(self.anchors, begins.tolist(), self.lengths, strict=False):
             here = slice(begin, begin + count)
-            for number, (cached, _) in enumerate(place):
-                keys, values = (x[:, here] - y[:, :count] for x, y in zip(mine, cached, strict=True))
+            for number, anchor in enumerate(place):
+                keys, values = (x[:, here] - y[:, :count] for x, y in zip(mine, anchor.cached, strict=True))
                 for row, apart in enumerate((keys, values)):
                     out[row, number, here] = vector_norm(apart, 1, (0, 2), dtype=torch.float32) / (
                         heads * keys.shape[2]
@@ -52,7 +70,8 @@ class InTorch:
             joined = []
             for place, share in zip(self.anchors, weights[part].split([*self.lengths], 1), strict=True):
                 moved = [
-                    w[:, None] * pair[part][:, : share.shape[1]] for w, (_, pair) in zip(share, place, strict=False)
+                    w[:, None] * anchor.moved[part][:, : share.shape[1]]
+                    for w, anchor in zip(share, place, strict=False)
                 ]
                 joined.append(torch.stack(moved).sum(0))
             parts.append(torch.cat(joined, 1).split(heads))

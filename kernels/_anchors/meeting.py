@@ -7,29 +7,35 @@ what is cached and what moved are read once each.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from workbench.core.rope import Pairing
-from workbench.kernels._anchors.in_torch import Pair
+from workbench.kernels._anchors.in_torch import Moved
 from workbench.kernels._shared.attention import planes
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl
 
+Pages = np.ndarray[Any, np.dtype[Any]]  # [P] whole numbers
 TOKENS = 32  # of a program
 RUN = tl.constexpr(8)  # channels that a thread reads at once
+COLUMNS = tl.constexpr(8)  # of a place in the tables
 
 
 @jit
-def _place(tiles, places, slots, total, tile, TOKENS: tl.constexpr):
+def _place(tiles, places, pages, tile, PAGE: tl.constexpr, TOKENS: tl.constexpr):
     """(place, anchors, positions that its keys are rotated for and move to, tokens, which there are, put, slots)."""
     place, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
-    at = places + 6 * place
+    at = places + COLUMNS * place
     token = first + tl.arange(0, TOKENS)
     there, put = token < tl.load(at + 1), tl.load(at + 3) + token
-    own = tl.load(slots + put, mask=there, other=0)
-    to = tl.load(slots + total + put, mask=there, other=0)
+    own = tl.load(at) + token
+    to = own
+    if PAGE:
+        own = tl.load(pages + tl.load(at + 6) + token // PAGE, mask=there, other=0) * PAGE + token % PAGE
+        to = tl.load(pages + tl.load(at + 7) + put // PAGE, mask=there, other=0) * PAGE + put % PAGE
     return place, tl.load(at + 2), tl.load(at + 4), tl.load(at), token, there, put, own, to
 
 
@@ -46,7 +52,7 @@ def _far(
     anchors,
     places,
     tiles,
-    slots,
+    pages,
     inv_freq,
     out,
     total,
@@ -59,13 +65,14 @@ def _far(
     INTERLEAVED: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
+    PAGE: tl.constexpr,
     TOKENS: tl.constexpr,
     TURNED: tl.constexpr,
 ):
     """Some tokens of a place and one anchor: mean differences of keys and of values, squares of those of values."""
     tile, anchor = tl.program_id(0) // most, tl.program_id(0) % most
-    place, count, cached, _, token, there, put, slot, _ = _place(tiles, places, slots, total, tile, TOKENS)
-    if (anchor >= count) | (tl.load(places + 6 * place + 5) == 0):
+    place, count, cached, _, token, there, put, slot, _ = _place(tiles, places, pages, tile, PAGE, TOKENS)
+    if (anchor >= count) | (tl.load(places + COLUMNS * place + 5) == 0):
         return
     col = tl.arange(0, DP)
     other, angle, sin = planes(col, cached, inv_freq, HALF, INTERLEAVED, True)
@@ -104,7 +111,7 @@ def _move(
     anchors,
     places,
     tiles,
-    slots,
+    pages,
     inv_freq,
     weights,
     total,
@@ -117,12 +124,13 @@ def _move(
     INTERLEAVED: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
+    PAGE: tl.constexpr,
     TOKENS: tl.constexpr,
     TURNED: tl.constexpr,
 ):
     """Some tokens of a place in one layer: put where they move to; from layer 1 on its anchors' offsets are added."""
     layer = tl.program_id(1)
-    given = _place(tiles, places, slots, total, tl.program_id(0), TOKENS)
+    given = _place(tiles, places, pages, tl.program_id(0), PAGE, TOKENS)
     place, count, cached, begin, token, there, put, slot, to = given
     count = tl.where(layer > 0, count, 0)
     col = tl.arange(0, DP)
@@ -166,12 +174,13 @@ def fits(keys: Sequence[Tensor], values: Sequence[Tensor], inv_freq: Sequence[Te
 
 
 class Meeting:
-    """The places of one prompt and the anchors of each: (cached, moved), pairs of [C, n, D].
+    """The places of one prompt and the anchors of each.
 
     keys, values     [H, T, D] of every layer, alike (`fits`)
     starts, lengths  of the places, one behind the other
-    paged            the position that keys of each place are rotated for, slots [N] of their tokens, and slots that
-                     `move` writes; None: they stand in one cache of the prompt, and are moved there
+    paged            the position that keys of each place are rotated for, its pages, the pages that `move` writes, for
+                     all of them together, and the tokens of a page; None: they stand in one cache of the prompt, and
+                     are moved there
     compared         places that `far` compares
     """
 
@@ -181,35 +190,35 @@ class Meeting:
         values: Sequence[Tensor],
         starts: Sequence[int],
         lengths: Sequence[int],
-        anchors: Sequence[Sequence[tuple[Pair, Pair]]],
+        anchors: Sequence[Sequence[Moved]],
         inv_freq: Sequence[Tensor],
         pairing: Pairing = "neox",
-        paged: tuple[Sequence[int], Tensor, Tensor] | None = None,
+        paged: tuple[Sequence[int], Sequence[Pages], Pages, int] | None = None,
         compared: Sequence[bool] | None = None,
     ):
         need_triton("meeting")
         base, self.most, self.total = keys[0], max(map(len, anchors)), sum(lengths)
-        here = np.arange(starts[0], starts[0] + self.total)
-        cached, *slots = (starts, here, here) if paged is None else (paged[0], *(x.numpy() for x in paged[1:]))
+        nothing = np.zeros(0, np.int64)
+        cached, pages, moved_to, page = paged or (starts, [nothing] * len(starts), nothing, 0)
         self._turned = any(cached), [*starts] != [*cached]  # keys, to be compared and to be moved
-        held = [[*cached, *moved] for place in anchors for cached, moved in place]
-        self._held = [x.contiguous() for each in held for x in each]
+        self._anchors = anchors  # they live as long as this
         size, lower = base.element_size(), base.data_ptr()
-        apart = (np.array([x.data_ptr() for x in (*keys, *values, *self._held)]) - lower) // size
+        own = (np.array([x.data_ptr() for x in (*keys, *values)]) - lower) // size
         counts = np.array([*map(len, anchors)])
         table = np.zeros((len(counts), self.most, 5), np.int64)
-        spans = np.array([x.stride(0) for x in self._held[::4]])
-        listed = np.arange(self.most) < counts[:, None]
-        table[listed] = np.concatenate((apart[2 * len(keys) :].reshape(-1, 4), spans[:, None]), 1)
-        sizes = np.array(lengths)
-        listed_too = compared or [True] * len(sizes)
-        places = [starts, sizes, counts, sizes.cumsum() - sizes, cached, listed_too]
+        rows = np.array([anchor.row for place in anchors for anchor in place], np.int64)
+        rows[:, :4] = (rows[:, :4] - lower) // size
+        table[np.arange(self.most) < counts[:, None]] = rows
+        sizes, taken = np.array(lengths), np.array([*map(len, pages)])
+        begins, behind = (np.cumsum(x) - x for x in (sizes, taken))
+        places = [starts, sizes, counts, begins, cached, compared or [True] * len(sizes), behind]
+        places.append(np.full(len(sizes), taken.sum()))
         tiles = -(-sizes // TOKENS)
         of = np.arange(len(sizes)).repeat(tiles)
         first = (np.arange(len(of)) - (tiles.cumsum() - tiles)[of]) * TOKENS
-        parts = apart[: 2 * len(keys)], table, np.array(places).T, np.stack((of, first), 1), *slots
+        parts = own, table, np.array(places).T, np.stack((of, first), 1), *pages, moved_to
         flat = [part.ravel() for part in parts]
-        ends = [*map(len, flat[:4]), 2 * self.total]
+        ends = [*map(len, flat[:4]), sum(map(len, flat[4:]))]
         host = torch.empty(sum(ends), dtype=torch.int64, pin_memory=base.is_cuda)
         np.concatenate(flat, out=host.numpy())
         self._tables = host.to(base.device, non_blocking=True).split(ends)  # a GPU gets them in one copy
@@ -218,7 +227,7 @@ class Meeting:
         self._given = (base, *self._tables, frequencies)
         self._numbers = self.total, self._layers, self.most, *base.stride()[:2]
         self._constants = {"HEADS": len(base), "HALF": len(frequencies), "INTERLEAVED": pairing == "interleaved"}
-        self._constants |= {"D": width, "DP": padded_width(width), "TOKENS": TOKENS}
+        self._constants |= {"D": width, "DP": padded_width(width), "PAGE": page, "TOKENS": TOKENS}
 
     def far(self) -> Tensor:
         """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.

@@ -8,7 +8,7 @@ nothing before is read again.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ class Derived:
         self._kept[name] = value, length
         return value
 
+
+_NBYTES = attrgetter("nbytes")
 
 Tensors = list[torch.Tensor]
 Stacked = tuple[torch.Tensor, torch.Tensor] | None
@@ -153,7 +155,7 @@ class KV:
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values (capacity set aside for later tokens not counted)."""
-        return sum(x.nbytes for x in self.tensors())
+        return sum(map(_NBYTES, (*self.keys, *self.values)))
 
     def tensors(self) -> Iterator[torch.Tensor]:
         yield from self.keys

@@ -1,6 +1,7 @@
 """Cached blocks in memory, within a budget of bytes; the least recently used ones go first."""
 
 from collections import Counter, OrderedDict, deque
+from operator import attrgetter
 from threading import RLock
 
 from workbench.core.errors import BadInput
@@ -15,12 +16,16 @@ __all__ = ["UNLIMITED", "MemoryStore", "Stats"]
 UNLIMITED = 1 << 62  # bytes: a budget that nothing exceeds
 REMEMBERED = 1 << 16  # keys that were dropped and are remembered, to tell why they are missed
 RECENT = 256  # misses that are kept with all they say
+_VERSION = attrgetter("_version")
 
 
 def _written(kv: KV) -> tuple[int, ...]:
     """Return how often the tensors of a KV were written to, as torch counts it; it refuses writes that it does not."""
-    tensors = kv.stacked() or tuple(kv.tensors())
-    return tuple(0 if x.is_inference() else x._version for x in tensors)
+    tensors = kv.stacked() or (*kv.keys, *kv.values)
+    try:
+        return tuple(map(_VERSION, tensors))  # of thousands of tensors a request: nothing of Python's in between
+    except RuntimeError:  # of inference mode, whose tensors are not counted
+        return tuple(0 if x.is_inference() else x._version for x in tensors)
 
 
 class MemoryStore:

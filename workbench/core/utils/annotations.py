@@ -77,6 +77,8 @@ def check_processes(name: str, count: Any, least: int = 1, here: bool = True) ->
 
 def fits(value: Any, annotation: Any) -> bool:
     """Return whether `value` is what `annotation` says; whole numbers are numbers, True and False are not."""
+    if annotation is str:
+        return isinstance(value, str)  # keys of every block of a request
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return fits(value, parts[0]) and (COUNT not in parts or value >= 0)

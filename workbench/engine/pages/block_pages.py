@@ -89,7 +89,7 @@ class BlockPages:
                 self._gone.append(-id(gone[1]))
         for (key, kv), cached in zip(fresh.items(), copied, strict=True):
             self._entries[key] = ref(kv, partial(_note, self._gone, key)), cached
-            self._idle += len(cached.pages)
+            self._idle += len(cached.numbers)
             known[key] = cached
         placed = [known[id(kv)] for kv in kvs]
         for cached in placed:
@@ -97,31 +97,32 @@ class BlockPages:
         return placed
 
     def blank(self, length: int, start: int) -> Cached:
-        """Return an unwritten block for one request, pinned; once it is let go, its pages make room first."""
+        """Return an unwritten block for one request, pinned; its pages are given back once it is let go."""
         self.make_room(-(-length // self.pool.size))
         cached = self.pool.cached(length, start)
         self._entries[-id(cached)] = NoneType, cached  # no KV finds it
-        self._gone.append(-id(cached))
-        self._idle += len(cached.pages)
+        self._idle += len(cached.numbers)
         self._pin(cached)
         return cached
 
     def unpin(self, context: Iterable[Cached]) -> None:
-        """Let blocks go that `place` has returned."""
+        """Let blocks go that `place` or `blank` has returned."""
         for cached in context:
             self._pins[id(cached)] -= 1
             if self._pins[id(cached)] <= 0:
                 del self._pins[id(cached)]
-                self._idle += len(cached.pages)
+                self._idle += len(cached.numbers)
+                if -id(cached) in self._entries:  # no KV will find it
+                    self._drop(-id(cached))
 
     def _pin(self, cached: Cached) -> None:
         if id(cached) not in self._pins:
-            self._idle -= len(cached.pages)
+            self._idle -= len(cached.numbers)
         self._pins[id(cached)] += 1
 
     def _drop(self, key: int) -> None:
         _, cached = self._entries.pop(key)
-        self._idle -= len(cached.pages)
+        self._idle -= len(cached.numbers)
         self.pool.give(cached)
 
 

@@ -70,7 +70,9 @@ class PageOwners:
                 count > self.pages - 1 or not self._changed.wait_for(lambda: count <= len(self._free), wait)
             ):
                 raise NoPages(count, len(self._free), what)
-            taken = [self._free.pop() for _ in range(count)]
+            rest = len(self._free) - count
+            taken = self._free[rest:][::-1]
+            del self._free[rest:]
             numbers = np.array(taken, np.int32)
             generations: Ints = self.generation[numbers] + 1
             self.generation[numbers] = generations

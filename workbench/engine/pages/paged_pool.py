@@ -118,7 +118,7 @@ class Pool(PageStorage):
     def cached(self, length: int, start: int = 0, pages: Taken | None = None) -> Cached:
         """Return a block in pages that were taken for it, or that are taken now."""
         pages = self.take(length) if pages is None else pages
-        return Cached(torch.tensor(pages), length, start, self, pages.generations)
+        return Cached(torch.from_numpy(pages.numbers.astype(np.int64)), length, start, self, pages.generations)
 
     @annotations.checked
     def encode(

@@ -1,0 +1,61 @@
+"""Anchors of the places of prompts: passages of earlier requests, and which of them a passage now is near."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from workbench.kernels._anchors.in_torch import Moved
+
+OLDEST = 5  # of these anchors the one that was used least makes room (released code)
+NUCLEUS = 0.9  # anchors of so much weight count as used (released code)
+
+
+@dataclass(eq=False)
+class Anchor(Moved):
+    """A passage as cached, with how full attention moved it; in the numbers of the model."""
+
+    used: int = 0
+    number: int = field(default_factory=count().__next__)  # no other anchor's
+
+
+@dataclass(frozen=True, eq=False)
+class Met:
+    """What came of comparing a passage with the anchors of its place.
+
+    anchors  by number, and how many of them a place has at most
+    weights  [2, A, n] fp32 of keys and of values, by which offsets are joined
+    near     whether it is like some of them rather than all alike; `used`: which of them, then
+    """
+
+    anchors: tuple[int, ...]
+    weights: Tensor
+    near: bool
+    used: Sequence[int]
+
+
+def meet(far: Tensor, lengths: list[int], held: list[list[Anchor]], threshold: float, temperature: float) -> list[Met]:
+    """Judge passages by how `far` [3, A, N] their tokens are from their anchors; a GPU is waited for."""
+    most, weights = far.shape[1], (-far[:2] / temperature).softmax(1).split(lengths, 2)
+    squares = torch.stack([part.sum(1) for part in far[2].cpu().split(lengths, 1)])
+    alike = (-squares.sqrt()).softmax(1)
+    entropy = -(alike * (alike + 1e-40).log2()).sum(1)
+    near = (entropy <= threshold * torch.tensor([*map(len, held)]).float().log2()).tolist()  # without anchors it is nan
+    order = alike.sort(1, descending=True)
+    used = order.values.cumsum(1) - order.values < NUCLEUS
+    some = [best[taken].tolist() if each else [] for best, taken, each in zip(order.indices, used, near, strict=True)]
+    return [Met(named(each, most), *one) for each, *one in zip(held, weights, near, some, strict=True)]
+
+
+def named(held: Sequence[Anchor], most: int) -> tuple[int, ...]:
+    """Return what a passage is compared with: the anchors of its place, by number, of `most` at a place."""
+    return most, *[anchor.number for anchor in held]
+
+
+def keep(anchors: list[Anchor], new: Anchor, most: int) -> None:
+    """Add an anchor to those of a place, of which there are at most so many."""
+    if len(anchors) >= most:
+        anchors.remove(min(anchors[:OLDEST], key=lambda anchor: anchor.used))
+    anchors.append(new)
