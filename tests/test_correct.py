@@ -28,6 +28,7 @@ from workbench.kernels._pages.case import case
 from workbench.kernels.question_attention import reference
 from workbench.methods import attend, correct, finish, select
 from workbench.methods.config import MethodConfig
+from workbench.methods.correct._anchors import Anchor
 from workbench.methods.correct.kvcomm import Kvcomm
 from workbench.methods.engines import pages_of
 from workbench.methods.generation import answer
@@ -149,7 +150,7 @@ def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairi
     keys, values = ([torch.randn(2, 64, width).to(DEVICE)[:, :60] for _ in range(3)] for _ in range(2))
     starts, lengths, kept = (4, 24, 29), (20, 5, 17), ((20, 33), (5, 9, 7), (17, 18))
     anchors = [
-        [in_torch.Moved(*[tuple(torch.randn(6, n, width).to(DEVICE) for _ in "kv") for _ in range(2)]) for n in counts]
+        [Anchor(*[tuple(torch.randn(6, n, width).to(DEVICE) for _ in "kv") for _ in range(2)]) for n in counts]
         for counts in kept
     ]
     tables = [1e4 ** (-torch.arange(0, rotary, 2, device=DEVICE) / rotary)] * 3

@@ -1,7 +1,8 @@
 """`_anchors/meeting.py` in torch, and how places are copied out of a cache."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,8 +13,7 @@ from workbench.core.rope import Pairing, rotate_layers
 Pair = tuple[Tensor, Tensor]  # keys as of position 0, values: [heads of all layers, T, D]
 
 
-@dataclass(eq=False)
-class Moved:
+class Moved(Protocol):
     """A passage of `length` tokens as it was `cached`, and by how much it `moved`, [C, length, D] each.
 
     row  where these four lie, and how many numbers a head of a layer takes
@@ -21,13 +21,8 @@ class Moved:
 
     cached: Pair
     moved: Pair
-    length: int = field(init=False)
-    row: tuple[int, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        four = [x.contiguous() for x in (*self.cached, *self.moved)]
-        self.cached, self.moved = (four[0], four[1]), (four[2], four[3])
-        self.length, self.row = four[0].shape[1], (*(x.data_ptr() for x in four), four[0].stride(0))
+    length: int
+    row: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,18 +7,27 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from workbench.kernels._anchors.in_torch import Moved
+from workbench.kernels._anchors.in_torch import Pair
 
 OLDEST = 5  # of these anchors the one that was used least makes room (released code)
 NUCLEUS = 0.9  # anchors of so much weight count as used (released code)
 
 
 @dataclass(eq=False)
-class Anchor(Moved):
-    """A passage as cached, with how full attention moved it; in the numbers of the model."""
+class Anchor:
+    """A passage as cached, with how full attention moved it, [C, length, D] each; in the numbers of the model."""
 
+    cached: Pair
+    moved: Pair
     used: int = 0
     number: int = field(default_factory=count().__next__)  # no other anchor's
+    length: int = field(init=False)
+    row: tuple[int, ...] = field(init=False, repr=False)  # where it lies, and numbers of a head
+
+    def __post_init__(self) -> None:
+        four = [x.contiguous() for x in (*self.cached, *self.moved)]
+        self.cached, self.moved = (four[0], four[1]), (four[2], four[3])
+        self.length, self.row = four[0].shape[1], (*(x.data_ptr() for x in four), four[0].stride(0))
 
 
 @dataclass(frozen=True, eq=False)
