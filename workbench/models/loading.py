@@ -24,6 +24,7 @@ from workbench.core.errors import BadInput, not_allowed
 from workbench.core.utils import stages
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
+from workbench.models import float8
 from workbench.models.checked_config import check_headers, check_loaded, config_of, is_blank, reason
 from workbench.models.checkpoints import COMPACT, DIFFERENCE, adapter_of, base_folder, check, read_json, shards
 from workbench.models.model_card import layout_of, tokenizer_of
@@ -33,7 +34,7 @@ from workbench.models.weights import adapters, compact, delta_weights, soft_toke
 from workbench.models.weights.compact import by_input_channel
 
 TOKENIZERS = WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase]()  # of models that were loaded
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, float8.NAME: torch.bfloat16}
 
 
 class Loaded(NamedTuple):
@@ -64,13 +65,16 @@ def load(
 ) -> Loaded:
     """(model, tokenizer, layout) of a shipped or fetched model, a folder or a model in the local Hugging Face cache.
 
-    `dtype` None: float32 on the CPU, the checkpoint's own on an accelerator. `layout` None: the model's own
-    (`layout_of`); else a `Layout`, or lab, released, chat or a JSON file. Nothing is downloaded. Raises BadInput,
-    before any weight is read, for an unknown name, device, dtype or layout and for a checkpoint that is not whole. On
-    the CPU, freed memory stays with the process from then on (`keep_freed`), and weights lie as products
-    read them fastest (`models.weights.weight_layout`).
+    `dtype` None: float32 on the CPU, the checkpoint's own on an accelerator; "float8-products": bfloat16, but products
+    of many rows are taken in float8 (`models.float8`), on a Hopper GPU. `layout` None: the model's own (`layout_of`);
+    else a `Layout`, or lab, released, chat or a JSON file. Nothing is downloaded. Raises BadInput, before any weight
+    is read, for an unknown name, device, dtype or layout and for a checkpoint that is not whole. On the CPU, freed
+    memory stays with the process from then on (`keep_freed`), and weights lie as products read them fastest
+    (`models.weights.weight_layout`).
     """
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
+    if dtype == float8.NAME:
+        float8.check(place)
     stages.stage(f"loading {path.name}")
     layouts.check(layout if isinstance(layout, str) else None)
     check(path)
@@ -100,6 +104,8 @@ def load(
     if place.type == "cpu":
         keep_freed()
         by_input_channel(model)
+    if dtype == float8.NAME:
+        float8.ask(model)
     TOKENIZERS[model] = tokenizer
     return Loaded(model.to(place).eval(), tokenizer, layout)
 

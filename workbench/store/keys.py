@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
+from workbench.models import float8
 
 # Of the keys, and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`.
 FORMAT_VERSION = 2
@@ -131,7 +132,7 @@ def _states(module: torch.nn.Module) -> tuple[list[Any], list[Any]]:
     """
     waiting: list[torch.nn.Module | None] = [module]
     weights: list[Any] = []
-    beside: list[Any] = []
+    beside: list[Any] = [float8.asked(module)]
     if _GLOBAL_HOOKS or _GLOBAL_PRE_HOOKS:
         raise BadInput("all modules have a forward hook: cached blocks do not know what it does; remove it first")
     for each in waiting:  # grows on the way
@@ -173,7 +174,7 @@ def _digest(model: PreTrainedModel) -> str:
 
 def _beside(model: PreTrainedModel) -> str:
     """Describe buffers that are not saved, and scalars; not the rotation of models that stretch it as prompts grow."""
-    told = []
+    told = [float8.NAME] if float8.asked(model) else []
     for name, module in model.named_modules():
         grows = any(kind in str(getattr(module, "rope_type", "")) for kind in GROWING)
         for buffer in sorted(module._non_persistent_buffers_set):

@@ -19,7 +19,9 @@ def verify(
     *,
     model: Annotated[str, typer.Option(help="Checkpoint folder or name (see `workbench models`)")] = "lab-full",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the model's own without it")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, float16 or float8-products; the model's own without it")
+    ] = None,
     source: Annotated[str, typer.Option("--data", help="Texts of the prompts: a name or a file of questions")] = "lab",
     samples: Annotated[int, typer.Option(help="Prompts", min=1, max=64)] = 3,
     passages: Annotated[int, typer.Option(help="Passages of a prompt", min=2, max=40)] = 6,

@@ -32,10 +32,12 @@ from workbench.engine.graphs.graph_step import (
     token_arrays,
 )
 from workbench.engine.graphs.static_batch import DecodeBatch, StaticBatch
+from workbench.engine.layers.float8_products import products_of
 from workbench.engine.layers.fused_layers import FusedLayers, fused, layers_of
-from workbench.engine.layers.gemm_dispatch import TORCH, Products, kept
+from workbench.engine.layers.gemm_dispatch import TORCH, kept
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import PagedPrompt
+from workbench.models import float8
 from workbench.models.spec import attach
 
 LAYERS = ("fused", "compiled", "model")
@@ -94,10 +96,10 @@ class Runner:
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
         self._fused: FusedLayers | None = None
         # where steps are captured, weights are put side by side now: a graph keeps the addresses that it has seen
-        products = Products(kept() if self.measured else None)
+        products = products_of(self.model, kept() if self.measured else None, self.pool.kernels)
         found = (
             layers_of(self.model, self.pool.kernels, products)
-            if self.graphs or self.layers == "fused"
+            if self.graphs or self.layers == "fused" or float8.asked(self.model)
             else "not captured"
         )
         if isinstance(found, str):
@@ -304,6 +306,8 @@ class Runner:
             if self._fused is not None:
                 self._fused = FusedLayers(self.model, self.pool.kernels, self._fused.products)
             self._weights = WeightWatch(self.model)
+        if self._fused is not None:
+            self._fused.follow()
         if bucket.large or waits:
             return Captured(StaticBatch(self.model, self.pool, bucket, self._fused))
         if bucket not in self.captured:

@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from workbench.engine.layers.gemm_dispatch import Products
+
 MOST = 2048  # rows, above which kernels run much longer than they take to start
 KEPT = 2  # numbers of rows that graphs are kept for
 Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias
@@ -26,14 +28,10 @@ class Layers(Protocol):
     count: int
     qkv: Linear  # of the first layer, as all are alike
     o: Linear
+    products: Products
 
     def behind(self, number: int, x: Tensor, residual: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Go on from the attention of a layer to queries, keys and values of the next."""
-
-
-def into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Write the product of x [R, K] and weight [N, K] to `out` [R, N]."""
-    return torch.mm(x, weight.mT, out=out) if bias is None else torch.addmm(bias, x, weight.mT, out=out)
 
 
 def captured(works: list[Callable[[Tensor], Tensor]], first: Tensor) -> tuple[Tensor, list[Callable[[], None]]]:
@@ -63,7 +61,7 @@ class BetweenAttentions:
     """The graphs of one number of rows."""
 
     def __init__(self, layers: Layers, rows: int):
-        weight = layers.o[0]
+        weight, self._products = layers.o[0], layers.products
         self._x, self._first = (weight.new_empty(rows, len(weight)) for _ in range(2))
         self._qkv = weight.new_empty(rows, len(layers.qkv[0]))
 
@@ -91,6 +89,6 @@ class BetweenAttentions:
         """
         if not number:
             self._first.copy_(residual)
-        into(self._x, attended, *o)
+        self._products.into(self._x, attended, *o)
         self._replays[number]()
         return self._residual, self._qkv

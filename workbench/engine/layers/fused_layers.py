@@ -24,10 +24,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from workbench.core.errors import BadInput
 from workbench.engine.attention_backends.choice import kernel, on_gpu
-from workbench.engine.layers.between_attentions import KEPT, MOST, BetweenAttentions, Linear, into
+from workbench.engine.layers.between_attentions import KEPT, MOST, BetweenAttentions, Linear
+from workbench.engine.layers.float8_products import Float8Products, products_of
 from workbench.engine.layers.gemm_dispatch import Products
 from workbench.engine.layers.module_watch import ModuleWatch
+from workbench.models import float8
 from workbench.models.spec import attach
 from workbench.models.transformers_attention import NAME, PackedRequest, attend, registered
 
@@ -88,9 +91,12 @@ class FusedLayers:
             for name in ("add_rms_norm", "silu_and_mul", "rope_and_cache")
         )
         self.count, self.qkv, self.o = len(self.layers), self.layers[0].qkv, self.layers[0].o
+        self._weights = [w for x in self.layers for w, _ in (x.qkv, x.o, x.gate_up, x.down)]
+        self._parameters = [m.weight for x in self.decoder.layers for group in _groups(x) for m in group]
         self.why_uncaptured = ""
         self._graphs: dict[int, BetweenAttentions | None] = {}  # by number of rows; None: seen once, or not captured
         self._turn = Lock()
+        self.follow()
 
     @property
     def stale(self) -> bool:
@@ -101,6 +107,10 @@ class FusedLayers:
             or mine.o[0].data_ptr() != theirs.self_attn.o_proj.weight.data_ptr()
             for mine, theirs in zip(self.layers, self.decoder.layers, strict=True)
         )
+
+    def follow(self) -> None:
+        """Let products see what was written to weights since the last pass."""
+        self.products.follow(self._parameters, self._weights)
 
     def prepare(self, rows: int, requests: int) -> None:
         """Find the fastest way to multiply so many rows, `requests` of which get logits."""
@@ -198,7 +208,9 @@ class FusedLayers:
         layer, following = self.layers[number], self.layers[number + 1]
         residual, x = self._fed(layer, x, residual)
         residual, x = self._add_rms_norm(x, following.before_attention, following.eps, residual)
-        return residual, self.products(x, *following.qkv, parts=True) if out is None else into(out, x, *following.qkv)
+        if out is None:
+            return residual, self.products(x, *following.qkv, parts=True)
+        return residual, self.products.into(out, x, *following.qkv)
 
     def _through(
         self,
@@ -238,17 +250,30 @@ _KNOWN: WeakKeyDictionary[PreTrainedModel, _Known] = WeakKeyDictionary()  # they
 
 
 def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
-    """Return the layers by which packed requests of this model run on a GPU; None where its own are used."""
+    """Return the layers by which packed requests of this model run on a GPU; None where its own are used.
+
+    BadInput where these would be used although products in float8 were asked for.
+    """
     if not on_gpu(model.device) or attach(model).window is not None or model.training:
+        _check_own_layers(model, "it is trained, has a sliding window or is not on a GPU")
         return None
     known = _KNOWN.get(model)
-    if known is None or known[0].stale or known[1].changed:
+    float8_now = known is not None and isinstance(known[0].products, Float8Products)
+    if known is None or known[0].stale or known[1].changed or float8_now != float8.asked(model):
         _KNOWN.pop(model, None)
         watch = ModuleWatch(model)
-        if reason_against(model) or watch.changed:
+        if (reason := reason_against(model)) or watch.changed:
+            _check_own_layers(model, reason or "a module of it is hooked or replaced")
             return None
-        known = _KNOWN[model] = FusedLayers(model, kernels=True), watch
+        known = _KNOWN[model] = FusedLayers(model, True, products_of(model)), watch
+    known[0].follow()
     return known[0]
+
+
+def _check_own_layers(model: PreTrainedModel, reason: str) -> None:
+    """Refuse a pass by the model's own layers, which multiply in the model's dtype, where float8 was asked for."""
+    if float8.asked(model):
+        raise BadInput(f"this model was loaded as {float8.NAME}, and its products cannot be taken in float8: {reason}")
 
 
 def layers_of(model: PreTrainedModel, kernels: bool, products: Products | None = None) -> FusedLayers | str:

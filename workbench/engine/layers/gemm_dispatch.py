@@ -82,6 +82,13 @@ class Products:
         way = self.chosen.get(_shape(x, weight, False, True)) if bias is None else None
         return gate(self(x, weight, bias)) if way is None else _launched(x, weight, way)[0]
 
+    def into(self, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Write the product of x [R, K] and weight [N, K] to `out` [R, N]."""
+        return torch.mm(x, weight.mT, out=out) if bias is None else torch.addmm(bias, x, weight.mT, out=out)
+
+    def follow(self, parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Look at the weights of layers before a pass; here they are multiplied as they are."""
+
     def prepare(
         self,
         rows: int,

@@ -35,9 +35,9 @@ class ServeFields:
     loaders: Annotated[int, "Threads that load blocks"] = 2
     max_new_tokens: Annotated[int, "Most tokens of an answer"] = 8
     device: DeviceName = "cpu"
-    dtype: Annotated[str | None, "float32, bfloat16 or float16; without it, float32 on cpu, else the checkpoint's"] = (
-        None
-    )
+    dtype: Annotated[
+        str | None, "float32, bfloat16, float16 or float8-products; without it, float32 on cpu, else the checkpoint's"
+    ] = None
     layout: LayoutName = None
     seed: Annotated[int, "Seed of the draw of samples and of the moments of arrival"] = 0
 

@@ -22,9 +22,9 @@ class TrialFields(MethodFields):
         int | None, "Passages a question, cut or filled in; without it 10, or as many as a file has"
     ] = None
     device: DeviceName = "cpu"
-    dtype: Annotated[str | None, "float32, bfloat16 or float16; without it, float32 on cpu, else the checkpoint's"] = (
-        None
-    )
+    dtype: Annotated[
+        str | None, "float32, bfloat16, float16 or float8-products; without it, float32 on cpu, else the checkpoint's"
+    ] = None
     batch: Annotated[int, "Questions answered together, at most"] = 16
     max_new_tokens: Annotated[int, "Most tokens of an answer"] = 32
     timed: Annotated[int, "Requests whose time to first token is measured, one at a time"] = 20

@@ -1,0 +1,224 @@
+"""Products in float8 beside those of bfloat16: times of whole prompts, and what they do to predictions and answers.
+
+    python data/benchmarks/float8_products.py                        128K, 32K and 8K tokens, blocks, and answers
+    python data/benchmarks/float8_products.py --parts times --lengths 128 --chunked 128 --runs 20
+    python data/benchmarks/float8_products.py --parts answers --model smollm2-reader --data runs/files/nq-held.jsonl
+
+writes timings and counts of experiment "float8" into a results folder, anew after every round. Times are those of a
+random model of Llama-3.1-8B's shape on a GPU: a round takes every candidate once, one after the other, before the next
+begins, and no round begins after `--seconds`. `faster` is the mean over rounds of the time in bfloat16 over that in
+float8; `cosine` compares the logits behind a prompt, `density` is BFLA's share of the causal tiles. Chunks are of 1,024
+rows, and dense.
+
+Answers are those of a model to `--samples` questions, under full attention and with 15% recomputed (`query_guided`),
+with either kind of products. Both are compared with full attention in bfloat16, and with each other by question.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+
+import torch
+from script import TINY, options, writer
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from workbench import data, models
+from workbench.core.blocks import Block
+from workbench.core.plan import Plan
+from workbench.engine.assembly import empty
+from workbench.engine.chunked import MANY, prefill_chunked
+from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
+from workbench.engine.pages.paged_pool import Pool
+from workbench.experiments.bench.kernels.workloads import Counted
+from workbench.experiments.bench.models.operations import at_density
+from workbench.experiments.bench.models.whole_model import BLOCK, LLAMA, Scene, build, clock
+from workbench.methods import Method
+from workbench.methods.generation import answer
+from workbench.methods.method import SamplingParams
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.select.query_guided import QueryGuided
+from workbench.methods.sparse.bfla import Bfla
+from workbench.metrics import answers, fidelity, paired
+from workbench.metrics.latency import quantiles
+from workbench.models import float8
+from workbench.store import UNLIMITED, MemoryStore
+
+KINDS = ("bfloat16", "float8 products")
+DTYPES = ("bfloat16", float8.NAME)
+COMPARED = ("kl", "kl_first", "agree", "nll")
+
+
+@dataclass
+class Work:
+    """One workload under one kind of products: what it computes, and the milliseconds of its runs."""
+
+    workload: str
+    candidate: str
+    kind: str
+    run: Callable[..., Tensor | None]
+    warm: Callable[[], Any]  # before every run, outside of its time: weights are rounded when the first rows come
+    sparse: Bfla | None = None
+    density: float | None = None
+    ms: list[float] = field(default_factory=list)
+    logits: Tensor | None = None
+
+    def once(self) -> None:
+        """Run it, and keep its logits."""
+        self.logits = self.run() if self.sparse is None else self.run(self.sparse)
+
+    def count(self) -> None:
+        """Run it once untimed, as kernels are compiled then, and count what is kept."""
+        if self.sparse is None:
+            self.once()
+            return
+        counted = Counted(self.sparse)
+        self.run(counted)
+        self.density = counted.density
+
+
+def within(scene: Scene, kind: str) -> AbstractContextManager[None]:
+    """Multiply as `kind` says within the context."""
+    return nullcontext() if kind == KINDS[0] else float8.within(scene.model)
+
+
+def whole(scene: Scene, tokens: int, sparse: Any = None) -> Tensor:
+    """Prefill a prompt at once -> logits [V] behind it."""
+    (out,) = prefill_many(scene.model, [all_rows(scene.model, scene.ids(tokens), sparse=sparse)], 1)
+    assert out.logits is not None
+    return out.logits[-1]
+
+
+def chunks(scene: Scene, tokens: int) -> Tensor:
+    """Prefill a prompt in chunks, densely -> logits [V] behind it."""
+    request = PrefillRequest(scene.ids(tokens), Plan(torch.arange(tokens)), empty(scene.model, tokens))
+    logits = prefill_chunked(scene.model, request, scene.unit, 1).logits
+    assert logits is not None
+    return logits[-1]
+
+
+def works(scene: Scene, lengths: list[int], chunked: list[int], encoded: int) -> Iterator[Work]:
+    """List the workloads, each under both kinds of products; BFLA's mass is set for its density in bfloat16."""
+    warm = partial(whole, scene, 2 * scene.unit)
+    for length in lengths:
+        tokens, block = length * scene.unit, min(256, scene.unit)
+        sparse = at_density(scene, tokens, Bfla(block=block, tile=block // 2, flat=block // 4))
+        for name, method in (("BFLA", sparse), ("dense", None)):
+            for kind in KINDS:
+                yield Work(f"{length}K at once", f"{name}, {kind}", kind, partial(whole, scene, tokens), warm, method)
+    for length in chunked:
+        run, some = partial(chunks, scene, length * scene.unit), partial(chunks, scene, MANY * scene.unit)
+        for kind in KINDS:
+            yield Work(f"{length}K in chunks", f"dense, {kind}", kind, run, some)  # a graph is captured before
+    if encoded:
+        size = min(BLOCK, scene.unit)
+        blocks = [Block(tuple(run.tolist())) for run in scene.ids(encoded * scene.unit).split(size)]
+        pool = Pool(scene.model, 2 + len(blocks) * -(-size // 64))
+        cached = pool.encode(scene.model, blocks)
+
+        def encode() -> None:
+            pool.encode(scene.model, blocks, cached)
+
+        for kind in KINDS:
+            yield Work(f"{encoded}K as {len(blocks)} blocks", kind, kind, encode, warm)
+
+
+def times(given: Any) -> None:
+    """Time every workload, a round at a time, and write after each."""
+    scene = Scene(build(LLAMA | TINY if given.tiny else LLAMA), [], unit=64 if given.tiny else 1024)
+    end, listed = perf_counter() + given.seconds, list(works(scene, given.lengths, given.chunked, given.encoded))
+    for number in range(given.runs + 1):
+        for work in listed:
+            with within(scene, work.kind):
+                work.warm()
+                if number:
+                    work.ms.append(clock(work.once))
+                else:
+                    work.count()
+        if number:
+            _write_times(given, scene, listed)
+        if perf_counter() > end:
+            return
+
+
+def _write_times(given: Any, scene: Scene, listed: list[Work]) -> None:
+    exact = {(w.workload, w.candidate.removesuffix(w.kind)): w for w in listed if w.kind == KINDS[0]}
+    with writer(given, "float8@times", scene.model.device, model="Llama-3.1-8B") as tables:
+        for work in listed:
+            q, other = quantiles(work.ms), exact[work.workload, work.candidate.removesuffix(work.kind)]
+            ends = {"p5": q.p5, "p95": q.p95, "least": q.least, "most": q.most, "runs": q.n, "samples": work.ms}
+            tables.timings([{"workload": work.workload, "candidate": work.candidate, "ms": q.p50, **ends}])
+            about = {"setting": {"workload": work.workload, "candidate": work.candidate}}
+            if work.density is not None:
+                tables.counts([{**about, "measure": "density", "value": work.density}])
+            if work is other:
+                continue
+            ratio = [a / b for a, b in zip(other.ms, work.ms, strict=True)]
+            low, high = answers.bootstrap(ratio)
+            told = {**about, "n": len(ratio)}
+            tables.counts([{**told, "measure": "faster", "value": fmean(ratio), "low": low, "high": high}])
+            if work.logits is not None and other.logits is not None:
+                near = cosine_similarity(work.logits.double(), other.logits.double(), 0)
+                tables.counts([{**told, "measure": "cosine", "value": float(near)}])
+
+
+def answered(given: Any) -> None:
+    """Answer the questions with both kinds of products, and write how far they are apart."""
+    kinds = {kind: models.load(given.model, given.device, dtype) for kind, dtype in zip(KINDS, DTYPES, strict=True)}
+    plain = kinds[KINDS[0]]
+    samples = data.load(given.data, given.samples, given.seed, given.passages)
+    prompts, params = plain.layout.prompts(samples, plain.tokenizer), SamplingParams(32, stop=plain.layout.stop)
+    gold = fidelity.gold_answers(samples, plain.layout, plain.tokenizer)
+    methods: dict[str, Method] = {"full attention": Full(), "15% recomputed": Reuse(select=QueryGuided(), ratio=0.15)}
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for begin in range(0, len(samples), given.batch):
+        at = range(begin, min(begin + given.batch, len(samples)))
+        asked = [prompts[i] for i in at]
+        full = answer(plain.model, plain.tokenizer, asked, Full(), None, params)
+        known = fidelity.references(plain.model, plain.tokenizer, full, [gold[i] for i in at], 32, params.stop)
+        for name, method in methods.items():
+            for kind, loaded in kinds.items():
+                found = answer(loaded.model, loaded.tokenizer, asked, method, MemoryStore(UNLIMITED), params)
+                near = fidelity.compared(fidelity.predictor(loaded.model, found), known)
+                texts = [one.text.strip() for one in found.generations]
+                scores = [answers.exact_match(text, samples[i].answers) for text, i in zip(texts, at, strict=True)]
+                rows.setdefault((name, kind), []).extend(
+                    {**row, "em": score} for row, score in zip(near, scores, strict=True)
+                )
+    _write_answers(given, rows, list(methods))
+
+
+def _write_answers(given: Any, rows: dict[tuple[str, str], list[dict[str, Any]]], methods: list[str]) -> None:
+    about = {"model": given.model, "data": str(given.data), "seed": given.seed, "passages": given.passages}
+    with writer(given, "float8@answers", given.device, **about) as tables:
+        for name in methods:
+            both = {kind: rows[name, kind] for kind in KINDS}
+            for measure in ("em", *COMPARED):
+                columns = {kind: [row[measure] for row in both[kind]] for kind in KINDS}
+                for kind, values in columns.items():
+                    low, high = answers.bootstrap(values)
+                    told = {"value": fmean(values), "low": low, "high": high, "n": len(values)}
+                    tables.counts([{"method": name, "kind": kind, "measure": measure, **told}])
+                gap = paired.difference(columns[KINDS[1]], columns[KINDS[0]])
+                told = {"value": gap.mean, "low": gap.low, "high": gap.high, "n": gap.n}
+                tables.counts([{"method": name, "kind": "float8 minus bfloat16", "measure": measure, **told}])
+
+
+def main() -> None:
+    """Measure the parts that are asked for."""
+    given = options(
+        __doc__, parts=["times", "answers"], lengths=[128, 32, 8], chunked=[32], encoded=32, runs=20, seconds=500.0,
+        tiny=False, device="cuda", model="smollm2-reader", data="runs/files/nq-held.jsonl", samples=500, seed=50_000,
+        passages=10, batch=32,
+    )  # fmt: skip
+    for part in given.parts:
+        {"times": times, "answers": answered}[part](given)
+
+
+if __name__ == "__main__":
+    main()
