@@ -8,7 +8,7 @@ writes timings and counts of experiment "float8" into a results folder, anew aft
 random model of Llama-3.1-8B's shape on a GPU: a round takes every candidate once, one after the other, before the next
 begins, and no round begins after `--seconds`. `faster` is the mean over rounds of the time in bfloat16 over that in
 float8; `cosine` compares the logits behind a prompt, `density` is BFLA's share of the causal tiles. Chunks are of 1,024
-rows, and dense.
+rows, and dense. A length of 0 leaves a workload out.
 
 Answers are those of a model to `--samples` questions, under full attention and with 15% recomputed (`query_guided`),
 with either kind of products. Both are compared with full attention in bfloat16, and with each other by question.
@@ -102,13 +102,14 @@ def chunks(scene: Scene, tokens: int) -> Tensor:
     return logits[-1]
 
 
-def works(scene: Scene, lengths: list[int], chunked: list[int], encoded: int) -> Iterator[Work]:
+def works(scene: Scene, given: Any) -> Iterator[Work]:
     """List the workloads, each under both kinds of products; BFLA's mass is set for its density in bfloat16."""
+    lengths, chunked, encoded = list(filter(None, given.lengths)), list(filter(None, given.chunked)), given.encoded
     warm = partial(whole, scene, 2 * scene.unit)
     for length in lengths:
         tokens, block = length * scene.unit, min(256, scene.unit)
         sparse = at_density(scene, tokens, Bfla(block=block, tile=block // 2, flat=block // 4))
-        for name, method in (("BFLA", sparse), ("dense", None)):
+        for name, method in (("BFLA", sparse), *([] if given.bfla_only else [("dense", None)])):
             for kind in KINDS:
                 yield Work(f"{length}K at once", f"{name}, {kind}", kind, partial(whole, scene, tokens), warm, method)
     for length in chunked:
@@ -131,7 +132,7 @@ def works(scene: Scene, lengths: list[int], chunked: list[int], encoded: int) ->
 def times(given: Any) -> None:
     """Time every workload, a round at a time, and write after each."""
     scene = Scene(build(LLAMA | TINY if given.tiny else LLAMA), [], unit=64 if given.tiny else 1024)
-    end, listed = perf_counter() + given.seconds, list(works(scene, given.lengths, given.chunked, given.encoded))
+    end, listed = perf_counter() + given.seconds, list(works(scene, given))
     for number in range(given.runs + 1):
         for work in listed:
             with within(scene, work.kind):
@@ -214,7 +215,7 @@ def main() -> None:
     given = options(
         __doc__, parts=["times", "answers"], lengths=[128, 32, 8], chunked=[32], encoded=32, runs=20, seconds=500.0,
         tiny=False, device="cuda", model="smollm2-reader", data="runs/files/nq-held.jsonl", samples=500, seed=50_000,
-        passages=10, batch=32,
+        passages=10, batch=32, bfla_only=False,
     )  # fmt: skip
     for part in given.parts:
         {"times": times, "answers": answered}[part](given)

@@ -27,8 +27,15 @@ def reference(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @jit
 def _float8_rows(
-    x, out, scales, x_row, K: tl.constexpr, KP: tl.constexpr, LARGEST: tl.constexpr, LEAST: tl.constexpr,
-):  # fmt: skip
+    x,
+    out,
+    scales,
+    x_row,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
+):
     """One row."""
     row, col = tl.program_id(0).to(tl.int64), tl.arange(0, KP)
     inside = col < K
@@ -46,9 +53,16 @@ def launch(x: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     padded = triton.next_power_of_2(width)
     _float8_rows[(rows,)](
-        x, out, scales, x.stride(0), K=width, KP=padded, LARGEST=LARGEST, LEAST=LEAST,
+        x,
+        out,
+        scales,
+        x.stride(0),
+        K=width,
+        KP=padded,
+        LARGEST=LARGEST,
+        LEAST=LEAST,
         num_warps=max(1, min(8, padded // 512)),
-    )  # fmt: skip
+    )
     return out, scales
 
 
