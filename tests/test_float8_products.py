@@ -1,13 +1,15 @@
 """Products in float8: within what rounding explains, only where they are asked for, and of weights as they are now."""
 
+import sys
 from functools import partial
 
+import float8_products as script
 import pytest
 import torch
 
 from tests.random_models import block_of, model_of, prompt_of
 from tests.refusals import refused
-from workbench import models
+from workbench import models, results
 from workbench.core.blocks import Block
 from workbench.core.plan import Plan
 from workbench.engine import forward
@@ -20,6 +22,7 @@ from workbench.engine.layers.float8_products import Float8Products, Float8Weight
 from workbench.engine.layers.fused_layers import FusedLayers
 from workbench.engine.layers.gemm_dispatch import Products
 from workbench.engine.pages.paged_pool import Pool
+from workbench.experiments.bench.models import whole_model
 from workbench.kernels._shared import float8_rows
 from workbench.models import float8
 from workbench.store import fingerprint
@@ -219,3 +222,23 @@ def test_weights_are_freed_with_their_model():
         assert isinstance(fused_of(model).products.weights, Float8Weights)
         assert model in float8_products._WEIGHTS
     assert isinstance(products_of(model), Products) and model not in float8_products._WEIGHTS
+
+
+@pytest.mark.skipif(GPU, reason="the script itself is run there")
+def test_times_and_answers_are_compared_with_those_of_bfloat16(few, monkeypatch, tmp_path):
+    monkeypatch.setattr(whole_model, "DTYPE", torch.bfloat16)
+    monkeypatch.setattr(forward, "packed_layers", fused_of)
+    monkeypatch.setattr(float8, "check", lambda device: None)
+    words = (
+        "--tiny --lengths 4 --chunked 6 --encoded 2 --recomputed --runs 2 --parts times answers --device cpu".split()
+    )
+    words += ["--model", "lab-full", "--data", "lab", "--samples", "3", "--batch", "2", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["float8_products.py", *words])
+    script.main()
+    found = results.read(tmp_path)
+    times, counts = found.timings(), found.counts()
+    assert len(times) == 12 and set(times.runs) == {2}
+    assert {"faster", "cosine", "density", "em", "kl", "kl_first", "agree", "nll"} == set(counts.measure)
+    assert counts[counts.measure == "cosine"].value.between(0.9, 0.99999999).all(), "one kind was compared with itself"
+    kl = counts[(counts.measure == "kl") & (counts.method == "full attention")].set_index("kind").value
+    assert kl["bfloat16"] == 0 < kl["float8 products"] < 0.1

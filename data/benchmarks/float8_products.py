@@ -8,7 +8,8 @@ writes timings and counts of experiment "float8" into a results folder, anew aft
 random model of Llama-3.1-8B's shape on a GPU: a round takes every candidate once, one after the other, before the next
 begins, and no round begins after `--seconds`. `faster` is the mean over rounds of the time in bfloat16 over that in
 float8; `cosine` compares the logits behind a prompt, `density` is BFLA's share of the causal tiles. Chunks are of 1,024
-rows, and dense. A length of 0 leaves a workload out.
+rows, and dense. A length of 0 leaves a workload out. With `--recomputed`, 15% of 27K cached tokens are chosen and
+computed again, too.
 
 Answers are those of a model to `--samples` questions, under full attention and with 15% recomputed (`query_guided`),
 with either kind of products. Both are compared with full attention in bfloat16, and with each other by question.
@@ -36,12 +37,14 @@ from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.bench.kernels.workloads import Counted
 from workbench.experiments.bench.models.operations import at_density
-from workbench.experiments.bench.models.whole_model import BLOCK, LLAMA, Scene, build, clock
+from workbench.experiments.bench.models.recompute import Online
+from workbench.experiments.bench.models.whole_model import BLOCK, LLAMA, Candidate, Sample, Scene, build, clock
 from workbench.methods import Method
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
+from workbench.methods.select.answer_guided import AnswerGuided
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.methods.sparse.bfla import Bfla
 from workbench.metrics import answers, fidelity, paired
@@ -102,6 +105,16 @@ def chunks(scene: Scene, tokens: int) -> Tensor:
     return logits[-1]
 
 
+def recomputed(prompt: Online, choice: QueryGuided | AnswerGuided) -> None:
+    """Choose 15% of the rows of a context of cached blocks, and compute them and the question."""
+    prompt.in_place(choice)
+
+
+def no_sample(candidate: Candidate) -> Sample:
+    """Refuse to be timed: times are taken in rounds here."""
+    raise NotImplementedError
+
+
 def works(scene: Scene, given: Any) -> Iterator[Work]:
     """List the workloads, each under both kinds of products; BFLA's mass is set for its density in bfloat16."""
     lengths, chunked, encoded = list(filter(None, given.lengths)), list(filter(None, given.chunked)), given.encoded
@@ -127,6 +140,13 @@ def works(scene: Scene, given: Any) -> Iterator[Work]:
 
         for kind in KINDS:
             yield Work(f"{encoded}K as {len(blocks)} blocks", kind, kind, encode, warm)
+    if given.recomputed:
+        for kind in KINDS:
+            with within(scene, kind):
+                prompt = Online(scene, Candidate("", no_sample))  # its blocks, and a runner that multiplies so
+            for name, choice in (("question-guided", QueryGuided()), ("answer-guided", AnswerGuided())):
+                again = partial(recomputed, prompt, choice)
+                yield Work("15% of 27K computed again", f"{name}, {kind}", kind, again, warm)
 
 
 def times(given: Any) -> None:
@@ -215,7 +235,7 @@ def main() -> None:
     given = options(
         __doc__, parts=["times", "answers"], lengths=[128, 32, 8], chunked=[32], encoded=32, runs=20, seconds=500.0,
         tiny=False, device="cuda", model="smollm2-reader", data="runs/files/nq-held.jsonl", samples=500, seed=50_000,
-        passages=10, batch=32, bfla_only=False,
+        passages=10, batch=32, bfla_only=False, recomputed=False,
     )  # fmt: skip
     for part in given.parts:
         {"times": times, "answers": answered}[part](given)
