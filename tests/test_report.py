@@ -20,8 +20,10 @@ from tests.refusals import refused
 from workbench.app.commands.report import _listed as notebooks_of
 from workbench.app.commands.report import command as report_command
 from workbench.app.console.options import parse
-from workbench.app.reports import html, report, thumbnail
+from workbench.app.notebooks.run import NotebookTask
+from workbench.app.reports import html, real_pages, report, thumbnail
 from workbench.app.reports import index as report_index
+from workbench.data.assets import ROOT
 from workbench.plots.marks.theme import finish
 from workbench.results import Writer
 
@@ -108,6 +110,15 @@ def test_model_and_data_of_results_are_for_notebooks_that_take_them(tmp_path):
     for name, more in takes.items():
         path = Path(__file__).parents[1] / "notebooks" / f"{name}.ipynb"
         assert set(report.parameters_of([str(tmp_path / "mine")], [path])) == {"results", *more}
+
+
+def test_notebooks_that_ask_a_real_model_are_begun_first():
+    def task(name: str, **parameters: str) -> NotebookTask:
+        return NotebookTask(str(ROOT.parent / "notebooks" / f"{name}.ipynb"), "", parameters)
+
+    asked = [task("01_masks"), task("12_real_model"), task("03_reuse", model="smollm2")]
+    assert [real_pages.asks_real_model(each) for each in asked] == [False, True, True]
+    assert not real_pages.asks_real_model(task("12_real_model", model="lab-full"))
 
 
 def test_missing_notebooks_are_refused(tmp_path):

@@ -19,7 +19,7 @@ Records = list[dict[str, Any]]  # rows of a table
 RESAMPLES = 2000
 Z = 1.959964  # standard deviations from the mean to the end of a 95% interval
 DRAWS = 1 << 16  # of resamples that are held at once
-KEPT = 1 << 23  # draws of one number of questions that are kept for the next method
+KEPT = 1 << 22  # draws of one number of questions that are kept for the next method
 FIRST_CJK = "\u2e80"  # from here on scripts that set no spaces between words
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -98,25 +98,27 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES
     scores = np.asarray(values, dtype=float)
     if scores.size == 0:
         return math.nan, math.nan
-    means = np.concatenate([scores[drawn].mean(1) for drawn in _draws(scores.size, resamples, seed)])
+    means = np.concatenate([drawn @ scores for drawn in _draws(scores.size, resamples, seed)]) / scores.size
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
 
 def _draws(n: int, resamples: int, seed: int) -> Iterable[np.ndarray]:
-    """Draw n of n questions with replacement, many resamples at once: [resamples of this part, n]."""
+    """Draw n of n questions with replacement: how often each is in a resample, [resamples of this part, n]."""
     return _kept(n, resamples, seed) if n * resamples <= KEPT else _drawn(n, resamples, seed)
 
 
-@lru_cache(maxsize=2)  # methods are compared on the same questions
+@lru_cache(maxsize=4)  # methods are compared on the same questions
 def _kept(n: int, resamples: int, seed: int) -> list[np.ndarray]:
-    return [drawn.astype(np.uint32) for drawn in _drawn(n, resamples, seed)]
+    return [np.concatenate(list(_drawn(n, resamples, seed)))]
 
 
 def _drawn(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
     rng, at_once = np.random.default_rng(seed), max(1, DRAWS // n)
     for begun in range(0, resamples, at_once):
-        yield rng.integers(0, n, (min(at_once, resamples - begun), n))
+        drawn = rng.integers(0, n, (min(at_once, resamples - begun), n))
+        flat = (drawn + n * np.arange(len(drawn))[:, None]).ravel()
+        yield np.bincount(flat, minlength=drawn.size).reshape(drawn.shape).astype(float)
 
 
 @lru_cache(maxsize=8)
@@ -146,7 +148,7 @@ def normalised(scores: Sequence[float], reuse: Sequence[float], full: Sequence[f
     score, low_end, high_end = table.mean(1) if n else np.zeros(3)
     if high_end == low_end:
         return math.nan, math.nan, math.nan
-    means = np.concatenate([table[:, drawn].mean(2) for drawn in _draws(n, RESAMPLES, seed=0)], axis=1)
+    means = np.concatenate([table @ drawn.T for drawn in _draws(n, RESAMPLES, seed=0)], axis=1) / n
     with np.errstate(divide="ignore", invalid="ignore"):
         resampled = (means[0] - means[1]) / (means[2] - means[1])
     low, high = np.nanquantile(resampled, [0.025, 0.975], method="nearest")

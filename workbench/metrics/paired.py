@@ -79,7 +79,7 @@ def ranks(table: np.ndarray, higher: bool) -> Ranks:
     friedman = None if k < 3 else 1.0 if alike else float(stats.friedmanchisquare(*table.T).pvalue)
     critical = float(stats.studentized_range.ppf(1 - ALPHA, k, np.inf) * np.sqrt(k * (k + 1) / 12 / n))
     pairs = list(combinations(range(k), 2))
-    p = dict(zip(pairs, holm([_paired(table[:, i] - table[:, j]) for i, j in pairs]), strict=True))
+    p = dict(zip(pairs, holm(_tested([table[:, i] - table[:, j] for i, j in pairs])), strict=True))
     return Ranks(n, tuple(average.tolist()), friedman, critical, p, _groups(average, p))
 
 
@@ -93,11 +93,32 @@ def holm(values: Sequence[float]) -> list[float]:
     return found.tolist()
 
 
+MANY = 50  # differences beyond which scipy takes Wilcoxon's test as normal, so that rows do not depend on each other
+
+
+def _tested(gaps: Sequence[np.ndarray]) -> list[float]:
+    """Return the p-values of paired differences [n] around 0; questions without a difference are left out."""
+    from scipy import stats
+
+    moved = [each[each != 0] for each in gaps]
+    p, alike = [0.0] * len(moved), dict[int, list[int]]()
+    for at, each in enumerate(moved):
+        if len(each) > MANY and np.ptp(np.abs(each)) > 0:
+            alike.setdefault(len(each), []).append(at)
+        else:
+            p[at] = _paired(each)
+    for places in alike.values():  # one call for all of one length
+        for at, value in zip(
+            places, stats.wilcoxon(np.stack([moved[at] for at in places]), axis=1).pvalue, strict=True
+        ):
+            p[at] = float(value)
+    return p
+
+
 def _paired(gaps: np.ndarray) -> float:
-    """Return the p-value of paired differences [n] around 0; questions without a difference are left out."""
+    """Return the p-value of paired differences [n] around 0, none of them 0."""
     from scipy import special, stats
 
-    gaps = gaps[gaps != 0]
     if not len(gaps):
         return 1.0
     if len(set(np.abs(gaps))) == 1:

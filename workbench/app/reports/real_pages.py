@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.app.notebooks.run import NotebookTask, declared
-from workbench.models import pretrained
+from workbench.models import checkpoints, pretrained
 
 MODEL = "smollm2"
 SECOND = f"-{MODEL}"  # ends the name of a second run
@@ -28,6 +28,12 @@ def split(notebooks: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     own = [path for path in notebooks if path.is_file() and _own_model(path) in pretrained.CATALOGUE]
     others = [path for path in notebooks if path not in own]
     return others, [*own, *(path for path in others if path.stem in AGAIN)]
+
+
+def asks_real_model(task: NotebookTask) -> bool:
+    """Return whether a notebook asks the real model, or a tuned one over it, which takes longer than a lab model."""
+    model = str(task.parameters.get("model") or _own_model(Path(task.path)))
+    return bool(model) and checkpoints.base_name(model) in pretrained.CATALOGUE
 
 
 def _own_model(notebook: Path) -> str:

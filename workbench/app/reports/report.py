@@ -79,7 +79,8 @@ def run(
         (out / "index.html").unlink(missing_ok=True)
         model = real_pages.MODEL if real else None
         with real_pages.Fetching(model) as fetching, docs_site.Building(docs) as building:
-            ordered = [*tasks, *real_tasks] if fetching.is_busy else [*real_tasks, *tasks]  # the long ones first
+            long_first = [*real_tasks, *sorted(tasks, key=real_pages.asks_real_model, reverse=True)]
+            ordered = [*tasks, *real_tasks] if fetching.is_busy else long_first
             finished = {
                 run.name: run for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered), advance)
             }

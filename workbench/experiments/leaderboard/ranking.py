@@ -4,6 +4,7 @@
 print(board.title, board.table)
 """
 
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workbench.core.errors import BadInput, not_allowed
@@ -184,6 +186,10 @@ class Standing:
     front: bool = False
 
 
+Scores = dict[str, np.ndarray]  # of a method: every question's number, kind and measures
+Entry = tuple[Standing, Scores]
+
+
 @dataclass(frozen=True)
 class Board:
     """Methods on the same questions, best first; `full` is full attention, `over` are methods over the budget.
@@ -303,7 +309,7 @@ def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
         if value and len(answers) and value not in set(answers[name]):
             raise not_allowed(name, value, sorted(set(answers[name])))
         answers = answers[answers[name] == value] if value else answers
-    return _filled(answers)
+    return _filled(answers[[*TRIAL, "question", "kind", "device", *HIGHER]])
 
 
 def _filled(rows: pd.DataFrame) -> pd.DataFrame:
@@ -328,54 +334,61 @@ def _costs(found: Results) -> dict[tuple[Any, ...], dict[str, Any]]:
     return {trial: {name: value for name, value in row.items() if pd.notna(value)} for trial, row in trials}
 
 
-def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> list[tuple[Standing, pd.DataFrame]]:
-    """Return the methods that were asked, each with its answers by question."""
+def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> list[Entry]:
+    """Return the methods that were asked, each with its answers."""
     # A later row that tells less of a question does not take the place of one that tells more.
     known = asked.sort_values("kl", key=pd.notna, kind="stable")
-    groups = [(key, rows.drop_duplicates("question", keep="last")) for key, rows in known.groupby(TRIAL, sort=False)]
+    known = known.assign(trial=known.groupby(TRIAL, sort=False).ngroup(), question=pd.factorize(known.question)[0])
+    known = known.drop_duplicates(["trial", "question"], keep="last").sort_values("trial", kind="stable")
+    columns = {name: known[name].to_numpy() for name in ("question", "kind", *HIGHER)}
+    begin = np.flatnonzero(np.diff(known.trial, prepend=-1))
+    parts = {name: np.split(column, begin[1:]) for name, column in columns.items()}
+    groups = [
+        (key, {name: part[at] for name, part in parts.items()})
+        for at, key in enumerate(known[TRIAL].iloc[begin].itertuples(index=False, name=None))
+    ]
     encoded: dict[str, float] = {}  # by preprocessing: methods that share one find its blocks in place
-    for key, rows in groups:
+    for key, _ in groups:
         if (ms := costs.get(key, {}).get("preprocess_ms")) is not None:
-            prepare = rows.prepare.iloc[0]
+            prepare = key[TRIAL.index("prepare")]
             encoded[prepare] = max(ms, encoded.get(prepare, 0.0))
     made = []
     for key, rows in groups:
-        cost, first = costs.get(key, {}), rows.iloc[0]
+        cost, first = costs.get(key, {}), dict(zip(TRIAL, key, strict=True))
         fields = {name: first[name] for name in METHOD[1:] if first[name] not in ("", -1)}
         fields |= {"charged": cost["charged"]} if "charged" in cost else {}
         full = first["mode"] == "full"
         entry = Standing(
             first["method"],
             fields,
-            len(rows),
+            len(rows["question"]),
             charged=1.0 if full else cost.get("charged_share"),
             ttft_ms=cost.get("ttft_ms"),
             storage_mb=cost["bytes_loaded"] / cost["rows_reused"] / 1e3 if cost.get("rows_reused") else None,
             preprocess_ms=None if full else encoded.get(first["prepare"]),
         )
-        made.append((entry, rows.set_index("question")))
+        made.append((entry, rows))
     return made
 
 
-def _board(
-    asked: pd.DataFrame, entries: Sequence[tuple[Standing, pd.DataFrame]], budget: float | None, by: str, least: int
-) -> Board | None:
+def _board(asked: pd.DataFrame, entries: Sequence[Entry], budget: float | None, by: str, least: int) -> Board | None:
     """Return the board of a budget; None where fewer than `least` methods share a measure."""
     fulls = [(e, rows) for e, rows in entries if _is_full(e)]
     rest = [(e, rows) for e, rows in entries if not _is_full(e)]
     chosen, over = _within(rest, budget)
-    measure = by or next((name for name in HIGHER if all(rows[name].notna().any() for _, rows in chosen)), "")
-    chosen = [(e, rows) for e, rows in chosen if measure and rows[measure].notna().any()]
+    measure = by or next((name for name in HIGHER if all(_known(rows[name]).any() for _, rows in chosen)), "")
+    chosen = [(e, rows) for e, rows in chosen if measure and _known(rows[measure]).any()]
     if len(chosen) < max(2, least):
         return None
-    full = max(fulls, key=lambda one: one[1][measure].notna().sum(), default=None)
-    table = pd.concat([rows[measure] for _, rows in chosen], axis=1, join="inner").dropna()
-    if table.empty:
+    full = max(fulls, key=lambda one: _known(one[1][measure]).sum(), default=None)
+    table = np.stack([_of(rows, measure, asked.question.nunique()) for _, rows in chosen], axis=1)
+    table = table[_known(table).all(1)]
+    if not len(table):
         return None
-    ranked = ranks(table.to_numpy(), HIGHER[measure])
+    ranked = ranks(table, HIGHER[measure])
     order = sorted(range(len(chosen)), key=lambda at: ranked.average[at])
     names = _names([e for e, _ in chosen])
-    front = _front([e.charged for e, _ in chosen], table.mean().tolist(), HIGHER[measure])
+    front = _front([e.charged for e, _ in chosen], table.mean(0).tolist(), HIGHER[measure])
     made = [
         _whole(
             chosen[at],
@@ -388,7 +401,7 @@ def _board(
         )
         for place, at in enumerate(order, 1)
     ]
-    devices = dict.fromkeys(name for name in asked.device if name)
+    devices = filter(None, asked.device.unique())
     return Board(
         str(asked.source.iloc[0]),
         str(asked.model.iloc[0]),
@@ -410,14 +423,23 @@ def _is_full(entry: Standing) -> bool:
     return entry.fields.get("mode") == "full" and "sparse" not in entry.fields
 
 
-def _within(
-    entries: Sequence[tuple[Standing, pd.DataFrame]], budget: float | None
-) -> tuple[list[tuple[Standing, pd.DataFrame]], list[tuple[Standing, pd.DataFrame]]]:
+def _known(values: np.ndarray) -> np.ndarray:
+    return ~np.isnan(values)
+
+
+def _of(rows: Scores, name: str, questions: int) -> np.ndarray:
+    """Return a measure of every question [questions], nan of those that were not asked."""
+    found = np.full(questions, np.nan)
+    found[rows["question"]] = rows[name]
+    return found
+
+
+def _within(entries: Sequence[Entry], budget: float | None) -> tuple[list[Entry], list[Entry]]:
     """Return of each method the trial of the largest charged share within the budget, and those that have none."""
     if budget is None:
         return list(entries), []
-    best: dict[tuple[Any, ...], tuple[Standing, pd.DataFrame]] = {}
-    least: dict[tuple[Any, ...], tuple[Standing, pd.DataFrame]] = {}
+    best: dict[tuple[Any, ...], Entry] = {}
+    least: dict[tuple[Any, ...], Entry] = {}
     for one in (one for one in entries if one[0].charged is not None):
         key = tuple(str(one[0].fields.get(name)) for name in METHOD[1:] if name != "ratio")
         share = one[0].charged or 0.0
@@ -440,23 +462,24 @@ def _names(entries: Sequence[Standing]) -> list[str]:
     return [f"{name} ({said[:at].count(name) + 1})" if said.count(name) > 1 else name for at, name in enumerate(said)]
 
 
-def _whole(
-    one: tuple[Standing, pd.DataFrame], full: tuple[Standing, pd.DataFrame] | None, by: str, **more: Any
-) -> Standing:
+def _whole(one: Entry, full: Entry | None, by: str, **more: Any) -> Standing:
     """Return the entry with its scores, its differences from full attention and its kinds of question."""
     entry, rows = one
     scores, gaps = {}, {}
     for name in HIGHER:
-        values = rows[name].dropna()
+        values = rows[name][_known(rows[name])]
         if not len(values):
             continue
         low, high = wilson(values.sum(), len(values)) if name in RIGHT else _interval(tuple(values))
         scores[name] = (float(values.mean()), low, high)
-        base = full[1][name].dropna() if full else values[:0]
-        both = values.index.intersection(base.index)
-        if len(both):
-            gaps[name] = _gap(tuple(values[both]), tuple(base[both]))
-    kinds = {str(kind): float(of[by].mean()) for kind, of in rows.groupby("kind") if kind}
+        if full is None:
+            continue
+        questions = 1 + max(each["question"].max() for each in (rows, full[1]))
+        base = _of(full[1], name, questions)[rows["question"]]
+        if (both := _known(rows[name]) & _known(base)).any():
+            gaps[name] = _gap(tuple(rows[name][both]), tuple(base[both]))
+    of_kind = {str(kind): rows[by][(rows["kind"] == kind) & _known(rows[by])] for kind in sorted(set(rows["kind"]))}
+    kinds = {kind: float(of.mean()) if len(of) else math.nan for kind, of in of_kind.items() if kind}
     values = asdict(entry) | {"scores": scores, "gaps": gaps, "kinds": kinds if len(kinds) > 1 else {}} | more
     return Standing(**values)
 

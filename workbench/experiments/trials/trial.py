@@ -46,7 +46,7 @@ from workbench.metrics import fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.faithfulness import check_judge, judge
 from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
-from workbench.metrics.latency import Quantiles, measure, quantiles
+from workbench.metrics.latency import WARM, WARM_UP, Quantiles, measure, quantiles
 from workbench.metrics.tiles.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore, Store
@@ -134,7 +134,9 @@ class Trial(TrialFields, MethodConfig):
         generations = self.answer(prompts, loaded, store, progress, method, watch)
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
         looked_up = store.stats.since(before)
-        ttft = measure(first_tokens(model, prompts[: self.timed], method, self.engine, store), model.device)
+        jobs = first_tokens(model, prompts[: self.timed], method, self.engine, store)
+        cold = model.device.type != "cpu" or seconds <= WARM  # a CPU has just answered these prompts
+        ttft = measure(jobs, model.device, WARM_UP if cold else 0)
         full = self._full_times(model, prompts, method, watch.full if watch else ())
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
