@@ -3,8 +3,10 @@
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import method_ttft
+import preparation
 import pytest
 import scale
 import torch
@@ -205,3 +207,17 @@ def test_methods_are_asked_in_rounds_beside_ours_at_their_charged_share(monkeypa
         values["kvcomm", "charged_share"] == values["block", "charged_share"] < values["epic", "charged_share"] <= 0.5
     )
     assert {name for name, measure in values if measure == "over_ours"} >= {"block", "epic", "kvcomm", "ours, 50%"}
+
+
+# --- data/benchmarks/preparation.py: passages behind their neighbours
+def test_passages_are_prepared_behind_neighbours_that_are_encoded_once(scene):
+    given = SimpleNamespace(tiny=True, passages=12, neighbours=3, together=4)
+    timings, counts = preparation.measured(given, scene)
+    found = {row["measure"]: row["value"] for row in counts}
+    assert found["encoded_once"] == 1 and 0 < found["host_share"] <= 1 and found["rate"] > 0
+    by_name = {(row["workload"], row["candidate"]): row for row in timings}
+    whole = by_name["12 passages of 16 behind 3 neighbours", "ours"]
+    parts = [row["ms"] for row in timings if row["candidate"] in ("ours, neighbours", "ours, passages over them")]
+    assert whole["ms"] == sum(parts)
+    rows, before = 12 * 16, preparation.SYSTEM + 3 * 16
+    assert whole["flops"] == scene.flops(rows, 12 * sum(before + i + 1 for i in range(16)), 0)

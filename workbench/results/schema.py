@@ -128,6 +128,7 @@ EXPERIMENTS = {
     "methods": "python data/benchmarks/method_ttft.py --out DIR",  # TTFT of published methods; counts: charged_share
     "stages": "python data/benchmarks/stages.py --out DIR",  # where the time of a prefill goes, in seconds
     "float8": "python data/benchmarks/float8_products.py --out DIR",  # products in float8: times, and answers
+    "preparation": "python data/benchmarks/preparation.py --out DIR",  # passages behind neighbours: rate, and time
     "scale": "python data/benchmarks/scale.py --out DIR",  # one axis varied: context, question, blocks or batch
     "soak": "python -m tests.stress.soak --out DIR",
     "backends": "python data/benchmarks/attention_backends.py --out DIR",  # of attention, by shape

@@ -1,0 +1,157 @@
+"""What it takes to prepare passages behind their neighbours (FusionRAG, section 3.1), of Llama-3.1-8B's shape on a GPU.
+
+    python data/benchmarks/preparation.py                  1,000 passages of 512 tokens behind ten neighbours each
+    python data/benchmarks/preparation.py --tiny --passages 24 --together 3         a tiny shape, for a try on a CPU
+
+writes timings and counts of experiment "preparation" into a results folder. First every passage is encoded behind the
+system prompt, once: each is a neighbour of others. Then passages are computed over the cached blocks of their
+neighbours, `--together` at a time; a sample is one such call, and what it made is dropped, as 1,000 passages take
+67 GB. Passages are of topics, so that neighbours are shared, as those of a corpus are. `--tokens`: most that are in
+work at a time, neighbours included.
+
+rate            operations of the passages' own rows, products and attention, in a second, 10^12
+of_product      that over the rate of a product of 8192³ on the same GPU
+of_own_product  that over the rate of the layers' own products, of as many rows as are computed together
+encoded_once    blocks encoded a passage, before and during: 1 where no neighbour is encoded a second time
+host_share      share of the time until the host has handed all work on
+"""
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from script import TINY, options, writer
+
+from workbench.core.blocks import Block, Prompt
+from workbench.core.kv import KV
+from workbench.data.retrieval_corpus import Corpus
+from workbench.engine.layers.fused_layers import FusedLayers, packed_layers
+from workbench.experiments.bench.models.chunked import wait
+from workbench.experiments.bench.models.whole_model import GPU, LLAMA, Scene, build, clock
+from workbench.experiments.bench.timing import roof
+from workbench.methods.prepare import with_neighbours
+from workbench.methods.prepare.with_neighbours import WithNeighbours
+from workbench.metrics.latency import quantiles
+from workbench.store import UNLIMITED, MemoryStore, fetch
+
+SYSTEM, QUESTION, TOPIC = 32, 8, 25  # tokens of the system prompt and of a question, passages of a topic
+
+
+class FrontStore(MemoryStore):
+    """Keeps what was encoded, but no passage that was prepared over others."""
+
+    def __init__(self, together: int):
+        super().__init__(UNLIMITED)
+        self.encoded, self._start = 0, together
+
+    def put(self, key: str, kv: KV) -> None:
+        """Keep a block that stands where nothing but the system prompt is before it."""
+        if kv.start <= self._start:
+            self.encoded += 1
+            super().put(key, kv)
+
+
+def corpus_of(scene: Scene, count: int, size: int) -> Corpus:
+    """Draw passages of `size` tokens; their texts hold a word of their topic, by which they are neighbours."""
+    runs = scene.ids(count * size).split(size)
+    blocks = tuple(Block(tuple(run.tolist()), f"passage {i}") for i, run in enumerate(runs))
+    texts = tuple(f"topic{i // TOPIC} " * 8 + f"passage{i} word{i * 7 % TOPIC}" for i in range(count))
+    return Corpus(blocks, texts)
+
+
+def prompts_of(scene: Scene, corpus: Corpus, together: int) -> list[Prompt]:
+    """Return prompts whose passages are prepared in one call each."""
+    system, question = (Block(tuple(scene.ids(n).tolist())) for n in (SYSTEM, QUESTION))
+    starts = range(0, len(corpus), together)
+    return [Prompt((system, *corpus.blocks[at : at + together], question)) for at in starts]
+
+
+def encoded(scene: Scene, corpus: Corpus, system: Block, store: FrontStore) -> None:
+    """Encode every passage behind the system prompt."""
+    fetch(scene.model, [system], store)
+    for at in range(0, len(corpus), 64):
+        some = corpus.blocks[at : at + 64]
+        fetch(scene.model, some, store, [(system,)] * len(some))
+
+
+def own_products(scene: Scene, rows: int) -> float:
+    """Measure the operations a second that the layers' products of so many rows reach, one behind the other."""
+    found = packed_layers(scene.model) if GPU else FusedLayers(scene.model, False)
+    assert found is not None
+    weights = [w for layer in found.layers for w, _ in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    given = {w.shape[1]: torch.randn(rows, w.shape[1], dtype=w.dtype, device=w.device) for w in weights}
+
+    def work() -> None:
+        for weight in weights:
+            found.products(given[weight.shape[1]], weight)
+
+    times = [clock(work) for _ in range(6)]
+    return 2.0 * rows * sum(w.numel() for w in weights) / min(times) * 1e3
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """Milliseconds of a call until the device is idle, and the part until the host had handed on all work."""
+    wait()
+    begin = perf_counter()
+    work()
+    handed = perf_counter()
+    wait()
+    return (perf_counter() - begin) * 1e3, (handed - begin) * 1e3
+
+
+def operations(scene: Scene, passages: int, size: int, neighbours: int) -> float:
+    """Count the operations of passages that are computed over the system prompt, their neighbours and themselves."""
+    before = SYSTEM + neighbours * size
+    return scene.flops(passages * size, float(passages * (size * before + size * (size + 1) / 2)), 0)
+
+
+def measured(given: Any, scene: Scene) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Prepare all passages, and return rows of timings and of counts."""
+    size = 16 if given.tiny else 512
+    corpus = corpus_of(scene, given.passages, size)
+    prompts, store = prompts_of(scene, corpus, given.together), FrontStore(SYSTEM)
+    method = WithNeighbours(corpus, given.neighbours, search="exact")
+    method(scene.model, prompts[:1], FrontStore(SYSTEM))  # kernels are compiled
+    once, _ = timed(partial(encoded, scene, corpus, prompts[0].blocks[0], store))
+    samples = [timed(partial(method, scene.model, [prompt], store)) for prompt in prompts]
+    both = [ms for ms, _ in samples]
+    q, rows = quantiles(both), given.together * size
+    flops = operations(scene, len(corpus), size, given.neighbours)
+    rate, own = flops / sum(both) * 1e3, own_products(scene, rows)
+    shape = {"passages": len(corpus), "tokens": size, "neighbours": given.neighbours, "together": given.together}
+    about = {"setting": shape}
+    counts = {
+        "rate": rate / 1e12,
+        "of_own_product": rate / own,
+        "encoded_once": (store.encoded - 1) / len(corpus),
+        "host_share": sum(handed for _, handed in samples) / sum(both),
+    }
+    counts |= {"of_product": rate / roof().product} if GPU else {}
+    name = f"{given.together} passages of {size} behind {given.neighbours} neighbours"
+    runs = {"ms": q.p50, "p5": q.p5, "p95": q.p95, "least": q.least, "most": q.most, "runs": q.n}
+    whole = f"{len(corpus):,} passages of {size} behind {given.neighbours} neighbours"
+    timings: list[dict[str, Any]] = [
+        {**about, "workload": name, "candidate": "ours", **runs, "flops": flops / len(prompts)},
+        {**about, "workload": whole, "candidate": "ours, neighbours", "ms": once, "runs": 1},
+        {**about, "workload": whole, "candidate": "ours, passages over them", "ms": sum(both), "runs": 1},
+        {**about, "workload": whole, "candidate": "ours", "ms": once + sum(both), "runs": 1, "flops": flops},
+    ]
+    return timings, [{**about, "measure": measure, "value": value} for measure, value in counts.items()]
+
+
+def main() -> None:
+    """Measure and write."""
+    given = options(__doc__, passages=1000, neighbours=10, together=5, tokens=with_neighbours.TOKENS, tiny=False)
+    with_neighbours.TOKENS = given.tokens
+    scene = Scene(build(LLAMA | TINY if given.tiny else LLAMA), [], unit=64 if given.tiny else 1024)
+    timings, counts = measured(given, scene)
+    with writer(given, "preparation@gpu", scene.model.device, model="Llama-3.1-8B") as tables:
+        tables.timings(timings)
+        tables.counts(counts)
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    main()
