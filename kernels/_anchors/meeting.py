@@ -19,7 +19,7 @@ from workbench.kernels._shared.attention import planes
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl
 
 Pages = np.ndarray[Any, np.dtype[Any]]  # [P] whole numbers
-TOKENS = 32  # of a program
+TOKENS, WARPS = 16, 2  # of a program: 255 registers a thread, so small programs fill a processor best
 RUN = tl.constexpr(8)  # channels that a thread reads at once
 COLUMNS = tl.constexpr(8)  # of a place in the tables
 
@@ -227,7 +227,7 @@ class Meeting:
         self._given = (base, *self._tables, frequencies)
         self._numbers = self.total, self._layers, self.most, *base.stride()[:2]
         self._constants = {"HEADS": len(base), "HALF": len(frequencies), "INTERLEAVED": pairing == "interleaved"}
-        self._constants |= {"D": width, "DP": padded_width(width), "PAGE": page, "TOKENS": TOKENS}
+        self._constants |= {"D": width, "DP": padded_width(width), "PAGE": page, "TOKENS": TOKENS, "num_warps": WARPS}
 
     def far(self) -> Tensor:
         """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.
