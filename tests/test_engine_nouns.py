@@ -28,6 +28,7 @@ from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages import paged_question
 from workbench.engine.pages.page_tables import context_of, joined_pages, table_of
 from workbench.engine.pages.paged_pool import Pool
+from workbench.kernels._pages import block_scores
 from workbench.models.loading import keep_freed
 
 TABLE = 1e4 ** (-torch.arange(0, 16, 2) / 16)
@@ -221,6 +222,29 @@ def test_scores_over_pages_are_those_over_an_assembled_cache(model, runner, laye
     found = paged_question.from_question(runner, cached, question, layers, last, over=over)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
     assert runner.pool.free == free, "the question's pages are given back"
+
+
+@pytest.mark.parametrize("layers", ["last", "all"])
+@pytest.mark.parametrize("last", [None, 1])
+def test_a_kernel_scores_all_layers_in_their_pages(model, layers, last, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not available on this platform")
+    runner = Runner(model, Pool(model, 12, size=16, kernels=True), layers="model")
+    cached, question = runner.pool.encode(model, PROMPT.context)[::-1], PROMPT.tokens[PROMPT.question]
+    found = paged_question.from_question(runner, cached, question, layers, last)
+    monkeypatch.setattr(paged_question, "by_kernel", lambda *_: None)
+    wanted = paged_question.from_question(runner, cached, question, layers, last)
+    assert not torch.equal(found, wanted), "one of them was not computed"
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+
+
+def test_what_a_kernel_does_not_take_is_scored_layer_by_layer(model, runner):
+    context = runner.pool.encode(model, PROMPT.context)
+    queries = {0: torch.zeros(1, 4, 5, 16)}
+    assert paged_question.by_kernel(runner, context, queries, None) is None, "the pool has no kernels"
+    takes, alike = block_scores.takes, [torch.zeros(2, 16, 8) for _ in range(2)]
+    table = torch.ones(4)
+    assert not takes([alike[0], alike[1][:, :8]], [table] * 2) and not takes(alike, [table, table.clone()])
+    assert not takes(alike, [table] * 2, block_scores.LONGEST + 1)
 
 
 def test_blocks_that_stand_where_they_were_encoded_are_not_rerotated(model, runner):

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.kernels import q_sparse_attention, question_attention
+from workbench.kernels._pages import block_scores
 from workbench.kernels._pages import case as _pages_case
 from workbench.kernels._pages import triton_kernel as _pages_triton
 from workbench.kernels._shared.attention import Config
@@ -136,3 +137,29 @@ def test_rows_over_pages_are_the_same_read_in_place_and_copied_out():
     arguments = example(4, recompute=0.3)
     unknown = dataclasses.replace(arguments[4], length=None)
     close(q_sparse_attention.launch(*arguments), q_sparse_attention.launch(*arguments[:4], unknown, *arguments[5:]))
+
+
+# --- block_scores: attention that tokens of cached blocks get from a question
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16 if DEVICE == "cuda" else torch.float16])
+def test_scores_within_blocks_equal_their_reference(dtype):
+    for case in block_scores.cases(DEVICE, dtype):
+        assert block_scores.takes(case[1], [case[3]] * len(case[1]))
+        found, wanted = block_scores.launch(*case), block_scores.reference(*case)
+        torch.testing.assert_close(found, wanted, atol=1e-4 if dtype == torch.float32 else 2e-3, rtol=1e-3)
+        layers, heads, rows = case[0].shape[:3]
+        sums = torch.stack([part.sum() for part in found.split(list(case[2].lengths))])
+        torch.testing.assert_close(sums, torch.full_like(sums, layers * heads * rows), atol=1e-2, rtol=1e-4)
+
+
+def test_scores_are_the_same_where_layers_are_taken_one_by_one(monkeypatch):
+    case = list(block_scores.cases(DEVICE, torch.float32))[1]
+    whole = block_scores.launch(*case)
+    monkeypatch.setattr(block_scores, "MOST", 1)
+    torch.testing.assert_close(block_scores.launch(*case), whole)
+
+
+def test_no_block_has_no_scores():
+    (queries, keys, _, inv_freq, pairing, page, _), *_ = block_scores.cases(DEVICE, torch.float32)
+    nothing = block_scores.Blocks([], [], [])
+    for way in (block_scores.launch, block_scores.reference):
+        assert way(queries, keys, nothing, inv_freq, pairing, page).shape == (0,)

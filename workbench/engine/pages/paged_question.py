@@ -1,11 +1,12 @@
 """Attention that context tokens get from the question, over a pool of pages: what question-guided methods choose by.
 
-The question is prefilled by a `Runner`, as a captured step where there is a GPU, and its queries are kept. Keys are
-then weighed layer by layer: copied out of their pages, rerotated to where their block stands now. The scores are those
-of `attention_maps.from_question` over an assembled cache; they stay on the device.
+The question is prefilled by a `Runner`, as a captured step where there is a GPU, and its queries are kept. Where
+each block has a softmax of its own, a kernel weighs the keys of all layers in their pages; else they are weighed layer
+by layer, copied out of their pages and rerotated to where their block stands now. The scores are those of
+`attention_maps.from_question` over an assembled cache; they stay on the device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from workbench.core.utils.wide_copies import taken
 from workbench.engine import attention_maps
-from workbench.engine.attention_backends.choice import rerotate
+from workbench.engine.assembly import shifts_of
+from workbench.engine.attention_backends.choice import kernel, rerotate
 from workbench.engine.attention_maps import Layers, layers_of
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.paged_pool import Pool
@@ -79,6 +81,8 @@ def from_question(
         _, queries = runner.prefill_queries([prompt], [question], chosen, wait)
     finally:
         pool.close(prompt)
+    if over == "block" and (found := by_kernel(runner, context, queries, last)) is not None:
+        return found
     places = Places.of(pool, context)
     total, skip = torch.zeros(places.beyond.shape, device=pool.device), system if over == "documents" else 0
     hidden = places.beyond | (torch.arange(len(context)) < skip).to(pool.device)[:, None]
@@ -89,6 +93,27 @@ def from_question(
             keys = places.keys(pool, layer)
             total += weights(asked, keys, total.shape, hidden if places.padded or skip else None, own, over)
     return total[~places.beyond]
+
+
+def by_kernel(
+    runner: Runner, context: Sequence[Cached], queries: Mapping[int, Tensor], last: int | None
+) -> Tensor | None:
+    """Score the tokens of all layers by one kernel, in their pages; None where it does not take them.
+
+    `queries[layer]` [1, Hq, R, D], of which the `last` ask (None: all).
+    """
+    pool, decoder, chosen = runner.pool, runner.model.get_decoder(), list(queries)
+    module = kernel("_pages.block_scores")
+    keys, tables = [pool.keys[layer] for layer in chosen], [pool.inv_freq[layer] for layer in chosen]
+    scales = {getattr(decoder.layers[layer].self_attn, "scaling", None) for layer in chosen}
+    if not pool.kernels or len(scales) > 1 or not module.takes(keys, tables, max(map(len, context), default=0)):
+        return None
+    asked = torch.stack([queries[layer][0, :, -(last or queries[layer].shape[2]) :] for layer in chosen])
+    shifts = shifts_of([(block.start, len(block)) for block in context], "re-encoded").tolist()
+    blocks = module.Blocks([block.numbers for block in context], [*map(len, context)], shifts)
+    with pool.in_order():
+        found: Tensor = module.launch(asked, keys, blocks, tables[0], pool.pairing, pool.size, scales.pop())
+    return found
 
 
 def weights(

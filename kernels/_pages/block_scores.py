@@ -1,0 +1,249 @@
+"""Attention that tokens of cached blocks get from a few rows, of many layers in one launch.
+
+    block_scores(queries [L, Hq, R, D], keys L x [H, S, D], blocks, inv_freq, pairing, page, scale) -> [T] fp32
+
+Keys are read in the pages of a pool, where they were cached; `blocks` says which pages, how many tokens, and by how
+many positions each block is moved (`Blocks`). A row sees every token of every block, and its softmax is taken within
+each block apart. Summed over rows, heads and layers.
+
+A program takes a block of one KV head and layer. Its queries are rotated back by what the block is moved, so keys are
+not rotated and not copied, and no logit leaves the registers: keys are read twice, the second time out of the cache.
+Beside 16-bit keys a query is the sum of two 16-bit vectors.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.core.rope import Pairing, rotate
+from workbench.kernels._shared.attention import Config, log2_scale, planes
+from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
+
+LONGEST = 1 << 13  # tokens of a block, which one program goes through
+MOST = 1 << 26  # scores of single heads and layers in memory at a time
+COLUMNS = tl.constexpr(4)  # of a block in the table
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a prompt: `pages[b]` [P] are the numbers of its pages, `shifts[b]` by how much it is moved."""
+
+    pages: Sequence["np.ndarray[Any, np.dtype[Any]]"]
+    lengths: Sequence[int]
+    shifts: Sequence[int]
+
+    @property
+    def total(self) -> int:
+        """How many tokens there are."""
+        return sum(self.lengths)
+
+
+def reference(
+    queries: Tensor,
+    keys: Sequence[Tensor],
+    blocks: Blocks,
+    inv_freq: Tensor,
+    pairing: Pairing = "neox",
+    page: int = 64,
+    scale: float | None = None,
+) -> Tensor:
+    """Computed in fp32, of keys rotated in fp32."""
+    factor, found = queries.shape[-1] ** -0.5 if scale is None else scale, []
+    for pages, length, shift in zip(blocks.pages, blocks.lengths, blocks.shifts, strict=True):
+        slots = torch.as_tensor((pages[:, None] * page + np.arange(page)).ravel()[:length].astype(np.int64))
+        total = torch.zeros(length, device=queries.device)
+        for mine, theirs in zip(queries, keys, strict=True):
+            k = rotate(theirs[:, slots.to(theirs.device)].float(), int(shift), inv_freq, pairing)
+            rows = mine.float().unflatten(0, (len(k), -1)).flatten(1, 2)
+            total += (rows @ k.mT * factor).softmax(-1).sum((0, 1))
+        found.append(total)
+    return torch.cat(found) if found else torch.zeros(0, device=queries.device)
+
+
+@jit
+def _parts(x, dtype: tl.constexpr):
+    """Return a vector as the sum of two of 16 bits."""
+    first = x.to(dtype)
+    return first, (x - first.to(tl.float32)).to(dtype)
+
+
+@jit
+def _block_scores(
+    queries,
+    base,
+    layers,
+    table,
+    pages,
+    inv_freq,
+    out,
+    rows,
+    group,
+    factor,
+    total,
+    tiles,
+    key_head,
+    key_token,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Scores of the tokens of one block, from some rows of the heads that read one KV head of one layer."""
+    PARTED: tl.constexpr = base.dtype.element_ty != tl.float32
+    PRECISION: tl.constexpr = "tf32" if PARTED else "ieee"
+    block, layer = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    head, tile = tl.program_id(1) // tiles, tl.program_id(1) % tiles
+    heads = tl.num_programs(1) // tiles
+    at = table + COLUMNS * block
+    first_page, length, shift, begin = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    row, col = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, DP)
+    there = row < rows * group
+    other, angle, sin = planes(col, shift, inv_freq, HALF, INTERLEAVED, True)
+    q_at = queries + ((layer * heads + head) * group * rows + row)[:, None] * D
+    inside = there[:, None] & (col < D)[None, :]
+    x = tl.load(q_at + col[None, :], mask=inside, other=0.0).to(tl.float32) * tl.cos(angle)[None, :]
+    x += tl.load(q_at + other[None, :], mask=inside, other=0.0).to(tl.float32) * sin[None, :]
+    x *= factor
+    if PARTED:
+        x, rest = _parts(x, base.dtype.element_ty)
+    else:
+        rest = x
+    keys = base + tl.multiple_of(tl.load(layers + layer), 8) + head.to(tl.int64) * key_head + col[None, :]
+    m_i, l_i = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    for start in range(0, length, BLOCK_N):
+        token = start + tl.arange(0, BLOCK_N)
+        seen = token < length
+        slot = tl.load(pages + first_page + token // PAGE, mask=seen, other=0).to(tl.int64) * PAGE + token % PAGE
+        k = tl.load(keys + slot[:, None] * key_token, mask=seen[:, None] & (col < D)[None, :], other=0.0)
+        s = tl.dot(x, tl.trans(k), input_precision=PRECISION)
+        if PARTED:
+            s = tl.dot(rest, tl.trans(k), s, input_precision=PRECISION)
+        s = tl.where(seen[None, :], s, float("-inf"))
+        new = tl.maximum(m_i, tl.max(s, 1))
+        l_i = l_i * tl.exp2(m_i - new) + tl.sum(tl.exp2(s - new[:, None]), 1)
+        m_i = new
+    share = tl.where(there, 1.0 / l_i, 0.0)
+    out += ((layer * heads + head) * tiles + tile) * total + begin
+    for start in range(0, length, BLOCK_N):
+        token = start + tl.arange(0, BLOCK_N)
+        seen = token < length
+        slot = tl.load(pages + first_page + token // PAGE, mask=seen, other=0).to(tl.int64) * PAGE + token % PAGE
+        k = tl.load(keys + slot[:, None] * key_token, mask=seen[:, None] & (col < D)[None, :], other=0.0)
+        s = tl.dot(x, tl.trans(k), input_precision=PRECISION)
+        if PARTED:
+            s = tl.dot(rest, tl.trans(k), s, input_precision=PRECISION)
+        p = tl.exp2(s - m_i[:, None]) * share[:, None]
+        tl.store(out + token, tl.sum(p, 0), mask=seen)
+
+
+def configure(rows: int, dtype: torch.dtype) -> Config:
+    """Launch shape for `rows` rows times heads of a group."""
+    return Config(min(64, max(16, triton.next_power_of_2(rows))), 32 if dtype == torch.float32 else 64, 4, 3)
+
+
+def takes(keys: Sequence[Tensor], inv_freq: Sequence[Tensor], longest: int = 0) -> bool:
+    """Whether `launch` takes these layers, and blocks of so many tokens.
+
+    Layers are alike in shape, layout and frequencies, heads of up to 256 channels, and blocks not so long that few
+    programs have all to do.
+    """
+    base, alike = keys[0], {(x.shape, x.stride(), x.dtype) for x in keys}
+    apart = any((x.data_ptr() - base.data_ptr()) % (8 * base.element_size()) for x in keys)
+    same = len(alike) == 1 and len({id(x) for x in inv_freq}) == 1 and not apart
+    return triton is not None and same and longest <= LONGEST and base.stride(2) == 1 and base.shape[2] <= 256
+
+
+def launch(
+    queries: Tensor,
+    keys: Sequence[Tensor],
+    blocks: Blocks,
+    inv_freq: Tensor,
+    pairing: Pairing = "neox",
+    page: int = 64,
+    scale: float | None = None,
+    *,
+    config: Config | None = None,
+) -> Tensor:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (fp32, fp16); layers as `takes` them."""
+    need_triton("block_scores")
+    base, (count, heads, rows, width) = keys[0], queries.shape
+    if not blocks.total:
+        return torch.zeros(0, device=queries.device)
+    group, size = heads // len(base), base.element_size()
+    config = config or configure(rows * group, base.dtype)
+    tiles = triton.cdiv(rows * group, config.rows)
+    tables, ends = _tables(base, keys, blocks, size)
+    layers, table, pages = tables.to(base.device, non_blocking=True).split(ends)
+    frequencies = inv_freq.to(base.device, torch.float32)
+    constants = {
+        "HALF": len(frequencies),
+        "INTERLEAVED": pairing == "interleaved",
+        "D": width,
+        "DP": padded_width(width),
+    }
+    constants |= {"PAGE": page, "BLOCK_M": config.rows, "BLOCK_N": config.keys}
+    queries, total = queries.contiguous(), torch.zeros(blocks.total, device=base.device)
+    step = max(1, MOST // (len(base) * tiles * blocks.total))
+    for first in range(0, count, step):
+        some = min(step, count - first)
+        out = torch.empty(some, len(base) * tiles, blocks.total, device=base.device)
+        _block_scores[(len(blocks.lengths), len(base) * tiles, some)](
+            queries[first:],
+            base,
+            layers[first:],
+            table,
+            pages,
+            frequencies,
+            out,
+            rows,
+            group,
+            log2_scale(scale, width),
+            blocks.total,
+            tiles,
+            *base.stride()[:2],
+            **constants,
+            **config.launch,
+        )
+        total += out.sum((0, 1))
+    return total
+
+
+def _tables(base: Tensor, keys: Sequence[Tensor], blocks: Blocks, size: int) -> tuple[Tensor, list[int]]:
+    """Return where layers lie from the first one, a row a block, and pages, in one array that is sent at once."""
+    apart = np.array([(x.data_ptr() - base.data_ptr()) // size for x in keys], np.int64)
+    lengths, counts = (np.array([*x], np.int64) for x in (blocks.lengths, map(len, blocks.pages)))
+    rows = np.stack(
+        (counts.cumsum() - counts, lengths, np.array(blocks.shifts, np.int64), lengths.cumsum() - lengths), 1
+    )
+    parts = [apart, rows.ravel(), np.concatenate([*blocks.pages, np.zeros(0, np.int64)]).astype(np.int64)]
+    host = torch.empty(sum(map(len, parts)), dtype=torch.int64, pin_memory=base.is_cuda)
+    np.concatenate(parts, out=host.numpy())
+    return host, [*map(len, parts)]
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
+    """Arguments on which `launch` must equal `reference`: odd lengths, one row and many, narrow heads, still parts."""
+    shapes = [
+        (1, (4, 2), 5, 64, 32, "neox", (37, 16, 51), 16),
+        (3, (8, 2), 1, 128, 64, "neox", (130, 1), 64),
+        (2, (2, 2), 40, 80, 20, "interleaved", (7, 64, 65, 3), 8),
+        (2, (6, 3), 30, 96, 48, "neox", (200,), 32),
+    ]
+    for seed, (layers, (heads, kv_heads), rows, width, half, pairing, lengths, page) in enumerate(shapes):
+        draw = torch.Generator().manual_seed(seed)
+        counts = [-(-n // page) for n in lengths]
+        slots = (sum(counts) + 2) * page
+        numbers = torch.randperm(sum(counts) + 2, generator=draw)[: sum(counts)].split(counts)
+        queries = torch.randn(layers, heads, rows, width, generator=draw) * 2
+        keys = [torch.randn(kv_heads, slots, width, generator=draw).to(device, dtype) for _ in range(layers)]
+        shifts = torch.randint(-500, 5000, (len(lengths),), generator=draw).tolist()
+        inv_freq = 1e4 ** -(torch.arange(half) / half)
+        blocks = Blocks([x.numpy() for x in numbers], lengths, [0, *shifts[1:]])
+        yield queries.to(device, dtype), keys, blocks, inv_freq.to(device), pairing, page, None
