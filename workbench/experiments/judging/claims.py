@@ -70,11 +70,8 @@ class Judged:
 
     @property
     def short(self) -> str:
-        """The number with its interval, the bar and where it was measured: "+5.3 points (-4.6 to +12.5), m on d"."""
-        if self.number is None:
-            return self.needs
-        where = f", {self.where}" if self.where else ""
-        return f"{self._form(self.number.value)}{self._ends}, claimed {self._side}{where}"
+        """The number with its interval, "+5.3 points (-4.6 to +12.5)"; where nothing was measured, what to measure."""
+        return self.needs if self.number is None else f"{self._form(self.number.value)}{self._ends}"
 
     @property
     def _side(self) -> str:

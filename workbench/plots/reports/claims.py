@@ -76,9 +76,7 @@ def _number(judged: Sequence[Judged], said: str) -> str:
     deciding = [one for one in measured if one.verdict == said and one.decides] or measured
     if not deciding:
         return "held by tests" if any(one.decides for one in judged) else "not measured"
-    best = max(deciding, key=lambda one: one.number.n if one.number else 0)
-    more = len([one for one in measured if one.decides]) - best.decides
-    return best.short + (f"; {more} more" if more > 0 else "")
+    return max(deciding, key=lambda one: one.number.n if one.number else 0).short
 
 
 def shown_in(folder: str | Path) -> dict[str, list[Cell]]:
