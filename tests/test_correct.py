@@ -40,7 +40,6 @@ from workbench.methods.modes.superposition import Superposition
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.link0 import Link0
 from workbench.methods.presets import METHODS
-from workbench.methods.select.qc_fuse import Digest
 from workbench.metrics.cost import charged_share
 from workbench.models.spec import attach
 from workbench.store import MemoryStore
@@ -292,7 +291,7 @@ def test_a_digest_by_kernels_is_that_of_the_mask():
     seen[:, END:] = seen[0, [1, 5, 20]] = seen[1, [0, 7, 8]] = True
     q, keys, values = torch.randn(4, 5, 16), torch.randn(2, len(PROMPT), 16), torch.randn(2, len(PROMPT), 16)
     for layer in range(2):
-        tiles = Digest(seen)(q, keys, PROMPT.question, Site(layer))
+        tiles = listed_columns.ListedByLayer(seen)(q, keys, PROMPT.question, Site(layer))
         assert tiles.listed.tolist() == seen[layer].nonzero()[:, 0].tolist()
         expected = over_tiles(q, keys, values, PROMPT.question, tiles, None)
         found = listed_columns.over_columns(tiles.listed, q, keys, values, PROMPT.question, causal, tiles, None)

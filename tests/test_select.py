@@ -22,7 +22,7 @@ from workbench import data, results
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
-from workbench.data import embedders
+from workbench.data import embedders, token_text
 from workbench.data.retrieval_corpus import nearest
 from workbench.engine import attention_maps, encoding
 from workbench.engine.assembly import assemble, empty
@@ -35,7 +35,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
-from workbench.methods.select import budget, cache_clip, cache_craft, choose, context_pass, documents, qc_fuse
+from workbench.methods.select import budget, cache_craft, choose, context_pass, documents, qc_fuse
 from workbench.methods.select.cache_craft import CacheCraft, Past
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.models.spec import attach
@@ -543,7 +543,7 @@ def test_a_helper_scores_by_its_last_layer_and_neighbours_share(model, kv, full)
 
 
 def test_scores_of_another_tokenizer_are_carried_over_by_characters():
-    ours = cache_clip._over(torch.tensor([4.0, 1.0, 2.0]), [4, 5, 7], [2, 5, 6, 7])
+    ours = token_text.dealt(torch.tensor([4.0, 1.0, 2.0]), [4, 5, 7], [2, 5, 6, 7])
     assert ours.tolist() == [2.0, 3.0, 1.0, 1.0]
 
 

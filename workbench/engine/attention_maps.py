@@ -51,6 +51,16 @@ def whole_layers(model: PreTrainedModel, length: int) -> list[int]:
     return [layer for layer, size in enumerate(windows) if not size or size >= length]
 
 
+def mean_queries(
+    model: PreTrainedModel, chosen: list[int], asked: Sequence[tuple[Tensor, Tensor, Sees, KV]], last: int = 0
+) -> list[Tensor]:
+    """Return the mean query [L, Hq, D] of the last rows of every (tokens, rows, mask rule, cache); 0: of all rows."""
+    plans = [Plan(rows, sees, return_queries=tuple(chosen), num_layers=chosen[-1] + 1) for _, rows, sees, _ in asked]
+    requests = [PrefillRequest(tokens, plan, kv) for (tokens, *_, kv), plan in zip(asked, plans, strict=True)]
+    queries = [output.queries for output in prefill_many(model, requests)]
+    return [torch.stack([each[layer][:, -last:].float().mean(1) for layer in chosen]).cpu() for each in queries]
+
+
 def logits(
     model: PreTrainedModel, layer: int, queries: Tensor, keys: Tensor, rows: Tensor, sees: Sees | None = causal
 ) -> Iterator[tuple[slice, Tensor]]:

@@ -1,10 +1,10 @@
 """What makes two cached blocks the same: model, dtype, tokens, and what the block saw before it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +16,7 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.models import float8
 
+T = TypeVar("T")
 # Of the keys, and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`.
 FORMAT_VERSION = 2
 # Of the numbers: counted up when the engine computes others for the same block. What computed a block (versions, CPU or
@@ -115,6 +116,21 @@ def fingerprint(model: PreTrainedModel) -> str:
         whole = sha256(f"{known[1]}\n{_beside(model)}".encode()).hexdigest()
         known = _KNOWN[model] = (*known[:2], beside, whole)
     return known[3]
+
+
+def once(
+    kept: dict[tuple[str, str], T],
+    model: PreTrainedModel,
+    blocks: Sequence[Block],
+    make: Callable[[list[Block]], Sequence[T]],
+) -> list[T]:
+    """Return what is `kept` of every block under this model; `make` is given those of which nothing is, each once."""
+    known = fingerprint(model)
+    keys = [(known, block.content) for block in blocks]
+    missing = {key: block for key, block in zip(keys, blocks, strict=True) if key not in kept}
+    if missing:
+        kept.update(zip(missing, make([*missing.values()]), strict=True))
+    return [kept[key] for key in keys]
 
 
 def vocabulary(tokenizer: Any) -> str:

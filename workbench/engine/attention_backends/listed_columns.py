@@ -5,7 +5,7 @@ order, so a row sees those up to its rank among them.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from workbench.core.masks import Sees, causal
 from workbench.core.page_table import INVALID_POS, Paged
+from workbench.core.plan import Site
 from workbench.core.tiling.tiles import Tiles
 from workbench.core.utils.wide_copies import taken
 from workbench.engine.attention_backends import choice
@@ -53,6 +54,24 @@ class Listed:
         listed = self.seen[:length].nonzero()[:, 0]
         columns = torch.cat((listed, torch.arange(len(self.seen), max(length, len(self.seen))))).to(rows.device)
         return columns, torch.searchsorted(columns, rows, right=True) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class ListedByLayer:
+    """A choice of keys by layer (`Plan.sparse`): `seen` [L, N] bool, for all rows and heads; as many in every layer."""
+
+    seen: Tensor
+
+    @cached_property
+    def listed(self) -> Tensor:
+        """[L, K] columns of every layer; a GPU is waited for once."""
+        return self.seen.nonzero()[:, 1].view(len(self.seen), -1)
+
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
+        """Choose single columns; no tile is kept in whole."""
+        columns = self.seen[site.layer, : keys.shape[1]].to(keys.device).expand(len(queries), -1)
+        kept = torch.zeros(len(queries), 1, 1, dtype=torch.bool, device=keys.device)
+        return Tiles(kept, keys.shape[1], columns, listed=self.listed[site.layer].to(keys.device))
 
 
 @dataclass(frozen=True, eq=False)

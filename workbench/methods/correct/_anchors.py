@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from workbench.kernels._anchors.in_torch import Pair
+from workbench.core.kv import KV
+from workbench.engine.attention_backends import choice
+from workbench.kernels._anchors.in_torch import Pair, stretch
+from workbench.models.spec import ModelSpec
 
 OLDEST = 5  # of these anchors the one that was used least makes room (released code)
 NUCLEUS = 0.9  # anchors of so much weight count as used (released code)
@@ -68,3 +72,22 @@ def keep(anchors: list[Anchor], new: Anchor, most: int) -> None:
     if len(anchors) >= most:
         anchors.remove(min(anchors[:OLDEST], key=lambda anchor: anchor.used))
     anchors.append(new)
+
+
+def count_used(held: list[list[Anchor]], met: list[Met]) -> None:
+    """Count the anchors that passages are near as used."""
+    for anchors, each in zip(held, met, strict=True):
+        for number in each.used:
+            anchors[number].used += 1
+
+
+def cut(spec: ModelSpec, kv: KV, starts: list[int], lengths: list[int]) -> list[Pair]:
+    """Copy places out of a cache, one behind the other, keys rotated as if each stood at position 0."""
+    parts = stretch(kv.keys, kv.values, starts, lengths, spec.inv_freq, spec.pairing)
+    return list(zip(*(x.split(lengths, 1) for x in parts), strict=True))
+
+
+def kernels(spec: ModelSpec, keys: list[Tensor], values: list[Tensor]) -> Any:
+    """Return the `Meeting` that compares and moves places by kernels; None where torch does."""
+    module = choice.kernel("_anchors.meeting") if choice.on_gpu(spec.device) else None
+    return module.Meeting if module is not None and module.fits(keys, values, spec.inv_freq) else None

@@ -1,6 +1,6 @@
 """What a few probes of a passage lack, the others are given as well (AgentKVShift, arXiv:2607.21604, algorithm 1)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -89,33 +89,20 @@ class AgentKvShift(Correct):
 
     def _shift(
         self, prompt: Prompt, layers: list[Tensor], probes: Tensor, distance: Tensor, computed: Tensor
-    ) -> "Shift":
-        where = layers[0].device
-        first = prompt.starts[min(self.system, len(prompt.context))]
+    ) -> Callable[[int, Tensor], None]:
+        """Return what moves keys, or values, of a layer: those that stay by the mean move of the probes of a block."""
+        where, blocks = layers[0].device, len(prompt.context)
         stays = torch.ones(prompt.starts[-1], dtype=torch.bool)
-        stays[:first] = stays[computed] = False
+        stays[: prompt.starts[min(self.system, blocks)]] = stays[computed] = False
         others, of, probes = stays.nonzero()[:, 0].to(where), prompt.block_of.to(where), probes.to(where)
-        weight = distance.to(where).clamp(max=self.cap)[others]
-        return Shift(probes, of[probes], others, of[others], weight, [layer[:, probes].clone() for layer in layers])
+        weight = distance.to(where).clamp(max=self.cap)[others, None]
+        stale = [layer[:, probes].clone() for layer in layers]
+        count = torch.bincount(of[probes], minlength=blocks).clamp(min=1)[:, None]
 
+        def move(layer: int, cached: Tensor) -> None:
+            moved = cached[:, probes].float() - stale[layer].float()
+            total = moved.new_zeros(len(moved), blocks, moved.shape[-1]).index_add_(1, of[probes], moved)
+            shifted = cached[:, others].float() + weight * (total / count)[:, of[others]]
+            cached[:, others] = shifted.to(cached.dtype)
 
-@dataclass(frozen=True)
-class Shift:
-    """What moves in keys, or values: `others` [O], by `weight` [O] times the mean move of the `probes` of a block."""
-
-    probes: Tensor
-    of_probes: Tensor
-    others: Tensor
-    of_others: Tensor
-    weight: Tensor
-    stale: list[Tensor]
-
-    def __call__(self, layer: int, cached: Tensor) -> None:
-        """Move the tokens of `cached` [H, T, D], in which probes are fresh."""
-        moved = cached[:, self.probes].float() - self.stale[layer].float()
-        blocks = int(torch.cat((self.of_probes, self.of_others)).max()) + 1
-        total = moved.new_zeros(len(moved), blocks, moved.shape[-1]).index_add_(1, self.of_probes, moved)
-        count = torch.bincount(self.of_probes, minlength=blocks).clamp(min=1)
-        mean = (total / count[:, None])[:, self.of_others]
-        shifted = cached[:, self.others].float() + self.weight[:, None] * mean
-        cached[:, self.others] = shifted.to(cached.dtype)
+        return move

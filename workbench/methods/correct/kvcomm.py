@@ -3,19 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.engine.attention_backends import choice
 from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.paged_prompt import Cached
-from workbench.kernels._anchors.in_torch import InTorch, Pair, stretch
+from workbench.kernels._anchors.in_torch import InTorch
 from workbench.methods import registry
 from workbench.methods.correct import KV, Correct, Correction, Prompt, write
-from workbench.methods.correct._anchors import Anchor, Met, keep, meet, named
+from workbench.methods.correct._anchors import Anchor, Met, count_used, cut, keep, kernels, meet, named
 from workbench.methods.registry import whole
 from workbench.methods.select import context_pass, exact
 from workbench.models.spec import ModelSpec, attach
@@ -67,17 +65,17 @@ class Kvcomm(Correct):
         if not held:
             return Correction(rows)
         if any(held):
-            meeting_of = _kernels(spec, kv.keys, kv.values) or InTorch
+            meeting_of = kernels(spec, kv.keys, kv.values) or InTorch
             meeting = meeting_of(kv.keys, kv.values, starts, lengths, held, spec.inv_freq, spec.pairing)
             met = meet(meeting.far(), lengths, held, self.threshold, self.temperature)
-            _count(held, met)
+            count_used(held, met)
             if all(each.near for each in met):
                 meeting.move(torch.cat([each.weights for each in met], 2))
                 kv.changed()
                 return Correction(rows)
-        before, (truth,) = self._cut(spec, kv, prompt), exact(model, [prompt], spec.layers)
+        before, (truth,) = cut(spec, kv, starts, lengths), exact(model, [prompt], spec.layers)
         write(kv, truth, spec.layers)
-        for place, (stale, fresh) in enumerate(zip(before, self._cut(spec, kv, prompt), strict=True), self.system):
+        for place, (stale, fresh) in enumerate(zip(before, cut(spec, kv, starts, lengths), strict=True), self.system):
             cached = stale[0].clone(), stale[1].clone()  # not the whole prompt that they are parts of
             new = Anchor(cached, (fresh[0] - stale[0], fresh[1] - stale[1]))
             keep(self.anchors.setdefault(place, []), new, self.most)
@@ -92,7 +90,7 @@ class Kvcomm(Correct):
         held = self._held(lengths)
         if not held:
             return True
-        meeting_of = _kernels(pool.spec, pool.keys, pool.values)
+        meeting_of = kernels(pool.spec, pool.keys, pool.values)
         if not any(held) or meeting_of is None:
             return False
         stale, most = context[self.system :], max(map(len, held))
@@ -111,7 +109,7 @@ class Kvcomm(Correct):
             if not all(each.near for each in met):
                 return False
             meeting.move(torch.cat([each.weights for each in met], 2))
-        _count(held, met)
+        count_used(held, met)
         del context[self.system : -1]
         blocks.unpin(stale)
         return True
@@ -128,22 +126,3 @@ class Kvcomm(Correct):
     def _stretch(self, prompt: Prompt) -> tuple[list[int], list[int]]:
         """Return starts and lengths of the places."""
         return [*prompt.starts[self.system : -1]], [len(block) for block in prompt.context[self.system :]]
-
-    def _cut(self, spec: ModelSpec, kv: KV, prompt: Prompt) -> list[Pair]:
-        """Return the places of a prompt as `stretch` copies them."""
-        starts, lengths = self._stretch(prompt)
-        parts = stretch(kv.keys, kv.values, starts, lengths, spec.inv_freq, spec.pairing)
-        return list(zip(*(x.split(lengths, 1) for x in parts), strict=True))
-
-
-def _kernels(spec: ModelSpec, keys: list[Tensor], values: list[Tensor]) -> Any:
-    """Return the `Meeting` that compares and moves places by kernels; None where torch does."""
-    module = choice.kernel("_anchors.meeting") if choice.on_gpu(spec.device) else None
-    return module.Meeting if module is not None and module.fits(keys, values, spec.inv_freq) else None
-
-
-def _count(held: list[list[Anchor]], met: list[Met]) -> None:
-    """Count the anchors that passages are near as used."""
-    for anchors, each in zip(held, met, strict=True):
-        for number in each.used:
-            anchors[number].used += 1

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.blocks import Block
+from workbench.data.token_text import dealt, ends_of
 from workbench.engine.attention_maps import from_question, layers_of
 from workbench.methods.select import KV, Pass, Prompt, Select, exact, layers, whole
 from workbench.models.loading import Loaded, tokenizer_for
@@ -72,10 +72,10 @@ class CacheClip(Select):
         ids = [helper.tokenizer(text, add_special_tokens=False)["input_ids"] or [0] for text in texts]
         read = Prompt(tuple(Block(tuple(each)) for each in ids))
         parts = self._attention(helper.model, read).split([len(block) for block in read.context])
-        ends = [_ends(tokenizer, block.tokens) for block in prompt.context]
+        ends = [ends_of(tokenizer, block.tokens) for block in prompt.context]
         return torch.cat(
             [
-                _over(part, _ends(helper.tokenizer, own), end)
+                dealt(part, ends_of(helper.tokenizer, own), end)
                 for part, own, end in zip(parts, ids[:-1], ends, strict=True)
             ]
         )
@@ -92,27 +92,6 @@ def _mean(scores: Tensor, width: int) -> Tensor:
     at = torch.arange(len(scores))
     low, high = (at - (width - 1) // 2).clamp(min=0), (at + width // 2 + 1).clamp(max=len(scores))
     return ((sums[high] - sums[low]) / (high - low)).float()
-
-
-def _ends(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
-    """Return behind how many characters of their text each token ends."""
-    alone = list(accumulate(len(tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in tokens))
-    if alone[-1] == len(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)):
-        return alone
-    heads = (list(tokens[: count + 1]) for count in range(len(tokens)))
-    return [len(tokenizer.decode(head, clean_up_tokenization_spaces=False)) for head in heads]
-
-
-def _over(scores: Tensor, theirs: Sequence[int], ours: Sequence[int]) -> Tensor:
-    """Deal scores of tokens that end at characters `theirs` out over their characters, and sum them up to `ours`."""
-    most = max(theirs[-1], ours[-1])
-    each = torch.zeros(most, dtype=torch.float64)
-    begin = 0
-    for score, end in zip(scores.tolist(), theirs, strict=True):
-        each[begin:end] += score / max(1, end - begin)
-        begin = max(begin, end)
-    sums = torch.cat((each.new_zeros(1), each.cumsum(0)))[list(ours)]
-    return torch.cat((sums[:1], sums.diff())).float()
 
 
 @lru_cache(maxsize=2)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from math import ceil
 
 import torch
@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
-from workbench.core.plan import Pass, Site
-from workbench.core.tiling.tiles import Tiles
+from workbench.core.plan import Pass
+from workbench.engine.attention_backends.listed_columns import ListedByLayer
 from workbench.engine.attention_maps import from_question, layers_of, logits, question_pass
 from workbench.engine.encoding import packs, watch
 from workbench.methods import registry
 from workbench.methods.select import KV, Prompt, Select, layers, softmax, whole
-from workbench.store import fingerprint
+from workbench.store.keys import once
 
 
 def _token_ids(value: object) -> bool:
@@ -54,7 +54,7 @@ class QcFuse(Select):
     digests: dict[tuple[str, str], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        sparse = [Digest(self._seen(model, prompt)) for prompt in prompts]
+        sparse = [ListedByLayer(self._seen(model, prompt)) for prompt in prompts]
         return from_question(model, prompts, kvs, self._layers(model), None, self.softmax, self.system, sparse)
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
@@ -69,13 +69,10 @@ class QcFuse(Select):
 
     def _seen(self, model: PreTrainedModel, prompt: Prompt) -> Tensor:
         """Return [L, N] bool: the tokens of a prompt that its question may read in every layer."""
-        known, passages = fingerprint(model), prompt.context[self.system :]
-        missing = {block for block in passages if (known, block.content) not in self.digests}
-        for block, digest in zip(missing, self._made(model, list(missing)), strict=True):
-            self.digests[known, block.content] = digest
+        digests = once(self.digests, model, prompt.context[self.system :], partial(self._made, model))
         count, first = len(layers_of(model, "all")), prompt.starts[min(self.system, len(prompt.context))]
         front, back = (torch.ones(count, n, dtype=torch.bool).to(model.device) for n in (first, len(prompt.question)))
-        return torch.cat((front, *(self.digests[known, block.content] for block in passages), back), 1)
+        return torch.cat((front, *digests, back), 1)
 
     def _made(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Tensor]:
         """Return the digest of every block, [L, n] bool: sinks, then what its repetition reads most."""
@@ -108,21 +105,3 @@ class QcFuse(Select):
         chosen = (torch.arange(wide) < counts).to(model.device).expand(scores.shape)
         kept = torch.zeros_like(chosen).scatter_(-1, scores.sort(descending=True, stable=True).indices, chosen)
         return [kept[:, i, wide - len(block) :] for i, block in enumerate(blocks)]
-
-
-@dataclass(frozen=True, eq=False)
-class Digest:
-    """A choice of keys by layer: `seen` [L, N] bool, for all rows and heads; as many in every layer."""
-
-    seen: Tensor
-
-    @cached_property
-    def listed(self) -> Tensor:
-        """[L, K] columns of every layer; a GPU is waited for once."""
-        return self.seen.nonzero()[:, 1].view(len(self.seen), -1)
-
-    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
-        """Choose single columns; no tile is kept in whole."""
-        columns = self.seen[site.layer, : keys.shape[1]].to(keys.device).expand(len(queries), -1)
-        kept = torch.zeros(len(queries), 1, 1, dtype=torch.bool, device=keys.device)
-        return Tiles(kept, keys.shape[1], columns, listed=self.listed[site.layer].to(keys.device))

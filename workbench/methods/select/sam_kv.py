@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -9,13 +10,13 @@ from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
-from workbench.core.plan import Pass, Plan
+from workbench.core.masks import causal
+from workbench.core.plan import Pass
 from workbench.engine.assembly import empty
 from workbench.engine.attention_backends.listed_columns import Listed
-from workbench.engine.attention_maps import Layers, layers_of
-from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.engine.attention_maps import Layers, layers_of, mean_queries
 from workbench.methods.select import KV, Prompt, Select, layers, whole
-from workbench.store import fingerprint
+from workbench.store.keys import once
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,17 @@ class SamKv(Select):
     asked: dict[tuple[str, str], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        chosen, requests = self._layers(model), []
-        for prompt, kv in zip(prompts, kvs, strict=True):
-            anchors = self._anchors(prompt)
-            plan = Plan(prompt.question, Listed(anchors), return_queries=tuple(chosen), num_layers=chosen[-1] + 1)
-            requests.append(PrefillRequest(prompt.tokens, plan, kv))
-        outputs = prefill_many(model, requests)
-        self._ask(model, chosen, {block for prompt in prompts for block in prompt.context[self.system :]})
-        found = []
-        for prompt, kv, output in zip(prompts, kvs, outputs, strict=True):
-            generic = torch.stack([output.queries[layer].float().mean(1) for layer in chosen])
-            found.append(self._scores(model, prompt, kv, generic.cpu(), chosen))
-        return found
+        chosen, pairs = self._layers(model), [*zip(prompts, kvs, strict=True)]
+        generic = mean_queries(model, chosen, [(p.tokens, p.question, Listed(self._anchors(p)), kv) for p, kv in pairs])
+        passages = [prompt.context[self.system :] for prompt in prompts]
+
+        def read(blocks: list[Block]) -> list[Tensor]:
+            alone = [(block.ids, torch.arange(len(block)), causal, empty(model, len(block))) for block in blocks]
+            return mean_queries(model, chosen, alone, self.last)
+
+        asked = iter(once(self.asked, model, [*chain.from_iterable(passages)], read))
+        each = zip(pairs, generic, passages, strict=True)
+        return [self._scores(p, kv, query, [*islice(asked, len(own))], chosen) for (p, kv), query, own in each]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         return (Pass(prompt.question.tolist(), len(prompt), self._layers(model)[-1] + 1),)
@@ -70,26 +70,12 @@ class SamKv(Select):
 
     def _anchors(self, prompt: Prompt) -> Tensor:
         """Return [T of the context] bool: tokens of the system blocks, and the first and last of every passage."""
-        found = torch.zeros(prompt.starts[-1], dtype=torch.bool)
-        for number, (start, block) in enumerate(zip(prompt.starts, prompt.context, strict=False)):
-            end = start + len(block)
-            found[start : end if number < self.system else min(start + self.first, end)] = True
-            found[max(start, end - self.last) : end] = True
-        return found
+        sizes, of = torch.tensor([*map(len, prompt.context)]), prompt.block_of[: prompt.starts[-1]]
+        at = torch.arange(len(of)) - (sizes.cumsum(0) - sizes)[of]
+        return (of < self.system) | (at < self.first) | (at >= sizes[of] - self.last)
 
-    def _ask(self, model: PreTrainedModel, chosen: Sequence[int], blocks: set[Block]) -> None:
-        """Keep the mean query of the last tokens of every passage, read by itself: [L, Hq, D]."""
-        known = fingerprint(model)
-        missing = [block for block in blocks if (known, block.content) not in self.asked]
-        plans = [Plan(torch.arange(len(b)), return_queries=tuple(chosen), num_layers=chosen[-1] + 1) for b in missing]
-        requests = [PrefillRequest(b.ids, plan, empty(model, len(b))) for b, plan in zip(missing, plans, strict=True)]
-        for block, output in zip(missing, prefill_many(model, requests), strict=True):
-            own = torch.stack([output.queries[layer][:, -self.last :].float().mean(1) for layer in chosen])
-            self.asked[known, block.content] = own.cpu()
-
-    def _scores(self, model: PreTrainedModel, prompt: Prompt, kv: KV, generic: Tensor, chosen: Sequence[int]) -> Tensor:
-        scores, known = torch.full((prompt.starts[-1],), -torch.inf), fingerprint(model)
-        asked = [self.asked[known, block.content] for block in prompt.context[self.system :]]
+    def _scores(self, prompt: Prompt, kv: KV, generic: Tensor, asked: list[Tensor], chosen: list[int]) -> Tensor:
+        scores = torch.full((prompt.starts[-1],), -torch.inf)
         if not asked:
             return scores
         first = prompt.starts[self.system]

@@ -1,0 +1,29 @@
+"""Tokens of two tokenizers over one text: where each ends, and scores of the one as scores of the other."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def ends_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
+    """Return behind how many characters of their text each token ends."""
+    alone = list(accumulate(len(tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in tokens))
+    if alone[-1] == len(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)):
+        return alone
+    heads = (list(tokens[: count + 1]) for count in range(len(tokens)))
+    return [len(tokenizer.decode(head, clean_up_tokenization_spaces=False)) for head in heads]
+
+
+def dealt(scores: Tensor, theirs: Sequence[int], ours: Sequence[int]) -> Tensor:
+    """Deal scores of tokens that end at characters `theirs` out over their characters, and sum them up to `ours`."""
+    most = max(theirs[-1], ours[-1])
+    each = torch.zeros(most, dtype=torch.float64)
+    begin = 0
+    for score, end in zip(scores.tolist(), theirs, strict=True):
+        each[begin:end] += score / max(1, end - begin)
+        begin = max(begin, end)
+    sums = torch.cat((each.new_zeros(1), each.cumsum(0)))[list(ours)]
+    return torch.cat((sums[:1], sums.diff())).float()
