@@ -13,7 +13,10 @@ import torch
 from script import TINY
 
 from workbench.core.blocks import Block, Prompt
+from workbench.core.masks import causal
+from workbench.core.plan import Site
 from workbench.engine.assembly import assemble
+from workbench.engine.attention_backends import listed_columns
 from workbench.engine.encoding import encode_many
 from workbench.engine.graphs import batch_buckets
 from workbench.experiments.bench.models import chunked, operations, over_pages, recompute, whole_model
@@ -125,16 +128,20 @@ def test_every_method_is_prefilled_in_chunks_and_every_length_is_reported(monkey
         assert rows["ours"]["ratio"] == 1
 
 
-def test_tokens_in_a_copy_give_what_a_mask_over_all_of_them_gives(scene):
-    method = next(one for one in chunked.methods(64) if one.name == "quoka")
+def test_tokens_in_a_copy_give_what_a_mask_over_all_of_them_gives():
+    method = next(one for one in chunked.methods(128) if one.name == "quoka")
     queries, keys, values = (torch.randn(heads, tokens, 16) for heads, tokens in ((4, 32), (2, 96), (2, 96)))
     rows = torch.arange(64, 96)
-    tiles = method.sparse(queries, keys, rows)
+    assert method.sparse(queries, keys, rows).listed is None, "nobody says that the rows are the last"
+    assert method.sparse(queries[:, 3:], keys, rows[3:], Site(last=True)).listed is None, "a tile holds more than rows"
+    tiles = method.sparse(queries, keys, rows, Site(last=True))
+    assert torch.equal(tiles.listed[0], tiles.columns[0].nonzero()[:, 0])
+    assert torch.equal(tiles.listed[1], tiles.columns[2].nonzero()[:, 0])
     seen = tiles.visible(32, 96) & (torch.arange(96) <= rows[:, None])
     exact = torch.nn.functional.scaled_dot_product_attention(
         queries[None], keys[None], values[None], seen[None], enable_gqa=True
     )
-    ours = method.backend(queries, keys, values, rows, None, tiles, None)
+    ours = listed_columns.over_columns(tiles.listed, queries, keys, values, rows, causal, tiles, None)
     assert torch.allclose(ours, exact[0], atol=1e-5)
 
 

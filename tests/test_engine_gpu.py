@@ -14,6 +14,7 @@ from workbench.core.plan import Plan
 from workbench.core.tiling.tiles import Grid, Tiles
 from workbench.engine import chunked
 from workbench.engine.assembly import assemble, empty
+from workbench.engine.attention_backends import attention
 from workbench.engine.attention_backends import choice as backends
 from workbench.engine.attention_backends.attention import PlannedRequest
 from workbench.engine.encoding import encode_many
@@ -29,6 +30,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.sparse.bfla import Bfla
+from workbench.methods.sparse.quoka import Quoka
 from workbench.methods.sparse.random import RandomTiles
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -273,6 +275,21 @@ def test_chunks_that_are_replayed_compute_what_they_compute_one_by_one(dtype, ti
         for mine, theirs in zip(found[4, shift], found[1 << 30, shift], strict=True):
             near(mine, theirs, 0.01)
     assert not torch.equal(found[4, 0][0], found[4, 5][0])
+
+
+def test_tokens_that_a_chunk_chooses_are_attended_to_in_a_copy(monkeypatch):
+    model, sparse = wide(), Quoka(keep=0.3, block=128)
+
+    def computed():
+        plan = Plan(torch.arange(len(LONG)), sparse=sparse)
+        return chunked.prefill_chunked(model, PrefillRequest(LONG.tokens, plan, empty(model, len(LONG))), 512, 2)
+
+    found = computed()
+    assert set(found.backends.values()) == {"partial"}
+    monkeypatch.setattr(attention, "by_kernels", lambda *_: None)
+    masked = computed()
+    assert set(masked.backends.values()) == {"torch"}
+    near(found.logits, masked.logits)
 
 
 def test_nothing_in_a_forward_pass_waits_for_the_device():

@@ -26,6 +26,7 @@ class Site:
     layer: int = 0
     length: int | None = None  # tokens of the whole prompt, of which rows and keys may be a part; None: they are all
     derived: Derived | None = field(default=None, repr=False, compare=False)  # kept beside the keys; None: nothing is
+    last: bool = False  # the rows are known to be the last of the keys, without a gap
 
 
 @dataclass(frozen=True, eq=False)

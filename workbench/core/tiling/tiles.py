@@ -25,7 +25,8 @@ class Tiles:
 
     `columns` [Hq, T] bool: single keys that all rows attend to besides (a choice of tokens, a vertical line).
 
-    `listed` [K]: the `columns`, rising, where these are all that is kept, alike for all heads (a digest).
+    `listed` [K]: the `columns`, rising, where these are all that is kept, alike for all heads (a digest). [H, K]: those
+    of every KV head, of which as many stand before a row in all heads (past tokens, and the rows themselves).
 
     `shared`: every so many neighbouring heads are known to keep the same tiles, so one list serves them all.
 

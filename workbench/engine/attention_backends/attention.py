@@ -274,7 +274,8 @@ class PlannedRequest:
             return None
         own = 1.0 if x.scale is None else x.scale * x.q.shape[-1] ** 0.5
         queries = x.q if abs(own - 1) < 1e-6 else x.q * own
-        tiles = self.plan.sparse(queries, keys, rows, Site(x.layer, len(self.kv), self.kv.derived(x.layer)))
+        last = self._whole and self._end == keys.shape[1]
+        tiles = self.plan.sparse(queries, keys, rows, Site(x.layer, len(self.kv), self.kv.derived(x.layer), last))
         if tiles is not None and not isinstance(tiles, Tiles):
             raise BadInput(f"sparse chooses {shown(tiles)}: Tiles are needed")
         if tiles is not None:

@@ -139,6 +139,16 @@ class OwnOrListed(Listed):
         return source, place, at, Paged.of(numbers.clamp(max=(length - 1) // page), positions)
 
 
+def rising(seen: Tensor, count: int) -> Tensor:
+    """Return the places [H, count] of `seen` [H, T] bool, rising, `count` of them in every head.
+
+    No GPU is waited for.
+    """
+    place = torch.where(seen, seen.cumsum(-1) - 1, count)  # in the list; the others go behind it
+    token = torch.arange(seen.shape[1], device=seen.device).expand_as(place)
+    return place.new_zeros(len(seen), count + 1).scatter_(1, place, token)[:, :count]
+
+
 def plain(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | None) -> Tensor:
     """Attend causally with q [Hq, R, D] at `rows` [R] over keys and values [H, T, D] by a kernel: [Hq, R, D]."""
     problem = problem_of(q, keys, causal, None, False)
@@ -171,6 +181,9 @@ def over_columns(
     tiles: Tiles,
     scale: float | None,
 ) -> Tensor:
-    """Attend by a kernel with q [Hq, R, D] at `rows` [R] to `columns` [K], rising, of keys and values [H, T, D]."""
-    ranks = torch.searchsorted(columns, rows, right=True) - 1
+    """Attend by a kernel with q [Hq, R, D] at `rows` [R] to `columns` [K], rising, of keys and values [H, T, D].
+
+    `columns` [H, K]: those of each KV head, as many of them before a row as in every other head.
+    """
+    ranks = torch.searchsorted(columns if columns.ndim == 1 else columns[0], rows, right=True) - 1
     return plain(q, taken(keys, columns), taken(values, columns), ranks, scale)

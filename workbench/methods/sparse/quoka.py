@@ -1,6 +1,6 @@
 """QUOKA (arXiv:2602.08722): tokens that a few unlike queries of the chunk look at; for chunked prefill."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch.nn.functional import normalize
 
 from workbench.core.tiling import tiles as grids
 from workbench.engine.attention_backends import choice as backends
+from workbench.engine.attention_backends.listed_columns import rising
 from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction, on_gpu, word
 
 
@@ -24,6 +25,8 @@ class Quoka(Sparse):
              most unlike of each head with the n-th of the others; a past token scores the largest product of any of
              these means with its unit key. So the paper (algorithm 1, lines 6 to 8), as that code carries it out.
              "scores": every head's own largest cosine, what `quoka` meant in earlier versions
+
+    On a GPU the tokens of a chunk are attended to in a copy, where the chunk begins with a page.
 
     The past is what is not computed now: of a whole prompt nothing, so that only chunked prefill (or cached blocks)
     is made sparse. `block` tokens are a page, where the choice is carried out in pages.
@@ -51,7 +54,11 @@ class Quoka(Sparse):
         else:
             chosen = module.best(self.scores(queries, keys)[None], past[None], count)[0]
         nothing = torch.zeros(1, *grid.shape, dtype=torch.bool, device=keys.device)
-        return grid.tiles(nothing, len(queries), chosen | ~past)
+        seen, own = chosen | ~past, len(grid.rows)
+        tiles = grid.tiles(nothing, len(queries), seen)
+        if site.last and (grid.length - own) % self.block == 0:  # no tile holds a row and a token of the past
+            return replace(tiles, listed=rising(seen, count + own))
+        return tiles
 
     def votes(self, queries: Tensor, kv_heads: int) -> Tensor:
         """[H, 1, V, D] or [H, Hq / H, V, D] fp32: what votes for the tokens of a KV head."""

@@ -7,23 +7,18 @@ method keeps is counted in a run of its own, which is not timed. SeerAttention's
 pooled keys from chunk to chunk; its rotations are left out, so its time is the least that such a gate takes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
 
 from workbench.core.plan import Plan, Site
 from workbench.core.tiling.tile_selection import TileRule
 from workbench.core.tiling.tiles import Grid, Tiles
 from workbench.engine.assembly import empty
-from workbench.engine.attention_backends.choice import on_gpu
-from workbench.engine.attention_backends.listed_columns import plain
 from workbench.engine.chunked import MANY, ChunkedRequest, passes
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.experiments.bench import timing
@@ -69,7 +64,6 @@ class ChunkedMethod:
     name: str
     sparse: Sparse | Counted | None = None
     density: float | None = None
-    backend: Callable[..., Tensor] | None = None
 
 
 def methods(unit: int) -> list[ChunkedMethod]:
@@ -80,48 +74,24 @@ def methods(unit: int) -> list[ChunkedMethod]:
         ChunkedMethod(DENSE),
         ChunkedMethod("ours", Compact(flash), SHARE),
         ChunkedMethod("xattention", Xattention(block=size), DENSITY),
-        ChunkedMethod("quoka", Quoka(keep=SHARE, block=size), None, partial(over_copy, SHARE)),
+        ChunkedMethod("quoka", Quoka(keep=SHARE, block=size)),
         ChunkedMethod("seer_attention", gate, DENSITY),
         ChunkedMethod("flash_prefill", flash, DENSITY),
         ChunkedMethod("ours over seer_attention", Compact(gate), SHARE),
     ]
 
 
-def over_copy(
-    keep: float, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Any, tiles: Tiles, scale: float | None
-) -> Tensor:
-    """Attend to the tokens of a choice in a copy of their keys and values, as a plan's backend."""
-    own, length = q.shape[1], keys.shape[1]
-    assert tiles.columns is not None
-    count = round(keep * (length - own)) + own
-    chosen = tiles.columns[:: len(q) // len(keys), :length]
-    place = torch.where(chosen, chosen.cumsum(-1) - 1, count)  # of a token in the copy; the others go behind it
-    token = torch.arange(length, device=keys.device).expand_as(place)
-    at = place.new_zeros(len(keys), count + 1).scatter_(1, place, token)[:, :count, None]
-    k, v = (_copied(x, at) for x in (keys, values))
-    if on_gpu(keys.device) and keys.dtype != torch.float32:
-        return plain(q, k, v, torch.arange(count - own, count, device=keys.device), scale)
-    mask = causal_lower_right(own, count)
-    return scaled_dot_product_attention(q[None], k[None], v[None], mask, scale=scale, enable_gqa=True)[0]
-
-
-def _copied(x: Tensor, at: Tensor) -> Tensor:
-    """Copy tokens `at` [H, K, 1] of x [H, T, D], on a GPU 8 bytes at a time -> [H, K, D]."""
-    wide = x.view(torch.int64) if x.is_cuda else x
-    return wide.gather(1, at.expand(-1, -1, wide.shape[-1])).view(x.dtype)
-
-
 def chunk_of(scene: Scene, ids: Tensor, kv: Any, number: int, method: ChunkedMethod, layers: int | None = None) -> None:
     """Compute one chunk of a prompt over the cache that the chunks before it left."""
     rows = torch.arange(number * scene.unit, (number + 1) * scene.unit)
-    plan = Plan(rows, sparse=method.sparse, backend=method.backend, num_layers=layers)
+    plan = Plan(rows, sparse=method.sparse, num_layers=layers)
     prefill_many(scene.model, [PrefillRequest(ids, plan, kv)], 0 if layers else 1)
 
 
 def chunks_of(scene: Scene, method: ChunkedMethod, until: int) -> Iterator[int]:
     """Make a prompt of `until` chunks; return what prefills them one by one and yields how many have begun."""
     tokens = until * scene.unit
-    plan = Plan(torch.arange(tokens), sparse=method.sparse, backend=method.backend)
+    plan = Plan(torch.arange(tokens), sparse=method.sparse)
     request = PrefillRequest(scene.ids(tokens), plan, empty(scene.model, tokens))
     return passes(scene.model, [ChunkedRequest(request, scene.unit, 1)])
 
