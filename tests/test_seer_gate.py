@@ -10,6 +10,7 @@ from tests.random_models import model_of, prompt_of
 from tests.refusals import refused
 from tests.tiny import checkpoint
 from workbench import data, models
+from workbench.core.kv import Derived
 from workbench.core.plan import Plan, Site
 from workbench.core.rope import rotate
 from workbench.core.tiling.tiles import Grid
@@ -102,6 +103,29 @@ def test_blocks_by_threshold_or_by_number_and_the_last_rows_in_full(gate):
     for length, full in ((70, [2, 3, 4]), (80, [3, 4]), (None, [2, 3, 4]), (200, [])):  # rows 53-60, 61-68, 69
         kept = SeerAttention(threshold=1.0, tail=2, block=8, trained=gate)(q, k, rows, Site(2, length)).kept
         assert [i for i in range(5) if torch.equal(kept[:, i], grid.causal[i].expand(4, -1))] == full
+
+
+@torch.no_grad()
+def test_a_chunk_pools_its_own_keys_alone_and_those_that_were_changed(gate, monkeypatch):
+    torch.manual_seed(3)
+    q, keys, derived, pooled = torch.randn(4, 90, 16), torch.randn(2, 90, 16), Derived(), []
+    whole = seer_gate.pooled
+    monkeypatch.setattr(seer_gate, "pooled", lambda k, block: pooled.append(k.shape[1]) or whole(k, block))
+
+    def asked(begin, end):
+        rows, part = torch.arange(begin, end), keys[:, :end]
+        found = gate(1, q[:, begin:end], part, Grid(rows, end, 8), derived)
+        counts, pooled[:] = pooled[:], []
+        torch.testing.assert_close(found, gate(1, q[:, begin:end], part, Grid(rows, end, 8)), atol=1e-5, rtol=1e-5)
+        pooled.clear()
+        return counts
+
+    assert asked(0, 30) == [30] and asked(30, 64) == [40]  # the last block of the first chunk was not whole
+    assert asked(40, 64) == [] and asked(64, 90) == [26]
+    keys[:, 50:60] += 1
+    derived.changed(50)
+    assert asked(80, 90) == [42]
+    assert asked(5, 20) == [4], "a shorter prompt over the same keys"
 
 
 def test_a_saved_gate_is_read_back_for_its_model_alone(gate, tmp_path):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
+from workbench.core.kv import Derived
 from workbench.core.rope import Pairing, cos_sin, pairing_of, rotate, rotated
 from workbench.core.tiling.tiles import Grid, folded, means
 from workbench.core.utils.files import write_atomically
@@ -51,17 +53,34 @@ class Gate(torch.nn.Module):
         self.query = torch.nn.ParameterList([_drawn(*q) for q, _ in sizes])
         self.key = torch.nn.ParameterList([_drawn(*k) for _, k in sizes])
 
-    def forward(self, layer: int, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-        """[Hq, I, J] fp32 logits from queries [Hq, R, D] and keys [H, T, D] as attention sees them; -inf ahead."""
+    def forward(self, layer: int, queries: Tensor, keys: Tensor, grid: Grid, derived: Derived | None = None) -> Tensor:
+        """[Hq, I, J] fp32 logits from queries [Hq, R, D] and keys [H, T, D] as attention sees them; -inf ahead.
+
+        `derived`: what is kept beside these keys, so that a chunk pools its own alone.
+        """
         block, freq, pairing = self.shape.block, self.inv_freq[layer], self.shape.pairing
-        positions = torch.arange(keys.shape[1])
-        ours = means(rotate(queries.float(), -grid.rows.cpu(), freq, pairing), block)
-        theirs = pooled(rotate(keys.float(), -positions, freq, pairing), block)
-        table = self.shape.theta ** -(torch.arange(0, self.shape.width, 2) / self.shape.width)
-        q = rotated(ours @ self.query[layer], *cos_sin(grid.first, table, queries.device))
-        k = rotated(theirs @ self.key[layer], *cos_sin(grid.columns * block, table, queries.device))
+        ours = means(rotate(queries.float(), -grid.rows, freq, pairing), block)
+        q = rotated(ours @ self.query[layer], *cos_sin(grid.first, self._table, queries.device))
+        complete = partial(self._pooled, layer, keys)
+        k = complete(None, 0) if derived is None else derived.completed((self, layer), keys.shape[1], complete)
         logits = (q.unflatten(0, (len(k), -1)) @ k[:, None].mT).flatten(0, 1) * self.shape.width**-0.5
         return logits.masked_fill(~grid.causal, -torch.inf)
+
+    @property
+    def _table(self) -> Tensor:
+        return self.shape.theta ** -(torch.arange(0, self.shape.width, 2) / self.shape.width)
+
+    def _pooled(self, layer: int, keys: Tensor, known: Tensor | None, first: int) -> Tensor:
+        """Return [H, J, width] of keys [H, T, D]: those of whole blocks before token `first` as they are `known`."""
+        block = self.shape.block
+        begin = 0 if known is None else first // block
+        if known is not None and begin * block >= keys.shape[1]:
+            return known[:, :begin]
+        places = torch.arange(begin * block, keys.shape[1], device=keys.device)
+        fresh = rotate(keys[:, begin * block :].float(), -places, self.inv_freq[layer], self.shape.pairing)
+        starts = places[::block]
+        made = rotated(pooled(fresh, block) @ self.key[layer], *cos_sin(starts, self._table, keys.device))
+        return made if known is None or not begin else torch.cat((known[:, :begin], made), 1)
 
     def save(self, path: Path, training: dict[str, Any] | None = None, half: bool = False) -> None:
         """Write weights, shape and how they were trained (JSON values) to one file, whole or not at all.

@@ -59,7 +59,7 @@ class SeerAttention(Sparse):
         if self.trained is None:
             raise BadInput("SeerAttention has no gate yet: call its ready(model) first")
         with torch.no_grad():
-            share = self.trained(site.layer, queries, keys, grid).softmax(-1)
+            share = self.trained(site.layer, queries, keys, grid, site.derived).softmax(-1)
         if self.top:
             best = share.topk(min(self.top, share.shape[-1]), -1).indices
             kept = torch.zeros_like(share, dtype=torch.bool).scatter_(-1, best, True)
