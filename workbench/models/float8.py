@@ -47,3 +47,8 @@ def within(model: Module) -> Iterator[None]:
 def asked(model: Module) -> bool:
     """Whether `ask` was called for this model. A copy of it was not asked."""
     return model in _ASKED
+
+
+def dtype_name(model: Module) -> str:
+    """Return what a model computes in, as `--dtype` names it."""
+    return NAME if asked(model) else str(next(model.parameters()).dtype).removeprefix("torch.")

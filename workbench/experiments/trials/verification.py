@@ -29,6 +29,7 @@ from workbench.experiments.trials.record import device_name, versions
 from workbench.experiments.trials.trial import Progress
 from workbench.methods import finish, select
 from workbench.methods.modes.reuse import Reuse
+from workbench.models import float8
 from workbench.models.spec import attach
 from workbench.store import UNLIMITED, MemoryStore
 
@@ -133,7 +134,7 @@ def verify_model(
     floor = _largest([worst[what] for what in FLOORS if what in worst])
     verdicts = tuple(Verdict(what, worst[what], _allowed(what, floor, spec.dtype), WHAT[what]) for what in worst)
     parameters = sum(weight.numel() for weight in model.parameters())
-    about = name or spec.name, str(spec.dtype).removeprefix("torch."), device_name(model.device), parameters
+    about = name or spec.name, float8.dtype_name(model), device_name(model.device), parameters
     return Verification(*about, len(prompts), sum(map(len, prompts)), floor, verdicts, versions())
 
 
