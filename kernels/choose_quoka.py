@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from workbench.kernels._select import best as largest
 from workbench.kernels._shared.attention import Config, rows_first
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
-__all__ = ["cases", "configure", "launch", "reference", "takes"]
+__all__ = ["best", "cases", "configure", "launch", "listed", "reference", "takes"]
 
 LEAST = tl.constexpr(1e-12)  # length of a key, as torch's `normalize` has it
 
@@ -51,8 +52,8 @@ def best(scores: Tensor, past: Tensor, count: int) -> Tensor:
 
 @jit
 def _score(
-    parts, keys, score, votes, apart, length, heads, key_batch, key_head, key_token, D: tl.constexpr, DP: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr,
+    parts, keys, past, score, votes, apart, length, heads, key_batch, key_head, key_token, D: tl.constexpr,
+    DP: tl.constexpr, PARTS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     PRECISION: tl.constexpr = "tf32" if PARTS > 1 else "ieee"
     head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -71,7 +72,9 @@ def _score(
             vote_part = tl.load(parts + part * apart + at, mask=inside, other=0.0)
             s = tl.dot(k, tl.trans(vote_part), s, input_precision=PRECISION)
         top = tl.maximum(top, tl.max(tl.where((vote < votes)[None, :], s, float("-inf")), 1))
-    tl.store(score + (request * heads + head) * length + token, top / norm, mask=token < length)
+    before = tl.load(past + request * length + token, mask=token < length, other=0) != 0
+    found = tl.where(before, top / norm, float("-inf"))
+    tl.store(score + (request * heads + head) * length + token, found, mask=token < length)
 
 
 def takes(votes: Tensor, keys: Tensor) -> bool:
@@ -80,7 +83,14 @@ def takes(votes: Tensor, keys: Tensor) -> bool:
 
 
 def launch(votes: Tensor, keys: Tensor, past: Tensor, count: int, *, config: Config | None = None) -> Tensor:
-    """The Triton kernel, and torch's sort: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (fp32, fp16)."""
+    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (fp32, fp16)."""
+    return listed(votes, keys, past, count, config=config)[1]
+
+
+def listed(
+    votes: Tensor, keys: Tensor, past: Tensor, count: int, *, config: Config | None = None
+) -> tuple[Tensor, Tensor]:
+    """Choose as `launch` does, and list the tokens, too: ([B, H, count] int32, rising, [B, H, T] bool)."""
     need_triton("choose_quoka")
     config, keys = config or configure(keys.dtype), rows_first(keys)
     batch, heads, length, width = keys.shape
@@ -90,12 +100,13 @@ def launch(votes: Tensor, keys: Tensor, past: Tensor, count: int, *, config: Con
         rest = rest - parts[-1].float()
     together = torch.stack(parts)
     score = torch.empty(batch, heads, length, device=keys.device)
-    tensors = together, keys, score, votes.shape[2], votes.numel(), length, heads
+    tensors = together, keys, past.contiguous(), score, votes.shape[2], votes.numel(), length, heads
     constants = {"D": width, "DP": padded_width(width), "PARTS": len(parts), "BLOCK_V": config.rows}
     _score[(triton.cdiv(length, config.keys), heads, batch)](
         *tensors, *keys.stride()[:3], **constants, BLOCK_N=config.keys, **config.launch
     )
-    return best(score, past, count)
+    places, taken = largest.launch(score.flatten(0, 1), count)
+    return places.view(batch, heads, count), taken.view(batch, heads, length)
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:

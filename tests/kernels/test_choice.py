@@ -13,12 +13,14 @@ from workbench.core.tiling import tile_selection
 from workbench.core.tiling.tile_selection import TileRule
 from workbench.core.tiling.tiles import Tiles
 from workbench.engine.attention_backends import choice as backends
-from workbench.kernels import choose_bfla, choose_flash_prefill, choose_xattention, tile_attention
+from workbench.kernels import choose_bfla, choose_flash_prefill, choose_quoka, choose_xattention, tile_attention
 from workbench.kernels._pages.lists import make_lists, page_table, pages, tile_lists, union_of
+from workbench.kernels._select import best
 from workbench.kernels._select import keep as _choose_keep
 from workbench.kernels._select import vectors as _choose_vectors
 from workbench.kernels._shared.attention import Config
 from workbench.methods import sparse
+from workbench.methods.sparse import quoka
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.xattention import Xattention
 
@@ -317,3 +319,23 @@ def test_means_kept_beside_the_keys_choose_what_means_made_anew_choose(launched)
             anew = off_gpu(method, q[:, first:end], k[:, :end], rows, Site(0, foreseen))
             assert torch.equal(found.kept, anew.kept)
     assert taken == [0, 40, 20, 0], "only what is new is read, until the room is too small"
+
+
+# --- The best of many numbers, and QUOKA's tokens as lists
+def test_the_best_are_those_of_a_stable_sort():
+    for scores, count in best.cases(DEVICE):
+        for found, wanted in zip(best.launch(scores, count), best.reference(scores, count), strict=True):
+            assert torch.equal(found, wanted)
+    assert best.launch(torch.zeros(2, 5, device=DEVICE), 0)[1].sum() == 0
+
+
+def test_the_tokens_that_quoka_lists_are_those_of_its_mask(monkeypatch):
+    monkeypatch.setattr(quoka, "on_gpu", lambda keys: True)
+    torch.manual_seed(0)
+    queries, keys = (torch.randn(heads, tokens, 64, device=DEVICE) for heads, tokens in ((4, 32), (2, 160)))
+    rows = torch.arange(128, 160, device=DEVICE)
+    found = quoka.Quoka(keep=0.3, block=32)(queries, keys, rows, Site(last=True))
+    monkeypatch.setattr(choose_quoka, "takes", lambda *_: False)
+    wanted = quoka.Quoka(keep=0.3, block=32)(queries, keys, rows, Site(last=True))
+    assert torch.equal(found.listed, wanted.listed) and torch.equal(found.columns, wanted.columns)
+    assert found.listed.shape == (2, round(0.3 * 128) + 32)

@@ -49,15 +49,18 @@ class Quoka(Sparse):
         count = round(self.keep * (grid.length - len(grid.rows)))  # a number that the host knows without waiting
         module = backends.kernel("choose_quoka")
         votes = self.votes(queries, len(keys))
+        places: Tensor | None = None
         if self.group == "queries" and on_gpu(keys) and module.takes(votes, keys):
-            chosen = module.launch(votes[None, :, 0], keys[None], past[None], count)[0]
+            places, chosen = (x[0] for x in module.listed(votes[None, :, 0], keys[None], past[None], count))
         else:
             chosen = module.best(self.scores(queries, keys)[None], past[None], count)[0]
         nothing = torch.zeros(1, *grid.shape, dtype=torch.bool, device=keys.device)
         seen, own = chosen | ~past, len(grid.rows)
         tiles = grid.tiles(nothing, len(queries), seen)
         if site.last and (grid.length - own) % self.block == 0:  # no tile holds a row and a token of the past
-            return replace(tiles, listed=rising(seen, count + own))
+            if places is None:
+                return replace(tiles, listed=rising(seen, count + own))
+            return replace(tiles, listed=torch.cat((places.long(), grid.rows.expand(len(places), -1)), 1))
         return tiles
 
     def votes(self, queries: Tensor, kv_heads: int) -> Tensor:

@@ -1,0 +1,155 @@
+"""The best of many numbers as lists of their places, without a sort: found by counting their digits.
+
+    best(scores [N, T] fp32, count) -> ([N, count] int32 places, rising, [N, T] bool)
+
+Of equals the earlier are taken, and nan before all others. Numbers are taken as whole numbers of the same order, of
+which the least that is taken is found in three launches, eleven, eleven and ten bits at a time: each counts how often
+every digit occurs among those that share what is known so far. Two more launches count and write what lies above it.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
+
+BLOCK = 2048  # numbers of a program
+FIRST, NEXT, LAST = tl.constexpr(2048), tl.constexpr(2048), tl.constexpr(1024)  # digits of each place
+ALL = 2 * 2048 + 1024
+
+
+def reference(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """By a stable sort."""
+    order = scores.sort(dim=-1, descending=True, stable=True)
+    places = order.indices[:, :count].sort(-1).values
+    return places.int(), torch.zeros_like(scores, dtype=torch.bool).scatter_(1, places, True)
+
+
+@jit
+def _whole(scores, row, token, length):
+    """Whole numbers of the order of the scores, and which of them there are."""
+    there = token < length
+    x = tl.load(scores + row * length + token, mask=there, other=0.0)
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0 is 0
+    bits = tl.where(x != x, 0x7FFFFFFF, bits)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF), there
+
+
+@jit
+def _digit(histogram, needed, DIGITS: tl.constexpr):
+    """(the largest digit such that as many as are needed are at least it, how many of its own are needed)."""
+    digit = tl.arange(0, DIGITS)
+    often = tl.load(histogram + digit)
+    at_least = tl.cumsum(often, 0, reverse=True)
+    found = tl.max(tl.where(at_least >= needed, digit, 0), 0)
+    return found, needed - tl.sum(tl.where(digit > found, often, 0), 0)
+
+
+@jit
+def _count_digits(scores, histograms, length, needed, PLACE: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr):
+    """Count the digits of one place among the numbers that share the places before with the least that is taken."""
+    row = tl.program_id(1).to(tl.int64)
+    number, alike = _whole(scores, row, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), length)
+    at = histograms + row * ALL
+    if PLACE == 0:
+        digit, target = (number >> 21) + 1024, at
+    else:
+        first, needed = _digit(at, needed, FIRST)
+        alike = alike & ((number >> 21) + 1024 == first)
+        if PLACE == 1:
+            digit, target = (number >> 10) & 2047, at + FIRST
+        else:
+            second, needed = _digit(at + FIRST, needed, NEXT)
+            alike = alike & ((number >> 10) & 2047 == second)
+            digit, target = number & 1023, at + FIRST + NEXT
+    DIGITS: tl.constexpr = LAST if PLACE == 2 else FIRST
+    often = tl.histogram(tl.where(alike, digit, 0), DIGITS)
+    bins = tl.arange(0, DIGITS)
+    often -= tl.where(bins == 0, tl.sum((~alike).to(tl.int32), 0), 0)
+    tl.atomic_add(target + bins, often, mask=often > 0)
+
+
+@jit
+def _against(scores, histograms, row, token, length, needed, ALL: tl.constexpr):
+    """(which numbers are above the least that is taken, which are equal to it, how many equals are taken)."""
+    number, there = _whole(scores, row, token, length)
+    at = histograms + row * ALL
+    first, needed = _digit(at, needed, FIRST)
+    second, needed = _digit(at + FIRST, needed, NEXT)
+    third, needed = _digit(at + FIRST + NEXT, needed, LAST)
+    least = ((first - 1024) << 21) | (second << 10) | third
+    return there & (number > least), there & (number == least), needed
+
+
+@jit
+def _count(scores, histograms, counts, length, needed, BLOCK: tl.constexpr, ALL: tl.constexpr):
+    """Count what of a part is above the least that is taken, and what is equal to it."""
+    tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    token = tile * BLOCK + tl.arange(0, BLOCK)
+    above, equal, _ = _against(scores, histograms, row, token, length, needed, ALL)
+    at = counts + (row * tiles + tile) * 2
+    tl.store(at, tl.sum(above.to(tl.int32), 0))
+    tl.store(at + 1, tl.sum(equal.to(tl.int32), 0))
+
+
+@jit
+def _write(
+    scores,
+    histograms,
+    counts,
+    places,
+    taken,
+    length,
+    needed,
+    count,
+    BLOCK: tl.constexpr,
+    ALL: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Write the places of what is taken of a part, behind those of the parts before."""
+    tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    token = tile * BLOCK + tl.arange(0, BLOCK)
+    above, equal, missing = _against(scores, histograms, row, token, length, needed, ALL)
+    before = tl.arange(0, TILES)
+    at = counts + (row * tiles + before) * 2
+    earlier = before < tile
+    higher = tl.sum(tl.load(at, mask=earlier, other=0), 0)
+    alike = tl.sum(tl.load(at + 1, mask=earlier, other=0), 0)
+    rank = alike + tl.cumsum(equal.to(tl.int32), 0)  # among all equals, from 1
+    chosen = above | (equal & (rank <= missing))
+    place = higher + tl.minimum(alike, missing) + tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.store(places + row * count + place, token, mask=chosen)
+    tl.store(taken + row * length + token, chosen, mask=token < length)
+
+
+def launch(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; `count` of T numbers at most."""
+    need_triton("best")
+    rows, length = scores.shape
+    places = torch.empty(rows, count, dtype=torch.int32, device=scores.device)
+    taken = torch.zeros(rows, length, dtype=torch.bool, device=scores.device)
+    if not count or not rows:
+        return places, taken
+    tiles, scores = triton.cdiv(length, BLOCK), scores.contiguous()
+    histograms = torch.zeros(rows, ALL, dtype=torch.int32, device=scores.device)
+    counts = torch.empty(rows, tiles, 2, dtype=torch.int32, device=scores.device)
+    grid, sizes = (tiles, rows), {"BLOCK": BLOCK, "ALL": ALL}
+    for place in range(3):
+        _count_digits[grid](scores, histograms, length, count, PLACE=place, **sizes, num_warps=8)
+    _count[grid](scores, histograms, counts, length, count, **sizes, num_warps=8)
+    parts = {"TILES": triton.next_power_of_2(tiles)}
+    _write[grid](scores, histograms, counts, places, taken, length, count, count, **sizes, **parts, num_warps=8)
+    return places, taken
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, int]]:
+    """Arguments on which `launch` must equal `reference`: many equals, infinities, nan, either zero, all, one."""
+    draw = torch.Generator().manual_seed(0)
+    for rows, length, count in ((2, 5000, 1234), (1, 37, 1), (3, 2048, 2048), (2, 4097, 4000)):
+        yield torch.randn(rows, length, generator=draw).to(device), count
+    yield torch.randint(-3, 3, (2, 3000), generator=draw).float().to(device), 700
+    odd = torch.randn(1, 2500, generator=draw)
+    odd[0, ::3], odd[0, 1::7], odd[0, 5], odd[0, 2::9] = -torch.inf, -0.0, torch.nan, 0.0
+    yield odd.to(device), 1200
+    yield odd.abs().to(device), 1666
