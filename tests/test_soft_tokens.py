@@ -1,6 +1,7 @@
 """Soft tokens around passages: KV Packet's header and trailer, KVLink's links, trained, saved, loaded and reused."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.packet import Packet
 from workbench.methods.presets import METHODS
 from workbench.methods.select.first_k import FirstK
+from workbench.models.checkpoints import base_folder, weights_of
 from workbench.models.weights import soft_tokens
+from workbench.models.weights.adapters import digest_of, files_of
 from workbench.store import UNLIMITED, MemoryStore
 from workbench.training.tuning.attention import forward, masks_of
 from workbench.training.tuning.output import save_adapter
@@ -136,6 +139,28 @@ def test_links_are_trained_beside_an_adapter(texts, tmp_path):
         loaded.model.model.layers[0].self_attn.q_proj.weight,
         models.load(base).model.model.layers[0].self_attn.q_proj.weight,
     )
+
+
+def test_soft_tokens_are_trained_over_an_adapter_and_loaded_over_it(texts, tmp_path):
+    pytest.importorskip("peft")
+    base, file = texts
+    lora, soft = tmp_path / "lora", tmp_path / "soft"
+    save_adapter(*tuned(replace(LORA, lr=5e-2), base, file, tmp_path / "one"), lora)
+    run, progress = tuned(replace(PACKET, steps=4), str(lora), file, tmp_path / "two")
+    save_adapter(run, progress, soft)
+    assert files_of(soft) == [soft / soft_tokens.FILE] and base_folder(soft) == base_folder(lora) == Path(base)
+    below, loaded = models.load(lora), models.load(soft)
+    assert models.describe(soft)["type"] == f"adapter of {lora}"
+    assert torch.equal(logits_of(below.model, Full()), logits_of(loaded.model, Full()))
+    assert not torch.equal(logits_of(loaded.model, Full()), logits_of(models.load(base).model, Full()))
+    assert soft_tokens.soft_tokens(loaded.model).counts == PACKET.soft
+    again, _ = start(replace(PACKET, links=1), str(lora), Data(file), tmp_path / "three")
+    assert again.base["weights"] == run.base["weights"] != digest_of(weights_of(Path(base)))
+    refused("has soft tokens already", start, PACKET, str(soft), Data(file), tmp_path / "five")
+    save_adapter(*tuned(replace(LORA, lr=1e-3), base, file, tmp_path / "four"), tmp_path / "other")
+    lora.rename(tmp_path / "before")
+    (tmp_path / "other").rename(lora)
+    refused("was trained on other weights", models.load, soft)
 
 
 @pytest.mark.parametrize(

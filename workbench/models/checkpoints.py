@@ -31,9 +31,9 @@ def check(path: Path) -> None:
     if adapters.is_adapter(path):
         for file in adapters.files_of(path):
             check_weights(file)
-        base = base_folder(path)
+        base = below(path)
         check(base)
-        adapter_of(path).check_base(shards(base))
+        adapter_of(path).check_base(weights_of(base))
         return
     config = read_json(path / "config.json", "a checkpoint folder has config.json, a tokenizer and safetensors weights")
     if "model_type" not in config:
@@ -53,28 +53,40 @@ def base_folder(path: Path) -> Path:
 
     Raises BadInput, naming the command that fetches it, for a base model that is not there.
     """
-    if not adapters.is_adapter(path):
-        return path
-    name = adapter_of(path).base
+    return base_folder(below(path)) if adapters.is_adapter(path) else path
+
+
+def below(path: Path) -> Path:
+    """Return the folder of what an adapter changes: a whole model, or, of soft tokens alone, an adapter as well.
+
+    Raises BadInput where that is not there, and for LoRA of an adapter.
+    """
+    adapter = adapter_of(path)
+    name = adapter.base
     try:
         base = folder(name)
     except BadInput as problem:
         how = f"workbench models get {name}" if re.fullmatch(r"[\w.-]+", name) else "copy or download it first"
         raise BadInput(f"{path} is an adapter of {name!r}, which is not here ({how}): {problem}") from None
-    if adapters.is_adapter(base):
+    if adapters.is_adapter(base) and (adapter.rank or not adapter_of(base).rank):
         raise BadInput(f"{path} is an adapter of {name!r}, which is an adapter too: a whole model is needed")
     return base
+
+
+def chain(path: Path) -> list[Path]:
+    """Return the folders of adapters that make a model of its base, in the order in which they are applied."""
+    return [*chain(below(path)), path] if adapters.is_adapter(path) else []
 
 
 def base_name(model: str) -> str:
     """Return the name of the model that a shipped adapter is over; any other model is its own."""
     path = assets.model_path(model) if model in assets.models() else None
-    return adapter_of(path).base if path is not None and adapters.is_adapter(path) else model
+    return base_name(adapter_of(path).base) if path is not None and adapters.is_adapter(path) else model
 
 
 def weights_of(path: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint folder; of an adapter those of its base model."""
-    return shards(base_folder(path))
+    """Return the safetensors files that a model is made of; those of an adapter behind those of its base model."""
+    return [*weights_of(below(path)), *adapters.files_of(path)] if adapters.is_adapter(path) else shards(path)
 
 
 def adapter_of(path: Path) -> Adapter:

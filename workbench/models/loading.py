@@ -26,11 +26,11 @@ from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
 from workbench.models import float8
 from workbench.models.checked_config import check_headers, check_loaded, config_of, is_blank, reason
-from workbench.models.checkpoints import COMPACT, DIFFERENCE, adapter_of, base_folder, check, read_json, shards
+from workbench.models.checkpoints import COMPACT, DIFFERENCE, adapter_of, base_folder, chain, check, read_json, shards
 from workbench.models.model_card import layout_of, tokenizer_of
 from workbench.models.model_names import folder
 from workbench.models.spec import ModelSpec, attach
-from workbench.models.weights import adapters, compact, delta_weights, soft_tokens
+from workbench.models.weights import compact, delta_weights, soft_tokens
 from workbench.models.weights.compact import by_input_channel
 
 TOKENIZERS = WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase]()  # of models that were loaded
@@ -97,9 +97,9 @@ def load(
         warnings.warn(left_out, stacklevel=2)
     if is_blank(model):
         warnings.warn(f"{path}: its weights are zero, so its answers say nothing", stacklevel=2)
-    if adapters.is_adapter(path):
-        adapter_of(path).merge(model)
-        soft_tokens.load(model, path)
+    for each in chain(path):
+        adapter_of(each).merge(model)
+        soft_tokens.load(model, each)
         model.name_or_path = str(path)  # what loads this model, not its base
     if place.type == "cpu":
         keep_freed()

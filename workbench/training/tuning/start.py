@@ -263,7 +263,7 @@ def _digest(config: TuneConfig, model: str) -> dict[str, str]:
     if not config.adapts:
         return {}
     path = models.folder(model)
-    if is_adapter(path):
+    if is_adapter(path) and config.lora_rank:
         raise BadInput(f"{model} is an adapter: LoRA of its base model {str(models.base_folder(path))!r} is possible")
     return {"weights": digest_of(models.weights_of(path))}
 
