@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,13 @@ def answered(page, revision):
     page.wait_for_function(UP_TO_DATE, arg=revision, timeout=20_000)
 
 
+COUNTED = """import plotly.graph_objects as go
+
+from workbench.app.explore.live import explorer, slider
+
+explorer([slider("points", 3, 1, 9)], lambda points: go.Figure(go.Scatter(y=list(range(points)))))"""
+
+
 def order(page):
     """Ids of the blocks as they stand."""
     return page.eval_on_selector_all(".wb-block", "nodes => nodes.map(node => node.dataset.id)")
@@ -178,27 +186,54 @@ def drag(page, number, to):
     page.mouse.up()
 
 
-def test_a_prompt_whose_state_was_not_saved_is_shown_as_it_was(lab, folder, tmp_path):
-    notebook = tiny.write(tmp_path, "03_touched", TOUCH.format(model=str(folder)))
+@contextmanager
+def opened_again(lab, notebook, touch):
+    """Run a notebook and `touch` it, save it, and open it without the state of its widgets, and without a kernel's."""
     with lab.open(notebook) as reader:
         reader.run_all()
         assert reader.errors() == []
-        answered(reader.page, 0)
-        static = reader.page.locator(".wb-static")
-        static.locator("tr").nth(1).wait_for(state="attached")
-        assert not static.is_visible(), "a view that lives stands alone"
-        said = static.text_content()
+        touch(reader)
         reader.page.evaluate(f"() => {browser.NOTEBOOK}.context.save()")
     executed = nbformat.read(lab.jupyterlab.root / notebook.name, as_version=4)
     assert executed.metadata.pop("widgets")
     NotebookNotary(data_dir=str(lab.jupyterlab.folder / "data")).sign(executed)
-    nbformat.write(executed, tmp_path / "04_again.ipynb")
-    with lab.open(tmp_path / "04_again.ipynb") as reader:
+    again = notebook.with_name(f"again_{notebook.name}")
+    nbformat.write(executed, again)
+    with lab.open(again) as reader:
         static = reader.page.locator(".wb-static")
         static.wait_for()
-        assert static.text_content() == said and "full attention" in said
         assert "This view was not saved" not in reader.page.locator(".jp-Notebook").inner_text()
         assert not reader.page.locator(".jp-OutputArea-output.jupyter-widgets").is_visible()
+        yield static
+
+
+def test_a_prompt_whose_state_was_not_saved_is_shown_as_it_was(lab, folder, tmp_path):
+    said = []
+
+    def touch(reader) -> None:
+        answered(reader.page, 0)
+        static = reader.page.locator(".wb-static")
+        static.locator("tr").nth(1).wait_for(state="attached")
+        assert not static.is_visible(), "a view that lives stands alone"
+        said.append(static.text_content())
+
+    notebook = tiny.write(tmp_path, "03_touched", TOUCH.format(model=str(folder)))
+    with opened_again(lab, notebook, touch) as static:
+        assert [static.text_content()] == said and "full attention" in said[0]
+
+
+def test_an_explorer_whose_state_was_not_saved_is_shown_as_it_was(lab, tmp_path):
+    def touch(reader) -> None:
+        picture = reader.page.locator(".wb-static img")
+        picture.wait_for(state="attached")
+        assert not picture.is_visible(), "a view that lives stands alone"
+        first = picture.get_attribute("src")
+        assert reader.move_slider()
+        changed = "first => document.querySelector('.wb-static img').src !== first"
+        reader.page.wait_for_function(changed, arg=first, timeout=10_000)
+
+    with opened_again(lab, tiny.write(tmp_path, "06_counted", COUNTED), touch) as static:
+        assert static.locator("img").evaluate("one => one.complete && one.naturalWidth") > 300
 
 
 @pytest.fixture(scope="module")

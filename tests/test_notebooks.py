@@ -69,6 +69,7 @@ def test_a_notebook_begins_with_title_parameters_and_validation(path):
     title, parameters, validation = notebook.cells[:3]
     assert title.source.startswith("# ") and len(title.source.splitlines()) >= 3
     assert parameters.metadata.tags == ["parameters"]
+    assert all(cell.metadata.jupyter.source_hidden for cell in (parameters, validation)), "Lab begins with the question"
     assert "notebook.validate(" in validation.source
     assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in notebook.cells)
     assert any("thumbnail" in cell.metadata.get("tags", []) for cell in notebook.cells)

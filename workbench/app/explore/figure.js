@@ -8,6 +8,31 @@ async function plotlyOf(model) {
   return import(URL.createObjectURL(new Blob([held.get("text")], { type: "text/javascript" })));
 }
 
+// A still picture of what is drawn, for a notebook that is opened again without this view's state: a second after the
+// last change, so that a slider is not slowed.
+const LARGEST = 2_000_000; // letters of a picture that is sent
+
+function still(plot) {
+  const drawn = [...plot.querySelectorAll(".main-svg")];
+  const [width, height] = ["width", "height"].map((name) => drawn[0].getAttribute(name));
+  const inner = drawn.map((svg) => new XMLSerializer().serializeToString(svg)).join("");
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}">${inner}</svg>`;
+}
+
+function keep(model, el) {
+  const plot = el.matches(".js-plotly-plot") ? el : el.querySelector(".js-plotly-plot");
+  if (!plot?.on) return setTimeout(() => el.isConnected && keep(model, el), 500);
+  let later;
+  const send = () => {
+    if (!plot.isConnected) return;
+    const picture = still(plot);
+    model.send({ picture: picture.length > LARGEST ? "" : picture });
+  };
+  const soon = () => { clearTimeout(later); later = setTimeout(send, 1000); };
+  plot.on("plotly_afterplot", soon);
+  soon();
+}
+
 export default () => {
   let figure;
   return {
@@ -31,7 +56,9 @@ export default () => {
       });
     },
     async render(view) {
-      return (await figure).render(view);
+      const ended = await (await figure).render(view);
+      keep(view.model, view.el);
+      return ended;
     },
   };
 };

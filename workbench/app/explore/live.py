@@ -2,6 +2,7 @@
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence, Sized
 from html import escape
 from pathlib import Path
@@ -11,6 +12,7 @@ from weakref import WeakValueDictionary
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
+from IPython.display import HTML, DisplayHandle, display
 from traitlets import HasTraits, Instance, Int, Unicode
 
 from workbench.app.reports.figure_files import KINDS, write_figure
@@ -42,11 +44,54 @@ STYLE_TAG = f"""<style>{STYLE}
 WITHOUT = "An explorer: it is shown by a notebook that runs. Run the cells from the first to this one."
 
 
+AS_SAVED = "<p>As it was when the notebook was saved. Run it from its first cell to this one to change something.</p>"
+
+
+class Kept:
+    """What a notebook shows of a view, hidden behind it, when it is opened again without the view's state."""
+
+    def __init__(self, shown: Callable[[], str]):
+        self.shown, self.handles = shown, list[DisplayHandle]()
+
+    def display(self, bundle: Any) -> None:
+        """Show a view by its MIME bundle, and behind it what is kept of it."""
+        data, about = bundle if isinstance(bundle, tuple) else (bundle, {})
+        display(data, metadata=about, raw=True)
+        self.handles.append(display(self._html(), display_id=True))
+
+    def update(self) -> None:
+        """Keep what is shown by now."""
+        for handle in list(self.handles):
+            handle.update(self._html())
+
+    def _html(self) -> HTML:
+        said = self.shown()
+        return HTML(f'<div class="wb-static" hidden>{said and AS_SAVED + said}</div>')
+
+
 class Explorer(widgets.VBox):
     """Controls over figures; where widgets are not shown, a line that says how to see them."""
 
+    def __init__(self, rows: Sequence[widgets.Widget], figures: Sequence["LiveFigure"]):
+        self._figures, self._kept = figures, Kept(self._pictures)
+        super().__init__([*rows, *figures], _dom_classes=("wb-explorer",))
+        for figure in figures:
+            figure.on_msg(self._drawn)
+
     def __repr__(self) -> str:
         return WITHOUT
+
+    def _ipython_display_(self, **kwargs: Any) -> None:
+        self._kept.display(self._repr_mimebundle_(**kwargs))
+
+    def _drawn(self, figure: "LiveFigure", message: Any, _: Any) -> None:
+        if isinstance(message, dict) and isinstance(picture := message.get("picture"), str):
+            figure.picture = picture
+            self._kept.update()
+
+    def _pictures(self) -> str:
+        pictures = (b64encode(figure.picture.encode()).decode() for figure in self._figures if figure.picture)
+        return "".join(f'<p><img class="papers" src="data:image/svg+xml;base64,{each}"></p>' for each in pictures)
 
 
 class Script(widgets.Widget):
@@ -69,6 +114,7 @@ class LiveFigure(go.FigureWidget):
 
     _esm = Path(__file__).with_name("figure.js").read_text(encoding="utf-8")
     _plotly = Instance(Script).tag(sync=True, **widgets.widget_serialization)
+    picture = ""  # what the browser draws, as SVG
 
     def __init__(self, figure: go.Figure):
         self._complete = False
@@ -188,7 +234,7 @@ def explorer(
         say()
     rows = [widgets.HBox(list(controls), layout=widgets.Layout(flex_flow="row wrap")), message]
     rows += [widgets.HBox([*save_row(lambda: shown), chosen])]
-    return Explorer([*rows, *(live.widget for live in lives)], _dom_classes=("wb-explorer",))
+    return Explorer(rows, [live.widget for live in lives])
 
 
 def slider(label: str, value: int, low: int, high: int) -> widgets.IntSlider:

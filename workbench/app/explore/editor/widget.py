@@ -12,14 +12,13 @@ from typing import Any
 
 import anywidget
 import traitlets
-from IPython.display import HTML, DisplayHandle, display
 
 from workbench.app.explore.debounce import Newest, Superseded
 from workbench.app.explore.editor.answers import PromptAnswers
 from workbench.app.explore.editor.choices import Wanted
 from workbench.app.explore.editor.grid import PromptPage, answered_page, asked
 from workbench.app.explore.editor.html import HERE, PARTS, script, summary
-from workbench.app.explore.live import WITHOUT, Selection, selection_of
+from workbench.app.explore.live import WITHOUT, Kept, Selection, selection_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.models.given import Given, Model
@@ -54,7 +53,7 @@ class PromptWidget(anywidget.AnyWidget):
         self._sending = threading.RLock()  # a wish that comes in and an answer that goes out do not mix
         self._work, self._newest = work, Newest(self._answer)
         self._selection: Selection | None = None
-        self._kept: list[DisplayHandle] = []  # behind each view, what it shows as HTML
+        self._kept = Kept(self._said)
         super().__init__(options=options, wanted=wanted.to_json())
         self.observe(self._ask, "wanted")
         self.observe(self._mark_elsewhere, ["token", "hovered"])
@@ -111,15 +110,10 @@ class PromptWidget(anywidget.AnyWidget):
         return bundle
 
     def _ipython_display_(self, **kwargs: Any) -> None:
-        """Show the view, and behind it, hidden, what a notebook shows of it that is opened again without its state."""
-        bundle = self._repr_mimebundle_(**kwargs)
-        data, about = bundle if isinstance(bundle, tuple) else (bundle, {})
-        display(data, metadata=about, raw=True)
-        self._kept.append(display(self._static(), display_id=True))
+        self._kept.display(self._repr_mimebundle_(**kwargs))
 
-    def _static(self) -> HTML:
-        said = summary(self.record, Wanted.of(self.wanted).names) if self.answers else ""
-        return HTML(f'<div class="wb-static" hidden>{said and AS_SAVED + said}</div>')
+    def _said(self) -> str:
+        return summary(self.record, Wanted.of(self.wanted).names) if self.answers else ""
 
     def _look(self, _: Any) -> None:
         token, layer = self.asked.get("token"), self.asked.get("layer")
@@ -144,8 +138,7 @@ class PromptWidget(anywidget.AnyWidget):
         except Exception as error:  # in a thread it would not be seen
             problem = f"{type(error).__name__}: {error}"
         self._show(busy="", problem=problem)
-        for kept in list(self._kept):
-            kept.update(self._static())
+        self._kept.update()
 
     def _follow(self, prompt: Prompt) -> None:
         """Share the marked token with the explorers of this prompt."""
@@ -172,7 +165,6 @@ class PromptWidget(anywidget.AnyWidget):
                 setattr(self, name, value)
 
 
-AS_SAVED = "<p>As it was when the notebook was saved. Run it from its first cell to this one to change something.</p>"
 BUSY = {
     "text": "Caching and recomputing",
     "bill": "Answering with the chosen method",
