@@ -402,7 +402,8 @@ display(prompt, prompt.blocks[0])
 explore.store({store!r})"""
 FOUND = """() => { const place = window.jupyterapp.shell.currentWidget.node;
   const tags = 'img:not(.plot-img), script, iframe, object, embed, base, form';  // plotly has an image of its own
-  const bad = [...place.querySelectorAll(`.jp-OutputArea-output :is(${tags})`)];
+  const still = one => one.matches('.wb-static > p > img[src^="data:image/svg+xml;base64,"]');  // which runs nothing
+  const bad = [...place.querySelectorAll(`.jp-OutputArea-output :is(${tags})`)].filter(one => !still(one));
   const links = [...place.querySelectorAll('.jp-OutputArea-output a')].filter(a => /javascript|a\\.example/i.test(
     (a.getAttribute('href') || '') + (a.getAttributeNS('http://www.w3.org/1999/xlink', 'href') || '')));
   const all = [...place.querySelectorAll('.jp-OutputArea-output *')];

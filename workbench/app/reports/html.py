@@ -68,9 +68,10 @@ def _table(trace: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _row(texts: Iterable[Any], sides: Sequence[str], tag: str, group: str = "") -> str:
+    written = [str(text).replace("<br>", " ") for text in texts]
+    looks = [side or ("" if " " in text else "number") for text, side in zip(written, sides, strict=True)]
     cells = (
-        f"<{tag}{f' class={side}' if side else ''}>{str(text).replace('<br>', ' ')}</{tag}>"
-        for text, side in zip(texts, sides, strict=True)
+        f"<{tag}{f' class={look}' if look else ''}>{text}</{tag}>" for text, look in zip(written, looks, strict=True)
     )
     return f"<tr{group}>{''.join(cells)}</tr>"
 

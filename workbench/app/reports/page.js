@@ -1,6 +1,6 @@
 // A page of a report: figures as wide as the page, its contents, and what is saved of a figure. Nothing is loaded.
 const workbench = (() => {
-  const NARROWEST = 660, LEFT = 8, CROWDED = 0.4, DRAWN = 900;  // px; share of the width that names of rows take; px of a figure as it was made
+  const NARROWEST = 660, LEFT = 8, CROWDED = 0.4, DRAWN = 900, NUMBER = 17;  // px; share of the width that names of rows take; px of a figure as it was made; px of a cell with a number
   const plots = [];
 
   function fitted(figure, place) {
@@ -12,6 +12,9 @@ const workbench = (() => {
       const longest = Math.max(...steps.map(step => `${step.label}`.length));
       change[`sliders[${at}].currentvalue.font.size`] = Math.max(8, Math.min(12, (wide - l - r) / 0.6 / longest));
     });
+    for (const { trace, text, columns, share } of place.numbered) {
+      trace.texttemplate = share * (wide - l - r) < NUMBER * columns ? "" : text;  // or they run into each other
+    }
     for (const [trace, letters] of place.typed) trace.textfont.size = letters * Math.min(1, wide / DRAWN);
     for (const { key, text, size } of cut(place.titles, wide - l - r)) {
       change[`${key}.text`] = text;
@@ -36,7 +39,7 @@ const workbench = (() => {
   }
   function cut(all, wide) {  // smaller where they have less width than they need, then in two lines, then shorter
     return all.map(({ text, size, share, ...one }) => {
-      const own = share * wide * 1.1 / 0.55, least = Math.min(size, 9);  // into the gap between panels; px a letter and size
+      const own = share * wide / 0.55, least = Math.min(size, 9);  // px a letter and size
       const lines = text.split("<br>"), longest = Math.max(...lines.map(line => line.length));
       const fits = Math.max(least, Math.min(size, own / longest)), most = Math.max(2, Math.floor(own / least));
       if (longest <= most || /<(?!br>)/.test(text)) return { ...one, size: fits, text };
@@ -55,6 +58,11 @@ const workbench = (() => {
     place.rows = figure.layout.yaxis?.ticktext || figure.layout.yaxis?.categoryarray;
     place.typed = figure.data.filter(({ mode, textfont }) => mode === "text" && /mono/i.test(textfont?.family))
       .map(trace => [trace, trace.textfont.size]);
+    place.numbered = figure.data.filter(({ type, texttemplate }) => type === "heatmap" && texttemplate).map(trace => {
+      const [low, high] = figure.layout[(trace.xaxis ?? "x").replace("x", "xaxis")]?.domain ?? [0, 1];
+      const columns = Number(`${trace.z.shape ?? ""}`.split(",")[1]) || trace.z[0]?.length || 1;
+      return { trace, text: trace.texttemplate, columns, share: high - low };
+    });
     for (const [path, value] of Object.entries(fitted(figure, place))) set(figure.layout, path, value);
     figure.config = { displaylogo: false, toImageButtonOptions: { format: "svg" }, ...figure.config };
     Plotly.newPlot(place, figure);

@@ -78,8 +78,12 @@ def critical(board: Board) -> go.Figure:
     fig.update_yaxes(
         tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.4, -0.6], ticks="", gridcolor=FAINT
     )
+    places = [entry.average_rank or 0 for entry in entries]
+    room = 0.04 * (max(places) - min(places) or 1)
     fig.update_xaxes(
-        title_text=f"average rank over questions, by {measure_of(board).words} (1 is best)", gridcolor=FAINT
+        title_text=f"average rank over questions, by {measure_of(board).words} (1 is best)",
+        gridcolor=FAINT,
+        range=[min(places) - room, max(places) + 3 * room],  # with the last number
     )
     tests = "paired Wilcoxon tests after Holm" + (
         "" if board.ranks.friedman is None else f"; Friedman p = {board.ranks.friedman:.2g}"
