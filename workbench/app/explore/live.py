@@ -47,7 +47,7 @@ WITHOUT = "An explorer: it is shown by a notebook that runs. Run the cells from 
 AS_SAVED = "<p>As it was when the notebook was saved. Run it from its first cell to this one to change something.</p>"
 
 
-class Kept:
+class StillView:
     """What a notebook shows of a view, hidden behind it, when it is opened again without the view's state."""
 
     def __init__(self, shown: Callable[[], str]):
@@ -73,7 +73,7 @@ class Explorer(widgets.VBox):
     """Controls over figures; where widgets are not shown, a line that says how to see them."""
 
     def __init__(self, rows: Sequence[widgets.Widget], figures: Sequence["LiveFigure"]):
-        self._figures, self._kept = figures, Kept(self._pictures)
+        self._figures, self._kept = figures, StillView(self._pictures)
         super().__init__([*rows, *figures], _dom_classes=("wb-explorer",))
         for figure in figures:
             figure.on_msg(self._drawn)

@@ -18,7 +18,7 @@ from workbench.app.explore.editor.answers import PromptAnswers
 from workbench.app.explore.editor.choices import Wanted
 from workbench.app.explore.editor.grid import PromptPage, answered_page, asked
 from workbench.app.explore.editor.html import HERE, PARTS, script, summary
-from workbench.app.explore.live import WITHOUT, Kept, Selection, selection_of
+from workbench.app.explore.live import WITHOUT, Selection, StillView, selection_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.models.given import Given, Model
@@ -53,7 +53,7 @@ class PromptWidget(anywidget.AnyWidget):
         self._sending = threading.RLock()  # a wish that comes in and an answer that goes out do not mix
         self._work, self._newest = work, Newest(self._answer)
         self._selection: Selection | None = None
-        self._kept = Kept(self._said)
+        self._kept = StillView(self._said)
         super().__init__(options=options, wanted=wanted.to_json())
         self.observe(self._ask, "wanted")
         self.observe(self._mark_elsewhere, ["token", "hovered"])
