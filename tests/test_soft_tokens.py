@@ -90,6 +90,9 @@ def test_pages_and_contiguous_caches_answer_alike(name):
     for first, second in zip(*(each.logits for each in answers), strict=True):
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
     assert [g.tokens for g in answers[0].generations] == [g.tokens for g in answers[1].generations]
+    for found in answers:
+        kept = [[(block.status, block.tokens) for block in g.receipt.blocks] for g in found.generations]
+        assert kept[0] == [("encoded", 4), ("encoded", 9 + 4), ("encoded", 7 + 4), ("encoded", 12 + 4)]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from workbench.methods.answered import Answered, Generation
 from workbench.methods.engines import EngineChoice, Unread, check_engine, choose_engine, pages_of
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
-from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.reuse import Reuse, as_computed
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.paged.answers import MOST, PagedAnswers
 from workbench.methods.paged.request import generation_of, requests_of
@@ -196,7 +196,8 @@ def _contiguous(batch: _Batch, engine: str, progress: Callable[[int, int], None]
     tokens = by_request([*steps, *stream], len(prompts))
     seconds = watched.seconds | {"prefill": first - begun, "decode": perf_counter() - first}
     seconds["place"] = begun - begin - sum(watched.seconds.values())
-    receipts = receipts_of(prompts, ready, watched.lookups, getattr(method, "positions", "re-encoded"))
+    asked, positions = as_computed(model, method, prompts), getattr(method, "positions", "re-encoded")
+    receipts = receipts_of(asked, ready, watched.lookups, positions)
     generations = [
         Generation(
             tuple(said),

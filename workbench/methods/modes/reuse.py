@@ -37,6 +37,11 @@ def positions_named(name: str) -> Positions:
     raise not_allowed("positions", name, get_args(Positions))
 
 
+def as_computed(model: PreTrainedModel, method: Any, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """Return prompts as a method computes them: with what its preparation, if any, puts around passages."""
+    return method.wrapped(model, prompts) if isinstance(method, Reuse) else prompts
+
+
 @dataclass(frozen=True)
 class Reuse:
     r"""Every context block is cached and reused at its new place; the question is always computed.

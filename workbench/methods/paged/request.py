@@ -26,7 +26,7 @@ from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Generation
 from workbench.methods.engines import why_not_captured
 from workbench.methods.method import SamplingParams
-from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.reuse import Reuse, as_computed
 from workbench.methods.request_report import Receipt, timed
 from workbench.methods.select import QuestionGuided, Select, choose, without_system
 from workbench.models.spec import spec_for
@@ -104,7 +104,7 @@ def requests_of(
     BadInput for a prompt that is none of this model, and for another number of seeds than of prompts.
     """
     spec = spec_for(model, (prompt.tokens for prompt in prompts))
-    prompts = method.wrapped(model, prompts) if isinstance(method, Reuse) else prompts
+    prompts = as_computed(model, method, prompts)
     seeds = params.seeds(len(prompts))
     eos = eos_ids(model, tokenizer) | special_ids(params.stops, tokenizer)
     choose, watch = TokenChoice(params.temperature, params.top_p), StopStrings(params.stops, tokenizer)

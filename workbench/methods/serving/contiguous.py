@@ -28,7 +28,7 @@ from workbench.engine.forward import PrefillOutput, prefill_many
 from workbench.methods import Method, ReadyRequest
 from workbench.methods.answered import Generation
 from workbench.methods.generation import method_of
-from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.reuse import Reuse, as_computed
 from workbench.methods.preprocessing.lookups import Asked
 from workbench.methods.request_report import Lookup, WatchedStore, receipts_of, timed
 from workbench.methods.serving.tickets import Arrived, OnHost, Ticket, Wait
@@ -150,7 +150,8 @@ class ContiguousEngine(OnHost):
         held: HeldBlocks = ticket.held
         assert held.ready is not None
         positions = getattr(self._method, "positions", "re-encoded")
-        (receipt,) = receipts_of([ticket.prompt], [held.ready], held.store.lookups, positions)
+        prompts = as_computed(self.model, self._method, [ticket.prompt])
+        (receipt,) = receipts_of(prompts, [held.ready], held.store.lookups, positions)
         seconds = ticket.seconds | {"encode": held.encoding}
         seconds["prefill"] = max(0.0, seconds.get("prefill", 0.0) - held.encoding)
         text = "" if self.tokenizer is None else text_of(self.tokenizer, ticket.tokens, self.stop)
