@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -228,6 +229,7 @@ def test_scores_over_pages_are_those_over_an_assembled_cache(model, runner, laye
 @pytest.mark.parametrize("last", [None, 1])
 def test_a_kernel_scores_all_layers_in_their_pages(model, layers, last, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not available on this platform")
+    model = deepcopy(model).to("cuda" if torch.cuda.is_available() else "cpu")
     runner = Runner(model, Pool(model, 12, size=16, kernels=True), layers="model")
     cached, question = runner.pool.encode(model, PROMPT.context)[::-1], PROMPT.tokens[PROMPT.question]
     found = paged_question.from_question(runner, cached, question, layers, last)

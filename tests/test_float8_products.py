@@ -73,7 +73,8 @@ def test_the_kernel_rounds_as_its_reference():
     pytest.importorskip("triton", reason="Triton is not available on this platform")
     for dtype in (torch.float32, torch.bfloat16) if GPU else (torch.float32, torch.float16):
         for (x,) in float8_rows.cases(DEVICE, dtype):
-            (values, scales), (wanted, right) = float8_rows.launch(x), float8_rows.reference(x)
+            (values, scales), x = (part.cpu() for part in float8_rows.launch(x)), x.cpu()
+            wanted, right = float8_rows.reference(x)  # a GPU's torch divides by a number less exactly
             whole = ~x.isnan().any(-1)
             assert torch.equal(scales[whole], right[whole])
             if GPU:

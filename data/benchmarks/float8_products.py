@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -215,7 +216,8 @@ def answered(given: Any) -> None:
 
 
 def _write_answers(given: Any, rows: dict[tuple[str, str], list[dict[str, Any]]], methods: list[str]) -> None:
-    about = {"model": given.model, "data": str(given.data), "seed": given.seed, "passages": given.passages}
+    name = Path(given.data).name.split(".")[0]
+    about = {"model": given.model, "data": name, "seed": given.seed, "passages": given.passages}
     with writer(given, "float8@answers", given.device, **about) as tables:
         for name in methods:
             both = {kind: rows[name, kind] for kind in KINDS}
