@@ -147,7 +147,7 @@ def speed(rows: pd.DataFrame) -> str:
 
 
 def over_runs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows at RATIO of the setting that most training runs were measured at, not one run at other budgets."""
+    """Return the rows at RATIO of the setting that most training runs share, not one run at other budgets."""
     seeds = rows.groupby("setting").training_seed.transform("nunique")
     return rows[(seeds == seeds.max()) & (rows.ratio == RATIO)]
 
