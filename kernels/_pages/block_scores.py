@@ -72,6 +72,18 @@ def _parts(x, dtype: tl.constexpr):
 
 
 @jit
+def _logits(x, rest, keys, pages, token, seen, inside, key_token, PAGE: tl.constexpr, PARTED: tl.constexpr):
+    """Return the products of rows, given in two parts beside 16-bit keys, with the keys of some tokens of a block."""
+    PRECISION: tl.constexpr = "tf32" if PARTED else "ieee"
+    slot = tl.load(pages + token // PAGE, mask=seen, other=0).to(tl.int64) * PAGE + token % PAGE
+    k = tl.trans(tl.load(keys + slot[:, None] * key_token, mask=seen[:, None] & inside[None, :], other=0.0))
+    s = tl.dot(x, k, input_precision=PRECISION)
+    if PARTED:
+        s = tl.dot(rest, k, s, input_precision=PRECISION)
+    return s
+
+
+@jit
 def _block_scores(
     queries,
     base,
@@ -97,7 +109,6 @@ def _block_scores(
 ):
     """Scores of the tokens of one block, from some rows of the heads that read one KV head of one layer."""
     PARTED: tl.constexpr = base.dtype.element_ty != tl.float32
-    PRECISION: tl.constexpr = "tf32" if PARTED else "ieee"
     block, layer = tl.program_id(0), tl.program_id(2).to(tl.int64)
     head, tile = tl.program_id(1) // tiles, tl.program_id(1) % tiles
     heads = tl.num_programs(1) // tiles
@@ -120,11 +131,7 @@ def _block_scores(
     for start in range(0, length, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         seen = token < length
-        slot = tl.load(pages + first_page + token // PAGE, mask=seen, other=0).to(tl.int64) * PAGE + token % PAGE
-        k = tl.load(keys + slot[:, None] * key_token, mask=seen[:, None] & (col < D)[None, :], other=0.0)
-        s = tl.dot(x, tl.trans(k), input_precision=PRECISION)
-        if PARTED:
-            s = tl.dot(rest, tl.trans(k), s, input_precision=PRECISION)
+        s = _logits(x, rest, keys, pages + first_page, token, seen, col < D, key_token, PAGE, PARTED)
         s = tl.where(seen[None, :], s, float("-inf"))
         new = tl.maximum(m_i, tl.max(s, 1))
         l_i = l_i * tl.exp2(m_i - new) + tl.sum(tl.exp2(s - new[:, None]), 1)
@@ -134,11 +141,7 @@ def _block_scores(
     for start in range(0, length, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         seen = token < length
-        slot = tl.load(pages + first_page + token // PAGE, mask=seen, other=0).to(tl.int64) * PAGE + token % PAGE
-        k = tl.load(keys + slot[:, None] * key_token, mask=seen[:, None] & (col < D)[None, :], other=0.0)
-        s = tl.dot(x, tl.trans(k), input_precision=PRECISION)
-        if PARTED:
-            s = tl.dot(rest, tl.trans(k), s, input_precision=PRECISION)
+        s = _logits(x, rest, keys, pages + first_page, token, seen, col < D, key_token, PAGE, PARTED)
         p = tl.exp2(s - m_i[:, None]) * share[:, None]
         tl.store(out + token, tl.sum(p, 0), mask=seen)
 
