@@ -232,6 +232,11 @@ def test_a_curve_a_selector_begins_at_plain_reuse_and_ends_at_full_attention():
     }
 
 
+@pytest.mark.parametrize("other", [{"sparse": "bfla"}, {"correct": "kvcomm"}, {"attend": "ape"}])
+def test_what_changes_more_than_the_tokens_recomputed_is_not_drawn_as_plain_reuse(other):
+    assert trial_costs.trials(swept(**other)).empty and trial_costs.plain_reuse(swept(**other)).empty
+
+
 def test_the_shipped_counts_of_sparse_methods_are_those_of_their_answers():
     found = results.read()
     same = ["data", "sparse", "kind"]

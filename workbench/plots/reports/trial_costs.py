@@ -27,16 +27,22 @@ NOTHING = ("", "none")
 
 
 def trials(counts: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a trial and kind of question, without sparse methods; `where` names model and data.
+    """Return a row a trial and kind of question; `where` names model and data.
+
+    Left out are sparse methods, corrections and methods whose computed rows attend otherwise: they are no selectors.
 
     `charged_share` (`metrics.cost`) is nan where a trial does not hold it.
     """
     table = scores(counts)
-    table = table[table["sparse"].isin(NOTHING)]
+    table = table[_of_selectors(table)]
     table = table if "charged_share" in table else table.assign(charged_share=float("nan"))
     trial = [*QUESTIONS, "method", "mode", "prepare", "select", "ratio"]
     table = table.assign(charged_share=table.groupby(trial, dropna=False).charged_share.transform("max"))
     return table.assign(where=table.model + " on " + table.data)
+
+
+def _of_selectors(table: pd.DataFrame) -> "pd.Series[bool]":
+    return table[["sparse", "correct", "attend"]].isin(NOTHING).all(axis=1)
 
 
 def charged(rows: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
@@ -95,7 +101,7 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
 
 def plain_reuse(counts: pd.DataFrame) -> pd.DataFrame:
     """Return the counts of full attention and of independently cached blocks, with `name` and `where`."""
-    alike = counts["select"].isin(NOTHING) & counts["sparse"].isin(NOTHING) & counts.prepare.isin(("", "independent"))
+    alike = _of_selectors(counts) & counts["select"].isin(NOTHING) & counts.prepare.isin(("", "independent"))
     rows = counts[alike & counts["mode"].isin(("full", "block"))]
     return named(rows.assign(where=rows.model + " on " + rows.data))
 
