@@ -5,7 +5,7 @@ recompute   27K tokens of cached blocks, 15% of them chosen and recomputed, and 
 prefill     2K to 128K tokens at once: the tiles that BFLA keeps, beside all of them
 chunked     16K to 128K tokens in chunks of 1,024 rows under every method: `bench.chunked`
 decode      one token of each of eight answers over a shared context of 32K tokens
-encode      4K to 32K tokens as blocks of 512, each attending to itself, beside prefilling them as one prompt
+encode      4K to 32K tokens as blocks of 512, each attending to itself, beside a batch of prompts and one whole prompt
 """
 
 from collections.abc import Iterator
@@ -151,6 +151,9 @@ def encode(scene: Scene) -> Iterator[Comparison]:
             whole = partial(whole_model.whole, scene, tokens, name)
             label = "transformers, full prefill" + (f" ({name})" if name else "")
             candidates.append(Candidate(label, whole, max(3, min(30, 320 // length))))
+            blocks = partial(whole_model.apart, scene, tokens, size, name)
+            label = f"transformers, a batch of {tokens // size} prompts" + (f" ({name})" if name else "")
+            candidates.append(Candidate(label, blocks, max(3, min(30, 320 // length))))
         yield (
             KernelWorkload(f"{length}K encoded as {tokens // size} blocks", shape, flops, scene.bytes(tokens)),
             candidates,

@@ -197,6 +197,18 @@ def whole(scene: Scene, count: int, name: str, candidate: Candidate) -> Sample:
     return lambda: clock(partial(first_token, ids))
 
 
+def apart(scene: Scene, count: int, size: int, name: str, _: Candidate) -> Sample:
+    """Compute prompts of `size` tokens in one batch, `count` tokens together, and keep their keys and values."""
+    ids = scene.ids(count).to(DEVICE).view(-1, size)
+
+    def last_token() -> int:
+        scene.model.set_attn_implementation("sdpa")
+        with backend(name), torch.no_grad():
+            return int(scene.model(ids, use_cache=True, logits_to_keep=1).logits[-1, -1].argmax())
+
+    return partial(clock, last_token)
+
+
 def prefix(scene: Scene, context: int, question: int, _: Candidate) -> Sample:
     """Compute the question over a ready cache of this very context."""
     cache, ids = cache_of(scene.model, 1, context), scene.ids(question).to(DEVICE)[None]
