@@ -148,6 +148,22 @@ def test_every_public_name_is_there_and_importing_costs_no_torch():
 
 # --- Memory that is kept for the next request
 @pytest.mark.skipif(not keep_freed(), reason="this C library gives memory back")
+def test_what_a_reader_prints_is_one_short_line_and_a_wrong_name_is_answered_with_the_right_one():
+    (sample,) = workbench.data.load("lab", samples=1)
+    loaded = workbench.models.load("lab-full")
+    (prompt,) = loaded.layout.prompts([sample], loaded.tokenizer)
+    pool = Pool(loaded.model, pages=32)
+    request = pool.open(blocks := pool.encode(loaded.model, prompt.context), reserve=8)
+    cached = workbench.prepare.named("independent")(loaded.model, [prompt], store := workbench.MemoryStore())
+    found = [sample, loaded, prompt, pool, request, blocks[0], Runner(loaded.model, pool), cached[0][0], store]
+    for each in [*found, *prompt.blocks, workbench.Trial("lab-full", mode="block"), workbench.results.read()]:
+        assert len(repr(each)) < 160 and "\n" not in repr(each), type(each)
+    assert "mode='block'" in (said := repr(workbench.Trial("lab-full", mode="block"))) and "positions" not in said
+    for module, wrong, right in ((workbench, "slect", "select"), (workbench.models, "laod", "load")):
+        with pytest.raises(AttributeError, match=rf"did you mean '{right}'\?"):
+            getattr(module, wrong)
+
+
 def test_memory_that_was_freed_is_taken_again_without_new_pages():
     def faults() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -143,7 +143,7 @@ def test_scores_are_a_row_a_trial_and_kind(tmp_path):
         out.counts([{"measure": m, "kind": k, "value": 0.5, "n": 4} for m in ("em", "f1") for k in ("all", "x")])
     wide = results.scores(results.read(tmp_path).counts())
     assert list(wide.kind) == ["all", "x"] and list(wide.em) == list(wide.f1) == [0.5, 0.5] and list(wide.n) == [4, 4]
-    assert list(wide.ratio) == [0.15, 0.15] and results.scores(results.read(tmp_path).counts("none")).empty
+    assert list(wide.ratio) == [0.15, 0.15] and results.scores(results.read(tmp_path).counts("ttft")).empty
 
 
 def test_a_paired_difference_is_of_the_same_questions():

@@ -13,7 +13,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics import cost
-from workbench.metrics.latency import STAGES, Stopwatch, stages
+from workbench.metrics.stages import STAGES, Stopwatch, stages
 from workbench.store import fetch
 
 MODEL = model_of("llama")

@@ -6,6 +6,8 @@ The nouns and the verbs. Each is imported when it is first used, so that `import
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.errors import meant
+
 if TYPE_CHECKING:
     from workbench.core.blocks import Block, Prompt
     from workbench.core.errors import BadInput
@@ -109,7 +111,7 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"workbench.{_HOME[name]}"), name)
     if name in _MODULES or name in _PACKAGES:
         return import_module(f"workbench.{_MODULES.get(name, name)}")
-    raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    raise AttributeError(f"module 'workbench' has no attribute {name!r}{meant(name, __dir__())}")
 
 
 def __dir__() -> list[str]:

@@ -19,7 +19,7 @@ from workbench.methods import sparse
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.query_guided import QueryGuided
-from workbench.metrics.latency import stages
+from workbench.metrics.stages import stages
 
 LLAMA = "Llama-3.1-8B shape"
 

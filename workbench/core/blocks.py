@@ -50,6 +50,9 @@ class Block:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __repr__(self) -> str:
+        return f"Block({self.label!r}, {len(self):,} tokens)"
+
     def _repr_html_(self) -> str:
         """Show label, length and content of the block in a notebook."""
         first = ", ".join(map(str, self.tokens[:16])) + (", …" if len(self) > 16 else "")
@@ -110,6 +113,9 @@ class Prompt:
 
     def __len__(self) -> int:
         return self.starts[-1] + len(self.blocks[-1])
+
+    def __repr__(self) -> str:
+        return f"Prompt({len(self.context)} blocks of {self.starts[-1]:,} tokens, question of {len(self.blocks[-1]):,})"
 
     def _repr_html_(self) -> str:
         """Show the blocks with their places in a notebook."""

@@ -140,6 +140,12 @@ class KV:
     def __len__(self) -> int:
         return self.keys[0].shape[1]
 
+    def __repr__(self) -> str:
+        first = self.keys[0]
+        shape = f"{len(self.keys)} layers of {first.shape[0]} × {first.shape[2]}"
+        stored = f"{str(first.dtype)[6:]} on {first.device}"
+        return f"KV({len(self):,} tokens from position {self.start:,}, {shape}, {stored})"
+
     def _repr_html_(self) -> str:
         """Show shapes, places and size in a notebook."""
         shapes = Counter(f"{x.shape[0]} heads × {x.shape[2]} channels" for x in self.keys)

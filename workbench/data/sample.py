@@ -64,6 +64,10 @@ class Sample:
                 object.__setattr__(self, name, tuple(given))
         check_fields(self)
 
+    def __repr__(self) -> str:
+        found = f"answers={list(self.answers)}, {len(self.ctxs)} passages"
+        return f"Sample({self.id!r}, {self.question!r}, {found}{f', {self.kind}' if self.kind else ''})"
+
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values; `from_json` reads it back."""
         return json.loads(json.dumps(asdict(self)))

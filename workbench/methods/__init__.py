@@ -8,6 +8,8 @@ that reuse blocks are the preparation, the selection and the positions that `Reu
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.errors import meant
+
 if TYPE_CHECKING:
     from workbench.methods.method import Method as Method
     from workbench.methods.method import ReadyRequest as ReadyRequest
@@ -21,4 +23,4 @@ _LAZY = ("Method", "ReadyRequest", "finish")
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module("workbench.methods.method"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant(name, _LAZY)}")

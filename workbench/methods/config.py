@@ -1,6 +1,6 @@
 """The method that a text names, and whether its choices fit each other."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,12 @@ from workbench.methods.sparse import Sparse
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(MethodFields):
     """Which method, and its choices, as `MethodFields` says."""
+
+    def __repr__(self) -> str:
+        """Name the fields that are not at their defaults."""
+        changed = ((each.name, getattr(self, each.name)) for each in fields(self))
+        said = (f"{name}={value!r}" for name, value in changed if value != getattr(type(self), name, None))
+        return f"{type(self).__name__}({', '.join(said)})"
 
     def check(self) -> None:
         """Raise BadInput for a choice that is not allowed; loads nothing."""

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from workbench.core import spec_parser
-from workbench.core.errors import BadInput, not_allowed, shown
+from workbench.core.errors import BadInput, meant, not_allowed, shown
 from workbench.core.utils import annotations
 from workbench.methods import own
 
@@ -74,9 +74,8 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
     policy = own.policy(package, name) or _policy(import_module(f"{package}.{name}"), _class(name))
     allowed = [field.name for field in fields(policy) if field.init and field.name not in given]
     if unknown := [option for option in options if option not in allowed]:
-        raise BadInput(
-            f"{what} {name!r} has no option {unknown[0]!r}; allowed: {', '.join(allowed) or 'it has no options'}"
-        )
+        said = f"{', '.join(allowed) or 'it has no options'}{meant(unknown[0], allowed)}"
+        raise BadInput(f"{what} {name!r} has no option {unknown[0]!r}; allowed: {said}")
     return policy, options
 
 

@@ -6,6 +6,8 @@ It is imported when it is first used, so that what needs no model (`models.pretr
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.errors import meant
+
 if TYPE_CHECKING:
     from workbench.models.checkpoints import base_folder, check, weights_of
     from workbench.models.loading import DTYPES, Loaded, device_of, load
@@ -35,7 +37,7 @@ _HOME |= dict.fromkeys(("folder", "names"), "model_names")
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module(f"workbench.models.{_HOME.get(name, 'loading')}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant(name, __dir__())}")
 
 
 def __dir__() -> list[str]:

@@ -44,6 +44,9 @@ class Loaded(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     layout: Layout
 
+    def __repr__(self) -> str:
+        return f"Loaded({self.spec!r}, {type(self.tokenizer).__name__}, layout {self.layout.name!r})"
+
     @property
     def spec(self) -> ModelSpec:
         """What the engine knows of the model: layers, shapes, context, sliding windows. Attaches the model."""

@@ -7,6 +7,7 @@ the same at both, and one rotation moves the keys of every layer.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
@@ -42,6 +43,12 @@ class ModelSpec:
     context: int | None  # most tokens of a prompt and its answer
     vocabulary: int  # of the head: what can be said
     ids: int  # token ids that have a vector, soft tokens included
+
+    def __repr__(self) -> str:
+        heads, width = self.shapes[0]
+        shape = f"{self.layers} layers of {heads} × {width}"
+        context = f"context {self.context:,}" if self.context else "any context"
+        return f"ModelSpec({Path(self.name).name}: {shape}, {context}, {str(self.dtype)[6:]} on {self.device})"
 
     @property
     def layers(self) -> int:

@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from workbench.core.errors import BadInput, brief, shown
+from workbench.core.errors import BadInput, brief, not_allowed, shown
 from workbench.data.assets import SHIPPED, results_path
 from workbench.results import schema
 
@@ -45,6 +45,9 @@ class Results:
     folders: Mapping[str, Sequence[Path]]  # source → folders
     live: Mapping[str, Sequence[pd.DataFrame]] = field(default_factory=dict)  # table → rows with their source
 
+    def __repr__(self) -> str:
+        return f"Results({', '.join(self.sources)})"
+
     @property
     def sources(self) -> list[str]:
         """Names of the sources, in the order in which they were asked for."""
@@ -72,6 +75,8 @@ class Results:
         ]
         parts += [rows[rows.experiment.isin(experiments or rows.experiment)] for rows in self.live.get(table, ())]
         parts = [part for part in parts if len(part)]
+        if odd := [] if parts else [name for name in experiments if name.partition("@")[0] not in schema.EXPERIMENTS]:
+            raise not_allowed("experiment", odd[0], schema.EXPERIMENTS)
         if not parts:
             return pd.DataFrame(columns=["source", *schema.columns(table)])
         return pd.concat(parts, ignore_index=True)[["source", *schema.columns(table)]]

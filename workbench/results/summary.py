@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.core.errors import BadInput
+from workbench.metrics import latency
 from workbench.metrics.answers import bootstrap, wilson
 from workbench.metrics.paired import difference, mean_over_seeds, over_runs
 from workbench.results.reader import Results
@@ -122,8 +123,6 @@ def speedups(
     `baseline` picks one row of those of a workload, None for no comparison. The ends are the worst of one side over the
     best of the other, of their 5 to 95% (of fewer than 20 runs their range).
     """
-    from workbench.metrics import latency  # imports torch, which reading tables does not need
-
     found = []
     for _, group in timings.groupby(list(by), sort=False):
         slow = baseline(group)

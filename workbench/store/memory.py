@@ -6,7 +6,7 @@ from threading import RLock
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.core.utils import annotations
+from workbench.core.utils import annotations, html_views
 from workbench.store.fetching import Store
 from workbench.store.files.block_file import owned
 from workbench.store.misses import Index, Miss, Reason, likeliest, why
@@ -47,6 +47,10 @@ class MemoryStore:
         self._index, self._reasons, self._dropped = Index(), Counter[str](), OrderedDict[str, Reason]()
         self.recent: deque[Miss] = deque(maxlen=RECENT)
         self._hits = self._misses = self._evictions = self._rejected = self._bytes = 0
+
+    def __repr__(self) -> str:
+        held = f"{len(self._entries):,} blocks, {html_views.size(self._bytes)}"
+        return f"MemoryStore({held} of {html_views.size(self.budget_bytes)})"
 
     @annotations.checked
     def get(self, key: str) -> KV | None:

@@ -116,7 +116,7 @@ def words(annotation: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
     kind = plain(annotation)
-    if kind in (list, tuple, collections.abc.Sequence) and parts:
+    if kind in (list, tuple, collections.abc.Sequence, collections.abc.Iterable) and parts:
         return f"a list, each {words(parts[0])}"
     if kind is collections.abc.Callable:
         return "a function"

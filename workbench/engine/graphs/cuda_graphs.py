@@ -75,6 +75,9 @@ class Runner:
     why: str = field(default="", init=False)
     why_uncaptured: str = field(default="", init=False)
 
+    def __repr__(self) -> str:
+        return f"Runner({self.pool!r}, layers={self.layers!r}, graphs={self.graphs})"
+
     def __post_init__(self) -> None:
         annotations.check("graphs", self.graphs, bool | None)
         if self.layers not in (None, *LAYERS):

@@ -40,6 +40,9 @@ class Pool(PageStorage):
         self._model = ref(model)
         self._contexts: dict[tuple[object, ...] | None, tuple[int, ContextTable]] = {}
 
+    def __repr__(self) -> str:
+        return f"Pool({self.pages:,} pages of {self.size} tokens, {self.free:,} free)"
+
     @property
     def free(self) -> int:
         """Pages that are not taken."""

@@ -31,7 +31,11 @@ class Cached:
     pool: object = field(default=None, repr=False)
     generations: Ints | None = field(default=None, repr=False)
     derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
     serial: int = field(default_factory=_SERIAL.__next__, init=False, repr=False)  # no other block's
+
+    def __repr__(self) -> str:
+        return f"Cached({self.length:,} tokens from position {self.start:,}, in pages {self.pages.tolist()})"
 
     def __len__(self) -> int:
         return self.length
@@ -94,6 +98,11 @@ class PagedPrompt:
     apart: Apart | None = None
     lease: Any = field(default_factory=RLock, repr=False)
     checked: int = -1  # how often pages of the pool had been given back when all of these were in order
+
+    def __repr__(self) -> str:
+        context = f"{self.length:,} tokens in {len(self.context)} blocks"
+        own = f"{self.written:,} of {len(self.own):,} own tokens computed"
+        return f"PagedPrompt({context}, {own}{', closed' if self.closed else ''})"
 
     @property
     def pages(self) -> Paged:

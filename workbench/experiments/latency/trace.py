@@ -7,12 +7,14 @@ complete events (`ph` X) for spans, instant events (i) for moments, async events
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import BadInput
 from workbench.core.utils import json_text
-from workbench.methods.request_report import STAGES, Receipt
 from workbench.store.events import SPANS, Event, Span
+
+if TYPE_CHECKING:
+    from workbench.methods.request_report import Receipt
 
 MACHINE, REQUESTS = 1, 2  # process numbers
 OF_REQUEST: tuple[Span, ...] = ("wait", "load", "encode", "prefill", "decode")  # spans of a request's own track
@@ -51,6 +53,8 @@ def _record_in(folder: Path) -> Path:
 
 def of_receipts(receipts: Iterable[Mapping[str, Any]]) -> list[Event]:
     """Return the stages of the requests of a trial, one behind the other; a batch is computed together."""
+    from workbench.methods.request_report import STAGES, Receipt  # waits for torch
+
     events: list[Event] = []
     for number, row in enumerate(receipts):
         if not isinstance(row, Mapping) or not {"id", "at", "receipt"} <= set(row):
@@ -79,7 +83,7 @@ def chrome(events: Iterable[Event]) -> dict[str, Any]:
     return {"traceEvents": traced, "displayTimeUnit": "ms"}
 
 
-def _of_stage(stage: str, at: float, seconds: float, name: str, receipt: Receipt) -> list[Event]:
+def _of_stage(stage: str, at: float, seconds: float, name: str, receipt: "Receipt") -> list[Event]:
     batch = f"of its batch of {receipt.batch}" if receipt.batch > 1 else ""  # whose times they are
     about: dict[str, Any] = {"seconds": seconds, "request": name, "detail": batch}
     if stage == "load":

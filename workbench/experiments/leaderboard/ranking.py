@@ -215,6 +215,10 @@ class Board:
     passages: int | None = None
     run: int | None = None
 
+    def __repr__(self) -> str:
+        best = f", best {self.entries[0].method!r}" if self.entries else ""
+        return f"Board({self.title}: {len(self.entries)} methods by {self.by}{best})"
+
     @property
     def title(self) -> str:
         """Say which model, data and budget."""

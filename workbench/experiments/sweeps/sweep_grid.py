@@ -36,7 +36,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 
 from workbench import data, models
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, first_line, not_allowed, shown
+from workbench.core.errors import BadInput, first_line, meant, not_allowed, shown
 from workbench.core.utils.files import digest
 from workbench.data import chat_template
 from workbench.data.layouts import Layout
@@ -266,7 +266,9 @@ def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[C
     """
     for name, values in lists.items():
         if name not in (*FIELDS, "method"):
-            raise BadInput(f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}")
+            raise BadInput(
+                f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}{meant(name, FIELDS)}"
+            )
         if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
             raise BadInput(f"{name} is {shown(values)}: a list of at least one value is needed")
     trials: dict[Trial, Case] = {}

@@ -90,6 +90,12 @@ class Record(Quality):
         """The method in words: "full", "block", "block, after_system, query_guided at 15%", …"""
         return label_of(self.trial)
 
+    def __repr__(self) -> str:
+        of = f"{self.label} on {self.trial['model']}, {self.trial['data']}"
+        scores = {"em": self.em, "f1": self.f1, "kl": self.kl, "ttft_s": self.ttft_s.p50}
+        found = (f"{name}={value:.4g}" for name, value in scores.items() if value is not None)
+        return f"Record({of}: n={self.n}, {', '.join(found)})"
+
     def _repr_html_(self) -> str:
         """Show scores with their intervals, costs, parameters and versions in a notebook."""
         scored = [

@@ -62,7 +62,7 @@ FULL_SECONDS = 5.0  # of these timings, behind which none begins
 SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trial(TrialFields, MethodConfig):
     """A method on a model and questions, as `TrialFields` says.
 

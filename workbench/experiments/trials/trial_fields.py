@@ -10,7 +10,7 @@ from workbench.methods.method_fields import DataName, DeviceName, LayoutName, Me
 LEAST = {"samples": 1, "batch": 1, "max_new_tokens": 1, "timed": 1, "seed": 0}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrialFields(MethodFields):
     """A method on a model and questions; `store_gib` is the budget of the store of cached blocks."""
 

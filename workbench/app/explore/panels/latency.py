@@ -17,7 +17,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.methods.serving.scheduler import Mode
-from workbench.metrics.latency import stages
+from workbench.metrics.stages import stages
 from workbench.models.loading import Loaded
 from workbench.plots.marks import chart
 from workbench.plots.marks.styles import STAGES

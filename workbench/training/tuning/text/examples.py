@@ -6,7 +6,7 @@ draw, nor on where a run was interrupted.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from math import inf
@@ -150,7 +150,8 @@ class Files:
         for sample in samples:
             longest = None if own is None else [(0,) * own.tokens if own.wanted(sample) else ()]
             limits.check(example([sample], layout, tokenizer, longest))  # its longest own answer included
-            digest.update(repr(sample).encode())
+            texts = (f"{each.name}={getattr(sample, each.name)!r}" for each in fields(sample))
+            digest.update(f"Sample({', '.join(texts)})".encode())
         self.identity = f"{len(samples)} samples {digest.hexdigest()[:16]}"
         self._epoch, self._order = -1, list(range(len(samples)))
 

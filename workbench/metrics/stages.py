@@ -1,0 +1,141 @@
+"""Seconds of the stages up to the first token."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.plan import Site
+from workbench.core.tiling.tiles import Grid, Tiles
+from workbench.methods import finish
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.metrics.latency import wait
+from workbench.models.transformers_attention import NAME, attend
+from workbench.store import Store
+
+STAGES = ("place", "choose", "attend", "rest")  # putting blocks in place, choosing, attention, all else
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Seconds of every stage, and the share of the causal pairs that is attended to (1 without a sparse method)."""
+
+    seconds: dict[str, float]
+    density: float
+
+
+def stages(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store, repeats: int = 5) -> Stages:
+    """Measure every stage of STAGES up to the first token: medians of `repeats` after one to warm up.
+
+    `store` holds blocks.
+
+    On a GPU the host waits at the border of every stage, so the sum is more than the time to first token.
+    """
+    first = _timed_pass(model, prompt, method, store, counting=True)
+    passes = [_timed_pass(model, prompt, method, store).seconds for _ in range(repeats)]
+    density = first.kept / first.pairs if first.pairs else 1.0
+    return Stages({name: median(seconds[name] for seconds in passes) for name in STAGES}, density)
+
+
+class Stopwatch:
+    """Seconds by stage. Time of a stage inside another is the inner one's alone.
+
+    With `counting`, pairs of a row and a key are counted too: all causal `pairs`, and those `kept` by a sparse method.
+    """
+
+    def __init__(self, device: torch.device, counting: bool = False):
+        self.device = device
+        self.counting = counting
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.kept = 0
+        self.pairs = 0
+        self._open: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time inside the block for a stage."""
+        self._credit()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._credit()
+            self._open.pop()
+
+    def inside(self, name: str) -> bool:
+        return name in self._open
+
+    def _credit(self) -> None:
+        wait(self.device)
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+
+class _Timed:
+    """A selector or sparse method whose choosing is counted as such."""
+
+    def __init__(self, inner: Any, watch: Stopwatch):
+        self._inner, self._watch = inner, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def many(self, *arguments: Any) -> Any:
+        with self._watch.stage("choose"):
+            return self._inner.many(*arguments)
+
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
+        with self._watch.stage("choose"):
+            tiles: Tiles = self._inner(queries, keys, rows, site)
+        if self._watch.counting:
+            by_tile = Grid(rows.to(keys.device), keys.shape[1], tiles.size).pairs()
+            self._watch.kept += int((tiles.kept * by_tile).sum())
+            self._watch.pairs += int(by_tile.sum()) * len(tiles.kept)
+        return tiles
+
+    def ready(self, model: PreTrainedModel) -> "_Timed":
+        return _Timed(self._inner.ready(model), self._watch)
+
+
+@contextmanager
+def _attention(watch: Stopwatch) -> Iterator[None]:
+    """The workbench's attention with its time counted; what a selector computes is part of choosing."""
+
+    def timed(*arguments: Any, **given: Any) -> Any:
+        with nullcontext() if watch.inside("choose") else watch.stage("attend"):
+            return attend(*arguments, **given)
+
+    AttentionInterface.register(NAME, timed)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(NAME, attend)
+
+
+def _timed_pass(
+    model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store, counting: bool = False
+) -> Stopwatch:
+    watch = Stopwatch(model.device, counting)
+    choosers = {name: getattr(method, name, None) for name in ("select", "sparse")}
+    timed = copy(method)
+    for name, chooser in choosers.items():
+        if chooser:  # past the check of its type: a chooser with a stopwatch is none of the methods there are
+            object.__setattr__(timed, name, _Timed(chooser, watch))
+    with watch.stage("rest"), _attention(watch):
+        with watch.stage("place"):
+            requests = timed.begin(model, [prompt], store)
+        (logits,) = finish(model, requests)
+        int(logits.argmax())
+    return watch
