@@ -3,36 +3,28 @@
 What waits for torch is imported by the command that needs it: not for `--help`.
 """
 
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Group
-from rich.table import Table
-
-from workbench.app.console.text import plain
-
-if TYPE_CHECKING:
-    from workbench.methods.preprocessing.lookups import ExplainedMiss
-    from workbench.store.files.scrub import Scrub
-    from workbench.store.files.transfer import Transferred
 import json
 from dataclasses import asdict
 from importlib.util import find_spec
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group
+from rich.table import Table
 
 from workbench.app.commands.prepare import report as prepared_report
 from workbench.app.console.options import AsJson, of_fields, taking
-from workbench.app.console.text import progress, show
+from workbench.app.console.text import plain, progress, show
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.files import bytes_of, is_dir, is_url
 from workbench.methods.preprocessing.fields import LookupFields, PreparationFields
 
 if TYPE_CHECKING:
+    from workbench.methods.preprocessing.lookups import ExplainedMiss
     from workbench.store.files.scrub import Scrub
-
+    from workbench.store.files.transfer import Transferred
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

@@ -18,6 +18,7 @@ from traitlets import HasTraits, Instance, Int, Unicode
 from workbench.app.reports.figure_files import KINDS, write_figure
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
+from workbench.data.prompt_view import Reading
 from workbench.plots.attention.token_axes import axes_of, marks, token_of
 from workbench.plots.marks.theme import STYLE
 
@@ -194,15 +195,15 @@ def _bare(figure: go.Figure) -> go.Figure:
 def explorer(
     controls: Sequence[widgets.Widget],
     draw: Callable[..., go.Figure | Sequence[go.Figure]],
-    selection: Selection | None = None,
-    name_of: Callable[[int], str] | None = None,
+    view: Reading | None = None,
 ) -> Explorer:
     """Put controls over figures. `draw(*values)` gives the figures, always as many.
 
     Where a control's value makes them impossible (BadInput), the reason is shown beside the controls and the figures
-    stay as they were. Figures with token axes (`plots.attention.token_axes`) share `selection`; `name_of` describes a
-    token.
+    stay as they were. Figures with token axes (`plots.attention.token_axes`) mark the token of `view`'s prompt that is
+    selected, in all explorers of it.
     """
+    selection = None if view is None else selection_of(view.prompt)
 
     def figures() -> list[go.Figure]:
         drawn = draw(*(control.value for control in controls))
@@ -224,8 +225,8 @@ def explorer(
             live.show(figure)
 
     def say(_: Any = None) -> None:
-        if selection is not None and name_of is not None and selection.token >= 0:
-            chosen.value = f"{STYLE_TAG}<b>selected</b>: {escape(name_of(selection.token))}"
+        if view is not None and selection is not None and selection.token >= 0:
+            chosen.value = f"{STYLE_TAG}<b>selected</b>: {escape(described(view, selection.token))}"
 
     for control in controls:
         control.observe(redraw, "value")
@@ -235,6 +236,14 @@ def explorer(
     rows = [widgets.HBox(list(controls), layout=widgets.Layout(flex_flow="row wrap")), message]
     rows += [widgets.HBox([*save_row(lambda: shown), chosen])]
     return Explorer(rows, [live.widget for live in lives])
+
+
+def described(view: Reading, token: int) -> str:
+    """Describe a token by its position, text and block."""
+    block = int(view.block_of[token])
+    place = "the question" if block == len(view.prompt.blocks) - 1 else f"block {block}"
+    text = view.tokens[token].replace("\n", "⏎")
+    return f"token {token:,} “{text}” of {place}"
 
 
 def slider(label: str, value: int, low: int, high: int) -> widgets.IntSlider:

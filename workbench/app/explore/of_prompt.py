@@ -1,20 +1,19 @@
 """Explorers of one prompt: masks, deviation, recomputed tokens, sparse tiles. A selected token is marked in all."""
 
 from functools import lru_cache
-from typing import Any
 
 import plotly.graph_objects as go
 import torch
 from ipywidgets import VBox
 from transformers import PreTrainedModel
 
-from workbench.app.explore.live import explorer, selection_of, slider
+from workbench.app.explore.live import explorer, slider
 from workbench.app.explore.panels.critical import answers
 from workbench.app.explore.panels.latency import request_explorer
 from workbench.app.explore.panels.long import long_explorer
 from workbench.app.explore.panels.masks import masks_explorer
 from workbench.app.explore.panels.tiles import tiles_explorer
-from workbench.app.explore.prompts import naming, selector_menu
+from workbench.app.explore.prompts import selector_menu
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.engine.assembly import assemble
@@ -25,8 +24,7 @@ from workbench.metrics.answers import exact_match
 from workbench.metrics.kv.kv_deviation import full_attention_kv, repair
 from workbench.metrics.tiles.tile_states import dense_states
 from workbench.models.given import Given, Model, loaded_of, reading_of
-from workbench.plots.kv.deviation import deviation as deviation_map
-from workbench.plots.kv.deviation import of_repair
+from workbench.plots.kv.deviation import repaired
 from workbench.plots.marks.styles import SELECTORS, reuse_name
 from workbench.plots.tokens.chosen_tokens import Choice, coloured
 from workbench.store import MemoryStore
@@ -50,7 +48,6 @@ def deviation(model: Model, prompt: Given, question: str = "", prepare: str = "a
     """
     loaded = loaded_of(model)
     lm, view = loaded.model, reading_of(loaded, prompt, question)
-    end = view.prompt.starts[-1]
     kv, truth = _reused(lm, view.prompt, prepare), full_attention_kv(lm, view.prompt)
 
     @lru_cache
@@ -60,18 +57,10 @@ def deviation(model: Model, prompt: Given, question: str = "", prepare: str = "a
     def draw(spec: str, percent: int) -> go.Figure:
         rows = select.choose(scores(spec), view.prompt, percent / 100)
         (left,) = repair(lm, view.prompt, kv, [rows], truth)
-        gaps = {f"cached {prepare}": left.before, f"{len(rows):,} tokens recomputed": left.after}
-        return deviation_map(
-            {name: gap[:end].cpu().numpy() for name, gap in gaps.items()},
-            view.tokens[:end],
-            view.block_of[:end],
-            marked=view.supporting,
-            notice=of_repair(SELECTORS.name_of(spec), percent / 100, left),
-            caption=f"{view.source}, {len(view.prompt):,} tokens. Blank: less than rounding. Click a token to mark it.",
-        )
+        return repaired(f"cached {prepare}", left, view, SELECTORS.name_of(spec), percent / 100)
 
     controls = [selector_menu("kv_deviation"), slider("recomputed (%)", 15, 0, 100)]
-    return explorer(controls, draw, selection=selection_of(view.prompt), name_of=naming(view))
+    return explorer(controls, draw, view)
 
 
 def tokens(model: Model, prompt: Given, question: str = "", prepare: str = "after_system") -> VBox:
@@ -112,7 +101,7 @@ def tokens(model: Model, prompt: Given, question: str = "", prepare: str = "afte
 
     blocks = slider("from block", 0, 0, len(view.prompt.blocks) - 1)
     controls = [selector_menu("query_guided"), slider("recomputed (%)", 15, 0, 100), blocks]
-    return explorer(controls, draw, selection=selection_of(view.prompt), name_of=naming(view))
+    return explorer(controls, draw, view)
 
 
 def sparse(
@@ -129,10 +118,9 @@ def sparse(
     size = tile or (TILE if len(states) < LONG else 4 * TILE)
     specs = [small(spec, size) for spec in methods]
     caption = f"{view.source}, {len(states):,} tokens. Stronger: more attention. {', '.join(specs)}."
-    own: dict[str, Any] = {"caption": caption, "selection": selection_of(view.prompt), "name_of": naming(view)}
     if len(states) >= LONG:
-        return long_explorer(states, specs, **own)
-    return tiles_explorer(loaded.model, states, specs, **own)
+        return long_explorer(states, specs, caption=caption, view=view)
+    return tiles_explorer(loaded.model, states, specs, caption=caption, view=view)
 
 
 def _reused(lm: PreTrainedModel, prompt: Prompt, prepare: str) -> KV:

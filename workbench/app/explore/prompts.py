@@ -1,6 +1,6 @@
 """What explorers of prompts share: the number of a sample, a selector, layer and head, and where a token looks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -47,15 +47,3 @@ def attention_of(mass: Mapping[str, np.ndarray], view: Reading, layer: int, head
         caption=caption,
     )
     return counts_tokens(drawn, TokenAxes(len(view.tokens), len(view.tokens)))
-
-
-def naming(view: Reading) -> Callable[[int], str]:
-    """Return a function that describes a token by its position, text and block."""
-
-    def described(token: int) -> str:
-        block = int(view.block_of[token])
-        place = "the question" if block == len(view.prompt.blocks) - 1 else f"block {block}"
-        text = view.tokens[token].replace("\n", "⏎")
-        return f"token {token:,} “{text}” of {place}"
-
-    return described

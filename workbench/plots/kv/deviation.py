@@ -79,16 +79,23 @@ def deviation(
     return finish(fig, title=title_text, height=170 * len(shown), above=34, below=56, right=90, **notes)
 
 
-def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str) -> go.Figure:
-    """Draw the squared deviation [T of the context, L] of one prompt by preparation, token by token."""
+def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str, notice: str = "") -> go.Figure:
+    """Draw the squared deviation [T, L] of one prompt's context by preparation, token by token."""
     end = view.prompt.starts[-1]
     return deviation(
-        {name: gap.numpy() for name, gap in gaps.items()},
+        {name: gap[:end].cpu().numpy() for name, gap in gaps.items()},
         view.tokens[:end],
         view.block_of[:end],
         marked=view.supporting,
+        notice=notice,
         caption=f"{view.source}. {about}. Blank: less than rounding. ★ marks passages that the answer needs.",
     )
+
+
+def repaired(cached: str, left: Repair, view: Reading, selector: str, ratio: float) -> go.Figure:
+    """Draw the deviation of one prompt as `cached`, and what recomputing leaves of it."""
+    gaps = {cached: left.before, f"{len(left.rows):,} tokens recomputed": left.after}
+    return token_map(gaps, view, about=f"{len(view.prompt):,} tokens", notice=of_repair(selector, ratio, left))
 
 
 def of_repair(selector: str, ratio: float, left: Repair) -> str:

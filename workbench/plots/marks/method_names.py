@@ -113,17 +113,6 @@ def sparse_look(spec: str) -> Look:
     return next(iter(looks_of([spec]).values()))
 
 
-def model_look(name: str) -> Look:
-    """Return the look of block fine-tuning and of its control, by positions or by the mode that is scored."""
-    return LOOKS.get(name, Look(name=name))
-
-
-LOOKS = {
-    "re-encoded": Look("#0072B2", "circle", name="re-encoded positions"),
-    "naive": Look("#D55E00", "diamond", "dash", name="naive positions"),
-}
-
-
 def _columns(method: Mapping[str, Any]) -> tuple[str, int | None, str, str, str]:
     name, options = registry.parse(method["prepare"] or "independent")
     count = {"after_system": 0, "with_neighbours": int(options.get("n", 10))}.get(name)

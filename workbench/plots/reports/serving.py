@@ -1,14 +1,15 @@
 """Requests served from tiers of blocks, from the events of the scheduler and of the store (`store.events`)."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.experiments.simulation.store_replay import Machine, Replayed
+from workbench.methods.serving import Ticket
 from workbench.plots.marks import chart
 from workbench.plots.marks.elements import steps, swatches
 from workbench.plots.marks.lines import Panel, Series, line_chart
@@ -23,22 +24,7 @@ HELD = "%{x:.2f} s: %{y:.2f} GB"
 MODES = {mode: SCHEDULERS.name_of(mode) for mode in ("sync", "request", "layer")}
 
 
-class ReplayedRun(Protocol):
-    """What `experiments.simulation.store_replay.replay` returns."""
-
-    @property
-    def mode(self) -> Any: ...
-    @property
-    def events(self) -> Sequence[Event]: ...
-    @property
-    def tickets(self) -> Sequence[Any]: ...
-    @property
-    def tiers(self) -> Sequence[Mapping[str, Any]]: ...
-    @property
-    def held(self) -> Sequence[tuple[float, Mapping[str, int]]]: ...
-
-
-def about_machine(machine: Any) -> str:
+def about_machine(machine: Machine) -> str:
     """Describe tiers and times of a replay, for a caption."""
     tiers = [
         f"{name} {size / 1e9:g} GB" + (f" at {machine.rates[name] / 1e9:g} GB/s" if machine.rates[name] < 1e30 else "")
@@ -53,7 +39,7 @@ def about_machine(machine: Any) -> str:
     )
 
 
-def timeline(runs: Sequence[ReplayedRun], *, first: int = 0, count: int = 16, machine: str) -> go.Figure:
+def timeline(runs: Sequence[Replayed], *, first: int = 0, count: int = 16, machine: str) -> go.Figure:
     """Draw what some requests wait for, a panel a mode of the scheduler (FusionRAG, figure 11)."""
     names = [ticket.name for ticket in runs[0].tickets[first : first + count]]
     fig = make_subplots(
@@ -97,14 +83,14 @@ def timeline(runs: Sequence[ReplayedRun], *, first: int = 0, count: int = 16, ma
     )
 
 
-def _waited(ticket: Any) -> Event:
+def _waited(ticket: Ticket) -> Event:
     """Return the time from arrival to the first token, under whose other stages the waiting shows."""
     return Event(
-        "wait", ticket.arrived, ticket.first - ticket.arrived, request=ticket.name, detail="to the first token"
+        "wait", ticket.arrived, (ticket.first or 0.0) - ticket.arrived, request=ticket.name, detail="to the first token"
     )
 
 
-def tiers_over_time(run: ReplayedRun, *, machine: str) -> go.Figure:
+def tiers_over_time(run: Replayed, *, machine: str) -> go.Figure:
     """Draw look-ups by where they were found, and what the tiers hold, over time."""
     names = [row["tier"] for row in run.tiers]
     looks = {name: Look(colour, name=name) for name, colour in zip(names, TIERS, strict=False)}
@@ -133,7 +119,7 @@ def tiers_over_time(run: ReplayedRun, *, machine: str) -> go.Figure:
     )
 
 
-def heat(run: ReplayedRun, *, most: int = 60, machine: str) -> go.Figure:
+def heat(run: Replayed, *, most: int = 60, machine: str) -> go.Figure:
     """Draw the blocks that are asked for most, request by request: where each was found."""
     names = [row["tier"] for row in run.tiers]
     asked = Counter(event.key for event in run.events if event.what in ("hit", "miss"))
@@ -170,7 +156,7 @@ def heat(run: ReplayedRun, *, most: int = 60, machine: str) -> go.Figure:
     )
 
 
-def misses(run: ReplayedRun, *, machine: str) -> go.Figure:
+def misses(run: Replayed, *, machine: str) -> go.Figure:
     """Draw misses by their reason."""
     reasons = Counter(event.detail.split(":")[0] for event in run.events if event.what == "miss").most_common()
     rows = pd.DataFrame(reasons or [("none", 0)], columns=["reason", "value"]).assign(source=HERE)

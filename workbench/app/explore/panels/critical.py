@@ -20,7 +20,7 @@ from workbench.methods.prepare import Prepare
 from workbench.metrics.answers import exact_match
 from workbench.metrics.kv.kv_deviation import full_attention_kv, repair
 from workbench.models.loading import Loaded
-from workbench.plots.kv.deviation import deviation
+from workbench.plots.kv.deviation import repaired
 from workbench.plots.marks.styles import SELECTORS, reuse_name
 from workbench.plots.tokens.chosen_tokens import Choice, coloured
 from workbench.store import MemoryStore
@@ -74,20 +74,11 @@ def repair_explorer(loaded: Loaded, samples: Sequence[Sample], cached: Mapping[s
 
     def draw(number: int, preparation: str, spec: str, percent: int) -> go.Figure:
         view = view_of(loaded, samples, number)
-        prompt, end = view.prompt, view.prompt.starts[-1]
+        prompt = view.prompt
         kv = assemble(model, prompt, cached[preparation][number])
         rows = select.choose(select.named(spec)(model, prompt, kv), prompt, percent / 100)
-        (repaired,) = repair(model, prompt, kv, [rows], full_attention_kv(model, prompt))
-        gaps = {preparation: repaired.before, f"{len(rows)} tokens recomputed": repaired.after}
-        return deviation(
-            {name: gap[:end].cpu().numpy() for name, gap in gaps.items()},
-            view.tokens[:end],
-            view.block_of[:end],
-            marked=view.supporting,
-            notice=f"In the last layer {SELECTORS.name_of(spec)} at {percent}% leaves {repaired.context[-1]:.0%} of "
-            f"the context's deviation, and {repaired.asked[-1]:.0%} of the question's.",
-            caption=f"{view.source}. ★ marks passages that the answer needs; blank: less than rounding.",
-        )
+        (left,) = repair(model, prompt, kv, [rows], full_attention_kv(model, prompt))
+        return repaired(preparation, left, view, SELECTORS.name_of(spec), percent / 100)
 
     controls = [number_slider("question", samples), menu(list(cached)), selector_menu("kv_deviation")]
     return explorer([*controls, slider("recomputed (%)", 15, 0, 100)], draw)

@@ -1,14 +1,15 @@
 """A long prompt: the whole choice at a glance, and the tiles of a window over true attention, asked for on demand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import plotly.graph_objects as go
 from ipywidgets import VBox
 
-from workbench.app.explore.live import Selection, explorer, menu, slider
+from workbench.app.explore.live import explorer, menu, slider
 from workbench.app.explore.panels.tiles import Threshold, method_and_threshold, method_of
 from workbench.core.tiling.tiles import Tiles
+from workbench.data.prompt_view import Reading
 from workbench.metrics.tiles.tile_recall import TileWindow, choice, window
 from workbench.metrics.tiles.tile_states import States
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
@@ -25,8 +26,7 @@ def long_explorer(
     side: int = 64,
     share: float = 0.8,
     caption: str = "",
-    selection: Selection | None = None,
-    name_of: Callable[[int], str] | None = None,
+    view: Reading | None = None,
 ) -> VBox:
     """Explore the first layer of `states`; the overview has at most `cells` a side, the window `side` tiles.
 
@@ -67,4 +67,4 @@ def long_explorer(
     row = slider("frame: first row (tile)", (last + 1) // 2, 0, last)
     key = slider("frame: first key (tile)", 0, 0, last)
     controls = [methods, threshold, overview, slider("head", 1, 0, states.heads - 1), row, key]
-    return explorer(controls, draw, selection=selection, name_of=name_of)
+    return explorer(controls, draw, view)

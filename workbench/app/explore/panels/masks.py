@@ -3,8 +3,8 @@
 import plotly.graph_objects as go
 from ipywidgets import VBox
 
-from workbench.app.explore.live import explorer, selection_of, text_field
-from workbench.app.explore.prompts import attention_of, layer_and_head, naming
+from workbench.app.explore.live import explorer, text_field
+from workbench.app.explore.prompts import attention_of, layer_and_head
 from workbench.core import masks as mask_rules
 from workbench.core.masks import block_attention, causal
 from workbench.data.prompt_view import Reading
@@ -49,4 +49,4 @@ def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> VBox:
         return [shapes, attention_of(mass, reading, layer, head, caption)]
 
     controls = [text_field("rule", rule, 560), *layer_and_head(loaded)]
-    return explorer(controls, draw, selection=selection_of(prompt), name_of=naming(reading))
+    return explorer(controls, draw, reading)

@@ -1,6 +1,6 @@
 """Choose method, threshold, layer and head: kept tiles over true attention, and the union or the rules behind them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -8,8 +8,9 @@ import plotly.graph_objects as go
 from ipywidgets import Checkbox, Dropdown, Layout, SelectionSlider, VBox
 from transformers import PreTrainedModel
 
-from workbench.app.explore.live import Selection, explorer, menu, number_slider, slider
+from workbench.app.explore.live import explorer, menu, number_slider, slider
 from workbench.core.errors import BadInput
+from workbench.data.prompt_view import Reading
 from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse._small import small
@@ -91,8 +92,7 @@ def tiles_explorer(
     caption: str = "",
     layer: int = 0,
     head: int = 0,
-    selection: Selection | None = None,
-    name_of: Callable[[int], str] | None = None,
+    view: Reading | None = None,
 ) -> VBox:
     """Explore `states` of one prompt.
 
@@ -146,7 +146,7 @@ def tiles_explorer(
     last = (length - 1) // chunk
     methods = method_and_threshold([*specs, *others(specs, sparse.named(specs[0]).size, model)])
     controls = [*methods, layers, heads, below, chunks, slider("chunk", last, 0, last)]
-    return explorer(controls, draw, selection=selection, name_of=name_of)
+    return explorer(controls, draw, view)
 
 
 def said(choice: Chosen, head: int) -> str:
