@@ -10,7 +10,6 @@ import preparation
 import pytest
 import scale
 import torch
-from script import TINY
 
 from workbench.core.blocks import Block, Prompt
 from workbench.core.masks import causal
@@ -21,7 +20,7 @@ from workbench.engine.encoding import encode_many
 from workbench.engine.graphs import batch_buckets
 from workbench.experiments.bench.models import chunked, operations, over_pages, recompute, whole_model
 from workbench.experiments.bench.models.operations import OPERATIONS
-from workbench.experiments.bench.models.whole_model import LLAMA, Scene, build
+from workbench.experiments.bench.models.whole_model import LLAMA, scene_of
 from workbench.experiments.bench.timing import Roof
 from workbench.store import UNLIMITED, MemoryStore
 
@@ -30,7 +29,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 @pytest.fixture(scope="module")
 def scene():
-    return Scene(build(LLAMA | TINY), [], unit=16)
+    return scene_of(True, 16)
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +113,7 @@ def test_a_context_that_is_loaded_from_the_host_is_the_one_that_was_encoded(scen
 
 
 def test_every_method_is_prefilled_in_chunks_and_every_length_is_reported(monkeypatch):
-    scene = Scene(build(LLAMA | TINY), [], unit=64)
+    scene = scene_of(True, 64)
     for name, value in {"LENGTHS": (2, 3), "HALVINGS": 3, "RUNS": 1}.items():
         monkeypatch.setattr(chunked, name, value)
     found = {entry["name"]: entry for entry in chunked.entries(scene, Roof(1e9, 1e9))}
@@ -184,7 +183,7 @@ def test_times_are_refused_without_a_gpu():
 # --- Curves of scale: every axis can be measured
 @pytest.fixture(scope="module")
 def rows():
-    scene = Scene(build(LLAMA | TINY), [], unit=16)
+    scene = scene_of(True, 16)
     axes = {"context": (1, 2), "question": (1, 3), "blocks": (8, 32), "batch": (1, 2)}
     return list(scale.curves(scene, axes, runs=2))
 
@@ -199,7 +198,7 @@ def test_every_axis_is_measured(rows):
 # --- Published methods in one run
 def test_methods_are_asked_in_rounds_beside_ours_at_their_charged_share(monkeypatch):
     monkeypatch.setattr(method_ttft, "CONTEXT", 4)
-    scene, store = Scene(build(LLAMA | TINY), [], unit=16), MemoryStore(UNLIMITED)
+    scene, store = scene_of(True, 16), MemoryStore(UNLIMITED)
     prompt = method_ttft.prompt_of(scene.ids(4 * scene.unit + 16), 8, 16)
     names = ["full", "block", "epic", "kvcomm", "cacheblend", "fusionrag"]
     asked, refused = method_ttft.methods(scene, prompt, names, 0.5, store)

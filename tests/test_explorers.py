@@ -123,7 +123,10 @@ def test_curves_of_trials_are_drawn_against_any_cost_for_any_kind():
     measure.value, axis.value = "f1", "flops"
     drawn = box.children[-1].layout
     assert (drawn.xaxis.title.text, drawn.yaxis.title.text) == (live_tradeoff.AXES["flops"], "F1")
-    refused("no selector", lambda: live_tradeoff.tradeoff_explorer(trial_costs.trials(tables.read().counts("trial").iloc[:0])))
+    refused(
+        "no selector",
+        lambda: live_tradeoff.tradeoff_explorer(trial_costs.trials(tables.read().counts("trial").iloc[:0])),
+    )
 
 
 def test_any_two_measures_of_sparse_methods_are_set_against_each_other():

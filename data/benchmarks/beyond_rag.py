@@ -22,7 +22,7 @@ from itertools import cycle, pairwise
 from random import Random
 from typing import Any
 
-from script import name_of, options, writer
+from script import mean_of, name_of, options, writer
 
 from workbench import models
 from workbench.core.errors import BadInput
@@ -32,7 +32,6 @@ from workbench.data.lab_corpus.world import Entity, Fact, World, passages_of, wr
 from workbench.data.sample import Sample
 from workbench.data.sources import chat, game
 from workbench.experiments.serving import sessions
-from workbench.metrics.answers import bootstrap
 
 TASKS = ["demonstrations", "game", "frames", "states"]
 SEED, SHOTS, TOKENS = 80_000, 4, 16
@@ -47,8 +46,7 @@ def repeated(n: int, seed: int = 0, tables: int = 1) -> dict[str, Any]:
     for before, now in pairwise(game.frames(n, seed, tables)):
         old, pieces = set(before.pieces()), now.pieces()
         shares.append(sum(len(piece) for piece in pieces if piece in old) / sum(map(len, pieces)))
-    low, high = bootstrap(shares)
-    return {"measure": "repeated", "value": sum(shares) / len(shares), "low": low, "high": high, "n": len(shares)}
+    return {"measure": "repeated", **mean_of(shares)}
 
 
 KINDS = ("single-hop", "continuation", "two-hop")  # asked in turn, where a state has something of the kind to ask
@@ -112,11 +110,7 @@ def _asked(world: World, state: list[Entity], kind: str, changed: Entity | None,
 
 def main() -> None:
     """Measure and write."""
-    counts = {
-        "requests": 500,
-        "frames": 200,
-        "tables": 1,
-    }
+    counts = {"requests": 500, "frames": 200, "tables": 1}
     args = options(__doc__, model="lab-block", **counts, tasks=TASKS, device="cpu")
     loaded = models.load(args.model, args.device)
     layout, name = loaded.layout, name_of(args.model)

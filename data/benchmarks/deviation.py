@@ -17,7 +17,7 @@ from itertools import combinations, product
 from typing import Any
 
 import numpy as np
-from script import name_of, options, writer
+from script import mean_of, name_of, options, writer
 from torch import Tensor
 
 from workbench import data, models
@@ -25,7 +25,6 @@ from workbench.core.blocks import Prompt
 from workbench.data.retrieval_corpus import Corpus, nearest
 from workbench.engine.assembly import assemble
 from workbench.methods import prepare, select
-from workbench.metrics.answers import bootstrap
 from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
 from workbench.metrics.kv.selection import agreement, by_offset, chosen
 from workbench.metrics.tiles.key_rankings import rankings
@@ -40,12 +39,6 @@ LAYER, RATIO, BUDGET, WINDOW, NEIGHBOURS = 1, 0.15, 0.25, 64, 10
 SELECTORS = ("kv_deviation", "query_guided", "answer_guided")
 Columns = tuple[tuple[str, Any], ...]
 Numbers = dict[Columns, list[float]]  # a number a question
-
-
-def entry(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean of a number a question, its interval and n."""
-    low, high = bootstrap(values)
-    return {"value": float(np.mean(values)), "low": low, "high": high, "n": len(values)}
 
 
 def outside(gap: Tensor) -> float:
@@ -98,7 +91,7 @@ def measured(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus) -> li
         for of, values in _some(loaded, asked[at : at + TOGETHER], corpus, ranked=at == 0).items():
             numbers.setdefault(of, []).extend(values)
         print(f"{min(at + TOGETHER, len(asked))} of {len(asked)} questions", flush=True)
-    return [{**dict(of), **entry(values)} for of, values in numbers.items()]
+    return [{**dict(of), **mean_of(values)} for of, values in numbers.items()]
 
 
 def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: bool) -> Numbers:
@@ -146,7 +139,7 @@ def retrieved_together(files: Sequence[str], count: int) -> list[dict[str, Any]]
             table = nearest(tuple(place), n, embedder, search="exact")
             shares = [float(np.mean([bool(own & set(table[i].tolist()) - {i}) for i in own])) for own in of_questions]
             about = {"data": name, "passages": passages, "kind": embedder, "at": float(n), "measure": "together"}
-            rows.append({**about, **entry(shares)})
+            rows.append({**about, **mean_of(shares)})
             print(name, embedder, n, rows[-1]["value"], flush=True)
     return rows
 

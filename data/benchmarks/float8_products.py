@@ -20,12 +20,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from time import perf_counter
 from typing import Any
 
 import torch
-from script import TINY, options, writer
+from script import mean_of, options, writer
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -36,10 +35,11 @@ from workbench.engine.assembly import empty
 from workbench.engine.chunked import MANY, prefill_chunked
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.engine.pages.paged_pool import Pool
+from workbench.experiments.bench import timing
 from workbench.experiments.bench.kernels.workloads import Counted
 from workbench.experiments.bench.models.operations import at_density
 from workbench.experiments.bench.models.recompute import Online
-from workbench.experiments.bench.models.whole_model import BLOCK, LLAMA, Candidate, Sample, Scene, build, clock
+from workbench.experiments.bench.models.whole_model import BLOCK, Candidate, Sample, Scene, clock, scene_of
 from workbench.methods import Method
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
@@ -49,7 +49,6 @@ from workbench.methods.select.answer_guided import AnswerGuided
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.methods.sparse.bfla import Bfla
 from workbench.metrics import answers, fidelity, paired
-from workbench.metrics.latency import quantiles
 from workbench.models import float8
 from workbench.store import UNLIMITED, MemoryStore
 
@@ -152,7 +151,7 @@ def works(scene: Scene, given: Any) -> Iterator[Work]:
 
 def times(given: Any) -> None:
     """Time every workload, a round at a time, and write after each."""
-    scene = Scene(build(LLAMA | TINY if given.tiny else LLAMA), [], unit=64 if given.tiny else 1024)
+    scene = scene_of(given.tiny)
     end, listed = perf_counter() + given.seconds, list(works(scene, given))
     for number in range(given.runs + 1):
         for work in listed:
@@ -172,21 +171,19 @@ def _write_times(given: Any, scene: Scene, listed: list[Work]) -> None:
     exact = {(w.workload, w.candidate.removesuffix(w.kind)): w for w in listed if w.kind == KINDS[0]}
     with writer(given, "float8@times", scene.model.device, model="Llama-3.1-8B") as tables:
         for work in listed:
-            q, other = quantiles(work.ms), exact[work.workload, work.candidate.removesuffix(work.kind)]
-            ends = {"p5": q.p5, "p95": q.p95, "least": q.least, "most": q.most, "runs": q.n, "samples": work.ms}
-            tables.timings([{"workload": work.workload, "candidate": work.candidate, "ms": q.p50, **ends}])
-            about = {"setting": {"workload": work.workload, "candidate": work.candidate}}
+            other = exact[work.workload, work.candidate.removesuffix(work.kind)]
+            named = {"workload": work.workload, "candidate": work.candidate}
+            tables.timings([{**named, **timing.of(work.ms).to_json(), "samples": work.ms}])
+            about = {"setting": named}
             if work.density is not None:
                 tables.counts([{**about, "measure": "density", "value": work.density}])
             if work is other:
                 continue
             ratio = [a / b for a, b in zip(other.ms, work.ms, strict=True)]
-            low, high = answers.bootstrap(ratio)
-            told = {**about, "n": len(ratio)}
-            tables.counts([{**told, "measure": "faster", "value": fmean(ratio), "low": low, "high": high}])
+            tables.counts([{**about, "measure": "faster", **mean_of(ratio)}])
             if work.logits is not None and other.logits is not None:
                 near = cosine_similarity(work.logits.double(), other.logits.double(), 0)
-                tables.counts([{**told, "measure": "cosine", "value": float(near)}])
+                tables.counts([{**about, "n": len(ratio), "measure": "cosine", "value": float(near)}])
 
 
 def answered(given: Any) -> None:
@@ -224,9 +221,7 @@ def _write_answers(given: Any, rows: dict[tuple[str, str], list[dict[str, Any]]]
             for measure in ("em", *COMPARED):
                 columns = {kind: [row[measure] for row in both[kind]] for kind in KINDS}
                 for kind, values in columns.items():
-                    low, high = answers.bootstrap(values)
-                    told = {"value": fmean(values), "low": low, "high": high, "n": len(values)}
-                    tables.counts([{"method": name, "kind": kind, "measure": measure, **told}])
+                    tables.counts([{"method": name, "kind": kind, "measure": measure, **mean_of(values)}])
                 gap = paired.difference(columns[KINDS[1]], columns[KINDS[0]])
                 told = {"value": gap.mean, "low": gap.low, "high": gap.high, "n": gap.n}
                 tables.counts([{"method": name, "kind": "float8 minus bfloat16", "measure": measure, **told}])

@@ -19,12 +19,13 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from script import TINY, options, prompt_of, writer
+from script import options, prompt_of, writer
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.engine.attention_maps import layers_of
-from workbench.experiments.bench.models.whole_model import GPU, LLAMA, Scene, build, clock
+from workbench.experiments.bench import timing
+from workbench.experiments.bench.models.whole_model import GPU, Scene, clock, scene_of
 from workbench.experiments.bench.timing import reason
 from workbench.experiments.trials.budget import within
 from workbench.methods import Method
@@ -35,7 +36,6 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.presets import METHODS
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics.cost import charged_share
-from workbench.metrics.latency import quantiles
 from workbench.store import UNLIMITED, MemoryStore
 
 CONTEXT, QUESTION, BLOCK = 27, 50, 512  # units, tokens, tokens
@@ -112,14 +112,13 @@ def measured(scene: Scene, asked: list[Asked], prompt: Prompt, store: MemoryStor
 
 def result_rows(asked: Sequence[Asked], length: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return rows of `results.Timing` and of `results.Count`: the charged share and the ratio to ours at that share."""
-    medians = {one.name: quantiles(one.ms).p50 for one in asked}
+    medians = {one.name: timing.of(one.ms).ms for one in asked}
     timed, counted = [], []
     for one in asked:
-        time, base = quantiles(one.ms), medians.get(f"ours, {round(one.charged, 2):.0%}")
+        time, base = timing.of(one.ms), medians.get(f"ours, {round(one.charged, 2):.0%}")
         about = {"method": one.name, "setting": {"length": length}, "ratio": getattr(one.method, "ratio", None)}
-        numbers = {"charged_share": one.charged} | ({} if base is None else {"over_ours": time.p50 / base})
-        runs = {"ms": time.p50, "p5": time.p5, "p95": time.p95, "least": time.least, "most": time.most}
-        timed.append({**about, **runs, "runs": time.n, "workload": f"length {length}", "candidate": one.name})
+        numbers = {"charged_share": one.charged} | ({} if base is None else {"over_ours": time.ms / base})
+        timed.append({**about, **time.to_json(), "workload": f"length {length}", "candidate": one.name})
         counted += [{**about, "measure": name, "value": value} for name, value in numbers.items()]
     return timed, counted
 
@@ -129,7 +128,7 @@ def main() -> None:
     defaults = {"methods": list(METHODS), "charged": 0.15, "runs": 20, "seconds": 400.0, "tiny": False}
     given = options(__doc__, **defaults)
     end = perf_counter() + given.seconds
-    scene = Scene(build(LLAMA | TINY if given.tiny else LLAMA), [], unit=64 if given.tiny else 1024)
+    scene = scene_of(given.tiny)
     question, store = min(QUESTION, scene.unit), MemoryStore(UNLIMITED)
     prompt = prompt_of(scene.ids(CONTEXT * scene.unit + question), min(BLOCK, scene.unit // 2), question)
     if GPU:  # room for the blocks of every preparation at once, and for what is recomputed

@@ -23,18 +23,18 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from script import TINY, options, writer
+from script import options, writer
 
 from workbench.core.blocks import Block, Prompt
 from workbench.core.kv import KV
 from workbench.data.retrieval_corpus import Corpus
 from workbench.engine.layers.fused_layers import FusedLayers, packed_layers
+from workbench.experiments.bench import timing
 from workbench.experiments.bench.models.chunked import wait
-from workbench.experiments.bench.models.whole_model import GPU, LLAMA, Scene, build, clock
+from workbench.experiments.bench.models.whole_model import GPU, Scene, clock, scene_of
 from workbench.experiments.bench.timing import roof
 from workbench.methods.prepare import with_neighbours
 from workbench.methods.prepare.with_neighbours import WithNeighbours
-from workbench.metrics.latency import quantiles
 from workbench.store import UNLIMITED, MemoryStore, fetch
 
 SYSTEM, QUESTION, TOPIC = 32, 8, 25  # tokens of the system prompt and of a question, passages of a topic
@@ -118,7 +118,7 @@ def measured(given: Any, scene: Scene) -> tuple[list[dict[str, Any]], list[dict[
     once, _ = timed(partial(encoded, scene, corpus, prompts[0].blocks[0], store))
     samples = [timed(partial(method, scene.model, [prompt], store)) for prompt in prompts]
     both = [ms for ms, _ in samples]
-    q, rows = quantiles(both), given.together * size
+    rows = given.together * size
     flops = operations(scene, len(corpus), size, given.neighbours)
     rate, own = flops / sum(both) * 1e3, own_products(scene, rows)
     shape = {"passages": len(corpus), "tokens": size, "neighbours": given.neighbours, "together": given.together}
@@ -131,7 +131,7 @@ def measured(given: Any, scene: Scene) -> tuple[list[dict[str, Any]], list[dict[
     }
     counts |= {"of_product": rate / roof().product} if GPU else {}
     name = f"{given.together} passages of {size} behind {given.neighbours} neighbours"
-    runs = {"ms": q.p50, "p5": q.p5, "p95": q.p95, "least": q.least, "most": q.most, "runs": q.n}
+    runs = timing.of(both).to_json()
     timings = [{**about, "workload": name, "candidate": "ours", **runs, "flops": flops / len(prompts)}]
     rows_of = [{**about, "measure": measure, "value": value} for measure, value in counts.items()]
     seconds = {"all": (once + sum(both)) / 1e3, "neighbours": once / 1e3, "passages over them": sum(both) / 1e3}
@@ -142,7 +142,7 @@ def main() -> None:
     """Measure and write."""
     given = options(__doc__, passages=1000, neighbours=10, together=5, tokens=with_neighbours.TOKENS, tiny=False)
     with_neighbours.TOKENS = given.tokens
-    scene = Scene(build(LLAMA | TINY if given.tiny else LLAMA), [], unit=64 if given.tiny else 1024)
+    scene = scene_of(given.tiny)
     timings, counts = measured(given, scene)
     with writer(given, "preparation@gpu", scene.model.device, model="Llama-3.1-8B") as tables:
         tables.timings(timings)

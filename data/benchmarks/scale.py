@@ -17,13 +17,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from script import TINY, options, writer
+from script import options, writer
 
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.models.over_pages import replayed
-from workbench.experiments.bench.models.whole_model import GPU, LLAMA, Scene, build, clock, filled
+from workbench.experiments.bench.models.whole_model import GPU, Scene, clock, filled, scene_of
 
 QUESTION, CONTEXT, BLOCK, PAGE = 50, 32, 512, 64  # tokens, units, tokens, tokens
 AXES = {
@@ -117,10 +117,9 @@ def main() -> None:
     """Measure and write, a point at a time."""
     given = options(__doc__, axes=list(AXES), runs=30, seconds=1e9, tiny=False)
     end = perf_counter() + given.seconds
-    model = build(LLAMA | TINY if given.tiny else LLAMA)
-    scene = Scene(model, [], unit=64 if given.tiny else 1024)
+    scene = scene_of(given.tiny)
     name = "tiny" if given.tiny else "Llama-3.1-8B"
-    with writer(given, f"scale@{'gpu' if GPU else 'cpu'}", model.device, model=name) as out:
+    with writer(given, f"scale@{'gpu' if GPU else 'cpu'}", scene.model.device, model=name) as out:
         for row in curves(scene, {axis: AXES[axis] for axis in given.axes}, given.runs):
             timed, counted = result_rows(row)
             out.timings([timed])

@@ -1,7 +1,9 @@
 """What the scripts of this folder share: options with their defaults, and rows that say where they were measured."""
 
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from zlib import crc32
 
@@ -10,12 +12,9 @@ from torch import Tensor
 
 from workbench.core.blocks import Block, Prompt
 from workbench.experiments.trials.record import device_name, versions
+from workbench.metrics.answers import bootstrap
 from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER
-
-# The smallest of a llama's shape, for a try on a CPU.
-TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97}
 
 
 def options(about: str | None, **defaults: Any) -> Namespace:
@@ -40,6 +39,12 @@ def writer(given: Namespace, part: str, device: str | torch.device = "cpu", **or
     """Return the writer of a part of the results folder: its rows name the device, the versions and the command."""
     about = {"device": device_name(torch.device(device)) if device else "", "versions": versions(), **this_run()}
     return Writer(given.out, part, **{**about, **origin})
+
+
+def mean_of(values: Sequence[float], seed: int = 0) -> dict[str, float]:
+    """Return the mean of a number a question as a row has it: {value, low, high, n}, with a 95% bootstrap interval."""
+    low, high = bootstrap(values, seed)
+    return {"value": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
 def prompt_of(ids: Tensor, block: int, question: int) -> Prompt:

@@ -10,7 +10,7 @@ a bootstrap 95% interval. Deviation is relative: |rounded - cached| / |cached|, 
 from dataclasses import replace
 from typing import Any
 
-from script import name_of, options, writer
+from script import mean_of, name_of, options, writer
 
 from workbench import data, models
 from workbench.core.kv import KV
@@ -18,7 +18,7 @@ from workbench.experiments.trials import rows as rows_of
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Trial, batches
 from workbench.methods.modes.reuse import Reuse
-from workbench.metrics.answers import Records, bootstrap
+from workbench.metrics.answers import Records
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 from workbench.store.tiering.quantized import QuantizedKV, Storage, quantize
@@ -96,11 +96,7 @@ def difference(before: Records, after: Records, seed: int) -> Records:
     pairs = list(zip(before, after, strict=True))
     gaps = {name: [float(b[name]) - float(a[name]) for a, b in pairs if a.get(name) is not None] for name in SCORES}
     gaps["same"] = [float(a["answer"] == b["answer"]) for a, b in pairs]
-    found = []
-    for name, values in gaps.items():
-        low, high = bootstrap(values, seed)
-        found.append({"measure": name, "value": sum(values) / len(values), "low": low, "high": high, "n": len(values)})
-    return found
+    return [{"measure": name, **mean_of(values, seed)} for name, values in gaps.items()]
 
 
 if __name__ == "__main__":

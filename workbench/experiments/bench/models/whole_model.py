@@ -50,6 +50,10 @@ LLAMA: dict[str, Any] = LLAMA_3_8B | {  # meta-llama/Llama-3.1-8B
     },
 }
 
+# The smallest of a llama's shape, for a try on a CPU.
+TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97}
+
 Sample = Callable[[], float]  # one measurement, milliseconds
 
 
@@ -109,6 +113,11 @@ def build(shape: Mapping[str, Any] = LLAMA, seed: int = 0) -> PreTrainedModel:
     with torch.device(DEVICE):
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPE, attn_implementation="sdpa")
     return model.to(DEVICE).eval()
+
+
+def scene_of(tiny: bool = False, unit: int = 64) -> Scene:
+    """Return a scene without baselines; `tiny`: of the smallest shape, and of units of so many tokens."""
+    return Scene(build(LLAMA | TINY), [], unit) if tiny else Scene(build(), [])
 
 
 def clock(work: Callable[[], Any]) -> float:
