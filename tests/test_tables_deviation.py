@@ -1,6 +1,7 @@
 """Functions that shape records into tables and figures: deviation and the choice of tokens."""
 
 import json
+import re
 import struct
 import xml.etree.ElementTree as ET
 from itertools import combinations, pairwise
@@ -227,7 +228,7 @@ def test_png_svg_and_pdf_are_drawn(figure, tmp_path):
     assert struct.unpack(">II", png[16:24]) == (figure.layout.width, figure.layout.height)
     assert write_figure(figure, tmp_path / "f.pdf").read_bytes().startswith(b"%PDF")
     svg = write_figure(figure, tmp_path / "f.svg", dark=True).read_text()
-    assert ET.fromstring(svg).tag.endswith("svg") and f"invert({TURNED[0]})" in svg
+    assert ET.fromstring(svg).tag.endswith("svg") and TURNED in svg
 
 
 # --- Colours are told apart by people with the common colour-vision deficiencies, on light pages and on dark ones
@@ -252,10 +253,10 @@ def rgb(colour: str) -> np.ndarray:
 
 def turned(colour: np.ndarray) -> np.ndarray:
     """What the filter of a dark page makes of a colour."""
-    amount, degrees = theme.TURNED
+    amount, degrees, brighter = (float(part) for part in re.findall(r"\(([\d.]+)", theme.TURNED))
     assert degrees == 180
     inverted = colour * (1 - 2 * amount) + amount
-    return np.clip(HUE @ inverted, 0, 1)
+    return np.clip(brighter * np.clip(HUE @ inverted, 0, 1), 0, 1)
 
 
 def seen(colour: np.ndarray, deficiency: str | None) -> np.ndarray:

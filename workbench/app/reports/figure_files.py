@@ -107,7 +107,7 @@ def _svg(figure: go.Figure, page: Path, path: Path, dark: bool) -> Path:
         raise BadInput(f"Chromium has not drawn {path.name}: write .html instead")
     text = unescape(found[1])
     if dark:
-        turn = f"filter: invert({TURNED[0]}) hue-rotate({TURNED[1]}deg)"
+        turn = f"filter: {TURNED}"
         root, rest = text.split(">", 1)
         own = ' style="' if ' style="' in root else None
         root = root.replace(own, f"{own}{turn}; ", 1) if own else f'{root} style="{turn}"'

@@ -34,7 +34,7 @@ FIGURE = """<figure class="wb-figure">{head}<div class="wb-plot" id="{name}" sty
 </figure><script>workbench.draw("{name}", {figure});</script>"""
 TABLE = """<figure class="wb-figure" id="{name}">{head}<div class="wb-scroll"><table class="wb-table">
 <thead>{heads}</thead><tbody>{rows}</tbody></table></div>{foot}</figure>"""
-MOVED = '<p class="wb-own"><a href="#{name}">The picture at the top of this page</a> belongs here.</p>'
+MOVED = '<p class="wb-own">The figure of this section is <a href="#{name}">at the top of the page</a>.</p>'
 
 
 def drawn(figure: Mapping[str, Any], name: str) -> str:

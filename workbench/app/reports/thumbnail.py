@@ -29,6 +29,7 @@ FLAGS = (
 )
 IMAGES = ("image/png", "image/jpeg")
 LINES, COLUMNS = 24, 90  # of a text that stands for a picture
+WORDS, NAMES = 60, 16  # most texts in a small picture, and most names along an axis: more lie over each other
 SIZE, LETTERS = (380, 240), 22  # px of a small picture; of a name in it
 MARGIN = {"l": 34, "r": 10, "t": 12, "b": 26}
 KEPT = ("template", "plot_bgcolor", "paper_bgcolor", "coloraxis", "barmode", "bargap", "bargroupgap", "shapes")
@@ -44,8 +45,9 @@ def write(executed: Path, folder: Path) -> Path:
 
 def picture(executed: Path) -> dict[str, Any]:
     """Return what stands for a notebook: {"figure": plotly JSON}, {"image": data URI}, {"text": …} or {}."""
-    if figure := next(figures(executed), None):
-        return {"figure": small(still(figure))}
+    drawn = [still(figure) for figure in figures(executed)]
+    if figure := next((each for each in drawn if not _is_text(each)), next(iter(drawn), None)):
+        return {"figure": small(figure)}
     outputs = list(_outputs(executed))
     for data in outputs:
         for kind in IMAGES:
@@ -123,7 +125,7 @@ def _small_axis(
         "labelalias": long,
         "nticks": 4,
         "automargin": True,
-        "showticklabels": shown,
+        "showticklabels": shown and len(kept.get("ticktext") or ()) <= NAMES,
     }
 
 
@@ -142,6 +144,11 @@ def _seen(trace: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": kind, "visible": False}
     dropped = {*HOVER, *(["text"] if not _writes(trace) else [])}
     return {**{key: value for key, value in trace.items() if key not in dropped}, "type": kind.removesuffix("gl")}
+
+
+def _is_text(figure: Mapping[str, Any]) -> bool:
+    """Return whether a figure is a text to be read: more is written in it than a small picture can hold."""
+    return sum(len(trace.get("text", ())) for trace in figure["data"] if trace.get("mode") == "text") > WORDS
 
 
 def _writes(trace: Mapping[str, Any]) -> bool:
