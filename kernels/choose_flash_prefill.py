@@ -1,4 +1,4 @@
-"""FlashPrefill's choice of key blocks: every query against the mean key of every block, blocks near the best are kept.
+"""FlashPrefill's choice of key blocks: every query against the mean key of every block, the largest are kept.
 
     choose_flash_prefill(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule)
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each

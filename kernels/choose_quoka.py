@@ -2,7 +2,7 @@
 
     choose_quoka(votes [B, H, V, D] fp32, keys [B, H, T, D], past [B, T] bool, count) -> [B, H, T] bool
 
-Of the tokens of `past` the `count` best are kept for every KV head, the earlier of equals. A token scores the largest
+Of the tokens of `past` the `count` highest stay for every KV head, the earlier of equals. A token scores the largest
 product of any vote of its head with its key, made a unit vector. Votes are what `workbench.methods.sparse.quoka` makes
 of the queries: means of several unit vectors, so they are fp32.
 

@@ -6,11 +6,11 @@
 As `question_attention`, for many rows: row r of request b is the token at position `rows[b, r]` (rising; -1 at the end
 for no row) and sees every slot at or before that position. A request reads pages of cached blocks that others may read
 too, and pages of its own with the fresh keys of its rows; in `pages.positions` the stale entries of those rows stand at
-INVALID_POS. Cached pages are never written, so nothing is copied.
+INVALID_POS. Cached pages are read only.
 
 Where the pages hold every position once (`pages.length` is known), keys and values are first copied out into the order
 of their positions, rotated on the way, and `tile_attention`'s kernel does the rest: with thousands of rows, that pass
-over the keys costs a fiftieth of the attention, and nothing has to be looked up any more. Otherwise, or where the
+over the keys costs little beside the attention, and nothing has to be looked up any more. Otherwise, or where the
 caller gives a launch shape, the pages are read where they lie: a tile of the matrix product is 128 rows times heads of
 a group, 32 rows at a group of 4, so tiles that straddle the diagonal are few, and tiles that all of its rows see skip
 the comparison of positions.

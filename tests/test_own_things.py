@@ -267,6 +267,24 @@ def test_numbers_of_tokens_are_a_choice_of_their_own(loaded, unknown_again):
     assert rows.tolist() == [first + 5]
 
 
+def test_a_token_of_the_system_block_is_recomputed_at_inf_alone(loaded, unknown_again):
+    (prompt,) = loaded.layout.prompts(data.load("lab", samples=1, passages=2), loaded.tokenizer)
+    first, kv = prompt.starts[1], measure.reused(loaded, prompt)
+
+    def from_the_front(prompt):
+        return torch.arange(prompt.starts[-1], 0, -1).float()
+
+    def the_first_two(prompt):
+        return [0, 1]
+
+    def the_first_in_any_case(prompt):
+        return torch.tensor([torch.inf, *[-torch.inf] * (prompt.starts[-1] - 1)])
+
+    functions = (from_the_front, the_first_two, the_first_in_any_case)
+    chosen = [own_function.selector(each).rows(loaded.model, [prompt], [kv], tokens=2)[0] for each in functions]
+    assert [rows.tolist() for rows in chosen] == [[first, first + 1], [], [0]] and first > 1
+
+
 def two_parameters(prompt, kv):
     raise AssertionError("it is refused before it is called")
 

@@ -267,6 +267,28 @@ def test_a_block_on_its_way_is_read_once_by_all_who_want_it():
     store.close()
 
 
+def test_a_hit_in_memory_waits_for_no_write():
+    class SlowWrites(Shelf):
+        begun, go = Signal(), Signal()
+
+        def put(self, key, kv):
+            self.begun.set()
+            assert self.go.wait(10)
+            super().put(key, kv)
+
+    shelf = SlowWrites()
+    store = TieredStore([HostTier(32), StoreTier(shelf)])
+    store.put("a", kv_of(1))
+    writer = Thread(target=lambda: store.put("b", kv_of(2)))
+    writer.start()
+    assert shelf.begun.wait(10)
+    assert store.get("b") is not None and not shelf.held, "a is on its way down"
+    shelf.go.set()
+    writer.join(10)
+    assert (store.where("a"), store.where("b")) == ("disk", "host")
+    store.close()
+
+
 def test_a_read_that_fails_fails_those_who_asked_and_nobody_later():
     class Failing(Shelf):
         def get(self, key):

@@ -263,9 +263,9 @@ def measured() -> str:
     return (
         f"### How much sooner\n\nOne {gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, of one process "
         f"a workload.\n\n{speed(timed[timed.device == gpu])}\n\n"
-        "A speedup's interval is the worst of one side over the best of the other (5% to 95% of the runs, or all of "
-        "them where they are few). Where whole requests are answered, this work replays captured CUDA graphs and "
-        "transformers runs eagerly. `workbench bench question` measures the first report, and so on. "
+        "A speedup's interval is the slow end of one side over the fast end of the other (5% to 95% of the runs, or "
+        "all of them where they are few). Where whole requests are answered, this work replays captured CUDA graphs "
+        "and transformers runs eagerly. `workbench bench question` measures the first report, and so on. "
         "Notebook 11 draws every workload, [notes.md](data/benchmarks/notes.md) says what was tried.\n\n"
         f"{answered()}### How far predictions move\n\n{about(real)}.\n\n{quality(real)}\n\n"
         "The plans [data/benchmarks/plans](data/benchmarks/plans) measure it, notebook 12 shows it.\n\n"

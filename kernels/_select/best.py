@@ -1,4 +1,4 @@
-"""The best of many numbers as lists of their places, without a sort: found by counting their digits.
+"""The largest of many numbers as lists of their places, without a sort: found by counting their digits.
 
     best(scores [N, T] fp32, count) -> ([N, count] int32 places, rising, [N, T] bool)
 

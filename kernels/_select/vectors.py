@@ -2,7 +2,7 @@
 
 `tokens` neighbours of [B, H, T, D] side by side are one vector of tokens · D channels, the last one padded with zeros.
 BFLA's flattened groups and XAttention's antidiagonals (queries in reverse) are such products; they are read where the
-tokens lie, and a tile of them never leaves the registers whole.
+tokens lie, and a tile of them is not written out.
 """
 
 from torch import Tensor

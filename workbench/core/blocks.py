@@ -72,7 +72,7 @@ def _whole(tokens: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Blocks in reading order; the last one is the question and is never cached."""
+    """Blocks in reading order; the last one is the question, which is not cached."""
 
     blocks: tuple[Block, ...]
 

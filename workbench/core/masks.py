@@ -97,7 +97,7 @@ def window(size: int) -> MaskRule:
 
 
 def sink(count: int) -> MaskRule:
-    """Show the first `count` positions of the prompt, never ahead of the row (StreamingLLM, arXiv:2309.17453)."""
+    """Show the first `count` positions of the prompt that are not ahead of the row (StreamingLLM, arXiv:2309.17453)."""
     if count < 0:
         raise BadInput(f"sink count {count}: it is 0 or more")
     return MaskRule(lambda row, col: (col <= row) & (col < count), f"sink({count})")

@@ -36,7 +36,7 @@ class Paged:
     shifts         [B, P] how many positions the keys of the page are shifted; None where none are
     partial_pages  whether many pages have slots at INVALID_POS; otherwise pages from the first such page on are masked
                    slot by slot
-    length         most tokens of a request, where every position from 0 to the request's last stands in exactly one
+    length         most tokens of a request, where every position from 0 to the request's last stands in one
                    slot, whatever the slots at INVALID_POS hold; None where that is not known
     page_max       [B, P] largest position of the page, INVALID_POS where a slot is at INVALID_POS; None: a kernel that
                    needs it computes it

@@ -51,7 +51,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], answer: 
 
     The generation prompt stands behind it where `answer` is next.
 
-    Reasoning is switched off where a template can do that, and today is always `DATE`. Raises BadInput with the
+    Reasoning is switched off where a template can do that, and today is taken to be `DATE`. Raises BadInput with the
     template's own words where it refuses the conversation.
     """
     try:

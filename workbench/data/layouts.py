@@ -1,7 +1,7 @@
 """How a sample becomes a prompt: the text around its parts, and the tokens of every block.
 
 Each block is tokenised alone and the token ids are joined, so a passage has the same tokens wherever it stands; text is
-never decoded and encoded again. BOS, where a model wants one, belongs to the first block only.
+not decoded and encoded again. BOS, where a model wants one, belongs to the first block only.
 `data.chat_template` reads a layout off a tokenizer's own chat template.
 """
 

@@ -44,7 +44,7 @@ def document_starts(ctxs: Sequence[Passage]) -> list[int]:
 class Sample:
     """A question over passages.
 
-    `answers` are aliases of one answer: a prediction is scored against the best of them. `supporting_titles` names the
+    `answers` are aliases of one answer: a prediction takes its highest score over them. `supporting_titles` names the
     passages needed to answer, where the source says so; `hops` is how many of them have to be combined; `kind` is the
     source's own class of question ("two-hop", "bridge", …), "" where it has none. Without an `id`, `data.load` numbers
     it.

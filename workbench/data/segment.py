@@ -95,7 +95,7 @@ def _step(key: str) -> str:
 def text(whole: str, most: int = 15) -> list[str]:
     """Plain text cut at the first separator of SEPARATORS that occurs in it; the separator ends the piece before it.
 
-    The pieces joined are the text. Code is left whole: fenced code is never cut, and a text that is itself code is one
+    The pieces joined are the text. Code is left whole: fenced code is not cut, and a text that is itself code is one
     piece. More than `most` pieces are joined, the shortest to its shorter neighbour, until `most` are left.
     """
     if most < 1:

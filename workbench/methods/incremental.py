@@ -100,7 +100,7 @@ def _compare(
 
 
 def _prefix(prompt: Prompt, before: Prompt | None) -> int:
-    """Return equal leading tokens; the last token of a prompt is always computed, so it never counts."""
+    """Return equal leading tokens; the last token of a prompt is computed in any case, so it does not count."""
     if before is None:
         return 0
     most = min(len(prompt) - 1, len(before))

@@ -6,9 +6,9 @@
 It returns one of two things, a tensor, an array or a list, of the T context tokens (`prompt.starts[-1]`):
 
     scores, T decimal numbers                     the higher, the sooner recomputed; -inf never, inf always
-    numbers of tokens, whole, 0 to T - 1          the first the soonest, all others never
+    numbers of tokens, whole, 0 to T - 1          the first the soonest, the others not
 
-A ratio cuts both; `ratio=None` recomputes as many as the function names. What is in a system block is never recomputed.
+A ratio cuts both; `ratio=None` recomputes as many as the function names. Of a system block, inf alone is recomputed.
 The function is known by its name, in records too: another function needs another name. It is no option of a command,
 and no other process knows it: a file with a policy is (`own`).
 """

@@ -44,7 +44,7 @@ class BlockReceipt:
 class Receipt:
     """What one request took.
 
-    question   tokens of its question, which are always computed
+    question   tokens of its question, which are computed
     seconds    by stage, of the whole batch it was computed in: wait (until its turn), load (blocks are read), encode
                (missed blocks are computed), store (and kept), place (chosen and put in place), prefill (until the first
                token), decode (the others). On a GPU a stage ends when its work was given to the device

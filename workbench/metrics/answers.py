@@ -40,7 +40,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return word-level F1 (ROUGE-1) after normalisation, best over aliases (SQuAD; FusionRAG, CacheBlend)."""
+    """Return word-level F1 (ROUGE-1) after normalisation, the highest over aliases (SQuAD; FusionRAG, CacheBlend)."""
     return max(_overlap(normalise(prediction).split(), normalise(answer).split()) for answer in answers)
 
 

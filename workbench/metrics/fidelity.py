@@ -2,7 +2,7 @@
 
 Two answers are teacher-forced, the gold answer and full attention's own greedy answer: each of their tokens is
 predicted from the prompt as the method computed it and from the answer's tokens before it, as decoding would see them.
-Neither needs long decoding, and the second needs no labels. They tell methods apart where few answers match exactly.
+Neither needs long decoding, and the second needs no labels. They tell methods apart where few answers match.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -262,7 +262,7 @@ def _means(table: Tensor, gold: int) -> dict[str, float | None]:
 
 
 def _limits(model: PreTrainedModel, full: Sequence[Generation]) -> list[int]:
-    """Return how many tokens of an answer the model's context has room for, a prompt; the last is never read."""
+    """Return how many tokens of an answer the model's context has room for, a prompt; the last is not read."""
     context = attach(model).context
     return [context - one.rows_computed - one.rows_reused + 1 if context else 1 << 62 for one in full]
 

@@ -50,7 +50,7 @@ def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
 def ratio(slow: Mapping[str, Any], fast: Mapping[str, Any]) -> tuple[float, float, float]:
     """Return how many times as long `slow` takes as `fast`, of records {ms, p5, p95, runs, least, most}, and its ends.
 
-    The ends are the worst of one side over the best of the other, of what `spread` gives; of records of earlier
+    The ends are the slow end of one side over the fast end of the other, of what `spread` gives; of records of earlier
     versions, which kept no range, of their percentiles.
     """
     (a, b), (c, d) = (spread(one) or (float(one["p5"]), float(one["p95"])) for one in (slow, fast))

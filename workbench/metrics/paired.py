@@ -47,12 +47,12 @@ ALPHA = 0.05
 class Ranks:
     """Ranks of k methods over n questions.
 
-    average   mean rank of each method, 1 is best; questions on which methods are equal give them their mean rank
+    average   mean rank of each method, from 1; questions on which methods are equal give them their mean rank
     friedman  p-value of all methods ranking alike (Friedman); None below three methods
     critical  difference of two average ranks from which on Nemenyi's test tells them apart
     p         {(i, j): p-value}, i < j: paired Wilcoxon signed-rank tests (exact sign tests where all differences are of
               one size), corrected after Holm
-    together  groups of two methods and more, best first, no two of which a test tells apart; none holds another
+    together  groups of two methods and more, ranked, no two of which a test tells apart; none holds another
     """
 
     n: int
@@ -194,7 +194,7 @@ def difference(one: Values, other: Values, seed: int = 0) -> Difference:
 def mcnemar(one: Values, other: Values) -> McNemar:
     """Test whether two methods are right equally often, from one right (1) or wrong (0) a question and method.
 
-    Exact and two-sided: of the questions that exactly one of them answers, each is as likely to be either's (McNemar
+    Exact and two-sided: of the questions that one of them alone answers, each is as likely to be either's (McNemar
     1947). Raises BadInput for other values than 0 and 1.
     """
     from scipy.stats import binomtest  # heavy, and not on every machine that measures

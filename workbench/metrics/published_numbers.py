@@ -1,4 +1,4 @@
-"""Numbers that papers print, as data with their source, to stand beside ours and never to be mixed with them."""
+"""Numbers that papers print, as data with their source, to stand beside ours, unmixed."""
 
 from typing import Any
 

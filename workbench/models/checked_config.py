@@ -105,7 +105,7 @@ def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
 
 
 def is_blank(model: Any) -> bool:
-    """Return whether all matrices of a model begin and end in rows of zeros, as in a file that was never filled."""
+    """Return whether all matrices of a model begin and end in rows of zeros, as in a file that was not filled."""
     matrices = [weight for weight in model.parameters() if weight.ndim > 1 and weight.numel()]
     return bool(matrices) and not any(bool(weight[0].any() or weight[-1].any()) for weight in matrices)
 

@@ -1,4 +1,4 @@
-"""What the engine knows of a model, and whether its cached blocks can be reused exactly.
+"""What the engine knows of a model, and whether its cached blocks can be reused.
 
 The configuration names what is known not to work (`families.check`). The rest is measured: in one forward pass of six
 rows, three tokens are computed alone at two positions each. Where positions are rotary, hidden states and values are

@@ -120,8 +120,8 @@ def speedups(
 ) -> pd.DataFrame:
     """Add {value, low, high, against}: how many times as fast a row is as the `baseline` of its workload.
 
-    `baseline` picks one row of those of a workload, None for no comparison. The ends are the worst of one side over the
-    best of the other, of their 5 to 95% (of fewer than 20 runs their range).
+    `baseline` picks one row of those of a workload, None for no comparison. The ends are the slow end of one side over
+    the fast end of the other, of their 5 to 95% (of fewer than 20 runs their range).
     """
     found = []
     for _, group in timings.groupby(list(by), sort=False):

@@ -94,12 +94,12 @@ def identity_of(key: str) -> Identity | None:
 
 
 def why(store: Any, key: str) -> Miss:
-    """Return why `store` does not find `key`; of a store that cannot tell, that it was never seen."""
+    """Return why `store` does not find `key`; of a store that cannot tell, `never seen`."""
     return store.why(key) if hasattr(store, "why") else Miss(key, "never seen")
 
 
 def likeliest(*misses: Miss) -> Miss:
-    """Return the miss that tells most: of a block that was there rather than of one that was never seen."""
+    """Return the miss that tells most: of a block that was there rather than of one that is new."""
     return min(misses, key=lambda miss: REASONS.index(miss.reason))
 
 

@@ -50,7 +50,7 @@ class ReadOnlyStore(_Front):
         """Do nothing."""
 
     def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing; of a key that is not shown, that it was never seen."""
+        """Return why `get(key)` finds nothing; of a key that is not shown, `never seen`."""
         return super().why(key) if self.keys is None or key in self.keys else Miss(key, "never seen")
 
 

@@ -141,7 +141,7 @@ def _weights(kinds: str | None) -> dict[str, float] | None:
 
 
 def _show(watch: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
-    """Show a row of the curve; exact match, which the main process alone reports, is always a line."""
+    """Show a row of the curve; exact match, which the main process alone reports, is a line in any case."""
     from tqdm import tqdm
 
     if "loss" in row:

@@ -197,7 +197,7 @@ def explorer(
     draw: Callable[..., go.Figure | Sequence[go.Figure]],
     view: Reading | None = None,
 ) -> Explorer:
-    """Put controls over figures. `draw(*values)` gives the figures, always as many.
+    """Put controls over figures. `draw(*values)` gives the figures, as many at every call.
 
     Where a control's value makes them impossible (BadInput), the reason is shown beside the controls and the figures
     stay as they were. Figures with token axes (`plots.attention.token_axes`) mark the token of `view`'s prompt that is

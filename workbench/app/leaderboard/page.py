@@ -88,7 +88,7 @@ WIDTH = 80  # columns of the terminal that an index fits
 
 
 def index(boards: Sequence[Board]) -> Group:
-    """Return a row a board: its best method, how many the questions do not tell apart from it, full attention's score.
+    """Return a row a board: its first method, how many the questions do not tell apart from it, full attention's score.
 
     What all boards share stands above the table. Numbers of methods are of those within the budget.
     """

@@ -6,7 +6,7 @@
     <out>/<name>/        its files (see `notebook_run`)
 
 A failing notebook does not stop the others; it is shown in the index and in the exit code. `index.html` of an earlier
-run is removed first and written last, so a killed run never looks like a report.
+run is removed first and written last, so a killed run does not look like a report.
 """
 
 import re

@@ -82,7 +82,7 @@ class TileRule:
              one for every query head [Hq]; None: blocks of at least `part` times the largest weight of the row
     first    a row's own blocks and the first one count before all others
     whole    a block has a weight where some row sees all of it (else: any of it)
-    local    tiles before a row's own that are kept; its own always are
+    local    tiles before a row's own that are kept beside its own
     sink     tiles at the front that are kept
     tail     a query tile with a row at this position or behind it keeps everything; None: none does
     stride, random, seed    rescued tiles, see `workbench.methods.sparse.bfla.Bfla`

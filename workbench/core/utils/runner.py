@@ -192,7 +192,7 @@ class Workers:
     ) -> Generator[tuple[T, Outcome], None, None]:
         """Yield every task with the outcome of `work(*shared, task)`, as soon as it is over.
 
-        retries  how often a task that raised is tried again; bad input never is
+        retries  how often a task that raised is tried again; bad input is not
         gpu      for each task, whether it takes a GPU slot on the cluster
         """
         if self._client is not None:

@@ -162,7 +162,7 @@ def timed(work: Any, weights: Sequence[Tensor]) -> float:
 
 
 def _plain(products: Products, x: Tensor, gate: Callable[[Tensor], Tensor] | None, weight: Tensor) -> Tensor:
-    """What a way is compared with: torch's product, or the best that is known before it is gated."""
+    """What a way is compared with: torch's product, or the fastest that is known before it is gated."""
     return linear(x, weight) if gate is None else gate(products(x, weight))
 
 

@@ -98,7 +98,7 @@ class Roof:
 
 
 def roof(device: torch.device | str = "cuda", dtype: torch.dtype = torch.bfloat16, repeats: int = 5) -> Roof:
-    """Measure a large copy and a large product in `dtype`: medians on a GPU, the best of `repeats` on a CPU."""
+    """Measure a large copy and a large product in `dtype`: medians on a GPU, the fastest of `repeats` on a CPU."""
     device = torch.device(device)
     size, side = (2 << 30, 8192) if device.type == "cuda" else (1 << 27, 1024)
     source = torch.empty(size, dtype=torch.uint8, device=device).random_()

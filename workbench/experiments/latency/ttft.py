@@ -58,7 +58,7 @@ ceilings = roof  # bytes and operations a second that this device reaches
 def prompt_of_length(
     length: int, samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase, layout: Layout, question: int = QUESTION
 ) -> Prompt:
-    """Return a prompt of exactly `length` tokens.
+    """Return a prompt of `length` tokens.
 
     Passages of `samples` as blocks, the last one cut, and `question` tokens behind them.
     """
@@ -106,7 +106,7 @@ def filled(model: PreTrainedModel, blocks: Sequence[Block]) -> MemoryStore:
 
 
 def partial_store(model: PreTrainedModel, blocks: Sequence[Block], store: Store, count: int) -> ReadOnlyStore:
-    """Return a view of `store` that holds the first `count` of some blocks, and never another."""
+    """Return a view of `store` that holds the first `count` of some blocks, and no other."""
     model_key = fingerprint(model)
     return ReadOnlyStore(store, {key_of(model_key, model.dtype, block) for block in blocks[:count]})
 

@@ -192,7 +192,7 @@ Entry = tuple[Standing, Scores]
 
 @dataclass(frozen=True)
 class Board:
-    """Methods on the same questions, best first; `full` is full attention, `over` are methods over the budget.
+    """Methods on the same questions, ranked; `full` is full attention, `over` are methods over the budget.
 
     `together` are groups of methods, by name, that these questions do not tell apart; `unmet` is the largest budget
     asked for, where too few methods keep it, so that every method is ranked at what it charges. `run` is the model's
@@ -293,7 +293,7 @@ def leaderboard(
     progress: Progress | None = None,
     loaded: Loaded | None = None,
 ) -> list[Board]:
-    """Measure `methods` (none: all) on the questions of `base`, and return a board a budget, best methods first.
+    """Measure `methods` (none: all) on the questions of `base`, and return a board a budget, methods ranked.
 
     `out` keeps what is measured: the same call goes on after an interruption. What is left out is warned of, with the
     reason. Raises BadInput as `planned` does, and `Failed` where a trial failed.

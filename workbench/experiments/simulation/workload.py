@@ -40,7 +40,7 @@ class Workload:
     zipf         a passage of popularity rank r is drawn with weight r ** -zipf, without replacement in a request
     order        of passages in a prompt: "fixed" by their number, which says nothing of popularity; "relevance" by the
                  score they are drawn by; or "shuffled"
-    repeats      share of requests that ask for exactly the passages of an earlier one, in its order
+    repeats      share of requests that ask for the passages of an earlier one, in its order
     """
 
     queries: int = 1_000

@@ -14,7 +14,7 @@ from workbench.methods.select import choose
 
 @dataclass(frozen=True)
 class RelaxKv(Attend):
-    r"""A recomputed token sees its own passage, the system prompt, the best-scored tokens, and all that are recomputed.
+    r"""A recomputed token sees its own passage, the system prompt, the tokens that score highest, and recomputed ones.
 
     share   of the document tokens that recomputed tokens may attend to, by the selector's scores; 1: all of them
 
@@ -25,7 +25,7 @@ class RelaxKv(Attend):
     That a token sees its own passage is our reading: its cached state did, and without the words beside it a recomputed
     token is worse than a stale one. On pages its rows are computed over a contiguous copy, as mask rules are.
 
-    With the system tokens $S$, the best-scored tokens $B$, the recomputed ones $R$ and the passage $P_t$ of a token,
+    With the system tokens $S$, those that score highest $B$, the recomputed ones $R$ and the passage $P_t$ of a token,
     $t \in R$ attends to
 
     $$\{ u \le t : u \in S \cup B \cup R \cup P_t \}$$

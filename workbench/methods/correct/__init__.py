@@ -63,7 +63,7 @@ class Correct:
     def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:
         """Put corrected blocks, pinned, in place of those of `context`; False where it takes an assembled cache.
 
-        Only corrections that never read another one define it. All that `context` holds is pinned, in any case.
+        Only corrections that read no other one define it. All that `context` holds is pinned, in any case.
         """
         return False
 

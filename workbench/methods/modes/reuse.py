@@ -44,7 +44,7 @@ def as_computed(model: PreTrainedModel, method: Any, prompts: Sequence[Prompt]) 
 
 @dataclass(frozen=True)
 class Reuse:
-    r"""Every context block is cached and reused at its new place; the question is always computed.
+    r"""Every context block is cached and reused at its new place; the question is computed.
 
     *Follows released code: `block_generate.py` of TemporaryLoRA/Block-Attention; the other choices have pages of their
     own.* TurboRAG's composite positions follow its paper: its released code, `qwen2.py` of MooreThreads/TurboRAG,
@@ -57,7 +57,7 @@ class Reuse:
                 "naive", as cached (PromptCache, arXiv:2311.04934), or "shared", as cached and with the longest block
                 directly before the question (APE, arXiv:2502.05431; TurboRAG's composite positions, arXiv:2410.07590)
     prepare     what a block saw before it was cached
-    select      scores the tokens of cached blocks; the best of them are recomputed, together with the question
+    select      scores the tokens of cached blocks; the highest of them are recomputed, together with the question
     ratio       share of the document tokens to recompute, 0 to 1 (the recomputation ratio of CacheBlend and
                 FusionRAG; the question is not in it); None: as many as the selector wants
     sparse      chooses the key tiles that the computed rows attend to

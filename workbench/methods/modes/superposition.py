@@ -1,4 +1,4 @@
-"""Superposition prompting: every document is read with the question on a path of its own; the best paths are joined.
+"""Superposition prompting: every document is read with the question on its own path; the likeliest are joined.
 
 Merth et al., arXiv:2404.06910 (ICML 2024); a baseline of Block-Attention's table 2.
 """
@@ -37,7 +37,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Superposition:
-    r"""Paths system → document → question run side by side; the `paths` best of them are joined for the answer.
+    r"""Paths system → document → question run side by side; the `paths` likeliest of them are joined for the answer.
 
     *Follows the paper, but for what is said below.* Its released code, `transformers.patch` of
     apple/ml-superposition-prompting at 69c1203, takes P(q | d) per token as well, so that P(d) weighs more, and weakens

@@ -36,7 +36,7 @@ class WithNeighbours:
     first.
 
     It is kept as computed, at its position behind them (`KV.start`), and rerotated once, when a prompt is assembled.
-    Neighbours come from the whole corpus, never from the passages of the question at hand, and a passage is no
+    Neighbours come from the whole corpus, not from the passages of the question at hand alone, and a passage is no
     neighbour of itself. A corpus of n passages or fewer gives all it has, and of the most alike as many are taken as
     the model's context holds; `fewer` says which passages that concerns.
 

@@ -60,7 +60,7 @@ def part() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Select:
-    """Finds the tokens that matter. `system`: blocks at the front that are exact as cached, never chosen."""
+    """Finds the tokens that matter. `system`: blocks at the front that are right as cached, chosen at inf alone."""
 
     system: int = registry.system_blocks()
 

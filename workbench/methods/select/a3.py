@@ -13,7 +13,7 @@ class A3(QuestionGuided):
     softmax  over all "documents" (the method), "block", "context" or "prompt"
 
     *Follows a reimplementation: `kv_packet/cache_comb/methods/a3.py` of ChuangtaoChen-TUM/KVPacket at a861034; no code
-    of A³'s authors was found.* That code computes layer 0 for every token and goes on with the best. Here only the
+    of A³'s authors was found.* That code computes layer 0 for every token and goes on with the highest. Here only the
     question is computed for the scores: keys and values of layer 0 depend on token and position alone, so the chosen
     tokens have the same hidden states either way.
 

@@ -45,7 +45,7 @@ class CacheCraft(Select):
     paper measures them where a chunk's cache is made; they are kept with this object. That prompt is computed in full
     for it, and is charged so; later ones, of known chunks, compute nothing before their tokens are recomputed.
 
-    Without a ratio these numbers decide; a ratio takes the best of these tokens.
+    Without a ratio these numbers decide; a ratio takes the highest of these tokens.
 
     $$\mathrm{CFO} = \mathrm{clip}(\alpha \, \sigma(a / b) \, (1 - \beta (1 - \gamma)),\ 0,\ 1)$$
     """
@@ -78,7 +78,7 @@ class CacheCraft(Select):
         return context_pass(model, prompt, layers_of(model, self.layers)[-1] + 1)
 
     def _lacks(self, known: str, prompt: Prompt) -> bool:
-        """Return whether a chunk behind others was never measured."""
+        """Return whether a chunk behind others was not measured yet."""
         return any((known, block.content) not in self.kept for block in prompt.context[self.system + 1 :])
 
     def _scores(self, known: str, prompt: Prompt) -> Tensor:

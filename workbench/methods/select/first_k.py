@@ -15,7 +15,7 @@ class FirstK(Select):
     *Follows released code: `benchmarks_ours/evals/e2e/main.py` of DerekHJH/epic at 3204410,* where each passage begins
     with the token that begins a text, counted among the k; a ratio in place of a number is ours.
 
-    k     never more than this many tokens of a block, and just those without a ratio (LegoLink-k); None: as many as the
+    k     at most this many tokens of a block, and just those without a ratio (LegoLink-k); None: as many as the
           ratio says, evenly over the blocks
     last  tokens at the block's end instead: with trained links there (`prepare=packet`), KVLink
 

@@ -7,7 +7,7 @@ from workbench.methods.select import QuestionGuided, layers, softmax
 
 @dataclass(frozen=True)
 class ProphetKv(QuestionGuided):
-    r"""The question runs over the stale cache once; its attention of all layers is summed, the best tokens recomputed.
+    r"""The question runs over the stale cache once; its attention of all layers is summed, the highest recomputed.
 
     Stage one and stage two of the paper are the scores here and the forward pass behind them. It differs from
     FusionRAG's rule (`query_guided`) by its layers and by letting blocks compete.

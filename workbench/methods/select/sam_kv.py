@@ -29,7 +29,7 @@ class SamKv(Select):
 
     The question runs over anchors alone. For passage $i$ a query is made of its own, $g$, and of what the last tokens
     of the other passages ask, $c_j$, weighed by how near they are to it; mean keys of blocks are held against the mean
-    key $a_i$ of its anchors. Without a ratio these numbers decide; a ratio takes the best of these tokens. Together
+    key $a_i$ of its anchors. Without a ratio these numbers decide; a ratio takes the highest of these tokens. Together
     with `attend=chosen` and `correct=fuse` it is SAM-KV.
 
     *Follows a reimplementation: `kv_packet/cache_comb/methods/sam_kv.py` of ChuangtaoChen-TUM/KVPacket,* but that a

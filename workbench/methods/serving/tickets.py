@@ -205,7 +205,7 @@ class Queues:
         self.ready.append(ticket)
 
     def put_back(self, ticket: Ticket, problem: NoRoom) -> None:
-        """Let a request wait until another ends; where there is none, it never finds room."""
+        """Let a request wait until another ends; where there is none, it finds no room."""
         if not self.active and self._seen.get(ticket.name) == self.ends:  # no request has ended since it was tried
             self.end(ticket, "fail", BadInput(f"request {ticket.name} finds no room: {problem}"))
             return

@@ -1,7 +1,7 @@
 """Which key tiles a query tile attends to: one method a file, found by `names`.
 
 The engine calls a method once per layer, `Plan(sparse=Bfla(...))`, and gets `Tiles`. Two rules hold for all of them:
-what no row can see is never kept, and every row keeps the tile that it stands in (but for `bfla(anchor=chunk)`, which
+what no row can see is not kept, and every row keeps the tile that it stands in (but for `bfla(anchor=chunk)`, which
 repeats a fault of released code). Where a paper and its released code differ, the paper's rule is the default and the
 code's an option by name. A method imports its types from here.
 """

@@ -45,7 +45,7 @@ class Bfla(Sparse):
              it), so that the same tiles are rescued whatever the chunks, and every row keeps its own. "chunk": as in
              the released code i counts from the first row of the chunk, and the local band ends where the first row of
              a query tile stands; a chunk that begins inside a tile may then miss its own diagonal. The first tile is
-             always kept
+             kept in any case
 
     χ and ψ are the released code's, the paper leaves them open; h is the KV head. The released code's own settings:
     `bfla(rescue=blocks, anchor=chunk, stride=0)`.

@@ -1,4 +1,4 @@
-"""FlashPrefill: blocks that score near the best block of their row."""
+"""FlashPrefill: blocks that score near the highest block of their row."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -59,7 +59,7 @@ class FlexPrefill(Sparse):
         return logits.masked_fill(~seen, -torch.inf).softmax(-1)
 
     def _blocks(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-        """Return [Hq, I, J]: the best blocks of all query blocks together."""
+        """Return [Hq, I, J]: the heaviest blocks of all query blocks together."""
         each = means(queries, self.block)
         shares = self._pooled(each, keys, grid.causal) / grid.shape[0]
         return smallest(shares.flatten(1), self.gamma).view_as(shares)
@@ -76,7 +76,7 @@ class FlexPrefill(Sparse):
         return (grid.own.float() @ crossed.float() > 0) | vertical[:, None]
 
     def _most(self, blocks: Tensor, tokens: Tensor, aware: Tensor) -> Tensor:
-        """Return bool like `blocks` [Hq, J]: the first, and the best up to the number that `tokens` [Hq, T] ask for."""
+        """Return bool like `blocks` [Hq, J]: the first, and the heaviest, as many as `tokens` [Hq, T] ask for."""
         needed = smallest(tokens, self.gamma).sum(-1, keepdim=True).masked_fill(aware[:, None], 0)
         wanted = (-(-needed // self.block)).clamp(min=self.least)
         numbers = torch.arange(blocks.shape[1], device=blocks.device)

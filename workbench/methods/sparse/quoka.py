@@ -73,7 +73,7 @@ class Quoka(Sparse):
         return ours.mean(1, keepdim=True) if self.group == "queries" else ours
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """[H, T] fp32: what every key scores with the best of the votes, one of the GQA group's or of each head's."""
+        """[H, T] fp32: what every key scores with the vote nearest to it, one of the GQA group's or of each head's."""
         ours, theirs = self.votes(queries, len(keys)), normalize(keys.float(), dim=-1)
         best = ours.new_full((*ours.shape[:2], keys.shape[1]), -torch.inf)
         for some in ours.split(max(1, grids.ELEMENTS // (len(queries) * keys.shape[1])), 2):

@@ -1,4 +1,4 @@
-"""Where a sparse prefill costs more than a dense one: pairs that are always kept, operations, times of the choice."""
+"""Where a sparse prefill costs more than a dense one: pairs that are kept by rule, operations, times of the choice."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,10 +84,10 @@ def forced(method: Sparse, length: int, chunk: int | None = None) -> float:
 
 @dataclass(frozen=True)
 class Floor:
-    """Share of the causal pairs that a method always keeps, by the length of the prompt.
+    """Share of the causal pairs that a method keeps by rule, by the length of the prompt.
 
     `counted` holds `forced` at PROBES. Between these lengths the share is interpolated over the logarithm of the
-    length. Beyond them it follows a + b / length + c / length², because what is always kept are all pairs at a fixed
+    length. Beyond them it follows a + b / length + c / length², because what is kept by rule are all pairs at a fixed
     rate, lines of tiles, and corners; the last three counts give a, b and c.
     """
 
@@ -159,7 +159,7 @@ def times(
 ) -> Iterator[dict[str, Any]]:
     """Time the choice of every method in one layer on random states: records {name, length, seconds, forced}.
 
-    The record of name "" holds dense causal attention itself. `forced` is the share that is always kept. Seconds are
+    The record of name "" holds dense causal attention itself. `forced` is the share that is kept by rule. Seconds are
     medians of `repeats` after one to warm up.
     """
     for length in lengths:
@@ -193,9 +193,9 @@ def _chunk(rows: float | None) -> int | None:
 
 
 def with_saved(records: Iterable[Mapping[str, Any]]) -> Records:
-    """Add to records of `times` the seconds that a perfect kernel would save at best (`saved`).
+    """Add to records of `times` the seconds that a kernel without overhead would save (`saved`).
 
-    They are the seconds of dense attention over the pairs that are not always kept, less the seconds of the choice.
+    They are the seconds of dense attention over the pairs that are not kept by rule, less the seconds of the choice.
     """
     timed = list(records)
     dense = {r["length"]: r["seconds"] for r in timed if not r["name"]}
@@ -208,7 +208,7 @@ def crossings(
     """Find the `crossover` of methods on several models: records {spec, chunk, forced, forced_long, read, choice}.
 
     Each record also has a length for every key of `models`. `cases`: spec → rows of a chunk; `forced` is the share
-    that is always kept at 2,048 and at `length` tokens; `read` and `choice` are shares of dense attention at `length`
+    that is kept by rule at 2,048 and at `length` tokens; `read` and `choice` are shares of dense attention at `length`
     tokens, on the last model.
     """
     records = []

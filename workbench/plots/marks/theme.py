@@ -110,7 +110,7 @@ PAGE_STYLE = f"{STYLE}\n:root {{ --beside-figures: 20px; }}\n{FOLLOWS_READER}"
 
 
 class Notes(TypedDict):
-    """The texts of a figure whose title is always the same: what to notice, and how it was measured."""
+    """The texts of a figure whose title does not change: what to notice, and how it was measured."""
 
     notice: NotRequired[str]
     caption: str

@@ -173,7 +173,7 @@ def _look(row: pd.Series) -> Look:
 
 
 def best_of(trials: pd.DataFrame, score: str, cost: str) -> str:
-    """Say which trial scores best, and the cheapest one whose interval reaches it."""
+    """Name the first trial by score, and the cheapest one whose interval reaches it."""
     measure = MEASURES[score]
     lower = measure.better == "lower"
     ordered = trials.assign(name=method_names(trials)).sort_values(score, ascending=lower)

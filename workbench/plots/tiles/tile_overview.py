@@ -1,4 +1,4 @@
-"""A choice of tiles for a long prompt in one picture: block mean or block max, never a stride."""
+"""A choice of tiles for a long prompt in one picture: block mean or block max, not a stride."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil

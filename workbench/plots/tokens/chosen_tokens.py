@@ -27,7 +27,7 @@ SCALE = [[0, PAPER], [0.5, "#fdf0d5"], [0.8, "#f9cf84"], [1, "#f0a125"]]
 
 @dataclass(frozen=True)
 class Choice:
-    """`scores` [T] of the context's tokens (-inf: never chosen), `rows` the positions that are recomputed."""
+    """`scores` [T] of the context's tokens (-inf: not chosen), `rows` the positions that are recomputed."""
 
     scores: np.ndarray
     rows: np.ndarray

@@ -1,18 +1,18 @@
 """Alternative Path: chunks found by prefix hashes, although other chunks stand before them (FusionRAG, section 4.1).
 
 A plain prefix cache maps the hash of (system prompt, chunk 1, …, chunk i) to the KV of chunk i, so a chunk behind other
-chunks is never found. Here the same table is asked several times ("progressive backtracking"):
+chunks is a miss. Here the same table is asked several times ("progressive backtracking"):
 
 1. the longest path comes first: system prompt, all chunks before, chunk;
 2. on a miss the earliest chunk is dropped and the shorter path is hashed and asked, down to (system prompt, chunk);
-3. the first path that is known is served: the KV of the same tokens, computed behind exactly the chunks of that path.
+3. the first path that is known is served: the KV of the same tokens, computed behind the chunks of that path.
 
 Where chunks were dropped, the match says that it is `moved`: its keys are rerotated, and it did not see what was
 dropped. So a copy is never served to a prompt that lacks, directly before it, something that the copy has seen.
 
 A chunk without a path is computed. The paper leaves open behind what; both rules keep one copy of a chunk:
 
-after_system  behind the system prompt alone, as the offline stage does (section 3): later prompts always find it
+after_system  behind the system prompt alone, as the offline stage does (section 3): later prompts find it
 in_place      behind all chunks before it, as a plain prefix cache does, as long as each of them is served where it was
               computed. Met again behind other chunks, it is computed behind the system prompt, and that copy replaces
               the first one

@@ -48,7 +48,7 @@ class PageTier(Books):
 
         Return the keys that the caller must `fill`, or settle by `missed`.
 
-        Raises NoRoom where that must wait for other requests, BadInput where it never fits; nothing is taken then.
+        Raises NoRoom where that must wait for other requests, BadInput where it cannot fit; nothing is taken then.
         """
         size = self.pool.size
         if (needed := own + sum(-(-n // size) for n in blocks.values())) > self.pages:
@@ -79,7 +79,7 @@ class PageTier(Books):
         return True
 
     def release(self, keys: Iterable[str], own: int, used: Any = None) -> None:
-        """Let blocks go, and a promise of pages; room that was never filled is given back.
+        """Let blocks go, and a promise of pages; room that was not filled is given back.
 
         `used`, an event of the GPU, is behind all work that may still read them; without it, that is all work so far.
         """

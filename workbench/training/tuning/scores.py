@@ -30,7 +30,7 @@ SEED = 40_000  # of the held-out worlds; training worlds have names that no seed
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Questions that are answered every so many steps. `every` 0: never.
+    """Questions that are answered every so many steps. `every` 0: not at all.
 
     data       `lab` (held-out worlds), or a file, which should share no question with the training data
     passages   of a question; None: as the data has them

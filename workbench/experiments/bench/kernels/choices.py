@@ -107,7 +107,7 @@ class Choosing:
 
 
 def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[KernelWorkload]:
-    """Yield blocks of 256 in flattened groups of 64, the paper's best row."""
+    """Yield blocks of 256 in flattened groups of 64, the paper's sizes."""
     flat, (heads, kv_heads) = unit // 16, workloads.HEADS
     for length, parts in TILED:
         tokens, tile = length * unit, parts * unit // 1024
@@ -191,7 +191,7 @@ def _tiled(
 
 
 def with_density(rule: TileRule, threshold: str, density: Callable[[TileRule], float], wanted: float) -> TileRule:
-    """Set "mass" of `rule`, or its "part" of the best, so that its choice has the density `wanted`."""
+    """Set "mass" of `rule`, or its "part" of the largest, so that its choice has the density `wanted`."""
 
     def at(value: float) -> TileRule:
         return replace(rule, mass=value) if threshold == "mass" else replace(rule, part=1 - value)

@@ -221,7 +221,7 @@ KEPT = "ours, means kept from chunk to chunk"
 
 
 def drawn(heads: int, rows: int, columns: int, keep: float) -> Tensor:
-    """Draw tiles [1, heads, rows, columns] of the last rows: a share `keep` of the causal ones, their own always."""
+    """Draw tiles [1, heads, rows, columns] of the last rows: a share `keep` of the causal ones, and their own."""
     place = torch.arange(columns - rows, columns, device=DEVICE)[:, None]
     column = torch.arange(columns, device=DEVICE)
     chosen = torch.rand(1, heads, rows, columns, device=DEVICE) < keep

@@ -108,7 +108,7 @@ class KernelWorkload:
     def enter(self, name: str, make: Callable[..., Call], *arguments: Any) -> None:
         """Add one set of inputs for a candidate: `make(*arguments)`, called when it is first run.
 
-        Inputs that are never run are not prepared; a baseline that is missing, or refuses the shape, says so when it is
+        Inputs that are not run are not prepared; a baseline that is missing, or refuses the shape, says so when it is
         run.
         """
         made = cache(partial(make, *arguments))

@@ -1,14 +1,14 @@
 """27K tokens of cached blocks, 15% of them recomputed, and the question: FusionRAG's online step, with its choice.
 
 The time of a candidate that chooses contains the choice: the question is prefilled over the cached pages by a captured
-step, the tokens are scored on the device by what the question attends to, and the best go to the host as positions.
+step, the tokens are scored on the device by what the question attends to, and the highest go to the host as positions.
 `choice_ms` of a report is the part of it until then. "Random rows, no choice" has its rows ready before the clock runs:
 what recomputation itself costs.
 
 Other shares than 15% stand in workloads of their own: none, 5% and 30% (FusionRAG, figure 14a). "Loaded" adds the load:
 the context's pages are copied from pinned host memory to the GPU before anything else begins, within the time.
 
-The first block stands for the system prompt, whose tokens are never chosen. Rows are recomputed in place (cached pages
+The first block stands for the system prompt, whose tokens are not chosen. Rows are recomputed in place (cached pages
 stay as they are, fresh rows go to pages of their own), or over a gathered copy of the context.
 """
 
