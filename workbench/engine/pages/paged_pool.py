@@ -2,7 +2,7 @@
 
 A page holds `size` tokens of every layer. A block takes whole pages. A prompt is a page table: the pages of its blocks,
 which others may share, each with the shift by which its keys are rerotated as they are read, and pages of its own for
-all that is computed for it: recomputed tokens of blocks, the question, the answer. Nothing is copied.
+all that is computed for it: recomputed tokens of blocks, the question, the answer. Opening it copies no block.
 """
 
 from collections.abc import Iterator, Sequence

@@ -185,7 +185,7 @@ Ends = tuple[float, float, float, int]  # value, low, high, n
 
 @dataclass(frozen=True)
 class Number:
-    """What was measured: a value with its 95% interval, of `n` questions, runs or cases, and where.
+    """What was measured: a value with its 95% interval (of times: 5% to 95% of the runs), of `n` questions or runs.
 
     where   {source, model, data, device, …} of the left side
     seeds   training runs that were measured, 0 of models that name none; over several goes the interval

@@ -4,11 +4,11 @@
     judged = claims.judge(found)            # a row a claim and place (source, model, data) where it was measured
     claims.verdicts(judged, "runs/mine")    # {"fusionrag-fig-16": "contradicted", …}
 
-The 95% interval decides: on the claimed side of its bar it confirms, on the other side it contradicts, and where it
-holds the bar the claim stays open, as where nothing was measured. Over training runs it is Student's, of `RUNS` runs or
-more, wherever a model names the run that it is of: one run may keep an item open and decides nothing else. Times need
-`TIMED` runs a side; a number without an interval decides nothing but equality. Findings of one item, those that stay
-open among them, are held to 5% together (Holm 1979).
+The interval decides, of 95% (of times 5% to 95% of the runs): on the claimed side of its bar it confirms, on the other
+side it contradicts, and where it holds the bar the claim stays open, as where nothing was measured. Over training runs
+it is Student's, of `RUNS` runs or more, wherever a model names the run that it is of: one run may keep an item open and
+decides nothing else. Times need `TIMED` runs a side; a number without an interval decides nothing but equality.
+Findings of one item, those that stay open among them, are held to 5% together (Holm 1979).
 """
 
 import math

@@ -12,7 +12,7 @@ from workbench.methods.attend import Attend, Prompt
 
 @dataclass(frozen=True)
 class ChosenTokens(Attend):
-    r"""What is not worth computing again is not worth reading: a sparse context of fresh tokens.
+    r"""A sparse context of fresh tokens: what is not recomputed is not read.
 
     Every row sees the system prompt, the recomputed tokens and the question, as far as they are before it.
 

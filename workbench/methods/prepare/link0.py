@@ -13,7 +13,7 @@ from workbench.store import Store, fetch
 
 @dataclass(frozen=True)
 class Link0:
-    r"""Dummies take the attention that the first tokens of a text draw, so a passage has no sink of its own.
+    r"""Dummies are to take the attention that the first tokens of a text draw, in place of each passage's own.
 
     dummies  how many
     token    id of the dummy; None: the one with which the model's texts begin

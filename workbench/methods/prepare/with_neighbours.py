@@ -1,7 +1,7 @@
 """Similarity-guided preparation: a passage is cached as it reads behind the passages most like it.
 
-FusionRAG, section 3.1, equation 10: passages that are alike are retrieved together, so what a passage would see of the
-others at request time is given to it beforehand.
+FusionRAG, section 3.1, equation 10, expects that passages that are alike are retrieved together, and gives a passage
+beforehand what it would see of them at request time.
 """
 
 from collections.abc import Sequence
