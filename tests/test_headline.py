@@ -140,4 +140,5 @@ def test_a_kernel_is_measured_here_only_where_it_can_be(found):
     refused("no_such", bench_reports.with_measured, found, ["no_such"], [])
     if not torch.cuda.is_available():
         pytest.importorskip("triton")
-        refused("GPU", bench_reports.with_measured, found, ["tile_attention"], ["flash"])
+        for name in ("tile_attention", "question"):  # a kernel, a whole model
+            refused("GPU", bench_reports.with_measured, found, [name], ["flash"])

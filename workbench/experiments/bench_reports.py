@@ -108,7 +108,7 @@ def with_measured(found: Results, names: Sequence[str], against: Sequence[str]) 
     for name in names:
         if name not in (*bench.names(), *MODELS):
             raise BadInput(f"nothing is called {name!r}: it is one of {', '.join((*bench.names(), *MODELS))}")
-        module = "operations" if name in MODELS else "run"  # both load the kernels, which need Triton
+        module = "models.operations" if name in MODELS else "run"  # both load the kernels, which need Triton
         head, *workloads = import_module(f"{bench.__name__}.{module}").run(name, list(against))
         for work in workloads:
             rows = timings(name, work, head)

@@ -174,7 +174,7 @@ def beside(counts: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 def over_seeds(answers: pd.DataFrame, measure: str, by: Sequence[str]) -> pd.DataFrame:
-    """Return {by, value, low, high, n, seeds}: means over training runs, as `metrics.seeds.over_runs` has them.
+    """Return {by, value, low, high, n, seeds}: means over training runs, as `metrics.paired.over_runs` has them.
 
     Prompts of different numbers of passages are never one row: `passages` is told too where the answers have it.
     """

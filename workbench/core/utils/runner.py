@@ -167,7 +167,7 @@ class Workers:
     """What runs tasks; everything that it starts ends with its `with` block.
 
     jobs     processes side by side, which share this one's threads; 1 is this process. Workers of a new cluster
-    cluster  a Dask cluster instead (`core.utils.dask_cluster`)
+    cluster  a Dask cluster instead (`connected`)
     shared   first arguments of `work`, sent to every process once
     gpu      some tasks need a GPU slot on the cluster
 

@@ -209,7 +209,7 @@ def run(
     jobs      processes that run trials side by side, each with one model in memory at a time (times to first token
               suffer); of a cluster that is begun here its workers
     keep_gib  each of them keeps so much of cached blocks from trial to trial (hit rates are then of a warm store)
-    cluster   a Dask cluster that runs them instead (`core.utils.dask_cluster`): its workers need the files of models
+    cluster   a Dask cluster that runs them instead (`core.utils.runner`): its workers need the files of models
               and data under the same names, results come back to this process
     retries   how often a trial that failed is tried again
 

@@ -131,9 +131,9 @@ def dot_plot(
     """Draw a row a value of `y`, and in it a mark with its interval a value of `by`; None without rows.
 
     whole    the axis is a share from 0 to 100%
-    panels   value of `panel` → {title, axis, percent, level, log, whole} of `plots.marks.dots.Column`, in the order
+    panels   value of `panel` → {title, axis, percent, level, log, whole} of `plots.marks.bars.Column`, in the order
              drawn
-    more     as `plots.marks.dots.dots`: spread, lines, notice
+    more     as `plots.marks.bars.dots`: spread, lines, notice
     """
     rows = rows.dropna(subset=[x]).reset_index(drop=True)
     if rows.empty:

@@ -1,9 +1,9 @@
 """Whole models beside stock transformers, on the same GPU in one run: Llama-3.1-8B's shape, random weights.
 
 question    time to the first token of a 50-token question over 4K to 64K tokens of cached blocks that are shifted
-recompute   27K tokens of cached blocks, 15% of them chosen and recomputed, and the question: `bench.recompute`
+recompute   27K tokens of cached blocks, 15% of them chosen and recomputed, and the question: `recompute`
 prefill     2K to 128K tokens at once: the tiles that BFLA keeps, beside all of them
-chunked     16K to 128K tokens in chunks of 1,024 rows under every method: `bench.chunked`
+chunked     16K to 128K tokens in chunks of 1,024 rows under every method: `chunked`
 decode      one token of each of eight answers over a shared context of 32K tokens
 encode      4K to 32K tokens as blocks of 512, each attending to itself, beside a batch of prompts and one whole prompt
 """
