@@ -73,7 +73,7 @@ def load(
     else a `Layout`, or lab, released, chat or a JSON file. Nothing is downloaded. Raises BadInput, before any weight
     is read, for an unknown name, device, dtype or layout and for a checkpoint that is not whole. On the CPU, freed
     memory stays with the process from then on (`keep_freed`), and weights lie as products read them fastest
-    (`models.weights.weight_layout`).
+    (`models.weights.compact`).
     """
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
     if dtype == float8.NAME:
