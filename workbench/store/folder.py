@@ -40,9 +40,9 @@ class FolderStore(quarantine.Repairing):
               it must be that of the folder. Without it, any folder will do
     new       a folder that is not there is made
     durable   what `put` has written outlasts a crash of the machine (file and folder are fsynced)
-    mapped    what is handed out are pages of the file, and not a copy (`store.files.block_file`): faster, for those who use
-              it at once; stores that keep it copy it. False: for a network's file system, whose files others replace,
-              and for folders into whose files another program writes
+    mapped    what is handed out are pages of the file, and not a copy (`store.files.block_file`): faster, for those who
+              use it at once; stores that keep it copy it. False: for a network's file system, whose files others
+              replace, and for folders into whose files another program writes
     pinned    what is handed out lies in page-locked memory, read straight into it (`store.files.packed`): for a
               `HostTier(pinned=True)` above. Without a GPU: in ordinary memory, in the same order
 
