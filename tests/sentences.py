@@ -3,9 +3,9 @@
 python -m tests.sentences       prints them beside their evidence, and what is wrong; exit code 1 where something is
 
 Searched for `STRONG` words: README, ARCHITECTURE, docs, data's pages, notebooks' Markdown, and the docstrings of the
-library and its kernels. Pages are searched for `QUANTITY` too, outside tables: `no`, and `all` where a clause begins
-with it, which says something of every case and does not count. Left out are code, formulas, what commands print,
-questions, and the log of predictions.
+library and its kernels. `all` and `no` count where they say something of every case, which a rule has to tell from
+ordinary quantities: on pages, outside tables, every `no`, and `all` at the head of a clause; in docstrings either at
+the head of a sentence. Left out are code, formulas, what commands print, questions, and the log of predictions.
 
 A sentence that is kept has a row in `sentences.csv`: its file, words that tell it from others there, and the tests or
 the claim of `data/claims.json` that would fail if it were false. Wording is free: a row asks for evidence.
@@ -26,7 +26,8 @@ ROWS = Path(__file__).with_suffix(".csv")
 STRONG = re.compile(
     r"\b(?:exactly|never|always|best|every time|guarantee\w*|identical\w*|bit for bit|lossless\w*)\b(?!\()", re.I
 )
-QUANTITY = re.compile(r"\bno\b(?! longer)|(?:^|[;:,] |\b(?:and|so|that|where) )all\b(?! (?:of|that|but)\b)", re.I)
+CASES = re.compile(r"\bno\b(?! longer)|(?:^|[;:,] |\b(?:and|so|that|where) )all\b(?! (?:of|that|but)\b)", re.I)
+HEAD = re.compile(r"(?:All(?! (?:of|that|but)\b)|No) ")
 CODE = re.compile(r"^ *```.*?^ *```$|<!--.*?-->|``.*?``|`[^`\n]*`|\$\$.*?\$\$", re.M | re.S)
 PARAGRAPH = re.compile(r"\n\s*\n|\n(?= *(?:[-*|#>]|\d+\.) )|\n(?=[^\n]*\S {3,}\S)")  # and rows of tables
 SENTENCE = re.compile(r"(?<=[.!?:])(?:\*\*)?\s+(?=[A-Z0-9*\[(“…·])")
@@ -58,22 +59,23 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield the name of a file of the library and a docstring of it, for files that have a strong word."""
+    """Yield the name of a file of the library and a docstring of it, for files that have such a word."""
     for path in sorted(path for folder in ("workbench", "kernels") for path in (ROOT / folder).rglob("*.py")):
-        if STRONG.search(text := path.read_text()):
+        if STRONG.search(text := path.read_text()) or HEAD.search(text):
             nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, DOCUMENTED)]
             yield from ((name_of(path), said) for node in nodes if (said := ast.get_docstring(node)))
 
 
 def found() -> Iterator[tuple[str, str]]:
     """Yield (file, sentence) for every sentence that claims much."""
-    for texts, is_page in ((pages(), True), (docstrings(), False)):
+    for texts, has_cases in ((pages(), CASES.search), (docstrings(), HEAD.match)):
         for file, text in texts:
             for paragraph in PARAGRAPH.split(CODE.sub("·", text)):
-                counts = is_page and not paragraph.lstrip().startswith("|")
+                is_row = paragraph.lstrip().startswith("|")
                 for sentence in SENTENCE.split(" ".join(paragraph.split())):
-                    if STRONG.search(sentence) or (counts and QUANTITY.search(sentence)):
-                        yield from [] if sentence.endswith("?") else [(file, sentence)]
+                    claims = STRONG.search(sentence) or (not is_row and has_cases(sentence))
+                    if claims and not sentence.endswith("?"):
+                        yield file, sentence
 
 
 def rows() -> list[Row]:

@@ -267,7 +267,7 @@ def test_a_block_on_its_way_is_read_once_by_all_who_want_it():
     store.close()
 
 
-def test_a_hit_in_memory_waits_for_no_write():
+def test_a_hit_and_a_new_block_in_memory_wait_for_no_write():
     class SlowWrites(Shelf):
         begun, go = Signal(), Signal()
 
@@ -277,15 +277,16 @@ def test_a_hit_in_memory_waits_for_no_write():
             super().put(key, kv)
 
     shelf = SlowWrites()
-    store = TieredStore([HostTier(32), StoreTier(shelf)])
-    store.put("a", kv_of(1))
+    store = TieredStore([HostTier(48), StoreTier(shelf)])
+    store.put("a", kv_of(2))
     writer = Thread(target=lambda: store.put("b", kv_of(2)))
     writer.start()
     assert shelf.begun.wait(10)
+    store.chain.enter("c", kv_of(1))
     assert store.get("b") is not None and not shelf.held, "a is on its way down"
     shelf.go.set()
     writer.join(10)
-    assert (store.where("a"), store.where("b")) == ("disk", "host")
+    assert [store.where(key) for key in "abc"] == ["disk", "host", "host"]
     store.close()
 
 

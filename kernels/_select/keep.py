@@ -1,6 +1,6 @@
 """From block scores to selected tiles: `core.tiling.tile_selection.kept` in one launch, shared by selection kernels.
 
-No sort (the weight at which a row's mass is reached is found bit by bit), and no number that the host waits for.
+Nothing is sorted (the weight at which a row's mass is reached is found bit by bit), and the host waits for no number.
 """
 
 from math import ceil

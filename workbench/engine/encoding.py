@@ -130,7 +130,7 @@ class PackedBlocks:
         self.way = ""  # chosen in the first layer
 
     def attend(self, x: LayerInput) -> Tensor | None:
-        """Attend within every block. No block is longer than the sliding window: that is refused before."""
+        """Attend within every block. Blocks longer than the sliding window were refused before."""
         self.write(x)
         if x.last:
             return None

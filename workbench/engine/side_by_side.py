@@ -23,7 +23,7 @@ from workbench.models.transformers_attention import LayerInput
 class Parts:
     """B parts of `lengths` tokens, one behind the other in keys and values [H, N, D] of every layer.
 
-    No part is cut out before it is asked for: layers times parts are thousands of tensors.
+    A part is cut out when it is asked for: layers times parts are thousands of tensors.
     """
 
     keys: Sequence[Tensor]

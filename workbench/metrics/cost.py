@@ -46,12 +46,12 @@ class Cost:
 
     @property
     def flops(self) -> float:
-        """All operations; a multiply-add is two."""
+        """Operations together; a multiply-add is two."""
         return self.linear + self.attention
 
     @property
     def bytes(self) -> float:
-        """All traffic."""
+        """Bytes together."""
         return self.weights + self.kv_written + self.kv_read + self.kv_loaded
 
 

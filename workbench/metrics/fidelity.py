@@ -68,7 +68,7 @@ def predict(
 ) -> list[Tensor]:
     """Predict every token of an answer [A] from the prompt and the tokens before it: logits [A, V] a request.
 
-    `ready` have run (`methods.finish`), and `logits` [V] are those behind their prompts. All answers are one packed
+    `ready` have run (`methods.finish`), and `logits` [V] are those behind their prompts. The answers are one packed
     forward pass under each plan's rule; the rows behind the prompts are overwritten.
     """
     requests, asked = [], []

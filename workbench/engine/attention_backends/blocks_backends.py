@@ -5,7 +5,7 @@ tile_attention  our dense kernel, blocks of one length as a batch
 cudnn           cuDNN's as torch brings it, blocks of one length as a batch
 flash           FlashAttention 2 as torch brings it: blocks of any lengths, 16-bit numbers
 
-All take (q [Hq, N, D], keys [H, N, D], values [H, N, D], cu_seqlens [B + 1], longest block, scale) and return
+Each takes (q [Hq, N, D], keys [H, N, D], values [H, N, D], cu_seqlens [B + 1], longest block, scale) and returns
 [Hq, N, D].
 Which is the fastest is measured (`measured_backends`).
 """

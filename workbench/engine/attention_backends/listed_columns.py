@@ -142,7 +142,7 @@ class OwnOrListed(Listed):
 def rising(seen: Tensor, count: int) -> Tensor:
     """Return the places [H, count] of `seen` [H, T] bool, rising, `count` of them in every head.
 
-    No GPU is waited for.
+    The host waits for no GPU.
     """
     place = torch.where(seen, seen.cumsum(-1) - 1, count)  # in the list; the others go behind it
     token = torch.arange(seen.shape[1], device=seen.device).expand_as(place)

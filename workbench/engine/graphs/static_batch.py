@@ -31,7 +31,7 @@ BEHIND = ("first", "last", "page_max")  # INVALID_POS behind the last page
 class StaticBatch:
     """The static inputs of a bucket, and the forward pass over them: one request of the pass (`PackedRequest`).
 
-    All inputs are views of one int32 tensor, so a request is one copy to the device, from page-locked memory: the host
+    Inputs are views of one int32 tensor, so a request is one copy to the device, from page-locked memory: the host
     fills one buffer while the other is on its way. What slots hold is worked out on the device. `queries` [B, Hq, R, D]
     of the layers that the bucket keeps are those of the last pass.
     """

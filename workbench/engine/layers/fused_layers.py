@@ -8,7 +8,7 @@ are multiplied together lie side by side in one tensor, and the model's own para
 `layers_of` says of a model why it cannot be run so; it then runs as it is.
 
 `fused` fuses decoder layers by torch.compile instead: norms, rotary embeddings and activations become one kernel each.
-All layers share one compilation. Attention stays outside of it, as an ordinary call: the workbench's requests, pages
+Layers share their compilations. Attention stays outside of it, as an ordinary call: the workbench's requests, pages
 and choices are no part of what is compiled. Afterwards the model is as it was.
 """
 

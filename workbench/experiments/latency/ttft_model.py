@@ -6,7 +6,7 @@
 A pass takes `start` and a time for every row (its products with the weights) and for every pair of a row and a key it
 sees (attention). The three numbers are fitted to the committed reports `question`, `recompute` and `prefill` of
 `workbench bench`: one engine, an NVIDIA H200, the shape of Llama-3.1-8B. So baselines are given our engine's times.
-All KV that is found lies on the GPU; loading it from elsewhere is not in these times.
+KV that is found is taken to lie on the GPU; loading it from elsewhere is not in these times.
 """
 
 import json

@@ -107,7 +107,7 @@ WARM_UP = 2  # questions that a CPU answers before anything is timed
 
 @dataclass(frozen=True)
 class Served:
-    """All questions under one mode of the scheduler.
+    """The questions under one mode of the scheduler.
 
     seconds         from the first arrival until the last answer
     ttfts           seconds from arrival to first token, a question

@@ -1,4 +1,4 @@
-"""Simulated requests over passages: which passages a request asks for, and in which order. No model, no text.
+"""Simulated requests over passages: which passages a request asks for, and in which order, without model and text.
 
 A passage is a number. FusionRAG (section 5.3.3) simulates 1,000 queries whose passages lie in the knowledge base
 (60%), are uploaded and shared (30%) or unique (10%). It does not say how many passages a query has, how many there are,

@@ -75,7 +75,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Verification:
-    """All verdicts on a model."""
+    """The verdicts on a model."""
 
     model: str
     dtype: str

@@ -195,7 +195,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Preparation(PreparationFields):
-    """All passages of a data set, prepared by one policy and kept in the folder `out`.
+    """The passages of a data set, prepared by one policy and kept in the folder `out`.
 
     Of a data file, these are all passages of all samples. Each of the `workers` has a model of its own; `shard`
     passages make a file.

@@ -11,7 +11,7 @@
               arrived; its prefill waits for each layer. Where there is work anyway, as by request: layer by layer, a
               load is slower
 
-All times are on the clock of the events that are recorded (`workbench.store.events`).
+Times are on the clock of the events that are recorded (`workbench.store.events`).
 """
 
 from workbench.methods.serving.scheduler import MODES, Scheduler

@@ -1,4 +1,4 @@
-"""All tiles: what every other method is compared with, on the same path."""
+"""Every tile: what every other method is compared with, on the same path."""
 
 from dataclasses import dataclass
 

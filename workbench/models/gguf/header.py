@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, and what of it can be converted. No weight is read here."""
+"""What a GGUF file says of itself, and what of it can be converted. Weights are not read here."""
 
 import re
 from collections import Counter

@@ -1,6 +1,6 @@
 """The places where cached blocks lie, each with a budget of bytes: host memory, a folder, a remote.
 
-All are a `Tier`, as are the pages of a GPU (`workbench.store.tiering.pages`). A tier keeps its books (bytes, heat) and
+Each is a `Tier`, as are the pages of a GPU (`workbench.store.tiering.pages`). A tier keeps its books (bytes, heat) and
 carries single blocks in and out; `workbench.store.tiering.tiered_store` decides what goes where.
 
 Which cached block is the coldest: by frequency and recency.

@@ -1,8 +1,8 @@
 """Attention of a training step: FlexAttention under a BlockMask on a GPU, torch's own, mask by mask, elsewhere.
 
 It is registered with transformers as attention "workbench-train". The masks of a packed sequence, one for every sliding
-window of the model, come as the forward keyword argument `masks`. No mask has the size of the sequence squared: a
-BlockMask holds 128 × 128 tiles, and a MaskBlock covers one block, or the questions over one context.
+window of the model, come as the forward keyword argument `masks`. In place of one mask over the sequence, a BlockMask
+holds tiles of 128 × 128, and a MaskBlock covers one block, or the questions over one context.
 """
 
 from collections.abc import Callable, Iterable, Mapping
