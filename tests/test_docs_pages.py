@@ -76,10 +76,13 @@ def test_the_index_says_what_every_method_follows(pages):
 
 
 def test_the_reference_names_every_public_module_once():
-    pages = dict(docs_methods.api())
+    pages = dict(docs_methods.api(ROOT))
     named = [name for page in pages.values() for name in re.findall(r"automodule:: (\S+)", page)]
-    assert len(named) == len(set(named)) and set(pages) == {"index", *docs_methods.FOLDERS}
+    assert len(named) == len(set(named)) and set(pages) == {*docs_methods.FOLDERS}
+    index = (ROOT / "docs" / "api" / "index.md").read_text()
     for folder in docs_methods.FOLDERS:
+        assert f"[{folder}]({folder}.md)" in index and f"\n{folder}\n" in index
+        assert "```python\n" in pages[folder], "an example"
         root = ROOT if folder == "kernels" else ROOT / "workbench"
         files = {f"workbench.{folder}.{path.stem}" for path in (root / folder).glob("[!_]*.py")}
         assert files <= set(named)

@@ -254,14 +254,11 @@ COMMANDS = ("workbench.app.commands", "workbench.app.leaderboard.command")  # `w
 MODULE = "## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n   :ignore-module-all:\n```"
 
 
-def api() -> Iterator[tuple[str, str]]:
-    """Yield name and text of every page: `index`, then one a folder."""
-    entries = "\n".join(FOLDERS)
-    said = "Public functions and classes, by folder; a folder imports only folders to its left (`ARCHITECTURE.md`)."
-    yield "index", f"# API reference\n\n{said}\n\n```{{toctree}}\n:titlesonly:\n\n{entries}\n```\n"
+def api(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and text of the page of every folder: its head from docs/api, then its modules."""
     for folder in FOLDERS:
-        modules = [MODULE.format(name=name) for name in modules_of(f"workbench.{folder}")]
-        yield folder, "\n\n".join([f"# workbench.{folder}", *modules])
+        head = (root / "docs" / "api" / f"{folder}.md").read_text(encoding="utf-8")
+        yield folder, "\n\n".join([head, *(MODULE.format(name=name) for name in modules_of(f"workbench.{folder}"))])
 
 
 def modules_of(package: str) -> Iterator[str]:

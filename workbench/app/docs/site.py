@@ -101,7 +101,7 @@ def write_sources(folder: Path) -> None:
     """Write everything that Sphinx reads into `folder`: pages by hand, and those that are made."""
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns(*OTHER))
     for part, pages in _made():
-        (folder / part).mkdir()
+        (folder / part).mkdir(exist_ok=True)
         for name, text in pages:
             (folder / part / f"{name}.md").write_text(text, encoding="utf-8")
 
@@ -110,7 +110,7 @@ def _made() -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
     from workbench.app.docs import methods as docs_methods  # it imports every method
 
     yield "methods", docs_methods.pages(ROOT)
-    yield "api", docs_methods.api()
+    yield "api", docs_methods.api(ROOT)
 
 
 def _state() -> str:
