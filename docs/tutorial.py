@@ -20,10 +20,13 @@ from workbench.methods import prepare
 from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
 from workbench.plots.attention.masks import compare_masks
 from workbench.plots.kv.deviation import token_map
-from workbench.plots.marks import chart
+from workbench.plots.marks import chart, table, theme
 from workbench.plots.marks.styles import BASELINES, SELECTORS
 from workbench.results import expanded
 from workbench.store import MemoryStore
+
+for module in (chart, table, theme):
+    module.WIDTH = 740  # px of a page of the documentation: nothing is drawn smaller than it was set
 
 FOLDER = Path(__file__).parent / "_static" / "tutorial"
 MODEL, DATA = "smollm2-reader", "nq-held"  # of the shipped results

@@ -164,21 +164,21 @@ def finish(
     """
     title, notice, caption = map(plain, (title, notice, caption))
     notice += "" if not notice or notice.endswith((".", "?", "!", ".”", "?”", "!”")) else "."
-    noticed, measured = _lines(notice, 124), _lines(caption, 152)
+    noticed, measured = _lines(notice, WIDTH * 124 // 900), _lines(caption, WIDTH * 139 // 900)
     fig.update_layout(meta={"sources": [HERE]} if fig.layout.meta is None else fig.layout.meta)
     top = TITLE_HEIGHT + 18 * len(noticed) + above
     if legend is not None:
         fig.update_layout(legend=legend_over(height, legend))
     if fig.layout.legend.x is None:
         fig.update_layout(legend_x=(8 - left) / (WIDTH - left - right))  # in line with the title
-    bottom = below + 15 * len(measured) + 16
+    bottom = below + 16 * len(measured) + 16
     margin = {"t": top, "b": bottom, "l": left, "r": right}
     fig.update_layout(template=TEMPLATE, width=WIDTH, height=height + top + bottom, margin=margin)
     frame = {"x": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "xshift": 8 - left}
     for name, text, y, anchor, shift, size, colour in (
         ("title", f"<b>{title}</b>", 1, "bottom", top - 32, 17, INK),
         ("notice", "<br>".join(noticed), 1, "bottom", above + 6, 13, MUTED),
-        ("caption", "<br>".join(measured), 0, "top", -below, 11, MUTED),
+        ("caption", "<br>".join(measured), 0, "top", -below, 12, MUTED),
     ):
         place = {"y": y, "yanchor": anchor, "yshift": shift, "name": name, **frame}
         fig.add_annotation(text=text, showarrow=False, align="left", font={"size": size, "color": colour}, **place)
@@ -196,7 +196,7 @@ def unframed(figure: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]
     if len(texts) < len(FRAME):
         return {}, dict(figure)
     lines = {name: text.count("<br>") + 1 if text else 0 for name, text in texts.items()}
-    over, under = TITLE_HEIGHT + 18 * lines["notice"], 15 * lines["caption"] + 16
+    over, under = TITLE_HEIGHT + 18 * lines["notice"], 16 * lines["caption"] + 16
     margin = layout["margin"]
     layout["margin"] = {**margin, "t": margin["t"] - over, "b": margin["b"] - under}
     layout["height"] -= over + under
