@@ -1,4 +1,4 @@
-"""The pictures of docs/tutorial.md: two of one prompt under the shipped model, the others of the shipped results.
+"""The pictures of docs/tutorial.md and of the guide: two of one prompt under lab-full, the others of shipped results.
 
 python docs/tutorial.py [FOLDER]        writes SVG files there; needs Chromium
 """
@@ -21,7 +21,7 @@ from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
 from workbench.plots.attention.masks import compare_masks
 from workbench.plots.kv.deviation import token_map
 from workbench.plots.marks import chart, table, theme
-from workbench.plots.marks.styles import BASELINES, SELECTORS
+from workbench.plots.marks.styles import BASELINES, SCHEDULERS, SELECTORS
 from workbench.results import expanded
 from workbench.store import MemoryStore
 
@@ -139,10 +139,51 @@ def _times(found: results.Results) -> go.Figure | None:
     )
 
 
+def of_guides() -> Iterator[tuple[str, go.Figure | None]]:
+    """What commands of the guide draw, of the shipped results."""
+    found = results.read()
+    replays = found.counts("replay")
+    load = replays[replays.setting == replays.setting.iloc[0]]
+    panels = {
+        "ttft_ms": {"title": "time to the first token", "y_axis": "milliseconds", "y_log": True},
+        "idle": {"title": "engine idle", "y_axis": "share of the time", "percent": True},
+    }
+    yield (
+        "serving",
+        chart.lines(
+            results.over_draws(load, ["source", "model", "device", "setting", "method", "measure", "at"]),
+            x="at",
+            by="method",
+            panel="measure",
+            panels=panels,
+            look=SCHEDULERS.of,
+            x_axis="requests a second",
+            title="Modes of the scheduler under load",
+            lines=2,
+        ),
+    )
+    tiers = found.timings("tiers").rename(columns={"p5": "ms_low", "p95": "ms_high", "runs": "n"})
+    tiers = tiers.assign(tokens=tiers.workload.astype(float))
+    yield (
+        "tiers",
+        chart.lines(
+            tiers[tiers.model == tiers.model.iloc[-1]],
+            x="tokens",
+            y="ms",
+            by="candidate",
+            x_axis="tokens of the prompt",
+            y_axis="milliseconds",
+            y_log=True,
+            title="Time to the first token by where blocks are",
+            lines=3,
+        ),
+    )
+
+
 def main(folder: Path = FOLDER) -> None:
     """Write every picture."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in (*of_a_prompt(), *of_results()):
+    for name, figure in (*of_a_prompt(), *of_results(), *of_guides()):
         if figure is None:
             sys.exit(f"{name}: the shipped results hold no rows for it")
         print(write_figure(figure, folder / f"{name}.svg"))
