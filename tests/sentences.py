@@ -100,7 +100,7 @@ def faults() -> list[str]:
     items = json.loads((ROOT / "data" / "claims.json").read_text())["items"]
     claims = {claim["id"] for item in items for claim in item["claims"]}
     wrong = [
-        f"without evidence: {file}: {sentence}"
+        f"give it a row, or say it plainly: {file}: {sentence}"
         for file, sentence in sentences
         if not any(row.file == file and row.words in sentence for row in kept)
     ]
