@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench import data, models, results
+from workbench import data, explore, models, results
 from workbench.app.reports.figure_files import write_figure
 from workbench.core.masks import block_attention, causal
 from workbench.data.prompt_view import of_sample
@@ -180,10 +180,17 @@ def of_guides() -> Iterator[tuple[str, go.Figure | None]]:
     )
 
 
+def of_explorer() -> Iterator[tuple[str, go.Figure]]:
+    """What the explorer of key tiles shows first of a prompt, without its controls."""
+    (sample,) = data.load("lab", 1, 4)
+    explorer = explore.sparse("lab-full", sample, tile=16)
+    yield "tiles", next(each for each in explorer.children if isinstance(each, go.FigureWidget))
+
+
 def main(folder: Path = FOLDER) -> None:
     """Write every picture."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in (*of_a_prompt(), *of_results(), *of_guides()):
+    for name, figure in (*of_a_prompt(), *of_results(), *of_guides(), *of_explorer()):
         if figure is None:
             sys.exit(f"{name}: the shipped results hold no rows for it")
         print(write_figure(figure, folder / f"{name}.svg"))

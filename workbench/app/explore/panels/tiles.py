@@ -64,7 +64,7 @@ def method_and_threshold(specs: Sequence[str]) -> tuple[Dropdown, SelectionSlide
     """Return a menu of methods, and a slider over the threshold of the one that is chosen."""
     methods = menu([(SPARSE_METHODS.name_of(spec), spec) for spec in specs], "method", value=specs[0])
     options, own = thresholds_of(specs[0])
-    form = {"description": "threshold", "continuous_update": False, "layout": Layout(width="380px")}
+    form = {"description": "threshold", "continuous_update": False, "layout": Layout(width="430px")}
     threshold = SelectionSlider(options=options, value=own, **form)
 
     def follow(change: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ def said(choice: Chosen, head: int) -> str:
     missed = int(choice.missed[head].sum())
     return (
         f"Head {head} keeps {choice.density()[head]:.0%} of the causal pairs and {choice.held()[head]:.0%} of the "
-        f"attention; {missed} tiles are dropped though needed, with "
+        f"attention; {missed} {'tile is' if missed == 1 else 'tiles are'} dropped though needed, with "
         f"{choice.held(choice.missed)[head]:.0%} of it. Chosen in {1000 * choice.seconds:.0f} ms."
     )
 
