@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from workbench.app.console.text import plain
+from workbench.app.console.text import plain, progress
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
 
@@ -69,15 +69,16 @@ def _check(name: str, as_json: bool) -> bool:
     dtypes = [torch.bfloat16, torch.float16, torch.float32] if gpu else [torch.float32]
     count = wrong = 0
     worst = 0.0
-    for verdict in verdicts(bench.named(name), "cuda" if gpu else "cpu", dtypes, stretch=gpu):
-        count += 1
-        wrong += not verdict.right
-        worst = max(worst, verdict.error / verdict.allowed if verdict.allowed else 0.0)
-        if as_json:
-            print(json.dumps(vars(verdict) | {"right": verdict.right}), flush=True)
-        elif not verdict.right:
-            words = verdict.problem or f"error {verdict.error:.2e}, allowed {verdict.allowed:.2e}"
-            print(f"{name}, case {verdict.case}, {verdict.dtype}: {words}", flush=True)
+    with progress(f"cases of {name}"):
+        for verdict in verdicts(bench.named(name), "cuda" if gpu else "cpu", dtypes, stretch=gpu):
+            count += 1
+            wrong += not verdict.right
+            worst = max(worst, verdict.error / verdict.allowed if verdict.allowed else 0.0)
+            if as_json:
+                print(json.dumps(vars(verdict) | {"right": verdict.right}), flush=True)
+            elif not verdict.right:
+                words = verdict.problem or f"error {verdict.error:.2e}, allowed {verdict.allowed:.2e}"
+                print(f"{name}, case {verdict.case}, {verdict.dtype}: {words}", flush=True)
     if not as_json:
         right = f"{count - wrong} of {count} cases right"
         print(f"{name}: {right}, largest error {worst:.0%} of what is allowed", flush=True)

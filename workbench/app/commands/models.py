@@ -10,6 +10,7 @@ from rich.table import Table
 
 from workbench import models
 from workbench.app.console.options import AsJson
+from workbench.app.console.text import progress
 from workbench.models import pretrained
 
 app = typer.Typer(add_completion=False)
@@ -31,7 +32,8 @@ def list_models(
 
         print(random_init.write(untrained))
         return
-    rows = [{"name": name, **models.describe(models.folder(name))} for name in models.names()]
+    with progress("models"):
+        rows = [{"name": name, **models.describe(models.folder(name))} for name in models.names()]
     if as_json:
         print(json.dumps(rows))
         return

@@ -125,9 +125,10 @@ def repair(
 @app.command(epilog="Example: workbench store stats prepared --json")
 def stats(folder: Place, as_json: AsJson = False) -> None:
     """Tell what a store holds, by the headers of its files."""
-    from workbench.store.files import scrub
+    with progress("reading"):
+        from workbench.store.files import scrub
 
-    found = scrub.describe_remote(folder) if is_url(folder) else scrub.describe(Path(folder))
+        found = scrub.describe_remote(folder) if is_url(folder) else scrub.describe(Path(folder))
     show(as_json, json.dumps(found), described(found))
 
 
@@ -139,9 +140,10 @@ def gc(
 ) -> None:
     """Delete what was set aside, then the files that were read longest ago, until the rest fits the budget."""
     place, most = folder_of(folder), bytes_of(budget)
-    from workbench.store.files.eviction import collect_garbage
+    with progress("deleting"):
+        from workbench.store.files.eviction import collect_garbage
 
-    found = collect_garbage(place, most)
+        found = collect_garbage(place, most)
     size = f"{found.before / 1e6:.1f} MB before, {found.after / 1e6:.1f} MB now"
     told = f"[bold]{plain(found.folder)}[/]: {found.blocks} blocks in {found.files} files deleted; {size}"
     show(as_json, json.dumps(asdict(found)), told)
@@ -172,16 +174,17 @@ def import_command(
 @taking([option for option in of_fields(LookupFields, defaults={}) if option.name != "folder"])
 def explain(folder: Place, *, as_json: AsJson = False, **given: Any) -> None:
     """Look up the blocks of a data set, and tell why some are not found; nothing is computed."""
-    from workbench.methods.preprocessing.lookups import Lookups
+    with progress("looking up"):
+        from workbench.methods.preprocessing.lookups import Lookups
 
-    found = Lookups(folder, **given).run()
+        found = Lookups(folder, **given).run()
     show(as_json, json.dumps(found.to_json()), explained(found))
 
 
 def _scrubbed(folder: str, repair: bool) -> "Scrub":
-    from workbench.store.files import scrub
-
     with progress("verifying") as advance:
+        from workbench.store.files import scrub
+
         if is_url(folder):
             return scrub.verify_remote(folder, repair, advance)
         return scrub.verify(Path(folder), repair, advance)

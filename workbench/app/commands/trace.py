@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from workbench.app.console.text import plain
+from workbench.app.console.text import plain, progress
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text, writing
 
@@ -21,9 +21,10 @@ def trace(
     out: Annotated[Path, typer.Option(help="File to write, in Chrome's trace format")] = Path("trace.json"),
 ) -> None:
     """Write the events of a run in Chrome's trace format, which Perfetto opens."""
-    from workbench.experiments.latency import trace as traces
+    with progress("reading"):
+        from workbench.experiments.latency import trace as traces
 
-    events = traces.read(source)
+        events = traces.read(source)
     if out.is_dir() or not out.parent.is_dir():
         raise BadInput(f"--out {str(out)!r}: a file in a folder that exists is needed")
     traced = traces.chrome(events)
