@@ -1,7 +1,7 @@
 """Cost of the first token: floating-point operations and bytes moved, from a configuration alone.
 
 Linear parts (projections, MLP, output head) and attention parts (scores and weighted values) are counted apart, a
-multiply-add as two operations. Left out, each under 1% of a prefill: norms, activations, softmax, rotation of keys.
+multiply-add as two operations. Left out are norms, activations, softmax and the rotation of keys.
 """
 
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,7 @@
 Memory that the C library keeps instead of giving it back to the system.
 
 A request over cached blocks fills as much memory as its keys and values take and frees it with its answer. By default
-glibc returns that memory, and the next request pays for every page: over 2,048 cached tokens of the shipped model
-a fifth of the time to the first token. Torch keeps freed memory on a GPU in any case.
+glibc returns that memory, and the next request pays for every page again. Torch keeps freed memory on a GPU anyway.
 """
 
 import ctypes

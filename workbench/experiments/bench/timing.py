@@ -1,8 +1,8 @@
 """Times of short GPU work, taken so that they can be compared.
 
 Every candidate works on several sets of inputs, one after the other, together larger than the L2 cache, so each run
-finds its inputs cold. Candidates run interleaved, so a drift of the clock meets all alike. Before each run the GPU
-waits a moment in a loop that touches no memory: the host is then ahead, and its own time is not measured.
+finds its inputs cold. Candidates run interleaved, so a drift of the clock does not meet one alone. Before each run the
+GPU waits a moment in a loop that touches no memory: the host is then ahead, and its own time is not measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence

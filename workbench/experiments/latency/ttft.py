@@ -1,6 +1,6 @@
 """Time to the first token: measured on this device, and its cost computed for any shape of a model.
 
-Methods run interleaved, one request each and then the next, so that a busy machine slows all of them alike.
+Methods run interleaved, one request each and then the next, so that a busy machine does not slow one of them alone.
 
 full           computes every token, in the engine
 block          takes all blocks from a store in memory and re-encodes their positions, within the time

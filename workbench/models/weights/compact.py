@@ -5,9 +5,8 @@ has a name of its own, so that nothing takes its numbers for weights: `models.lo
 no weights.
 
 How weights lie in memory on a CPU: a `Linear` multiplies by the transpose of its weight [out, in]. Where the weight
-lies so that input channels are its rows, torch's product in fp32 of the 50 rows of a question takes about three
-quarters of the time, that of one row no more. Shape, values and `state_dict` stay; copies and files of the weights lie
-as usual.
+lies so that input channels are its rows, torch's product in fp32 of the rows of a question takes less time, that of one
+row no more. Shape, values and `state_dict` stay; copies and files of the weights lie as usual.
 """
 
 from pathlib import Path

@@ -4,8 +4,8 @@ Warm-up, a constant rate while the curriculum climbs, and a linear decay to zero
 The tokenizer is byte-level BPE trained on the lab corpus: any text round-trips, and every word of the lab world is a
 single token.
 
-The curriculum: a model does not learn to look facts up by gradient descent on the full task; it learns it on a small
-task and keeps it. Each stage therefore changes little, and the next one begins when the answers of this one are right.
+The curriculum: to look facts up is learned on a small task, which then grows. Each stage changes little, and the next
+one begins when the answers of this one are right.
 The whole vocabulary is in use from the first step on.
 """
 

@@ -3,7 +3,7 @@
 The rule is FlashAttention-3's (arXiv:2407.08608, its tests): against a reference in fp32 (fp64 for a kernel in fp32), a
 kernel's largest error may be twice that of plain torch in the same dtype, and a little for rounding. For a choice of
 tiles the same holds for the share that differs. Outputs begin as NaN, which shows entries that are not written. Inputs
-are drawn freshly. Every case runs three times, and a result that changes is a race.
+are drawn freshly. Every case runs three times, and a result that changes points to a race.
 """
 
 from collections.abc import Iterator
