@@ -4,6 +4,7 @@ python docs/tutorial.py [FOLDER]        writes SVG files there; needs Chromium
 """
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,13 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench import data, explore, models, results
+from workbench.app.leaderboard.page import page
 from workbench.app.reports.figure_files import write_figure
+from workbench.app.reports.thumbnail import screenshot
 from workbench.core.masks import block_attention, causal
 from workbench.data.prompt_view import of_sample
 from workbench.engine.assembly import assemble
+from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials.record import device_name
 from workbench.methods import prepare
 from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
@@ -190,6 +194,10 @@ def of_explorer() -> Iterator[tuple[str, go.Figure]]:
 def main(folder: Path = FOLDER) -> None:
     """Write every picture."""
     folder.mkdir(parents=True, exist_ok=True)
+    board = boards(results.read(), (0.15,), model=MODEL, data=DATA, by="kl")[0]
+    with tempfile.TemporaryDirectory() as held:
+        (place := Path(held, "board.html")).write_text(page([board]), encoding="utf-8")
+        screenshot(place, folder / "board.png", width=1000, height=760)
     for name, figure in (*of_a_prompt(), *of_results(), *of_guides(), *of_explorer()):
         if figure is None:
             sys.exit(f"{name}: the shipped results hold no rows for it")

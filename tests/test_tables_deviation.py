@@ -34,7 +34,7 @@ from workbench.metrics.kv.kv_deviation import Repair
 from workbench.metrics.kv.selection import places
 from workbench.plots.attention import masks
 from workbench.plots.kv import deviation
-from workbench.plots.marks import styles, theme
+from workbench.plots.marks import chart, styles, theme
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import Look
 from workbench.plots.marks.table import ROOM, SECOND, drawn_width, table
@@ -213,6 +213,11 @@ def test_error_bars_are_the_ends_of_intervals_and_a_table_is_its_cells():
     assert figure_data(bars).to_dict("records") == [{"trace": "n", "x": "a", "y": 0.5, "low": 0.4, "high": 0.7}]
     table = go.Figure(go.Table(header={"values": ["a", "b"]}, cells={"values": [["1", "2"], ["<b>3</b>", "4"]]}))
     assert figure_data(table).to_dict("list") == {"a": ["1", "2"], "b": ["3", "4"]}
+    dots = pd.DataFrame({"name": [*"abab"], "of": [*"kkll"], "measure": [*"mmnn"], "value": range(4), "source": "s"})
+    one = figure_data(chart.dot_plot(dots, y="name", by="of", title="t"))
+    assert [*zip(one.trace, one.y, one.x, strict=True)] == [("k", "a", 0), ("k", "b", 1), ("l", "a", 2), ("l", "b", 3)]
+    two = figure_data(chart.dot_plot(dots, y="name", panel="measure", title="t"))
+    assert [*zip(two.panel, two.y, strict=True)] == [("m", "a"), ("m", "b"), ("n", "a"), ("n", "b")]
 
 
 def test_without_chromium_a_page_is_named_instead(figure, tmp_path, monkeypatch):

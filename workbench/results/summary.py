@@ -224,14 +224,17 @@ def records(found: Results, experiment: str = "trial") -> Iterator[tuple[str, di
 
 
 def figure_data(figure: Any) -> pd.DataFrame:
-    """Return what a figure draws: a row a point, {trace, x, y, z, low, high, text}; of a table its cells.
+    """Return what a figure draws: a row a point, {trace, panel, x, y, z, low, high, text}; of a table its cells.
 
-    `low` and `high` are the ends of the error bars.
+    `panel` is there where there are several; `low` and `high` are the ends of the error bars. Of marks that stand
+    beside the names along an axis, x or y is the name.
     """
-    traces = figure.to_plotly_json()["data"] if hasattr(figure, "to_plotly_json") else figure["data"]
-    parts = [_cells(trace) if trace.get("type") == "table" else _points(trace) for trace in traces]
+    drawn = figure.to_plotly_json() if hasattr(figure, "to_plotly_json") else figure
+    layout = drawn.get("layout", {})
+    parts = [_cells(trace) if trace.get("type") == "table" else _points(trace, layout) for trace in drawn["data"]]
     parts = [part for part in parts if len(part)]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    return rows.drop(columns="panel") if "panel" in rows and rows.panel.nunique() < 2 else rows
 
 
 def latex(table: pd.DataFrame) -> str:
@@ -245,25 +248,48 @@ def _cells(trace: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(dict(zip(heads, columns, strict=True)))
 
 
-def _points(trace: Mapping[str, Any]) -> pd.DataFrame:
+def _points(trace: Mapping[str, Any], layout: Mapping[str, Any]) -> pd.DataFrame:
+    axes = {name: layout.get(f"{name}axis{trace.get(f'{name}axis', name)[1:]}", {}) for name in "xy"}
     columns = {axis: _values(trace[axis]) for axis in AXES if trace.get(axis) is not None}
     if "z" in columns:  # a map: its cells one below the other
         grid = np.asarray(columns["z"])
         down, across = np.indices(grid.shape[:2])
         return pd.DataFrame(
-            {"trace": trace.get("name") or "", "x": across.ravel(), "y": down.ravel(), "z": grid.ravel()}
+            {
+                "trace": trace.get("name") or "",
+                "panel": _panel(axes, layout),
+                **{"x": across.ravel(), "y": down.ravel(), "z": grid.ravel()},
+            }
         )
     if not columns or (length := max(map(len, columns.values()))) == 0 or trace.get("hoverinfo") == "skip":
         return pd.DataFrame()
     made = pd.DataFrame({axis: pd.Series(values) for axis, values in columns.items()}, index=range(length))
     made.insert(0, "trace", trace.get("name") or "")
+    made.insert(1, "panel", _panel(axes, layout))
     for axis in ("x", "y"):
         bars = trace.get(f"error_{axis}") or {}
         if bars.get("array") is not None:
             above, below = (np.asarray(_values(bars.get(key, bars["array"])), float) for key in ("array", "arrayminus"))
             middle = pd.to_numeric(made[axis])
             made["low"], made["high"] = middle - below, middle + above
+    for axis in {*columns} & {*axes}:
+        made[axis] = _names(made[axis], axes[axis])
     return made
+
+
+def _names(places: "pd.Series[Any]", axis: Mapping[str, Any]) -> "pd.Series[Any]":
+    """Return the names that marks stand beside; the places themselves along an axis of numbers."""
+    texts, ticks = list(axis.get("ticktext") or ()), list(axis.get("tickvals") or ())
+    if not texts or ticks != list(range(len(texts))) or min(axis.get("range") or [0]) > -0.4:
+        return places
+    return pd.to_numeric(places).round().clip(0, len(texts) - 1).map(lambda at: _plain(texts[int(at)]))
+
+
+def _panel(axes: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]) -> str:
+    """Return the title over the panel of these axes, "" without one."""
+    left, top = axes["x"].get("domain", [0])[0], axes["y"].get("domain", [1])[-1]
+    notes = (note for note in layout.get("annotations", ()) if not note.get("name"))
+    return next((_plain(note["text"]) for note in notes if (note.get("x"), note.get("y")) == (left, top)), "")
 
 
 def _values(values: Any) -> Sequence[Any]:

@@ -19,7 +19,7 @@ from workbench.core.utils.files import write_text
 ROOT = Path(__file__).resolve().parents[3]
 SITE = ROOT / "runs" / "docs"
 NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml")
-READ = "docs/**/*.md docs/**/*.css docs/**/*.svg docs/prompt.png docs/*.py workbench/**/*.py kernels/**/*.py".split()
+READ = "docs/**/*.md docs/**/*.css docs/**/*.svg docs/**/*.png docs/*.py workbench/**/*.py kernels/**/*.py".split()
 OTHER = ("__pycache__", "*.json", "picture.py", "measured.py", "tutorial.py")  # in docs/, and no pages
 STAMP = ".built_from"
 LIMIT_S = 120  # a report waits no longer for it

@@ -93,21 +93,29 @@ const workbench = (() => {
   }
   const list = values => (values && values.length !== undefined ? Array.from(values) : []);
   function cells(place) {  // of the traces that are shown: a row a point, or a cell of a map
-    const rows = [["trace", "x", "y", "z", "low", "high"]];
+    const rows = [["trace", "panel", "x", "y", "z", "low", "high"]], layout = place._fullLayout;
+    const plain = text => String(text ?? "").replace(/<[^>]*>/g, " ");
+    const axis = (trace, name) => layout[`${name}axis${(trace[`${name}axis`] || name).slice(1)}`] || {};
+    const panel = (x, y) => plain((layout.annotations || []).find(note => note.x === x.domain?.[0] && note.y === y.domain?.[1])?.text);
+    const word = ({ ticktext, tickvals, range }, value) => {  // the name that a mark stands beside, where names are along the axis
+      const names = list(ticktext).length && list(tickvals).every((tick, at) => tick === at) && Math.min(...range) < -0.4;
+      return names ? plain(ticktext[Math.round(value)] ?? value) : value;
+    };
     for (const trace of place._fullData) {
       if (trace.visible !== true || trace.hoverinfo === "skip") continue;
-      const name = (trace.name || "").replace(/<[^>]*>/g, " ");
-      if (trace.z) list(trace.z).forEach((line, y) => list(line).forEach((z, x) =>
-        rows.push([name, trace.x?.[x] ?? x, trace.y?.[y] ?? y, z, "", ""])));
+      const x = axis(trace, "x"), y = axis(trace, "y"), name = plain(trace.name), over = panel(x, y);
+      if (trace.z) list(trace.z).forEach((line, down) => list(line).forEach((z, at) =>
+        rows.push([name, over, trace.x?.[at] ?? at, trace.y?.[down] ?? down, z, "", ""])));
       else list(trace.x?.length ? trace.x : trace.y).forEach((_, at) => {
         const across = trace.orientation === "h" || trace.error_x?.visible, bars = across ? trace.error_x : trace.error_y;
         const middle = Number((across ? trace.x : trace.y)?.[at]), above = bars?.visible ? bars.array?.[at] : undefined;
         const below = bars?.visible ? (bars.arrayminus ?? bars.array)?.[at] : undefined;
-        rows.push([name, trace.x?.[at] ?? at, trace.y?.[at] ?? "", "", below === undefined ? "" : middle - below,
-          above === undefined ? "" : middle + above]);
+        rows.push([name, over, word(x, trace.x?.[at] ?? at), word(y, trace.y?.[at] ?? ""), "",
+          below === undefined ? "" : middle - below, above === undefined ? "" : middle + above]);
       });
     }
-    const used = rows[0].map((_, at) => at < 3 || rows.slice(1).some(row => row[at] !== "" && row[at] !== null));
+    const used = rows[0].map((title, at) => title === "panel" ? new Set(rows.map(row => row[at])).size > 2
+      : at < 4 || rows.slice(1).some(row => row[at] !== "" && row[at] !== null));
     return rows.map(row => row.filter((_, at) => used[at]));
   }
   const csv = rows => rows.map(row => row.map(cell => {
