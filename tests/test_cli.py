@@ -386,3 +386,8 @@ def test_a_note_is_printed_once(monkeypatch):
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
     assert text.not_noted("4 passages More.") == "More."
+
+
+@pytest.mark.parametrize("command", ["trial", "sweep"])
+def test_an_option_of_prepare_is_answered_with_the_choice_that_says_the_same(command):
+    assert 'with_neighbours(n=3)"' in refused_command(command, "--n", "3")

@@ -49,6 +49,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
 }
 OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
 INPUTS = ("store", "prepared")  # options that name a folder to read
+NEIGHBOURS = {"--n", "--neighbours", "--neighbors"}  # options that prepare has, or somebody would expect
 LEAST = {"seed": 0}  # of options that are whole numbers
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 SPINS = (
@@ -82,6 +83,9 @@ class Commands(typer.core.TyperGroup):
             if inner and rest and not rest[0].startswith("-") and rest[0] not in inner:
                 raise not_allowed(f"command of {name}", rest[0], inner)
             _check_given(command)
+            named = {option for param in command.params for option in param.opts}
+            if "--prepare" in named and (odd := {arg.partition("=")[0] for arg in rest} & NEIGHBOURS - named):
+                raise BadInput(f'{name} has no option {min(odd)}: --prepare "with_neighbours(n=3)" sets how many')
             _refuse_unfit(rest)
         return name, command, rest
 

@@ -1,6 +1,7 @@
 """`workbench compare`: runs, trials or models side by side."""
 
 import json
+import os
 import sys
 from collections.abc import Collection
 from dataclasses import replace
@@ -94,7 +95,9 @@ def compare(
     if as_json:
         print(json.dumps(found.to_json(), default=str))
     else:
-        Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(report(found))
+        Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160).print(
+            report(found)
+        )
 
 
 def _folders(run: Path) -> list[Path]:

@@ -97,7 +97,7 @@ def _meaning(result: Record, compared: bool) -> str:
     if not compared:
         return "Every token is computed: other methods are compared with this."
     full = result.ttft_full_s
-    counted = f"{result.ttft_s.n} requests (full: {full.n})" if full else ""
+    counted = f"{result.ttft_s.n} request{'s' * (result.ttft_s.n > 1)} (full: {full.n})" if full else ""
     fewest = min(result.ttft_s.n, full.n) if full else 0
     ends = f", ends: {latency.spread_words(fewest)}" if fewest >= latency.CLAIMED else ""
     times = f" Times: medians of {counted}{ends}." if full else ""
