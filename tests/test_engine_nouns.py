@@ -159,6 +159,8 @@ def test_what_a_reader_prints_is_one_short_line_and_a_wrong_name_is_answered_wit
     for each in [*found, *prompt.blocks, workbench.Trial("lab-full", mode="block"), workbench.results.read()]:
         assert len(repr(each)) < 160 and "\n" not in repr(each), type(each)
     assert "mode='block'" in (said := repr(workbench.Trial("lab-full", mode="block"))) and "positions" not in said
+    with pytest.raises(BadInput, match="did you mean 'samples'"):
+        workbench.Trial("lab-full", sampels=3)
     for module, wrong, right in ((workbench, "slect", "select"), (workbench.models, "laod", "load")):
         with pytest.raises(AttributeError, match=rf"did you mean '{right}'\?"):
             getattr(module, wrong)

@@ -1,11 +1,11 @@
 """The method that a text names, and whether its choices fit each other."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from workbench.core.errors import BadInput, not_allowed
+from workbench.core.errors import BadInput, meant, not_allowed
 from workbench.core.plan import Plan
 from workbench.data.retrieval_corpus import Corpus
 from workbench.engine.chunked import check_chunk
@@ -23,6 +23,14 @@ from workbench.methods.sparse import Sparse
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(MethodFields):
     """Which method, and its choices, as `MethodFields` says."""
+
+    def __new__(cls, *values: Any, **given: Any) -> Self:
+        """Refuse a field that there is not, and name the nearest."""
+        del values
+        names = [each.name for each in fields(cls)]
+        if odd := [name for name in given if name not in names]:
+            raise BadInput(f"{cls.__name__} has no field {odd[0]!r}{meant(odd[0], names)}")
+        return super().__new__(cls)
 
     def __repr__(self) -> str:
         """Name the fields that are not at their defaults."""
