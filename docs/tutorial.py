@@ -25,6 +25,7 @@ from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
 from workbench.plots.attention.masks import compare_masks
 from workbench.plots.kv.deviation import token_map
 from workbench.plots.marks import chart, table, theme
+from workbench.plots.marks.method_names import named, sparse_look
 from workbench.plots.marks.styles import BASELINES, SCHEDULERS, SELECTORS
 from workbench.results import expanded
 from workbench.store import MemoryStore
@@ -41,6 +42,13 @@ PREPARED = {
     "with_neighbours(n=2, search=exact)": "behind 2 similar passages",
     "with_neighbours(n=10, search=exact)": "behind 10 similar passages",
 }
+COMPARED = [
+    "Full Reuse",
+    "independent blocks",
+    "10 neighbours",
+    "Full Reuse + KV deviation (CacheBlend) at 15%",
+    "10 neighbours + question-guided (FusionRAG) at 15%",
+]
 KL = "KL from full attention (nats a token)"
 
 
@@ -113,8 +121,6 @@ def of_results() -> Iterator[tuple[str, go.Figure | None]]:
 
 
 def _sparse(found: results.Results) -> go.Figure | None:
-    from workbench.plots.marks.method_names import named, sparse_look
-
     counts = named(found.counts("trial"))
     told = (counts.model == PRETRAINED) & (counts.kind == "all")
     kept = counts[told & counts.rule.isin(["bfla", "xattention", "random"])]
@@ -146,6 +152,23 @@ def _times(found: results.Results) -> go.Figure | None:
 def of_guides() -> Iterator[tuple[str, go.Figure | None]]:
     """What commands of the guide draw, of the shipped results."""
     found = results.read()
+    answers, by = named(found.answers("trial")), ["source", "model", "data", "name", "select"]
+    asked = (answers.model == MODEL) & (answers.data == DATA) & (answers.passages == 10) & (answers.training_seed == 0)
+    asked = answers[asked & answers.kl.notna() & answers.name.isin(COMPARED)].drop_duplicates([*by, "question"])
+    gaps = results.paired(asked, lambda rows: rows.name == COMPARED[0], "kl", by, within=by[:3])
+    yield (
+        "compare",
+        chart.dot_plot(
+            gaps.sort_values("value"),
+            y="name",
+            by="select",
+            look=SELECTORS.of,
+            axis="KL less that of Full Reuse, nats a token",
+            level=0,
+            title="Differences from Full Reuse, question by question",
+            caption="Paired bootstrap 95% intervals.",
+        ),
+    )
     replays = found.counts("replay")
     load = replays[replays.setting == replays.setting.iloc[0]]
     panels = {
