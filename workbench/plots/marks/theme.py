@@ -73,7 +73,7 @@ TEMPLATE = go.layout.Template(
 
 # A dark page shows a figure with its lightness turned round: white becomes the grey of JupyterLab's dark theme; hues
 # and what stands out stay. Only figures on white paper are turned; `tests/test_theme.py` holds the colours to it.
-TURNED = "invert(0.9333) hue-rotate(180deg) brightness(1.2)"  # the last, for lines in yellow and brown
+TURNED = "invert(0.9444) hue-rotate(180deg) brightness(1.2)"  # the last, for lines in yellow and brown
 _FIGURE = ":is(.js-plotly-plot:has(.main-svg[style*='255, 255, 255']), .papers)"
 _TURN = f"{{ filter: {TURNED}; }}"
 _DARK = "body[data-jp-theme-light='false'], body.vscode-dark, body.dark, body.dark-theme, :root[data-theme='dark']"
