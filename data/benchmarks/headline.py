@@ -81,13 +81,13 @@ LINES = (
         "32K tokens encoded as 64 blocks",
         "encode",
         "32K encoded as 64 blocks",
-        FULL,
-        "blocks skip the attention between them",
+        "transformers",
     ),
 )
 METHODS = {  # name in the table: preparation and selector of a method; recomputing RATIO, or charged so much (CHARGED)
     "blocks cached independently": ("independent", "none"),
     "Full Reuse": ("after_system", "none"),
+    "KV Packet, 16 trained soft tokens a passage": ("packet", "none"),
     "CacheBlend": ("after_system", "kv_deviation"),
     "ProphetKV": ("independent", "prophet_kv"),
     "FusionRAG's choice alone": ("after_system", "query_guided"),
@@ -100,7 +100,7 @@ CHARGED = "prophet_kv"  # asked within budgets alone
 READER, HELD_OUT, PASSAGES = "smollm2-reader", "nq-held", 10
 ASKED = {HELD_OUT: "Natural Questions", "manuals-test": "manuals"}  # data sets of the second table
 ANSWERED = {
-    **{name: method for name, method in METHODS.items() if method[1] != "answer_guided"},
+    **{name: method for name, method in METHODS.items() if method[1] != "answer_guided" and method[0] != "packet"},
     "its 10 neighbours alone": ("with_neighbours(n=10, search=exact)", "none"),
     "1 neighbour alone": ("with_neighbours(n=1, search=exact)", "none"),
     "Cache-Craft's choice, 10 neighbours": ("with_neighbours(n=10, search=exact)", "inter_attention"),
@@ -202,7 +202,7 @@ def trials() -> pd.DataFrame:
     plain = (counts[["sparse", "correct", "attend"]] == "none").all(axis=1)
     rows = tables.expanded(tables.scores(counts[asked & plain & (counts.kind == "all")]), "charged")
     alike = rows.setting == rows.setting.mode()[0]  # batches of one size: others round otherwise
-    rows = rows[alike | ((rows["select"] == CHARGED) & (rows.charged == RATIO))]
+    rows = rows[alike | (rows.prepare == "packet") | ((rows["select"] == CHARGED) & (rows.charged == RATIO))]
     return rows[rows.kl.notna()].drop_duplicates(["data", "mode", "positions", "prepare", "select", "ratio"])
 
 
