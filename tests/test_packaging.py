@@ -182,5 +182,5 @@ def test_the_lab_model_ships():
 
 def shipped() -> set[str]:
     """Names of what lies in data/."""
-    models = {path.parent.name for path in (ROOT / "data" / "models").glob("*/*config.json")}  # of adapters too
+    models = {path.parent.name for path in (ROOT / "data" / "models").glob("*/*.safetensors")}  # of adapters too
     return models | {path.parent.name for path in (ROOT / "data").glob("*/sample.jsonl")}

@@ -12,6 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.models import pretrained
 from workbench.models.checkpoints import weights_of
 from workbench.models.weights import adapters
+from workbench.models.weights.soft_tokens import embeddings, soft_tokens
 
 TUNED = "smollm2-reader-block"
 QUESTION = [{"role": "user", "content": "What is 7 times 12?"}]
@@ -93,3 +94,15 @@ def test_the_shipped_adapter_is_merged_into_the_fetched_model(smollm2):
         a, b = (added.get_tensor(f"base_model.model.{name.replace('weight', f'lora_{side}.weight')}") for side in "AB")
         assert torch.equal(tuned.get_parameter(name), (own + 2 * (b.float() @ a.float())).to(torch.bfloat16))
     assert "4-bit" in models.note_of(TUNED) and models.note_of(TUNED) == models.note_of("smollm2")
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"), [("smollm2-reader-packet", (8, 8, 0)), ("smollm2-reader-links", (0, 0, 5))]
+)
+def test_shipped_soft_tokens_stand_behind_the_words_of_the_reader_and_leave_them_as_they_are(smollm2, name, counts):
+    reader, loaded = (models.load(which, dtype="float32").model for which in ("smollm2-reader", name))
+    assert soft_tokens(loaded).counts == counts and soft_tokens(reader) is None
+    own, grown = embeddings(reader).weight, embeddings(loaded).weight
+    assert len(grown) == len(own) + sum(counts) and torch.equal(grown[: len(own)], own)
+    tokens = torch.arange(30, 60)[None]
+    assert loaded(tokens).logits[..., : len(own)].equal(reader(tokens).logits)

@@ -1,6 +1,6 @@
 """Where models and corpora are stored: names to paths, from a checkout or from an installed wheel, in any folder.
 
-data/models/<name>/             a checkpoint in Hugging Face format, or an adapter as `peft` writes it
+data/models/<name>/             a checkpoint in Hugging Face format, an adapter as `peft` writes it, or soft tokens
 data/<corpus>/sample.jsonl      a fixed sample of a corpus
 cache()/models/<name>/          a checkpoint that was fetched
 """
@@ -28,8 +28,8 @@ def cache() -> Path:
 
 def models() -> list[str]:
     """Return the names of the shipped models."""
-    configs = [*(ROOT / "models").glob("*/config.json"), *(ROOT / "models").glob("*/adapter_config.json")]
-    return sorted({config.parent.name for config in configs})
+    held = ("config.json", "adapter_config.json", "soft_tokens.safetensors")
+    return sorted({file.parent.name for name in held for file in (ROOT / "models").glob(f"*/{name}")})
 
 
 def corpora() -> list[str]:

@@ -6,7 +6,7 @@ Full Reuse and FusionRAG cache chunks behind the system prompt.
 CacheBlend and Cache-Craft stand as FusionRAG's comparison runs them, behind the system prompt.
 MEPIC recomputes the first page of every passage, 16 tokens as in vLLM; PSR is Link0, CacheBlend by keys, and APE.
 TurboRAG and tuned-recompute are meant for models that were fine-tuned for them: `smollm2-reader-block` for the latter.
-KV Packet and KVLink need a model with soft tokens.
+KV Packet and KVLink need a model with soft tokens, as `smollm2-reader-packet` and `smollm2-reader-links` have them.
 """
 
 from collections.abc import Callable, Mapping

@@ -39,7 +39,7 @@ def list_models(
         return
     table = Table("model", "type", "parameters", "layers", "context", "layout", box=None, pad_edge=False)
     for row in rows:
-        size = f"{row['parameters'] / 1e6:.1f} M"
+        size = f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] >= 1e5 else f"{row['parameters']:,}"
         context = "–" if row["context"] is None else str(row["context"])
         table.add_row(row["name"], row["type"], size, str(row["layers"]), context, row["layout"])
     console = Console(highlight=False)

@@ -44,8 +44,8 @@ class Packet:
         soft = soft_tokens(model)
         if soft is None:
             raise BadInput(
-                f"{model.config.name_or_path or 'this model'} has no soft tokens: `workbench tune` with --header, "
-                "--trailer or --links trains some"
+                f"{model.config.name_or_path or 'this model'} has no soft tokens: smollm2-reader-packet and "
+                "smollm2-reader-links have some, `workbench tune` with --header, --trailer or --links trains others"
             )
         return [
             Prompt(
