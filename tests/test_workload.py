@@ -128,7 +128,7 @@ def test_a_request_that_computes_nothing_again_is_timed_by_its_own_report():
 
 
 def test_too_few_measured_times_are_refused():
-    refused("0 times in no reports: three numbers need at least 3", fitted, results.read().timings("none"))
+    refused("0 times in no reports: three numbers need at least 3", fitted, results.read().timings("session"))
 
 
 @settings(max_examples=20, deadline=None)
