@@ -18,7 +18,7 @@ from workbench.app.console.text import in_full, labels
 from workbench.app.leaderboard import page
 from workbench.core.plan import Pass
 from workbench.engine.attention_backends.attention import PlannedRequest
-from workbench.experiments.leaderboard import ranking
+from workbench.experiments.leaderboard import measuring
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
@@ -334,7 +334,7 @@ def test_a_leaderboard_that_is_stopped_says_that_its_trials_are_kept(folder, tmp
     def stopped(*_given, **_more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ranking, "measure", stopped)
+    monkeypatch.setattr(measuring, "measure", stopped)
     ended = invoke("--model", folder, *QUICK, "--method", "block,link0", "--out", tmp_path / "out")
     assert f"finished trials are kept in {tmp_path / 'out'}" in " ".join(ended.stderr.split())
 
@@ -390,7 +390,7 @@ def test_passages_get_the_neighbours_that_there_are_and_fit(documents, length, m
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, lines)))
     asked = Trial(str(folder), data=str(tmp_path / "mine.jsonl"), samples=20, timed=1, max_new_tokens=2)
     with pytest.warns(UserWarning, match=message) as told:
-        plan = ranking.planned(asked, ["fusionrag", "epic"], [0.5])
+        plan = measuring.planned(asked, ["fusionrag", "epic"], [0.5])
     assert len(told) == 1 and [case.method for case in plan.cases] == ["full", "fusionrag", "epic"]
     with pytest.warns(UserWarning, match=message):
         assert re.search(message, plan.cases[1].trial.run().note)

@@ -11,7 +11,7 @@ from self_teacher import CONFIG, LORA, question_files, sharp_model, tuned
 from tests.refusals import refused
 from workbench import data, models
 from workbench.core.blocks import Prompt
-from workbench.experiments.leaderboard.ranking import planned
+from workbench.experiments.leaderboard.measuring import planned
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import finish
 from workbench.methods.config import MethodConfig

@@ -20,7 +20,7 @@ from workbench.methods.method_fields import MethodFields
 from workbench.methods.presets import METHODS
 
 if TYPE_CHECKING:
-    from workbench.experiments.leaderboard.ranking import Planned
+    from workbench.experiments.leaderboard.measuring import Planned
 
 MODEL = "lab-full"
 LEFT_OUT = {field.name for field in fields(MethodFields)} | {"store", "faithfulness", "fidelity", "receipt"}
@@ -129,25 +129,25 @@ def _planned(
     given: dict[str, Any], methods: str | None, shares: list[float], mine: list[tuple[str, str]], cluster: str | None
 ) -> "Planned":
     """Return what to measure; what cannot run is left out."""
-    from workbench.experiments.leaderboard import ranking
+    from workbench.experiments.leaderboard import measuring
     from workbench.experiments.trials.trial import Trial
 
     base = Trial(**{"model": MODEL} | {name: value for name, value in given.items() if value is not None})
     named = [name.strip() for name in (methods or "").split(",") if name.strip()]
-    return ranking.planned(base, named, shares or ranking.BUDGETS, mine, here=ranking.is_here(cluster))
+    return measuring.planned(base, named, shares or measuring.BUDGETS, mine, here=measuring.is_here(cluster))
 
 
 def _measured(
     plan: "Planned", out: Path, jobs: int, cluster: str | None, retries: int, notes: list[str]
 ) -> dict[str, str]:
     """Say what is left out, measure the rest, and return why trials failed."""
-    from workbench.experiments.leaderboard import ranking
+    from workbench.experiments.leaderboard import measuring
 
     for note in notes:
         typer.echo(f"left out: {plain(note)}", err=True)
     kept = f"finished trials are kept in {out}, and the same command goes on"
     with progress(f"{len(plan.cases)} trials", kept) as advance:
-        return ranking.measure(plan, out, jobs, advance, cluster=cluster, retries=retries)
+        return measuring.measure(plan, out, jobs, advance, cluster=cluster, retries=retries)
 
 
 def _shares(text: str | None) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.errors import BadInput, not_allowed
-from workbench.methods import correct, registry
+from workbench.methods import registry
 from workbench.plots.marks.styles import SELECTORS, Look, looks_of
 
 
@@ -95,6 +95,8 @@ def _chooses(spec: Any) -> bool:
     """Say whether a correction recomputes tokens of its own choice; one that is not known here does not."""
     if not isinstance(spec, str) or spec in ("", "none"):
         return False
+    from workbench.methods import correct  # loads torch
+
     try:
         return correct.named(spec).chooses
     except BadInput:

@@ -1,0 +1,161 @@
+"""A leaderboard: every method that a model can run, measured at every charged budget, then ranked.
+
+(board,) = leaderboard(Trial("lab-full", samples=50), "runs/leaderboard", ["full-reuse", "epic", "cacheblend"])
+print(board.title, board.table)
+"""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput, not_allowed
+from workbench.core.utils import runner
+from workbench.experiments.leaderboard.ranking import Board, boards
+from workbench.experiments.sweeps import sweep as sweeps
+from workbench.experiments.sweeps import sweep_grid
+from workbench.experiments.sweeps.sweep_grid import Case, cases
+from workbench.experiments.trials.trial import Progress, Trial
+from workbench.methods.presets import METHODS
+from workbench.models.loading import Loaded
+from workbench.results import read
+
+FULL = "full"
+BUDGETS = (0.15,)
+OWN: dict[str, dict[str, Any]] = {
+    "select": {"prepare": "after_system", "ratio": 0.15},
+    "prepare": {},
+    "sparse": {"mode": "full"},
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Trials of a leaderboard, full attention first, and a sentence for each method or budget that is left out."""
+
+    cases: tuple[Case, ...]
+    budgets: tuple[float, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def planned(
+    base: Trial,
+    methods: Sequence[str] = (),
+    budgets: Sequence[float] = BUDGETS,
+    own: Iterable[tuple[str, str]] = (),
+    loaded: Loaded | None = None,
+    here: bool = True,
+) -> Planned:
+    """Return what to measure of named `methods` (none: all), and of the reader's own, (kind of policy, name).
+
+    A method that recomputes a share of the tokens is asked for every charged budget, any other once. What cannot run is
+    left out, with the reason, and the rest is measured; where no ratio keeps a budget, as on short prompts, each method
+    is asked at its own. `here` as in `preflight`. Raises BadInput for an unknown method, and where nothing is left to
+    compare.
+    """
+    for name in methods:
+        if name not in METHODS:
+            raise not_allowed("method", name, METHODS)
+    left_out = [f"budget {one:g}: a share above 0, at most 1, is needed" for one in budgets if not 0 < one <= 1]
+    shares = [one for one in dict.fromkeys(budgets) if 0 < one <= 1]
+    if not shares:
+        raise BadInput(left_out[0] if left_out else "budgets is empty: a share above 0, at most 1, is needed")
+    wanted = [(name, {"method": [name]}) for name in dict.fromkeys((FULL, *(methods or METHODS)))]
+    wanted += [(name, {"mode": ["block"], kind: [name], **_lists(OWN[kind])}) for kind, name in own]
+    running, refused, wrong = _checked(base, wanted, shares, loaded, here)
+    if not any(case.trial.charged for case in running):
+        unpriced = _checked(base, wanted, (), loaded, here)
+        if len(unpriced[0]) > len(running):
+            left_out.append(
+                f"budgets: no ratio keeps {max(shares):.0%} of these prompts, so each method runs at its own"
+            )
+            running, refused, wrong = unpriced
+    if not running or running[0].method != FULL:
+        count = len(running) + sum(map(len, wrong.values()))
+        raise BadInput(sweep_grid.told(wrong, count) if wrong else f"{FULL}: it cannot run")
+    if len(running) < 3:
+        alone = running[1].method if len(running) > 1 else "none"
+        why = "".join(f"; {one}" for one in dict.fromkeys(refused))
+        raise BadInput(f"two methods beside full attention are needed to rank, there is {alone}{why}")
+    return Planned(tuple(running), tuple(shares), tuple(dict.fromkeys([*left_out, *refused])))
+
+
+def _checked(
+    base: Trial,
+    wanted: Iterable[tuple[str, dict[str, Any]]],
+    budgets: Sequence[float],
+    loaded: Loaded | None,
+    here: bool,
+) -> tuple[list[Case], list[str], dict[str, list[Trial]]]:
+    """Return the trials that can run, why others cannot, and {what is wrong: trials}; without budgets each at once."""
+    found: list[Case] = []
+    refused = []
+    for name, lists in wanted:
+        try:
+            found += _cases(base, name, lists, budgets)
+        except BadInput as problem:
+            refused.append(f"{name}: {problem}")
+    wrong = sweep_grid.problems([case.trial for case in found], loaded, here)
+    why = {trial: problem for problem, trials in wrong.items() for trial in trials}
+    refused += [f"{case.method}: {why[case.trial]}" for case in found if case.trial in why]
+    return [case for case in found if case.trial not in why], refused, wrong
+
+
+def measure(
+    plan: Planned,
+    out: Path,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    loaded: Loaded | None = None,
+    cluster: str | None = None,
+    retries: int = 1,
+) -> dict[str, str]:
+    """Measure what `out` does not hold yet, and return {trial: why it failed}; arguments as `sweep.run` takes them.
+
+    Full attention is asked once by each process for all methods, cached blocks are kept from method to method.
+    """
+    keep = sweeps.room(plan.cases[0].trial, jobs)
+    return sweeps.run(plan.cases, out, jobs, progress, loaded, keep, cluster, retries).failures
+
+
+def is_here(cluster: str | None) -> bool:
+    """Return whether trials run on this machine."""
+    return cluster in (None, runner.LOCAL)
+
+
+def _cases(base: Trial, name: str, lists: dict[str, Any], budgets: Sequence[float]) -> list[Case]:
+    """Return the trials of one method: at every budget where it has a ratio to set, or at its own."""
+    (once,) = cases(asdict(base), lists)
+    settable = (METHODS[name].fields if name in METHODS else lists).get("ratio") is not None
+    made = cases(asdict(base), {**lists, "charged": list(budgets)}) if settable and budgets else [once]
+    return [Case(case.trial, name) for case in made]
+
+
+def _lists(fields: dict[str, Any]) -> dict[str, list[Any]]:
+    return {name: [value] for name, value in fields.items()}
+
+
+def leaderboard(
+    base: Trial,
+    out: str | Path,
+    methods: Sequence[str] = (),
+    budgets: Sequence[float] = BUDGETS,
+    by: str = "",
+    jobs: int = 1,
+    progress: Progress | None = None,
+    loaded: Loaded | None = None,
+) -> list[Board]:
+    """Measure `methods` (none: all) on the questions of `base`, and return a board a budget, methods ranked.
+
+    `out` keeps what is measured: the same call goes on after an interruption. What is left out is warned of, with the
+    reason. Raises BadInput as `planned` does, and `Failed` where a trial failed.
+    """
+    plan = planned(base, methods, budgets, loaded=loaded)
+    for note in plan.left_out:
+        warnings.warn(f"left out: {note}", stacklevel=2)
+    keep = sweeps.room(plan.cases[0].trial, jobs)
+    outcome = sweeps.run(plan.cases, Path(out), jobs, progress, loaded, keep)
+    if outcome.failures:
+        raise sweeps.Failed(outcome)
+    return boards(read(str(out)), plan.budgets, by, base.model, base.data)
