@@ -83,6 +83,12 @@ LINES = (
         "32K encoded as 64 blocks",
         "transformers",
     ),
+    Line(
+        "attention within 64 blocks of different lengths",
+        "encode_blocks",
+        "64 blocks of different lengths",
+        ("cudnn", "flash"),
+    ),
 )
 METHODS = {  # name in the table: preparation and selector of a method; recomputing RATIO, or charged so much (CHARGED)
     "blocks cached independently": ("independent", "none"),
