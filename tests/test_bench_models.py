@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import SimpleNamespace
 
 import method_ttft
 import preparation
 import pytest
 import scale
+import shared_gpu
 import torch
 
 from workbench.core.blocks import Block, Prompt
@@ -226,3 +228,15 @@ def test_passages_are_prepared_behind_neighbours_that_are_encoded_once(scene):
     (one,), rows, before = timings, 12 * 16, preparation.SYSTEM + 3 * 16
     assert one["runs"] == 3 and one["ms"] > 0
     assert 3 * one["flops"] == pytest.approx(scene.flops(rows, 12 * sum(before + i + 1 for i in range(16)), 0))
+
+
+@pytest.mark.parametrize("without", shared_gpu.WITHOUT)
+def test_processes_that_share_a_gpu_answer_batches_in_both_modes(without, monkeypatch):
+    for module, name in (
+        (shared_gpu.triton_import, "OVERLAP"),
+        (shared_gpu.hopper, "fits_gpu"),
+        (shared_gpu.linear_hopper, "fits"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))  # put back behind the test
+    shape = LLAMA | whole_model.TINY
+    assert [*islice(shared_gpu.answers(0, 2, without, shape), 2)] == ["full", "block"]

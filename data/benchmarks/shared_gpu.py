@@ -4,14 +4,15 @@
     python data/benchmarks/shared_gpu.py --processes 6 --seconds 60 --without overlap
 
 Each answers batches of random prompts of about 1,300 tokens by a random model of SmolLM2's shape, in full and in block
-mode. Prints how many batches every process answered, and since when it stands. Exit code 1 where one stands for QUIET
-seconds; all are ended then.
+mode. Prints how many batches every process answered, and how long ago the last one was. Exit code 1 where one stands
+for QUIET seconds or has ended by itself; all are ended then.
 --without leaves something out, to find what stops them: overlap (no kernel begins before the one before has ended),
 hopper (no kernel of warps that fetch and warps that compute) or pages (contiguous caches, no captured step).
 """
 
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from itertools import cycle
 from multiprocessing import get_context
 from typing import Any
@@ -31,23 +32,29 @@ SHAPE |= {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
 WITHOUT = ("nothing", "overlap", "hopper", "pages")
 
 
-def answer(seed: int, without: str, batch: int, done: Any) -> None:
-    """Answer batches for ever, and tell of each."""
+def answers(seed: int, batch: int, without: str = "nothing", shape: Mapping[str, Any] = SHAPE) -> Iterator[str]:
+    """Answer batches without end, and yield the mode of each."""
     triton_import.OVERLAP = without != "overlap"
     if without == "hopper":
         hopper.fits_gpu = lambda q, pools: False
         linear_hopper.fits = lambda x, weight: False
     engine = "contiguous" if without == "pages" else "auto"
-    model, draw = build(SHAPE, seed), np.random.default_rng(seed)
+    model, draw = build(shape, seed), np.random.default_rng(seed)
     tokenizer = models.load("lab-full").tokenizer
 
     def block(low: int, high: int) -> Block:
-        return Block(tuple(draw.integers(3, 40_000, draw.integers(low, high)).tolist()))
+        return Block(tuple(draw.integers(3, shape["vocab_size"], draw.integers(low, high)).tolist()))
 
     for mode in cycle(("full", "block")):
         prompts = [Prompt((*(block(80, 170) for _ in range(10)), block(15, 40))) for _ in range(batch)]
         generate(model, tokenizer, prompts, mode=mode, max_new_tokens=32, engine=engine)
-        done.put((seed, time.monotonic()))
+        yield mode
+
+
+def tell(number: int, batch: int, without: str, done: Any) -> None:
+    """Answer batches, and put the number of this process into a queue after each."""
+    for _ in answers(number, batch, without):
+        done.put(number)
 
 
 def main() -> None:
@@ -58,24 +65,25 @@ def main() -> None:
     context = get_context("spawn")
     done = context.Queue()
     numbers = range(given.processes)
-    workers = [context.Process(target=answer, args=(n, given.without, given.batch, done), daemon=True) for n in numbers]
+    workers = [context.Process(target=tell, args=(n, given.batch, given.without, done), daemon=True) for n in numbers]
     for worker in workers:
         worker.start()
-    heard: dict[int, float] = dict.fromkeys(numbers, time.monotonic() + 120)  # they load before they begin
-    begin, batches = time.monotonic(), dict.fromkeys(numbers, 0)
-    while time.monotonic() < begin + given.seconds and time.monotonic() - min(heard.values()) < QUIET:
+    batches, heard = dict.fromkeys(numbers, 0), {done.get(): time.monotonic()}  # the clock runs from the first batch on
+    begin = time.monotonic()
+    heard = dict.fromkeys(numbers, begin) | heard
+    wrong = False
+    while not wrong and time.monotonic() < begin + given.seconds:
         time.sleep(0.2)
         while not done.empty():
-            number, at = done.get()
-            heard[number] = at
+            number = done.get()
             batches[number] += 1
-    now = time.monotonic()
-    standing = [n for n in numbers if now - heard[n] >= QUIET]
-    for n in numbers:
-        print(f"process {n}: {batches[n]} batches, the last {now - heard[n]:.0f} s ago")
-    for worker in workers:
+            heard[number] = time.monotonic()
+        wrong = time.monotonic() - min(heard.values()) >= QUIET or not all(worker.is_alive() for worker in workers)
+    for n, worker in zip(numbers, workers, strict=True):
+        ended = "" if worker.is_alive() else ", ended by itself"
+        print(f"process {n}: {batches[n]} batches, the last {time.monotonic() - heard[n]:.0f} s ago{ended}")
         worker.kill()
-    sys.exit(1 if standing else 0)
+    sys.exit(wrong)
 
 
 if __name__ == "__main__":
