@@ -24,9 +24,8 @@ from workbench.methods.sparse import Sparse
 class MethodConfig(MethodFields):
     """Which method, and its choices, as `MethodFields` says."""
 
-    def __new__(cls, *values: Any, **given: Any) -> Self:
+    def __new__(cls, *_: Any, **given: Any) -> Self:
         """Refuse a field that there is not, and name the nearest."""
-        del values
         names = [each.name for each in fields(cls)]
         if odd := [name for name in given if name not in names]:
             raise BadInput(f"{cls.__name__} has no field {odd[0]!r}{meant(odd[0], names)}")

@@ -75,9 +75,9 @@ class Results:
         ]
         parts += [rows[rows.experiment.isin(experiments or rows.experiment)] for rows in self.live.get(table, ())]
         parts = [part for part in parts if len(part)]
-        if odd := [] if parts else [name for name in experiments if name.partition("@")[0] not in schema.EXPERIMENTS]:
-            raise not_allowed("experiment", odd[0], schema.EXPERIMENTS)
         if not parts:
+            if odd := [name for name in experiments if name.partition("@")[0] not in schema.EXPERIMENTS]:
+                raise not_allowed("experiment", odd[0], schema.EXPERIMENTS)
             return pd.DataFrame(columns=["source", *schema.columns(table)])
         return pd.concat(parts, ignore_index=True)[["source", *schema.columns(table)]]
 

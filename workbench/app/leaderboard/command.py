@@ -147,7 +147,7 @@ def _measured(
         typer.echo(f"left out: {plain(note)}", err=True)
     kept = f"finished trials are kept in {out}, and the same command goes on"
     with progress(f"{len(plan.cases)} trials", kept) as advance:
-        return measuring.measure(plan, out, jobs, advance, cluster=cluster, retries=retries)
+        return measuring.measure(plan, out, jobs, advance, cluster=cluster, retries=retries).failures
 
 
 def _shares(text: str | None) -> list[float]:

@@ -31,7 +31,6 @@ class Cached:
     pool: object = field(default=None, repr=False)
     generations: Ints | None = field(default=None, repr=False)
     derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-
     serial: int = field(default_factory=_SERIAL.__next__, init=False, repr=False)  # no other block's
 
     def __repr__(self) -> str:

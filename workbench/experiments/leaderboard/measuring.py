@@ -110,13 +110,13 @@ def measure(
     loaded: Loaded | None = None,
     cluster: str | None = None,
     retries: int = 1,
-) -> dict[str, str]:
-    """Measure what `out` does not hold yet, and return {trial: why it failed}; arguments as `sweep.run` takes them.
+) -> sweeps.SweepResult:
+    """Measure what `out` does not hold yet; arguments as `sweep.run` takes them.
 
     Full attention is asked once by each process for all methods, cached blocks are kept from method to method.
     """
     keep = sweeps.room(plan.cases[0].trial, jobs)
-    return sweeps.run(plan.cases, out, jobs, progress, loaded, keep, cluster, retries).failures
+    return sweeps.run(plan.cases, out, jobs, progress, loaded, keep, cluster, retries)
 
 
 def is_here(cluster: str | None) -> bool:
@@ -154,8 +154,7 @@ def leaderboard(
     plan = planned(base, methods, budgets, loaded=loaded)
     for note in plan.left_out:
         warnings.warn(f"left out: {note}", stacklevel=2)
-    keep = sweeps.room(plan.cases[0].trial, jobs)
-    outcome = sweeps.run(plan.cases, Path(out), jobs, progress, loaded, keep)
+    outcome = measure(plan, Path(out), jobs, progress, loaded)
     if outcome.failures:
         raise sweeps.Failed(outcome)
     return boards(read(str(out)), plan.budgets, by, base.model, base.data)

@@ -21,9 +21,9 @@ class RelaxKv(Attend):
     The question, and the answer behind it, see the whole context.
 
     *Follows a description: the paper's abstract says that targets and their context are both chosen by the query; its
-    code is not public.* Its targets differ from layer to layer; here a token is recomputed in all layers or in
-    none. That a token sees its own passage, as its cached state did, is our reading. On pages its rows are computed
-    over a contiguous copy, as mask rules are.
+    code is not public.* Its targets differ from layer to layer; here a token is recomputed in all layers or in none.
+    That a token sees its own passage, as its cached state did, is our reading. On pages its rows are computed over a
+    contiguous copy, as mask rules are.
 
     With the system tokens $S$, those that score highest $B$, the recomputed ones $R$ and the passage $P_t$ of a token,
     $t \in R$ attends to

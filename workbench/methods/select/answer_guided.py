@@ -9,10 +9,10 @@ from workbench.methods.select import QuestionGuided, layers, softmax, whole
 class AnswerGuided(QuestionGuided):
     r"""Attention of the prompt's last `window` tokens, over all layers; one pass of the question.
 
-    FusionRAG (section 3.2) sums over all question tokens at the last layer. The idea
-    here: many question tokens look nothing up, the last layer need not be where the model looks things up, and the
-    prompt's last token has read the question and is about to give the answer. Cache compression asks the end of the
-    prompt, too (SnapKV, arXiv:2404.14469). `workbench claims --paper ours` compares it with FusionRAG's choice.
+    FusionRAG (section 3.2) sums over all question tokens at the last layer. The idea here: many question tokens look
+    nothing up, the last layer need not be where the model looks things up, and the prompt's last token has read the
+    question and is about to give the answer. Cache compression asks the end of the prompt, too (SnapKV,
+    arXiv:2404.14469). `workbench claims --paper ours` compares it with FusionRAG's choice.
 
     With $W$ the last `window` tokens, heads $h$, all layers $l$, and $B(t)$ the block of token $t$:
 
