@@ -235,7 +235,7 @@ def test_processes_that_share_a_gpu_answer_batches_in_both_modes(without, monkey
     for module, name in (
         (shared_gpu.triton_import, "OVERLAP"),
         (shared_gpu.hopper, "fits_gpu"),
-        (shared_gpu.linear_hopper, "fits"),
+        *shared_gpu.PARTS.values(),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back behind the test
     shape = LLAMA | whole_model.TINY

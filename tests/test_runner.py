@@ -102,6 +102,14 @@ def test_tasks_that_were_over_when_a_process_died_are_not_run_again(monkeypatch)
     assert work.asked.count(2) == 1
 
 
+def test_processes_are_told_where_they_outnumber_the_gpus(monkeypatch):
+    monkeypatch.delenv(runner.SHARED_GPU, raising=False)
+    for gpus, told in ((2, None), (1, "1")):
+        monkeypatch.setattr(runner.torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        with runner.pool(2) as processes:
+            assert processes.submit(os.getenv, runner.SHARED_GPU).result() == told
+
+
 def test_a_gpu_is_dealt_by_the_number_of_the_worker(monkeypatch):
     monkeypatch.setattr(runner, "worker_number", lambda: 5)
     assert runner.dealt("cuda", lambda: 4) == "cuda:1" and runner.dealt("cuda", lambda: 1) == "cuda"

@@ -7,7 +7,8 @@ Each answers batches of random prompts of about 1,300 tokens by a random model o
 mode. Prints how many batches every process answered, and how long ago the last one was. Exit code 1 where one stands
 for QUIET seconds or has ended by itself; all are ended then.
 --without leaves something out, to find what stops them: overlap (no kernel begins before the one before has ended),
-hopper (no kernel of warps that fetch and warps that compute) or pages (contiguous caches, no captured step).
+hopper (no kernel of warps that fetch and warps that compute; linear, tiles, question: one of these alone) or pages
+(contiguous caches, no captured step).
 """
 
 import sys
@@ -23,13 +24,16 @@ from script import options
 from workbench import generate, models
 from workbench.core.blocks import Block, Prompt
 from workbench.experiments.bench.models.whole_model import build
+from workbench.kernels._pages import hopper as question
 from workbench.kernels._shared import hopper, linear_hopper, triton_import
+from workbench.kernels._tiles import hopper as tiles
 
 QUIET = 30.0  # seconds
 SHAPE: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "head_dim": 64}
 SHAPE |= {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True}
 SHAPE |= {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
-WITHOUT = ("nothing", "overlap", "hopper", "pages")
+PARTS = {"linear": (linear_hopper, "fits"), "tiles": (tiles, "fits"), "question": (question, "fits")}
+WITHOUT = ("nothing", "overlap", "hopper", *PARTS, "pages")
 
 
 def answers(seed: int, batch: int, without: str = "nothing", shape: Mapping[str, Any] = SHAPE) -> Iterator[str]:
@@ -37,7 +41,9 @@ def answers(seed: int, batch: int, without: str = "nothing", shape: Mapping[str,
     triton_import.OVERLAP = without != "overlap"
     if without == "hopper":
         hopper.fits_gpu = lambda q, pools: False
-        linear_hopper.fits = lambda x, weight: False
+    for name, (module, fits) in PARTS.items():
+        if without == name or (without, name) == ("hopper", "linear"):
+            setattr(module, fits, lambda *given: False)
     engine = "contiguous" if without == "pages" else "auto"
     model, draw = build(shape, seed), np.random.default_rng(seed)
     tokenizer = models.load("lab-full").tokenizer

@@ -11,12 +11,15 @@ page: a fourth group of warps does it for the next shift while the matrix unit w
     q_ring     rotated queries: two buffers of 128 rows, with barriers that say they are written, and read
 """
 
+import os
+
 import torch
 from torch import Tensor
 
 import workbench.kernels._shared.hopper as pipe
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
+from workbench.core.utils.runner import SHARED_GPU
 from workbench.kernels._pages.consumer import _consume, _largest
 from workbench.kernels._pages.parts import consumers_for, merge, new_parts, parts_for
 from workbench.kernels._pages.rotated import _rerotate
@@ -30,7 +33,12 @@ SHORT = 768  # slots of a part, at most, for which steps of a page are faster th
 
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
-    """Whether this kernel takes arguments of `_pages_triton.launch`: a Hopper GPU, 16-bit numbers, whole tiles."""
+    """Whether this kernel takes arguments of `_pages_triton.launch`: a Hopper GPU, 16-bit numbers, whole tiles.
+
+    Not where processes share the GPU (SHARED_GPU): there it was seen to stop for good.
+    """
+    if os.environ.get(SHARED_GPU):
+        return False
     return pipe.fits_gpu(q, (keys[None], values[None])) and q.shape[3] in WIDTHS and page in PAGES
 
 

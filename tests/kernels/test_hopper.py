@@ -11,10 +11,20 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
+from workbench.core.utils.runner import SHARED_GPU
+from workbench.kernels._pages import hopper as pages_hopper
 from workbench.kernels._select import hopper as select_hopper
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHARED = 227 << 10  # bytes of shared memory that a program may have on a Hopper GPU
+
+
+def test_pages_are_read_by_another_kernel_where_processes_share_a_gpu(monkeypatch):
+    monkeypatch.setattr(pages_hopper.pipe, "fits_gpu", lambda q, pools: True)
+    q, pool = torch.zeros(1, 4, 1, 64), torch.zeros(2, 256, 64)
+    for told in (False, True):
+        monkeypatch.setenv(SHARED_GPU, "1") if told else monkeypatch.delenv(SHARED_GPU, raising=False)
+        assert pages_hopper.fits(q, pool, pool, 128) is not told
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton.experimental.gluon") is None, reason="this Triton has no Gluon")

@@ -10,6 +10,7 @@ other, and the rest go on. Leaving the loop early cancels every task that has no
 
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
@@ -257,20 +258,27 @@ class Workers:
             self._client.cancel(list(futures))
 
 
+SHARED_GPU = "WORKBENCH_SHARED_GPU"  # of the environment, set: other processes compute on this GPU too
+
+
 def pool(processes: int, shared: tuple[Any, ...] = ()) -> Executor:
-    """Start processes that share this one's threads; each has a number."""
+    """Start processes that share this one's threads; each has a number, and is told where they outnumber the GPUs."""
     context = multiprocessing.get_context("spawn")
     numbers = context.SimpleQueue()
     for number in range(processes):
         numbers.put(number)
     threads = max(1, torch.get_num_threads() // processes)
-    return ProcessPoolExecutor(processes, context, _begin, (numbers, threads, shared))
+    return ProcessPoolExecutor(
+        processes, context, _begin, (numbers, threads, shared, processes > torch.cuda.device_count())
+    )
 
 
 _PROCESS: dict[str, Any] = {"number": 0, "shared": ()}  # of a process of a pool
 
 
-def _begin(numbers: Any, threads: int, shared: tuple[Any, ...]) -> None:
+def _begin(numbers: Any, threads: int, shared: tuple[Any, ...], crowded: bool) -> None:
+    if crowded:
+        os.environ[SHARED_GPU] = "1"
     torch.set_num_threads(threads)
     _PROCESS.update(number=numbers.get(), shared=shared)
 
