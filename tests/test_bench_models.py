@@ -232,11 +232,7 @@ def test_passages_are_prepared_behind_neighbours_that_are_encoded_once(scene):
 
 @pytest.mark.parametrize("without", shared_gpu.WITHOUT)
 def test_processes_that_share_a_gpu_answer_batches_in_both_modes(without, monkeypatch):
-    for module, name in (
-        (shared_gpu.triton_import, "OVERLAP"),
-        (shared_gpu.hopper, "fits_gpu"),
-        *shared_gpu.PARTS.values(),
-    ):
+    for module, name in ((shared_gpu.triton_import, "OVERLAP"), *shared_gpu.KERNELS.get(without, ())):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back behind the test
     shape = LLAMA | whole_model.TINY
     assert [*islice(shared_gpu.answers(0, 2, without, shape), 2)] == ["full", "block"]

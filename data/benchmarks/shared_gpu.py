@@ -32,18 +32,20 @@ QUIET = 30.0  # seconds
 SHAPE: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "head_dim": 64}
 SHAPE |= {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True}
 SHAPE |= {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
-PARTS = {"linear": (linear_hopper, "fits"), "tiles": (tiles, "fits"), "question": (question, "fits")}
-WITHOUT = ("nothing", "overlap", "hopper", *PARTS, "pages")
+KERNELS: dict[str, tuple[tuple[Any, str], ...]] = {  # what says whether those for Hopper fit
+    "hopper": ((hopper, "fits_gpu"), (linear_hopper, "fits")),
+    "linear": ((linear_hopper, "fits"),),
+    "tiles": ((tiles, "fits"),),
+    "question": ((question, "fits"),),
+}
+WITHOUT = ("nothing", "overlap", *KERNELS, "pages")
 
 
 def answers(seed: int, batch: int, without: str = "nothing", shape: Mapping[str, Any] = SHAPE) -> Iterator[str]:
     """Answer batches without end, and yield the mode of each."""
     triton_import.OVERLAP = without != "overlap"
-    if without == "hopper":
-        hopper.fits_gpu = lambda q, pools: False
-    for name, (module, fits) in PARTS.items():
-        if without == name or (without, name) == ("hopper", "linear"):
-            setattr(module, fits, lambda *given: False)
+    for module, fits in KERNELS.get(without, ()):
+        setattr(module, fits, lambda *given: False)
     engine = "contiguous" if without == "pages" else "auto"
     model, draw = build(shape, seed), np.random.default_rng(seed)
     tokenizer = models.load("lab-full").tokenizer

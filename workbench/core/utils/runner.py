@@ -244,11 +244,11 @@ class Workers:
 
         if any(gpu):
             check_slots(self._client)
-        threads = max(1, torch.get_num_threads() // self.jobs) if self.cluster == LOCAL else None
+        share = _share(self.jobs) if self.cluster == LOCAL else None
         futures = {}
         for number, (task, slot) in enumerate(zip(tasks, gpu or [False] * len(tasks), strict=True)):
             given = {"retries": retries, "priority": -number, "resources": {GPU: 1} if slot else None}
-            future = self._client.submit(_on_worker, task, work, self.shared, threads, pure=False, **given)
+            future = self._client.submit(_on_worker, task, work, self.shared, share, pure=False, **given)
             futures[future] = task
         try:
             for future in distributed.as_completed(futures, loop=self._client.loop):
@@ -267,19 +267,26 @@ def pool(processes: int, shared: tuple[Any, ...] = ()) -> Executor:
     numbers = context.SimpleQueue()
     for number in range(processes):
         numbers.put(number)
-    threads = max(1, torch.get_num_threads() // processes)
-    return ProcessPoolExecutor(
-        processes, context, _begin, (numbers, threads, shared, processes > torch.cuda.device_count())
-    )
+    return ProcessPoolExecutor(processes, context, _begin, (numbers, _share(processes), shared))
+
+
+def _share(processes: int) -> tuple[int, bool]:
+    """Return (threads that each process has, whether several have one GPU)."""
+    return max(1, torch.get_num_threads() // processes), processes > torch.cuda.device_count()
+
+
+def _settle(threads: int, crowded: bool) -> None:
+    """Take a share of this machine, as `_share` gives it."""
+    torch.set_num_threads(threads)
+    if crowded:
+        os.environ[SHARED_GPU] = "1"
 
 
 _PROCESS: dict[str, Any] = {"number": 0, "shared": ()}  # of a process of a pool
 
 
-def _begin(numbers: Any, threads: int, shared: tuple[Any, ...], crowded: bool) -> None:
-    if crowded:
-        os.environ[SHARED_GPU] = "1"
-    torch.set_num_threads(threads)
+def _begin(numbers: Any, share: tuple[int, bool], shared: tuple[Any, ...]) -> None:
+    _settle(*share)
     _PROCESS.update(number=numbers.get(), shared=shared)
 
 
@@ -297,10 +304,10 @@ def tried(task: Any, work: Work, retries: int, shared: tuple[Any, ...] | None = 
     return outcome
 
 
-def _on_worker(task: Any, work: Work, shared: tuple[Any, ...], threads: int | None) -> Outcome:
+def _on_worker(task: Any, work: Work, shared: tuple[Any, ...], share: tuple[int, bool] | None) -> Outcome:
     """Run a task on a Dask worker; Dask itself tries again what raises, perhaps on another."""
-    if threads:
-        torch.set_num_threads(threads)
+    if share:
+        _settle(*share)
     try:
         return Outcome(work(*shared, task))
     except BadInput as problem:
