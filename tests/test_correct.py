@@ -21,6 +21,8 @@ from workbench.engine.attention_backends import choice, listed_columns
 from workbench.engine.attention_backends.attention import over_tiles
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
+from workbench.engine.pages.block_pages import BlockPages
+from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.trials import budget
 from workbench.kernels._anchors import in_torch, meeting
 from workbench.kernels._pages import apart
@@ -161,23 +163,27 @@ def test_passages_meet_their_anchors_by_kernels_as_in_torch(width, rotary, pairi
         expected = by_torch.far()
         torch.testing.assert_close(by_kernel.far(), expected, atol=1e-5, rtol=1e-4)
     weights = torch.rand(2, 3, 42).to(DEVICE) * expected[:1].isfinite()
-    numbers, cached = torch.randperm(25), (0, 7, 3)
-    own, new = numbers[:12].split((5, 2, 5)), numbers[12:23]  # of four tokens
-    at = [(each[:, None] * 4 + torch.arange(4)).flatten() for each in (*own, new, numbers[23:])]
-    slots = [x.to(DEVICE) for x in (torch.cat([x[:n] for x, n in zip(at, lengths, strict=False)]), at[3][:42], at[4])]
+    numbers, cached = torch.randperm(26).split((5, 2, 5, 5, 2, 5, 2)), (0, 7, 3)
+    at = [(each[:, None] * 4 + torch.arange(4)).flatten() for each in numbers]  # pages of four tokens
+    sides = [torch.cat([x[:n] for x, n in zip(some, lengths, strict=True)]) for some in (at[:3], at[3:6])]
+    slots = [x.to(DEVICE) for x in (*sides, at[6])]
     back = (torch.tensor(cached) - torch.tensor(starts)).repeat_interleave(torch.tensor(lengths))
-    pages = [torch.randn(2, 100, width, device=DEVICE) for _ in range(6)]
-    stale = *rope.rotate_layers([x[:, 4:46] for x in keys], back, tables, pairing), *[x[:, 4:46] for x in values]
-    for pool, x in zip(pages, stale, strict=True):
+    pages = [torch.randn(2, 104, width, device=DEVICE) for _ in range(6)]
+
+    def cached_parts():
+        return *rope.rotate_layers([x[:, 4:46] for x in keys], back, tables, pairing), *[x[:, 4:46] for x in values]
+
+    for pool, x in zip(pages, cached_parts(), strict=True):
         pool[:, slots[0]] = x
     before = [pool.clone() for pool in pages]
-    over_pages = meeting.Meeting(pages[:3], pages[3:], *given, (cached, [x.numpy() for x in own], new.numpy(), 4))
+    paged = cached, *[[x.numpy() for x in some] for some in (numbers[:3], numbers[3:6])], 4
+    over_pages = meeting.Meeting(pages[:3], pages[3:], *given, paged)
     torch.testing.assert_close(over_pages.far(), expected, atol=1e-5, rtol=1e-4)
     for one in (by_kernel, by_torch, over_pages):
         one.move(weights)
     torch.testing.assert_close(copies, (keys, values), atol=1e-5, rtol=1e-4)
-    for pool, known, whole in zip(pages, before, (*keys, *values), strict=True):
-        torch.testing.assert_close(pool[:, slots[1]], whole[:, 4:46], atol=1e-5, rtol=1e-4)
+    for pool, known, moved in zip(pages, before, cached_parts(), strict=True):
+        torch.testing.assert_close(pool[:, slots[1]], moved, atol=1e-5, rtol=1e-4)
         assert torch.equal(pool[:, slots[0]], known[:, slots[0]]) and torch.equal(pool[:, slots[2]], known[:, slots[2]])
 
 
@@ -213,7 +219,7 @@ def test_kvcomm_corrects_cached_pages_into_pages_of_a_request_as_it_does_an_asse
     assembled, compared, found = list[int](), list[int](), []
     begin, meet = Reuse.begin_over, meeting.Meeting
     monkeypatch.setattr(Reuse, "begin_over", lambda *given: assembled.append(len(given[2])) or begin(*given))
-    monkeypatch.setattr(meeting, "Meeting", lambda *given: compared.extend(map(sum, given[8:])) or meet(*given))
+    monkeypatch.setattr(meeting, "Meeting", lambda *given: compared.append(len(given[2])) or meet(*given))
     for engine in ("contiguous", "paged"):
         rule = Kvcomm(temperature=0.1, threshold=0.9)
         with monkeypatch.context() as patch:
@@ -228,8 +234,24 @@ def test_kvcomm_corrects_cached_pages_into_pages_of_a_request_as_it_does_an_asse
     torch.testing.assert_close(found[0][2], found[1][2], atol=1e-4, rtol=1e-4)
     full = sum(computed == len(PROMPT) for batch in found[0][0] for _, computed in batch)
     assert 2 <= full < 5 and assembled == [1, 2, 2, 2, *[1] * full], "blocks in pages are assembled where none is near"
-    assert compared[0] == 3 and compared[-2:] == [1, 0], "a passage is compared once with the anchors of its place"
+    assert compared[0] == 3 and compared[-2:] == [3, 1], "a passage is compared once with the anchors of its place"
     assert not pages_of(model).of(model, 1)[1].pinned
+
+
+def test_a_block_made_from_a_cached_one_is_found_again_until_that_one_goes_or_its_pages_are_needed(model):
+    pool = Pool(model, 8, 4)
+    blocks, kv = BlockPages(pool), stitched(model, PROMPT).slice(0, 8)
+    (cached,) = blocks.place([kv])
+    made, unkept = blocks.blank(8, 0), blocks.blank(4, 0)
+    blocks.keep(made, cached)
+    blocks.unpin([cached, made, unkept])
+    assert (pool.free, blocks.room, len(blocks)) == (3, 7, 2), "what is not kept goes with its request"
+    assert blocks.again(made) and blocks.pinned == 1 and not blocks.again(unkept)
+    blocks.make_room(5)
+    assert len(blocks) == 1, "what a request reads stays, though the block that it was made from is dropped"
+    del cached
+    blocks.unpin([made])
+    assert (pool.free, len(blocks)) == (7, 0) and not blocks.again(made)
 
 
 @pytest.mark.parametrize("method", [Reuse(prepare=AfterSystem(), correct=Kvcomm()), Superposition()])

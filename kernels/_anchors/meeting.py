@@ -3,7 +3,7 @@
 An anchor is keys and values as they were cached, and by how much they moved, [C, n, D] each: heads of all layers, keys
 as of position 0. Tensors lie wherever they were made, so a table holds how far each is from the first layer's keys. One
 launch compares all layers of all places, a second one moves them, within one cache or from pages of blocks to others;
-what is cached and what moved are read once each.
+what is cached and what moved are read once each. Keys stay rotated for the position that they were cached at.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from workbench.kernels._shared.triton_import import jit, need_triton, padded_wid
 Pages = np.ndarray[Any, np.dtype[Any]]  # [P] whole numbers
 TOKENS, WARPS = 16, 2  # of a program: 255 registers a thread, so small programs fill a processor best
 RUN = tl.constexpr(8)  # channels that a thread reads at once
-COLUMNS = tl.constexpr(8)  # of a place in the tables
+COLUMNS = tl.constexpr(7)  # of a place in the tables
 
 
 @jit
 def _place(tiles, places, pages, tile, PAGE: tl.constexpr, TOKENS: tl.constexpr):
-    """(place, anchors, positions that its keys are rotated for and move to, tokens, which there are, put, slots)."""
+    """(place, anchors, position that its keys are rotated for, tokens, which there are, put, slots)."""
     place, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     at = places + COLUMNS * place
     token = first + tl.arange(0, TOKENS)
@@ -34,9 +34,9 @@ def _place(tiles, places, pages, tile, PAGE: tl.constexpr, TOKENS: tl.constexpr)
     own = tl.load(at) + token
     to = own
     if PAGE:
-        own = tl.load(pages + tl.load(at + 6) + token // PAGE, mask=there, other=0) * PAGE + token % PAGE
-        to = tl.load(pages + tl.load(at + 7) + put // PAGE, mask=there, other=0) * PAGE + put % PAGE
-    return place, tl.load(at + 2), tl.load(at + 4), tl.load(at), token, there, put, own, to
+        own = tl.load(pages + tl.load(at + 5) + token // PAGE, mask=there, other=0) * PAGE + token % PAGE
+        to = tl.load(pages + tl.load(at + 6) + token // PAGE, mask=there, other=0) * PAGE + token % PAGE
+    return place, tl.load(at + 2), tl.load(at + 4), token, there, put, own, to
 
 
 @jit
@@ -71,8 +71,8 @@ def _far(
 ):
     """Some tokens of a place and one anchor: mean differences of keys and of values, squares of those of values."""
     tile, anchor = tl.program_id(0) // most, tl.program_id(0) % most
-    place, count, cached, _, token, there, put, slot, _ = _place(tiles, places, pages, tile, PAGE, TOKENS)
-    if (anchor >= count) | (tl.load(places + COLUMNS * place + 5) == 0):
+    place, count, cached, token, there, put, slot, _ = _place(tiles, places, pages, tile, PAGE, TOKENS)
+    if anchor >= count:
         return
     col = tl.arange(0, DP)
     other, angle, sin = planes(col, cached, inv_freq, HALF, INTERLEAVED, True)
@@ -130,20 +130,16 @@ def _move(
 ):
     """Some tokens of a place in one layer: put where they move to; from layer 1 on its anchors' offsets are added."""
     layer = tl.program_id(1)
-    given = _place(tiles, places, pages, tl.program_id(0), PAGE, TOKENS)
-    place, count, cached, begin, token, there, put, slot, to = given
+    place, count, cached, token, there, put, slot, to = _place(tiles, places, pages, tl.program_id(0), PAGE, TOKENS)
     count = tl.where(layer > 0, count, 0)
     col = tl.arange(0, DP)
-    other, angle, sin = planes(col, begin, inv_freq, HALF, INTERLEAVED, False)
+    other, angle, sin = planes(col, cached, inv_freq, HALF, INTERLEAVED, False)
     cos, inside = tl.cos(angle)[None, :], there[:, None] & (col < D)[None, :]
-    _, turn, turn_sin = planes(col, begin - cached, inv_freq, HALF, INTERLEAVED, False)
-    turn_cos = tl.cos(turn)[None, :]
     mine, moved_to = slot[:, None] * own_token, to[:, None] * own_token + col[None, :]
     for head in range(HEADS):
         keys = base + tl.multiple_of(tl.load(own + layer), 8) + head * own_head
         values = base + tl.multiple_of(tl.load(own + layers + layer), 8) + head * own_head
         x = tl.load(keys + mine + col[None, :], mask=inside, other=0.0)  # on their way while offsets are joined
-        turned = tl.load(keys + mine + other[None, :], mask=inside & TURNED, other=0.0)
         y = tl.load(values + mine + col[None, :], mask=inside, other=0.0)
         more_x = tl.zeros([TOKENS, DP], tl.float32)
         more_y = more_x
@@ -152,18 +148,16 @@ def _move(
             span = tl.multiple_of(tl.load(at + 4), 8)
             theirs = (layer * HEADS + head) * span + token[:, None] * D
             moved = base + tl.multiple_of(tl.load(at + 2), 8) + theirs
-            k = tl.load(moved + col[None, :], mask=inside, other=0.0).to(tl.float32) * cos
-            k += tl.load(moved + other[None, :], mask=inside, other=0.0).to(tl.float32) * sin[None, :]
+            k = tl.load(moved + col[None, :], mask=inside, other=0.0).to(tl.float32)
+            if TURNED:
+                k = k * cos + tl.load(moved + other[None, :], mask=inside, other=0.0).to(tl.float32) * sin[None, :]
             v = base + tl.multiple_of(tl.load(at + 3), 8) + theirs + col[None, :]
             share = weights + anchor * total + put
             more_x += tl.load(share, mask=there, other=0.0)[:, None] * k
             share += most * total
             v = tl.load(v, mask=inside, other=0.0).to(tl.float32)
             more_y += tl.load(share, mask=there, other=0.0)[:, None] * v
-        x = x.to(tl.float32)
-        if TURNED:
-            x = x * turn_cos + turned.to(tl.float32) * turn_sin[None, :]
-        tl.store(keys + moved_to, (x + more_x).to(base.dtype.element_ty), mask=inside)
+        tl.store(keys + moved_to, (x.to(tl.float32) + more_x).to(base.dtype.element_ty), mask=inside)
         tl.store(values + moved_to, (y.to(tl.float32) + more_y).to(base.dtype.element_ty), mask=inside)
 
 
@@ -178,10 +172,8 @@ class Meeting:
 
     keys, values     [H, T, D] of every layer, alike (`fits`)
     starts, lengths  of the places, one behind the other
-    paged            the position that keys of each place are rotated for, its pages, the pages that `move` writes, for
-                     all of them together, and the tokens of a page; None: they stand in one cache of the prompt, and
-                     are moved there
-    compared         places that `far` compares
+    paged            the position that keys of each place are rotated for, its pages, the pages that `move` writes, and
+                     the tokens of a page; None: they stand in one cache of the prompt, and are moved there
     """
 
     def __init__(
@@ -193,14 +185,12 @@ class Meeting:
         anchors: Sequence[Sequence[Moved]],
         inv_freq: Sequence[Tensor],
         pairing: Pairing = "neox",
-        paged: tuple[Sequence[int], Sequence[Pages], Pages, int] | None = None,
-        compared: Sequence[bool] | None = None,
+        paged: tuple[Sequence[int], Sequence[Pages], Sequence[Pages], int] | None = None,
     ):
         need_triton("meeting")
         base, self.most, self.total = keys[0], max(map(len, anchors)), sum(lengths)
-        nothing = np.zeros(0, np.int64)
-        cached, pages, moved_to, page = paged or (starts, [nothing] * len(starts), nothing, 0)
-        self._turned = any(cached), [*starts] != [*cached]  # keys, to be compared and to be moved
+        nothing = [np.zeros(0, np.int64)] * len(starts)
+        cached, pages, moved_to, page = paged or (starts, nothing, nothing, 0)
         self._anchors = anchors  # they live as long as this
         size, lower = base.element_size(), base.data_ptr()
         own = (np.array([x.data_ptr() for x in (*keys, *values)]) - lower) // size
@@ -211,12 +201,11 @@ class Meeting:
         table[np.arange(self.most) < counts[:, None]] = rows
         sizes, taken = np.array(lengths), np.array([*map(len, pages)])
         begins, behind = (np.cumsum(x) - x for x in (sizes, taken))
-        places = [starts, sizes, counts, begins, cached, compared or [True] * len(sizes), behind]
-        places.append(np.full(len(sizes), taken.sum()))
+        places = [starts, sizes, counts, begins, cached, behind, behind + taken.sum()]
         tiles = -(-sizes // TOKENS)
         of = np.arange(len(sizes)).repeat(tiles)
         first = (np.arange(len(of)) - (tiles.cumsum() - tiles)[of]) * TOKENS
-        parts = own, table, np.array(places).T, np.stack((of, first), 1), *pages, moved_to
+        parts = own, table, np.array(places).T, np.stack((of, first), 1), *pages, *moved_to
         flat = [part.ravel() for part in parts]
         ends = [*map(len, flat[:4]), sum(map(len, flat[4:]))]
         host = torch.empty(sum(ends), dtype=torch.int64, pin_memory=base.is_cuda)
@@ -228,18 +217,18 @@ class Meeting:
         self._numbers = self.total, self._layers, self.most, *base.stride()[:2]
         self._constants = {"HEADS": len(base), "HALF": len(frequencies), "INTERLEAVED": pairing == "interleaved"}
         self._constants |= {"D": width, "DP": padded_width(width), "PAGE": page, "TOKENS": TOKENS, "num_warps": WARPS}
+        self._constants |= {"TURNED": any(cached)}
 
     def far(self) -> Tensor:
         """Return [3, A, N] fp32 of all tokens of the places: mean differences of keys, of values, squares of values.
 
-        Inf where a place has fewer than A anchors, and where it is not compared.
+        Inf where a place has fewer than A anchors.
         """
         out = torch.full((3, self.most, self.total), torch.inf, dtype=torch.float32, device=self._given[0].device)
-        grid, turned = (self._tiles * self.most,), self._turned[0]
-        _far[grid](*self._given, out, *self._numbers, **self._constants, TURNED=turned)
+        _far[(self._tiles * self.most,)](*self._given, out, *self._numbers, **self._constants)
         return out
 
     def move(self, weights: Tensor) -> None:
         """Put places where they go to, all layers but the first with the offsets, by weights [2, A, N] fp32."""
-        grid, turned = (self._tiles, self._layers), self._turned[1]
-        _move[grid](*self._given, weights.contiguous(), *self._numbers, **self._constants, TURNED=turned)
+        grid = self._tiles, self._layers
+        _move[grid](*self._given, weights.contiguous(), *self._numbers, **self._constants)

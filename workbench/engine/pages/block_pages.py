@@ -1,7 +1,7 @@
 """Cached blocks in the pages of a pool, found again by the very KV that they were copied from.
 
 A block that many prompts reuse is copied once. It stays until its KV is gone or its pages are needed, the least
-recently used first; what a prompt in work reads is pinned.
+recently used first; what a prompt in work reads is pinned. A block that was made from another one may stay likewise.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -21,7 +21,7 @@ class BlockPages:
 
     def __init__(self, pool: Pool):
         self.pool = pool
-        self._entries: OrderedDict[int, tuple[Callable[[], KV | None], Cached]] = OrderedDict()  # by the id of the KV
+        self._entries: OrderedDict[int, tuple[Callable[[], object], Cached]] = OrderedDict()  # by the id of the KV
         self._pins = Counter[int]()  # by the id of the `Cached`
         self._idle = 0  # pages of blocks that nobody reads
         self._gone = deque[int]()  # keys whose KV is gone
@@ -105,14 +105,29 @@ class BlockPages:
         self._pin(cached)
         return cached
 
+    def keep(self, cached: Cached, of: Cached) -> None:
+        """Let a block of `blank` stay for later requests, no longer than `of`, from which it was made."""
+        key = -id(cached)
+        self._entries[key] = ref(of, partial(_note, self._gone, key)), cached
+
+    def again(self, cached: Cached) -> bool:
+        """Pin a block that was kept; False where its pages were given back since."""
+        key = -id(cached)
+        if key not in self._entries or self._entries[key][1] is not cached:
+            return False
+        self._entries.move_to_end(key)
+        self._pin(cached)
+        return True
+
     def unpin(self, context: Iterable[Cached]) -> None:
-        """Let blocks go that `place` or `blank` has returned."""
+        """Let blocks go that `place` or `blank` has returned, or `again` pinned."""
         for cached in context:
             self._pins[id(cached)] -= 1
             if self._pins[id(cached)] <= 0:
                 del self._pins[id(cached)]
                 self._idle += len(cached.numbers)
-                if -id(cached) in self._entries:  # no KV will find it
+                made = self._entries.get(-id(cached))
+                if made is not None and made[0]() is None:  # nothing will find it
                     self._drop(-id(cached))
 
     def _pin(self, cached: Cached) -> None:

@@ -1,6 +1,6 @@
 """Anchors of the places of prompts: passages of earlier requests, and which of them a passage now is near."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from workbench.core.kv import KV
 from workbench.engine.attention_backends import choice
+from workbench.engine.pages.paged_prompt import Cached
 from workbench.kernels._anchors.in_torch import Pair, stretch
 from workbench.models.spec import ModelSpec
 
@@ -35,15 +36,22 @@ class Anchor:
 
 
 @dataclass(frozen=True, eq=False)
+class Kept:
+    """A passage as corrected, a `block` in pages: by which `anchors`, by number, and which of them it used."""
+
+    anchors: list[int]
+    used: Sequence[int]
+    block: Cached
+
+
+@dataclass(frozen=True, eq=False)
 class Met:
     """What came of comparing a passage with the anchors of its place.
 
-    anchors  by number, and how many of them a place has at most
     weights  [2, A, n] fp32 of keys and of values, by which offsets are joined
     near     whether it is like some of them rather than all alike; `used`: which of them, then
     """
 
-    anchors: tuple[int, ...]
     weights: Tensor
     near: bool
     used: Sequence[int]
@@ -51,7 +59,7 @@ class Met:
 
 def meet(far: Tensor, lengths: list[int], held: list[list[Anchor]], threshold: float, temperature: float) -> list[Met]:
     """Judge passages by how `far` [3, A, N] their tokens are from their anchors; a GPU is waited for."""
-    most, weights = far.shape[1], (-far[:2] / temperature).softmax(1).split(lengths, 2)
+    weights = (-far[:2] / temperature).softmax(1).split(lengths, 2)
     squares = torch.stack([part.sum(1) for part in far[2].cpu().split(lengths, 1)])
     alike = (-squares.sqrt()).softmax(1)
     entropy = -(alike * (alike + 1e-40).log2()).sum(1)
@@ -59,12 +67,7 @@ def meet(far: Tensor, lengths: list[int], held: list[list[Anchor]], threshold: f
     order = alike.sort(1, descending=True)
     used = order.values.cumsum(1) - order.values < NUCLEUS
     some = [best[taken].tolist() if each else [] for best, taken, each in zip(order.indices, used, near, strict=True)]
-    return [Met(named(each, most), *one) for each, *one in zip(held, weights, near, some, strict=True)]
-
-
-def named(held: Sequence[Anchor], most: int) -> tuple[int, ...]:
-    """Return what a passage is compared with: the anchors of its place, by number, of `most` at a place."""
-    return most, *[anchor.number for anchor in held]
+    return [Met(*one) for one in zip(weights, near, some, strict=True)]
 
 
 def keep(anchors: list[Anchor], new: Anchor, most: int) -> None:
@@ -74,10 +77,10 @@ def keep(anchors: list[Anchor], new: Anchor, most: int) -> None:
     anchors.append(new)
 
 
-def count_used(held: list[list[Anchor]], met: list[Met]) -> None:
+def count_used(held: list[list[Anchor]], used: Iterable[Sequence[int]]) -> None:
     """Count the anchors that passages are near as used."""
-    for anchors, each in zip(held, met, strict=True):
-        for number in each.used:
+    for anchors, some in zip(held, used, strict=True):
+        for number in some:
             anchors[number].used += 1
 
 

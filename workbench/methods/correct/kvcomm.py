@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from workbench.engine.pages.paged_prompt import Cached
 from workbench.kernels._anchors.in_torch import InTorch
 from workbench.methods import registry
 from workbench.methods.correct import KV, Correct, Correction, Prompt, write
-from workbench.methods.correct._anchors import Anchor, Met, count_used, cut, keep, kernels, meet, named
+from workbench.methods.correct._anchors import Anchor, Kept, count_used, cut, keep, kernels, meet
 from workbench.methods.registry import whole
 from workbench.methods.select import context_pass, exact
 from workbench.models.spec import ModelSpec, attach
@@ -34,7 +33,7 @@ class Kvcomm(Correct):
     prompt whose place has fewer than two such anchors is computed in full. Layer 0 is exact as cached.
 
     *Follows released code: `KVCOMM/llm/kvcomm_engine.py` of FastMAS/KVCOMM, for passages in place of agents' messages.*
-    On pages of a GPU passages are compared where they are cached, and written once, as corrected, to a request's own.
+    On pages of a GPU passages are compared where they are cached, and stay as corrected, in pages of their own.
     Its charged share counts tokens that are computed; all keys and values of the anchors are read besides.
 
     With stale $x$ of a passage and $x^a$, $\Delta^a$ cached and moved of anchor $a$ ($x$ keys, or values):
@@ -68,7 +67,7 @@ class Kvcomm(Correct):
             meeting_of = kernels(spec, kv.keys, kv.values) or InTorch
             meeting = meeting_of(kv.keys, kv.values, starts, lengths, held, spec.inv_freq, spec.pairing)
             met = meet(meeting.far(), lengths, held, self.threshold, self.temperature)
-            count_used(held, met)
+            count_used(held, (each.used for each in met))
             if all(each.near for each in met):
                 meeting.move(torch.cat([each.weights for each in met], 2))
                 kv.changed()
@@ -82,37 +81,46 @@ class Kvcomm(Correct):
         return Correction(NOTHING, passes=context_pass(model, prompt, spec.layers), computed=prompt.starts[-1])
 
     def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:
-        """Put passages as they are corrected into pages of their own; False where it takes an assembled cache.
+        """Put passages as they are corrected in place of those cached; False where it takes an assembled cache.
 
-        What was compared with the anchors of its place before is not compared again.
+        A corrected passage stays beside the cached one, for requests that have it in a place of the same anchors.
         """
         pool, (starts, lengths) = blocks.pool, self._stretch(prompt)
         held = self._held(lengths)
         if not held:
             return True
         meeting_of = kernels(pool.spec, pool.keys, pool.values)
-        if not any(held) or meeting_of is None:
+        if not all(held) or meeting_of is None:
             return False
-        stale, most = context[self.system :], max(map(len, held))
-        places = [(block.derived, (Kvcomm, place), named(held[place], most)) for place, block in enumerate(stale)]
-        new = [key not in derived or derived[key].anchors != those for derived, key, those in places]
-        context.append(blocks.blank(sum(lengths), starts[0]))
-        paged = [x.start for x in stale], [x.numbers for x in stale], context[-1].numbers, pool.size
-        given = pool.keys, pool.values, starts, lengths, held, pool.spec.inv_freq, pool.pairing
-        with pool.in_order():
-            meeting = meeting_of(*given, paged, new)
-            if any(new):
-                found = meet(meeting.far(), lengths, held, self.threshold, self.temperature)
-                for (derived, key, _), each in compress(zip(places, found, strict=True), new):
-                    derived[key] = each
-            met: list[Met] = [derived[key] for derived, key, _ in places]
-            if not all(each.near for each in met):
-                return False
-            meeting.move(torch.cat([each.weights for each in met], 2))
-        count_used(held, met)
-        del context[self.system : -1]
+        stale, numbers = context[self.system :], [[anchor.number for anchor in each] for each in held]
+        kept = [(place, self._kept(blocks, stale[place], place, those)) for place, those in enumerate(numbers)]
+        done = {place: each for place, each in kept if each is not None}
+        context += [each.block for each in done.values()]
+        if new := [place for place, each in kept if each is None]:
+            made = [blocks.blank(lengths[place], stale[place].start) for place in new]
+            context += made
+            of = [stale[place] for place in new], [x.length for x in made], [held[place] for place in new]
+            paged = [x.start for x in made], [x.numbers for x in of[0]], [x.numbers for x in made], pool.size
+            where = [starts[place] for place in new], *of[1:]
+            with pool.in_order():
+                meeting = meeting_of(pool.keys, pool.values, *where, pool.spec.inv_freq, pool.pairing, paged)
+                met = meet(meeting.far(), *of[1:], self.threshold, self.temperature)
+                if not all(each.near for each in met):
+                    return False
+                meeting.move(torch.cat([each.weights for each in met], 2))
+            for place, block, old, each in zip(new, made, of[0], met, strict=True):
+                done[place] = old.derived[Kvcomm, place] = Kept(numbers[place], each.used, block)
+                blocks.keep(block, old)
+        corrected = [done[place] for place, _ in kept]
+        count_used(held, (each.used for each in corrected))
+        context[self.system :] = [each.block for each in corrected]
         blocks.unpin(stale)
         return True
+
+    def _kept(self, blocks: BlockPages, block: Cached, place: int, anchors: list[int]) -> Kept | None:
+        """Return a passage as corrected by these anchors, pinned; None where it is not kept."""
+        kept: Kept | None = block.derived.get((Kvcomm, place))
+        return kept if kept and kept.anchors == anchors and blocks.again(kept.block) else None
 
     def _held(self, lengths: list[int]) -> list[list[Anchor]]:
         """Return the anchors of each place that hold as many tokens; none of a place where there is one alone.
