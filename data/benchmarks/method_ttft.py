@@ -9,12 +9,13 @@ cached before the clock runs; the choice of tokens, and what it computes, is wit
 
 "ours" is reuse that recomputes what the question attends to (`query_guided`), at the charged share of each method;
 `over_ours` is a method's median over that of it. A method whose ratio can be set computes `--charged` of the prompt,
-any other as much as it does. FusionRAG's neighbours, of which a random model has none, change no time: its blocks are
-cached apart here. The first block stands for the system prompt.
+any other as much as it does. KVCOMM reads passages as it corrected them before, as every method reads what it prepared;
+"kvcomm, new" corrects each of them within the time. FusionRAG's neighbours, of which a random model has none, change no
+time: its blocks are cached apart here. The first block stands for the system prompt.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -24,12 +25,15 @@ from script import options, prompt_of, writer
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.engine.attention_maps import layers_of
+from workbench.engine.pages.block_pages import BlockPages
+from workbench.engine.pages.paged_prompt import Cached
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.models.whole_model import GPU, Scene, clock, scene_of
 from workbench.experiments.bench.timing import reason
 from workbench.experiments.trials.budget import within
 from workbench.methods import Method
 from workbench.methods.config import MethodConfig
+from workbench.methods.correct.kvcomm import Kvcomm
 from workbench.methods.engines import PAGE, pages_of
 from workbench.methods.generation import first_token
 from workbench.methods.modes.reuse import Reuse
@@ -39,7 +43,7 @@ from workbench.metrics.cost import charged_share
 from workbench.store import UNLIMITED, MemoryStore
 
 CONTEXT, QUESTION, BLOCK = 27, 50, 512  # units, tokens, tokens
-PREPARATIONS = 3  # independent, after_system, link0
+KINDS = 5  # of blocks in pages: independent, after_system, link0, corrected before, corrected now
 REFUSED = (BadInput, RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
 
 
@@ -51,6 +55,13 @@ class Asked:
     method: Method
     charged: float
     ms: list[float] = field(default_factory=list)
+
+
+class CorrectsAnew(Kvcomm):
+    """KVCOMM where no passage was in its place before."""
+
+    def _kept(self, blocks: BlockPages, block: Cached, place: int, anchors: list[int]) -> None:
+        return None
 
 
 def methods(
@@ -67,6 +78,9 @@ def methods(
             if fields.get("ratio") is not None:
                 method = within(scene.model, method, [prompt], charged)
             found.append(Asked(name, method, share_of(scene, prompt, method, store)))
+            if isinstance(method, Reuse) and isinstance(method.correct, Kvcomm):
+                anew = replace(method, correct=CorrectsAnew())
+                found.append(Asked(f"{name}, new", anew, share_of(scene, prompt, anew, store)))
         except REFUSED as problem:
             refused[name] = reason(problem)
     for share in sorted({charged, *(round(one.charged, 2) for one in found if one.charged < 0.995)}):
@@ -131,8 +145,8 @@ def main() -> None:
     scene = scene_of(given.tiny)
     question, store = min(QUESTION, scene.unit), MemoryStore(UNLIMITED)
     prompt = prompt_of(scene.ids(CONTEXT * scene.unit + question), min(BLOCK, scene.unit // 2), question)
-    if GPU:  # room for the blocks of every preparation at once, and for what is recomputed
-        pages_of(scene.model).of(scene.model, (PREPARATIONS + 2) * len(prompt) // PAGE)
+    if GPU:  # room for all of them at once, and for what is recomputed
+        pages_of(scene.model).of(scene.model, (KINDS + 2) * len(prompt) // PAGE)
     asked, refused = methods(scene, prompt, given.methods, given.charged, store)
     refused |= measured(scene, asked, prompt, store)
     for one in asked:

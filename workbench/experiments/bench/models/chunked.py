@@ -19,7 +19,7 @@ from workbench.core.plan import Plan, Site
 from workbench.core.tiling.tile_selection import TileRule
 from workbench.core.tiling.tiles import Grid, Tiles
 from workbench.engine.assembly import empty
-from workbench.engine.chunked import MANY, ChunkedRequest, passes
+from workbench.engine.chunked import ChunkedRequest, passes
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.kernels.chunk_attention import KeptGate
@@ -37,7 +37,7 @@ from workbench.methods.sparse.xattention import Xattention
 LENGTHS = (16, 32, 64, 128)  # units
 DENSITY, SHARE = 0.15, 0.25  # of the causal tiles; of those that a union keeps, and of the tokens that QUOKA keeps
 DEEP, FIT, HALVINGS = 4, 32, 8  # layers, units of the prompt and steps by which a threshold is set
-RUNS = 2  # timed runs of each method; one of the whole prompt comes before them, as kernels are built for its lengths
+RUNS = 2  # timed runs of each method, at least; one of the whole prompt comes before them
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,9 @@ def timed(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...
 def densities(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...]) -> dict[int, float]:
     """Prefill `until` chunks, untimed; return the share of causal tiles kept until every one of `marks`.
 
-    Where nothing is to be counted the first chunks, by which graphs are captured, and the last one warm up.
+    Where nothing is to be counted it is 1.
     """
     if method.density is None:
-        for _ in chunks_of(scene, method, min(until, MANY)):
-            pass
-        chunk_of(scene, scene.ids(until * scene.unit), empty(scene.model, until * scene.unit), until - 1, method)
         return dict.fromkeys(marks, 1.0)
     counted, found = Counted(method.sparse), {}
     for number in chunks_of(scene, replace(method, sparse=counted), until):
@@ -188,7 +185,8 @@ def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, A
         begin = perf_counter()
         try:
             ready = fitted(scene, method, min(FIT, lengths[-1]))
-            shares = densities(scene, ready, lengths[-1], lengths)  # it warms up, too
+            shares = densities(scene, ready, lengths[-1], lengths)
+            timed(scene, ready, lengths[-1])  # kernels are built, and graphs captured
             ready_s = perf_counter() - begin
             runs = [timed(scene, ready, lengths[-1], lengths) for _ in range(max(RUNS, scene.runs))]
             for length in lengths:
