@@ -238,6 +238,18 @@ def test_kvcomm_corrects_cached_pages_into_pages_of_a_request_as_it_does_an_asse
     assert not pages_of(model).of(model, 1)[1].pinned
 
 
+@INTERPRETED
+def test_two_rules_that_correct_the_same_passages_in_turn_compare_them_once_each(model, monkeypatch):
+    compared, meet, store = list[int](), meeting.Meeting, MemoryStore(1 << 30)
+    monkeypatch.setattr(meeting, "Meeting", lambda *given: compared.append(len(given[2])) or meet(*given))
+    monkeypatch.setattr(choice, "on_gpu", lambda device: True)
+    rules = [Kvcomm(temperature=0.1, threshold=0.9) for _ in range(2)]
+    for prompt in (OTHER, PROMPT, PROMPT, PROMPT):
+        for rule in rules:
+            answer(model, Letters(), [prompt], Reuse(correct=rule), store, SamplingParams(max_new_tokens=1), "paged")
+    assert compared == [3, 3]
+
+
 def test_a_block_made_from_a_cached_one_is_found_again_until_that_one_goes_or_its_pages_are_needed(model):
     pool = Pool(model, 8, 4)
     blocks, kv = BlockPages(pool), stitched(model, PROMPT).slice(0, 8)

@@ -109,7 +109,7 @@ class Kvcomm(Correct):
                     return False
                 meeting.move(torch.cat([each.weights for each in met], 2))
             for place, block, old, each in zip(new, made, of[0], met, strict=True):
-                done[place] = old.derived[Kvcomm, place] = Kept(numbers[place], each.used, block)
+                done[place] = old.derived[id(self.anchors), place] = Kept(numbers[place], each.used, block)
                 blocks.keep(block, old)
         corrected = [done[place] for place, _ in kept]
         count_used(held, (each.used for each in corrected))
@@ -119,7 +119,7 @@ class Kvcomm(Correct):
 
     def _kept(self, blocks: BlockPages, block: Cached, place: int, anchors: list[int]) -> Kept | None:
         """Return a passage as corrected by these anchors, pinned; None where it is not kept."""
-        kept: Kept | None = block.derived.get((Kvcomm, place))
+        kept: Kept | None = block.derived.get((id(self.anchors), place))
         return kept if kept and kept.anchors == anchors and blocks.again(kept.block) else None
 
     def _held(self, lengths: list[int]) -> list[list[Anchor]]:
