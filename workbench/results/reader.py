@@ -167,10 +167,10 @@ def _cached(path: Path, changed: int, table: str) -> pd.DataFrame:
 def table_of(path: Path) -> pd.DataFrame:
     """Read a parquet file. Raises BadInput where it is not whole."""
     try:
-        packed = pq.read_table(path)
+        packed = pq.read_table(path, use_threads=False)  # threads cost more than files of this size take
     except (OSError, pa.ArrowException) as problem:
         raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
-    frame = packed.to_pandas()
+    frame = packed.to_pandas(use_threads=False)
     return frame.fillna(dict.fromkeys((each.name for each in packed.schema if pa.types.is_string(each.type)), ""))
 
 
