@@ -65,21 +65,25 @@ class Results:
         """Return a row a measured number (`schema.Count`)."""
         return self.table("counts", *experiments)
 
-    def table(self, table: str, *experiments: str) -> pd.DataFrame:
-        """Return the rows of a table with all its columns and `source`, in the order of the sources."""
+    def table(self, table: str, *experiments: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+        """Return the rows of a table with all its columns and `source`, in the order of the sources.
+
+        `columns`: these and `experiment` alone; no other is read from files.
+        """
+        names = tuple(name for name in schema.columns(table) if not columns or name in ("experiment", *columns))
         parts = [
             part.assign(source=source)
             for source, folders in self.folders.items()
             for folder in folders
-            for part in _parts(folder, table, experiments)
+            for part in _parts(folder, table, experiments, names)
         ]
         parts += [rows[rows.experiment.isin(experiments or rows.experiment)] for rows in self.live.get(table, ())]
         parts = [part for part in parts if len(part)]
         if not parts:
             if odd := [name for name in experiments if name.partition("@")[0] not in schema.EXPERIMENTS]:
                 raise not_allowed("experiment", odd[0], schema.EXPERIMENTS)
-            return pd.DataFrame(columns=["source", *schema.columns(table)])
-        return pd.concat(parts, ignore_index=True)[["source", *schema.columns(table)]]
+            return pd.DataFrame(columns=["source", *names])
+        return pd.concat([part[["source", *names]] for part in parts], ignore_index=True)
 
     def with_rows(self, table: str, rows: Iterable[Mapping[str, Any]], source: str = HERE, **origin: Any) -> "Results":
         """Return these results and rows that were measured just now."""
@@ -143,31 +147,33 @@ def _check(mark: Path) -> None:
         raise BadInput(f"{brief(mark.parent)} holds results of version {version}: version {schema.VERSION} is read")
 
 
-def _parts(folder: Path, table: str, experiments: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """Return the rows of every part of a table that may hold the experiments."""
+def _parts(folder: Path, table: str, experiments: Sequence[str], columns: tuple[str, ...]) -> Iterator[pd.DataFrame]:
+    """Return the rows of every part of a table that may hold the experiments; of a file of lines all columns."""
     for path in sorted([*(folder / table).glob("*.parquet"), *(folder / table).glob("*.jsonl")]):
         if path.name.startswith(".") or (experiments and path.stem.partition("@")[0] not in experiments):
             continue
         if path.suffix == ".jsonl":
             part = schema.frame(table, schema.rows(table, lines_of(path)))
         else:
-            part = _cached(path, path.stat().st_mtime_ns, table)
+            part = _cached(path, path.stat().st_mtime_ns, table, columns)
         yield part[part.experiment.isin(experiments)] if experiments else part
 
 
 @lru_cache(maxsize=256)  # more than ship: else a second reading would find none of them
-def _cached(path: Path, changed: int, table: str) -> pd.DataFrame:
-    rows = table_of(path)
+def _cached(path: Path, changed: int, table: str, columns: tuple[str, ...]) -> pd.DataFrame:
+    rows = table_of(path, [name for name in schema.columns(table) if name not in columns])
     if odd := sorted(set(rows) - set(schema.columns(table))):
         raise BadInput(f"{brief(path)} has a column {odd[0]!r} that table {table} does not have")
-    texts = {name: "" for name, kind in schema.columns(table).items() if kind is str and name not in rows}
-    return schema.typed(table, rows.assign(**texts))
+    texts = {name: "" for name in columns if schema.columns(table)[name] is str and name not in rows}
+    return schema.typed(table, rows.assign(**texts), columns)
 
 
-def table_of(path: Path) -> pd.DataFrame:
-    """Read a parquet file. Raises BadInput where it is not whole."""
+def table_of(path: Path, without: Sequence[str] = ()) -> pd.DataFrame:
+    """Read a parquet file `without` some columns. Raises BadInput where it is not whole."""
     try:
-        packed = pq.read_table(path, use_threads=False)  # threads cost more than files of this size take
+        with pq.ParquetFile(path) as file:
+            names = [name for name in file.schema_arrow.names if name not in without]
+            packed = file.read(names, use_threads=False)  # which cost more than files of this size take
     except (OSError, pa.ArrowException) as problem:
         raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
     frame = packed.to_pandas(use_threads=False)

@@ -19,9 +19,9 @@ from workbench.metrics.answers import normalised
 from workbench.metrics.latency import ratio
 from workbench.metrics.paired import bits_explained, difference, mean_over_seeds, over_runs
 from workbench.results import Results, expanded
-from workbench.results.schema import METHOD, Origin
+from workbench.results.schema import METHOD, Origin, columns
 
-UNUSED = ["versions", "weights", "answer", "expected", "samples"]
+UNUSED = {"versions", "weights", "answer", "expected", "samples"}
 ORDER = ("smallest", "largest")
 BY = ["source", "model", "data", *METHOD]  # of counts that stand beside a method's other rows
 Selector = Mapping[str, Any]
@@ -63,7 +63,7 @@ class Tables:
     def __init__(self, found: Results):
         self.sources = found.sources
         self.numbers: dict[str, list[Number]] = {}  # that were asked for, as claims of several items do
-        self._table = cache(lambda *of: found.table(*of).drop(columns=UNUSED, errors="ignore"))
+        self._table = cache(lambda table, of: found.table(table, of, columns=[*columns(table).keys() - UNUSED]))
         self._rows, self._runs, self.scores = cache(self._rows_of), cache(self._runs_of), cache(self._scores_of)
         self._means = cache(self._means_of)
 

@@ -21,6 +21,7 @@ from workbench.results.summary import RIGHT
 HIGHER = {"kl": False, "nll": False, "em": True, "f1": True, "contains": True}
 ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # trials of these were asked the same
 TRIAL = [*ASKED, *METHOD]
+ANSWERED = ["question", "kind", "device", *HIGHER]  # what else is read of answers
 ABOUT = {"passages": "passages", "run": "training_seed"}  # fields of a board, and columns of results
 SLACK = 0.005  # by which a charged share may lie over a budget: shares of shipped results are rounded
 POLICIES = ("select", "correct", "attend", "sparse")
@@ -142,7 +143,7 @@ def boards(
     """
     if by and by not in HIGHER:
         raise not_allowed("by", by, HIGHER)
-    answers = _own(found.answers("trial"), model, data)
+    answers = _own(found.table("answers", "trial", columns=[*TRIAL, *ANSWERED]), model, data)
     costs = _costs(found)
     made = []
     for _, asked in answers.groupby(ASKED, sort=False, dropna=False):
@@ -162,7 +163,7 @@ def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
         if value and len(answers) and value not in set(answers[name]):
             raise not_allowed(name, value, sorted(set(answers[name])))
         answers = answers[answers[name] == value] if value else answers
-    return _filled(answers[[*TRIAL, "question", "kind", "device", *HIGHER]])
+    return _filled(answers[[*TRIAL, *ANSWERED]])
 
 
 def _filled(rows: pd.DataFrame) -> pd.DataFrame:
