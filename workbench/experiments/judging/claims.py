@@ -99,9 +99,10 @@ def judge(found: Results, of: Sequence[PaperItem] | None = None) -> list[Judged]
 
     `of`: items, all that ship where none are given.
     """
-    tables = Tables(found)
+    of = items() if of is None else of
+    tables = Tables(found, {claim.measure for item in of for claim in item.claims})
     judged: list[Judged] = []
-    for item in items() if of is None else of:
+    for item in of:
         of_item = [one for claim in item.claims for one in _judge(claim, tables)]
         judged += _together([_beside(one, of_item) for one in of_item])
     return judged

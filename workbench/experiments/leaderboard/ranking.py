@@ -143,10 +143,10 @@ def boards(
     """
     if by and by not in HIGHER:
         raise not_allowed("by", by, HIGHER)
-    answers = _own(found.table("answers", "trial", columns=[*TRIAL, *ANSWERED]), model, data)
+    answers = _own(found.coded("answers", "trial", [*TRIAL, *ANSWERED]), model, data)
     costs = _costs(found)
     made = []
-    for _, asked in answers.groupby(ASKED, sort=False, dropna=False):
+    for _, asked in answers.groupby(ASKED, sort=False, dropna=False, observed=True):
         entries = _entries(asked, costs)
         wanted = budgets or sorted({e.fields["charged"] for e, _ in entries if e.fields.get("charged")}) or (None,)
         ranked = [board for budget in wanted if (board := _board(asked, entries, budget, by, least))]
@@ -168,7 +168,9 @@ def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
 
 def _filled(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows without gaps in the columns of TRIAL: -1 for a number, "" for a policy that is none."""
-    texts = {name: rows[name].replace("none", "") for name in POLICIES}  # older results lack what is "none" today
+    texts = {
+        name: rows[name].astype(object).replace("none", "") for name in POLICIES
+    }  # older results lack what is "none" today
     return rows.assign(**texts, **{name: rows[name].fillna(-1) for name in NUMBERS})
 
 
@@ -192,7 +194,9 @@ def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) 
     """Return the methods that were asked, each with its answers."""
     # A later row that tells less of a question does not take the place of one that tells more.
     known = asked.sort_values("kl", key=pd.notna, kind="stable")
-    known = known.assign(trial=known.groupby(TRIAL, sort=False).ngroup(), question=pd.factorize(known.question)[0])
+    known = known.assign(
+        trial=known.groupby(TRIAL, sort=False, observed=True).ngroup(), question=pd.factorize(known.question)[0]
+    )
     known = known.drop_duplicates(["trial", "question"], keep="last").sort_values("trial", kind="stable")
     columns = {name: known[name].to_numpy() for name in ("question", "kind", *HIGHER)}
     begin = np.flatnonzero(np.diff(known.trial, prepend=-1))
@@ -322,13 +326,12 @@ def _ends(listed: Sequence[Entry], full: Entry | None) -> list[tuple[dict[str, E
             if base is not None:
                 samples[at, True, name] = rows[name] - base[rows["question"]]
     samples = {key: each[_known(each)] for key, each in samples.items() if _known(each).any()}
+    resampled = [key for key in samples if key[1] or key[2] not in RIGHT]
+    ends = dict(zip(resampled, bootstraps([samples[key] for key in resampled]), strict=True))
     found: list[tuple[dict[str, Ends], dict[str, Ends]]] = [({}, {}) for _ in listed]
-    for (at, gap, name), values, (low, high) in zip(
-        samples, samples.values(), bootstraps(list(samples.values())), strict=True
-    ):
-        if name in RIGHT and not gap:
-            low, high = wilson(values.sum(), len(values))
-        found[at][gap][name] = float(values.mean()), low, high
+    for key, values in samples.items():
+        at, gap, name = key
+        found[at][gap][name] = float(values.mean()), *(ends.get(key) or wilson(values.sum(), len(values)))
     return found
 
 
