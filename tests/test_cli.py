@@ -222,6 +222,8 @@ UNKNOWN = {  # command lines: what is said of them
     "store stats x|store verify x|store gc x --budget 1MB|store explain x --model lab-full": "no folder of cached",
     "claims --results x|leaderboard --results x|report --results x": "no results at 'x'",
     "report x.ipynb": "no notebook file",
+    "report -p x=1|report -p samplse=1": "unknown parameter",
+    "trace x": "x is not there",
 }
 
 
@@ -249,7 +251,7 @@ LIGHT_FAULTS += [
     "sparse profile --out o --block x",
 ]
 LIGHT_FAULTS += ["lab train --out o --set corpus=x", "lab train --out o --minutes -1", "data lab --out o --samples 0"]
-LIGHT_FAULTS += ["bench x", "bench all --check --only a", "report --jobs x", "prepare --workers x"]
+LIGHT_FAULTS += ["bench x", "bench all --check --only a", "report --jobs x", "report -p x", "prepare --workers x"]
 LIGHT_FAULTS += ["serve-bench --samples 0", "serve-bench --rate 0", "serve-bench --batch 0", "serve-bench --start x"]
 LIGHT_FAULTS += ["nothing", "store gc s3://x --budget 1", "data lab --samples 0", "models get x"]
 
