@@ -224,6 +224,12 @@ UNKNOWN = {  # command lines: what is said of them
     "report x.ipynb": "no notebook file",
     "report -p x=1|report -p samplse=1": "unknown parameter",
     "trace x": "x is not there",
+    "trial --mode blok|sweep --mode full,blok": "unknown mode 'blok'",
+    "models ordinary x y|models difference x y --base lab-full": "unknown model 'x'",
+    "models convert x y": "there is no file x",
+    "compare x y": "'x' is neither",
+    "compare data notebooks": "data holds no results",
+    "store stats data|store verify data|store gc data --budget 1MB": "data is no folder of cached blocks",
 }
 
 
