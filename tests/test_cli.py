@@ -227,6 +227,8 @@ UNKNOWN = {  # command lines: what is said of them
     "trial --mode blok|sweep --mode full,blok": "unknown mode 'blok'",
     "models ordinary x y|models difference x y --base lab-full": "unknown model 'x'",
     "models convert x y": "there is no file x",
+    "sweep --plan x": "plan 'x' is not there",
+    "store import x y": "x: no such file",
     "compare x y": "'x' is neither",
     "compare data notebooks": "data holds no results",
     "store stats data|store verify data|store gc data --budget 1MB": "data is no folder of cached blocks",

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from workbench import models
 from workbench.app.console.options import AsJson
-from workbench.app.console.text import progress
+from workbench.app.console.text import importing, progress
 from workbench.models import pretrained
 from workbench.models.gguf import header
 
@@ -33,7 +33,7 @@ def list_models(
 
         print(random_init.write(untrained))
         return
-    with progress("models"):
+    with progress("models"), importing():
         rows = [{"name": name, **models.describe(models.folder(name))} for name in models.names()]
     if as_json:
         print(json.dumps(rows))

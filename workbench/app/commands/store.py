@@ -17,7 +17,7 @@ from rich.table import Table
 
 from workbench.app.commands.prepare import report as prepared_report
 from workbench.app.console.options import AsJson, of_fields, taking
-from workbench.app.console.text import plain, progress, show
+from workbench.app.console.text import importing, plain, progress, show
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.files import bytes_of, is_dir, is_url
 from workbench.methods.preprocessing.fields import LookupFields, PreparationFields
@@ -130,7 +130,7 @@ def repair(
 @app.command(epilog="Example: workbench store stats prepared --json")
 def stats(folder: Place, as_json: AsJson = False) -> None:
     """Tell what a store holds, by the headers of its files."""
-    with progress("reading"):
+    with progress("reading"), importing():
         from workbench.store.files import scrub
 
         found = scrub.describe_remote(folder) if is_url(folder) else scrub.describe(Path(folder))
@@ -169,6 +169,8 @@ def import_command(
     archive: Archive, folder: Annotated[str, typer.Argument(help="New folder")], as_json: AsJson = False
 ) -> None:
     """Make a new folder of an archive, after its checksums were verified."""
+    if not archive.is_file():
+        raise BadInput(f"{archive}: no such file")
     from workbench.store.files import transfer
 
     found = transfer.unpack(archive, folder_of(folder))

@@ -74,6 +74,8 @@ def sweep(
             raise BadInput(f"--{odd[0].replace('_', '-')} is for trials: parameters of notebooks are -p NAME=LIST")
         run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
         return
+    if plan is not None and not plan.exists():
+        raise BadInput(f"plan {str(plan)!r} is not there")
     for entry in spec_parser.split(given["mode"] or "full"):
         check_mode(entry)
     with progress("sweeping"), importing():  # torch, transformers, pandas: not for `--help`
