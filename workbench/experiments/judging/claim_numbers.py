@@ -19,9 +19,9 @@ from workbench.metrics.answers import normalised
 from workbench.metrics.latency import ratio
 from workbench.metrics.paired import bits_explained, difference, mean_over_seeds, over_runs
 from workbench.results import Results, expanded
-from workbench.results.schema import MEASURES, METHOD, Origin, columns
+from workbench.results.schema import MEASURES, METHOD, TABLES, Origin, columns
 
-UNUSED = ["versions", "weights", "answer", "expected", "samples"]
+UNUSED = {"versions", "weights", "answer", "expected", "samples"}
 ORDER = ("smallest", "largest")
 BY = ["source", "model", "data", *METHOD]  # of counts that stand beside a method's other rows
 Selector = Mapping[str, Any]
@@ -63,8 +63,9 @@ class Tables:
     def __init__(self, found: Results, measures: Collection[str]):
         self.sources = found.sources
         self.numbers: dict[str, list[Number]] = {}  # that were asked for, as claims of several items do
-        unused = {*UNUSED, *MEASURES} - {"em", *measures}
-        self._table = cache(lambda table, of: found.coded(table, of, [n for n in columns(table) if n not in unused]))
+        other = set(MEASURES) - {"em", *measures}  # of answers
+        read = {table: [*columns(table).keys() - UNUSED - (other if table == "answers" else set())] for table in TABLES}
+        self._table = cache(lambda table, experiment: found.coded(table, experiment, read[table]))
         self._rows, self._runs, self.scores = cache(self._rows_of), cache(self._runs_of), cache(self._scores_of)
         self._means = cache(self._means_of)
 
@@ -121,9 +122,8 @@ def _with_settings(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.astype(dict.fromkeys(rows.select_dtypes(["str", "category"]), object))
     more = expanded(rows[["setting"]])
     both = {name: rows[name].where(rows[name].notna(), more[name]) for name in more if name in rows}
-    return (
-        pd.concat([rows, more.drop(columns=list(both))], axis=1).assign(**both).copy()
-    )  # one array: taken from at once
+    whole = pd.concat([rows, more.drop(columns=list(both))], axis=1).assign(**both)
+    return whole.copy()  # one array: taken from at once
 
 
 def chosen(rows: pd.DataFrame, wanted: Selector) -> pd.DataFrame:

@@ -168,9 +168,8 @@ def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
 
 def _filled(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows without gaps in the columns of TRIAL: -1 for a number, "" for a policy that is none."""
-    texts = {
-        name: rows[name].astype(object).replace("none", "") for name in POLICIES
-    }  # older results lack what is "none" today
+    # Older results lack what is "none" today.
+    texts = {name: rows[name].astype(object).replace("none", "") for name in POLICIES}
     return rows.assign(**texts, **{name: rows[name].fillna(-1) for name in NUMBERS})
 
 
