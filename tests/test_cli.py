@@ -222,6 +222,16 @@ UNKNOWN = {  # command lines: what is said of them
     "store stats x|store verify x|store gc x --budget 1MB|store explain x --model lab-full": "no folder of cached",
     "claims --results x|leaderboard --results x|report --results x": "no results at 'x'",
     "report x.ipynb": "no notebook file",
+    "report -p x=1|report -p samplse=1": "unknown parameter",
+    "trace x": "x is not there",
+    "trial --mode blok|sweep --mode full,blok": "unknown mode 'blok'",
+    "models ordinary x y|models difference x y --base lab-full": "unknown model 'x'",
+    "models convert x y": "there is no file x",
+    "sweep --plan x": "plan 'x' is not there",
+    "store import x y": "x: no such file",
+    "compare x y": "'x' is neither",
+    "compare data notebooks": "data holds no results",
+    "store stats data|store verify data|store gc data --budget 1MB": "data is no folder of cached blocks",
 }
 
 
@@ -249,7 +259,7 @@ LIGHT_FAULTS += [
     "sparse profile --out o --block x",
 ]
 LIGHT_FAULTS += ["lab train --out o --set corpus=x", "lab train --out o --minutes -1", "data lab --out o --samples 0"]
-LIGHT_FAULTS += ["bench x", "bench all --check --only a", "report --jobs x", "prepare --workers x"]
+LIGHT_FAULTS += ["bench x", "bench all --check --only a", "report --jobs x", "report -p x", "prepare --workers x"]
 LIGHT_FAULTS += ["serve-bench --samples 0", "serve-bench --rate 0", "serve-bench --batch 0", "serve-bench --start x"]
 LIGHT_FAULTS += ["nothing", "store gc s3://x --budget 1", "data lab --samples 0", "models get x"]
 

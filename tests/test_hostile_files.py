@@ -12,7 +12,7 @@ from store_blocks import key_for, kv_of
 
 from tests.commands import refused_command, told
 from tests.refusals import refused
-from workbench.app.notebooks.run import declared
+from workbench.app.notebooks.parameters import declared
 from workbench.core.errors import brief
 from workbench.core.utils.files import check_place
 from workbench.experiments.sweeps.sweep_grid import check as preflight

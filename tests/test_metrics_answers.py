@@ -78,6 +78,14 @@ def test_bootstrap_interval_agrees_with_the_normal_one_and_repeats_with_its_seed
     assert math.isnan(answers.bootstrap([])[0])
 
 
+def test_bootstrap_intervals_of_several_samples_are_those_of_each_alone():
+    rng = np.random.default_rng(0)
+    samples = [rng.random(n) for n in (5, 0, 400, 5, 400)]
+    alone = [answers.bootstrap(values) for values in samples]
+    assert np.array(answers.bootstraps(samples)) == pytest.approx(np.array(alone), nan_ok=True)
+    assert answers.bootstraps([]) == []
+
+
 def test_bootstrap_intervals_of_many_columns_are_about_those_of_each():
     values = np.random.default_rng(0).normal([[0.0, 5.0]], [[1.0, 3.0]], (400, 2))
     low, high = answers.bootstrap_columns(values)

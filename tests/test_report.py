@@ -157,7 +157,7 @@ def invoke(*arguments):
 def test_command_line_exits_with_2_and_one_sentence_on_bad_input(tmp_path):
     result = invoke(tiny.write(tmp_path, "01_good"), "--out", tmp_path / "report", "-p", "piints=3")
     assert result.exit_code == 2
-    assert result.stderr == "error: unknown parameter piints: the notebooks take points\n"
+    assert result.stderr == "error: unknown parameter piints: the notebooks take points; did you mean 'points'?\n"
 
 
 @pytest.mark.parametrize(("message", "code"), [("", 0), ("it failed", 1)])

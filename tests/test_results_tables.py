@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +46,20 @@ def test_rows_are_read_back_with_their_source(tmp_path):
     assert json.loads(counts.setting[0]) == {"a": 2, "b": 1} and list(results.expanded(counts).a) == [2, 2]
     assert list(found.answers().question) == ["1", "2"] * 2 and list(found.timings().runs) == [5, 5]
     assert found.counts("deviation").empty and "deviation" in str(found.missing("deviation"))
+
+
+def test_columns_with_texts_as_categories_are_those_of_the_whole_table(tmp_path):
+    folder = written(written(tmp_path / "a"), part="trial@more", kind="", unit="s")
+    without = pa.table({"experiment": ["trial"], "measure": ["em"], "kind": pa.array([None], pa.string())})
+    pq.write_table(without, folder / "counts" / "trial@without.parquet")  # as another tool may leave a text out
+    found = results.read(folder).with_rows("counts", COUNTS, experiment="trial")
+    (folder / "counts" / "trial@open.jsonl").write_text(json.dumps({"experiment": "trial", "measure": "f1"}) + "\n")
+    coded = found.coded("counts", "trial", ["source", "measure", "kind", "unit", "value"])
+    assert set(coded) == {"source", "experiment", "measure", "kind", "unit", "value"}
+    assert all(coded[name].dtype == ("float" if name == "value" else "category") for name in coded)
+    whole = found.counts("trial")[list(coded)]
+    pd.testing.assert_frame_equal(coded.astype(whole.dtypes), whole)
+    assert len(whole) == 5 and found.coded("counts", "deviation", ["value"]).empty
 
 
 def test_a_folder_of_several_runs_is_one_source(tmp_path):

@@ -6,6 +6,7 @@ Where a field's type is `Annotated`, its text is the help of the command-line op
 from dataclasses import dataclass
 from typing import Annotated
 
+from workbench.core.errors import not_allowed
 from workbench.methods import registry
 
 ModelName = Annotated[str, "Checkpoint folder or name (see `workbench models`)"]
@@ -24,6 +25,12 @@ def _names(folder: str) -> str:
 PREPARATIONS, SELECTORS, SPARSE, CORRECTIONS, RULES = map(_names, ("prepare", "select", "sparse", "correct", "attend"))
 MODES = ("full", "block", "superposition")
 REUSE = ("positions", "prepare", "select", "ratio", "charged", "correct", "attend", "prepared")  # are for mode block
+
+
+def check_mode(spec: str) -> None:
+    """Raise BadInput for an unknown mode."""
+    if registry.parse(spec)[0] not in MODES:
+        raise not_allowed("mode", spec, MODES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,12 +95,22 @@ def wilson(successes: float, n: int) -> Interval:
 
 def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> Interval:
     """Percentile bootstrap 95% interval of the mean; equal seeds, equal intervals; (nan, nan) without values."""
-    scores = np.asarray(values, dtype=float)
-    if scores.size == 0:
-        return math.nan, math.nan
-    means = np.concatenate([drawn @ scores for drawn in _draws(scores.size, resamples, seed)]) / scores.size
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
+    return bootstraps([values], seed, resamples)[0]
+
+
+def bootstraps(
+    samples: Sequence[Sequence[float] | np.ndarray], seed: int = 0, resamples: int = RESAMPLES
+) -> list[Interval]:
+    """Return the bootstrap interval of every sample; those of one length are multiplied together, much sooner."""
+    scores = [np.asarray(values, dtype=float) for values in samples]
+    found = [(math.nan, math.nan)] * len(scores)
+    for size in sorted({each.size for each in scores} - {0}):
+        places = [at for at, each in enumerate(scores) if each.size == size]
+        table = np.stack([scores[at] for at in places], axis=1)
+        means = np.concatenate([drawn @ table for drawn in _draws(size, resamples, seed)]) / size
+        for at, low, high in zip(places, *np.quantile(means, [0.025, 0.975], axis=0).tolist(), strict=True):
+            found[at] = low, high
+    return found
 
 
 def _draws(n: int, resamples: int, seed: int) -> Iterable[np.ndarray]:

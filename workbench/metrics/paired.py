@@ -9,6 +9,7 @@ do not depend on the other methods.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -77,10 +78,17 @@ def ranks(table: np.ndarray, higher: bool) -> Ranks:
     average = stats.rankdata(-table if higher else table, axis=1).mean(0)
     alike = bool((table == table[:, :1]).all())
     friedman = None if k < 3 else 1.0 if alike else float(stats.friedmanchisquare(*table.T).pvalue)
-    critical = float(stats.studentized_range.ppf(1 - ALPHA, k, np.inf) * np.sqrt(k * (k + 1) / 12 / n))
+    critical = _range(k) * (k * (k + 1) / 12 / n) ** 0.5
     pairs = list(combinations(range(k), 2))
     p = dict(zip(pairs, holm(_tested([table[:, i] - table[:, j] for i, j in pairs])), strict=True))
     return Ranks(n, tuple(average.tolist()), friedman, critical, p, _groups(average, p))
+
+
+@cache  # leaderboards have many boards
+def _range(k: int) -> float:
+    from scipy import stats
+
+    return float(stats.studentized_range.ppf(1 - ALPHA, k, np.inf))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -98,33 +106,21 @@ MANY = 50  # differences beyond which scipy takes Wilcoxon's test as normal, so 
 
 def _tested(gaps: Sequence[np.ndarray]) -> list[float]:
     """Return the p-values of paired differences [n] around 0; questions without a difference are left out."""
-    from scipy import stats
-
-    moved = [each[each != 0] for each in gaps]
-    p, alike = [0.0] * len(moved), dict[int, list[int]]()
-    for at, each in enumerate(moved):
-        if len(each) > MANY and np.ptp(np.abs(each)) > 0:
-            alike.setdefault(len(each), []).append(at)
-        else:
-            p[at] = _paired(each)
-    for places in alike.values():  # one call for all of one length
-        for at, value in zip(
-            places, stats.wilcoxon(np.stack([moved[at] for at in places]), axis=1).pvalue, strict=True
-        ):
-            p[at] = float(value)
-    return p
-
-
-def _paired(gaps: np.ndarray) -> float:
-    """Return the p-value of paired differences [n] around 0, none of them 0."""
     from scipy import special, stats
 
-    if not len(gaps):
-        return 1.0
-    if len(set(np.abs(gaps))) == 1:
-        more = int((gaps > 0).sum())  # the sign test: both tails are alike
-        return min(1.0, 2 * float(special.bdtr(min(more, len(gaps) - more), len(gaps), 0.5)))
-    return float(stats.wilcoxon(gaps).pvalue)
+    moved = [each[each != 0] for each in gaps]
+    alike = [len(each) == 0 or np.ptp(np.abs(each)) == 0 for each in moved]
+    fewer = [min(more := int((each > 0).sum()), len(each) - more) for each in moved]
+    p = np.minimum(1.0, 2 * special.bdtr(fewer, [len(each) for each in moved], 0.5))  # the sign test
+    together = dict[int, list[int]]()
+    for at, each in enumerate(moved):
+        if not alike[at] and len(each) > MANY:
+            together.setdefault(len(each), []).append(at)
+        elif not alike[at]:
+            p[at] = stats.wilcoxon(each).pvalue
+    for places in together.values():  # one call for all of one length
+        p[places] = stats.wilcoxon(np.stack([moved[at] for at in places]), axis=1).pvalue
+    return p.tolist()
 
 
 def _groups(average: np.ndarray, p: dict[tuple[int, int], float]) -> tuple[tuple[int, ...], ...]:

@@ -22,7 +22,7 @@ from zipfile import BadZipFile, ZipFile
 
 from tqdm import tqdm
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, meant
 from workbench.core.utils.files import CHUNK, need_room, writing
 from workbench.data.assets import cache
 from workbench.models.gguf.header import VERSION, read
@@ -96,7 +96,7 @@ def get(name: str) -> Path:
     and a disk that is full; then nothing is left in the cache.
     """
     if name not in CATALOGUE:
-        raise BadInput(f"no model {name!r} can be fetched: allowed are {', '.join(CATALOGUE)}")
+        raise BadInput(f"no model {name!r} can be fetched: allowed are {', '.join(CATALOGUE)}{meant(name, CATALOGUE)}")
     if is_there(name):
         return place(name)
     from workbench.models.gguf.conversion import write  # waits for torch, which what is there already need not

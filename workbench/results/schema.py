@@ -188,10 +188,11 @@ def frame(table: str, whole: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return typed(table, pd.DataFrame(list(whole), columns=list(columns(table))))
 
 
-def typed(table: str, made: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame with all columns of `table` in their order, numbers as floats."""
-    numbers = [name for name, kind in columns(table).items() if kind not in (str, list[float] | None)]
-    whole = made.reindex(columns=list(columns(table)))
+def typed(table: str, made: pd.DataFrame, names: Iterable[str] = ()) -> pd.DataFrame:
+    """Return a frame with all columns of `table` in their order, or the named ones, numbers as floats."""
+    known = columns(table)
+    whole = made.reindex(columns=list(names or known))
+    numbers = [name for name in whole if known[name] not in (str, list[float] | None)]
     return whole.astype({name: float for name in numbers if whole[name].dtype != float})
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from workbench.app.console.text import plain, progress
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, meant
 from workbench.experiments import bench
 
 app = typer.Typer(add_completion=False)
@@ -38,10 +38,11 @@ def bench_command(
 ) -> None:
     """Time the kernels beside their baselines on this GPU, or check them."""
     chosen = {"all": bench.names(), "models": list(bench.MODELS)}.get(kernel, [kernel])
-    if not set(chosen) <= {*bench.names(), *bench.CHUNKS, *bench.MODELS}:
+    known = [*bench.names(), *bench.CHUNKS, *bench.MODELS]
+    if not set(chosen) <= set(known):
         raise BadInput(
             f"there is no kernel {kernel!r}: it is one of {', '.join((*bench.names(), *bench.CHUNKS))}, or all; "
-            f"of whole models {MODELS}, or models are measured"
+            f"of whole models {MODELS}, or models are measured{meant(kernel, known)}"
         )
     if check and not set(chosen) <= set(bench.names()):
         raise BadInput(f"--check holds kernels to their references, and {kernel!r} is none")

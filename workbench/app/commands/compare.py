@@ -14,7 +14,7 @@ from rich.console import Console
 from workbench import models
 from workbench.app.console.options import OUTPUT, AsJson
 from workbench.app.console.text import importing, progress
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, meant
 from workbench.core.utils.files import write_text
 from workbench.methods.presets import options
 
@@ -119,13 +119,16 @@ def is_model(text: str) -> bool:
     if path.is_file() or (path / "metrics.json").is_file() or (path / "trials").is_dir():
         return False
     if path.is_dir():
-        return (path / "config.json").is_file() or (path / "workbench.json").is_file()
+        if not any((path / name).is_file() for name in ("config.json", "workbench.json")):
+            raise BadInput(f"{path} holds no results: neither trials/ of `--out` nor metrics.json of a notebook")
+        return True
     try:
         models.folder(text)
     except BadInput:
         if path.suffix:
             return False
-        raise BadInput(f"{text!r} is neither a record, a folder of results nor a model (`workbench models`)") from None
+        none = f"{text!r} is neither a record, a folder of results nor a model (`workbench models`)"
+        raise BadInput(f"{none}{meant(text, models.names())}") from None
     return True
 
 

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from workbench import models
 from workbench.app.console.options import AsJson
-from workbench.app.console.text import progress
+from workbench.app.console.text import importing, progress
 from workbench.models import pretrained
+from workbench.models.gguf import header
 
 app = typer.Typer(add_completion=False)
 UNTRAINED = "Write a tiny model with random weights to a new folder, to try things with"
@@ -32,7 +33,7 @@ def list_models(
 
         print(random_init.write(untrained))
         return
-    with progress("models"):
+    with progress("models"), importing():
         rows = [{"name": name, **models.describe(models.folder(name))} for name in models.names()]
     if as_json:
         print(json.dumps(rows))
@@ -63,6 +64,7 @@ def convert(
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
     """Convert a GGUF file to a checkpoint: bf16 safetensors, config, tokenizer, card."""
+    header.read(file)  # refused before torch is imported, where it is no such file
     from workbench.models.gguf import conversion as from_gguf
 
     print(from_gguf.convert(file, folder))
@@ -74,6 +76,7 @@ def ordinary(
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
     """Write a model as an ordinary checkpoint in bf16, which plain transformers loads."""
+    models.folder(model)
     from workbench.models.weights.export_hf import write  # waits for torch
 
     print(write(model, folder))
@@ -86,6 +89,7 @@ def difference(
     base: Annotated[str, typer.Option(help="The model it was fine-tuned from; needed wherever it is loaded")],
 ) -> None:
     """Keep a fine-tuned model as what its weights differ by from its base: all bits, about half the size."""
+    models.folder(model), models.folder(base)
     from workbench.models.weights.delta_weights import save  # waits for torch
 
     save(model, folder, base)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from workbench.app.console.options import parse
+from workbench.app.notebooks import parameters
 from workbench.core.errors import BadInput, brief
 from workbench.core.utils.files import is_dir, is_file
 from workbench.data.assets import ROOT
@@ -41,11 +42,12 @@ def command(
 ) -> None:
     """Run the notebooks and write a website of figures, metrics and tables."""
     try:
-        chosen = _listed(notebooks)
+        chosen, given = _listed(notebooks), parse(parameter or [])
+        for path, names in parameters.taken(chosen, given).items() if given else ():
+            parameters.check(path, {name: given[name] for name in names})
         from workbench.app.reports import real_pages  # papermill and plotly: not for `--help`
         from workbench.app.reports.report import parameters_of, run, takes_results
 
-        given = parse(parameter or [])
         if results:
             chosen = chosen if notebooks else takes_results(chosen)
             given = parameters_of(results, chosen) | given

@@ -4,6 +4,7 @@ What waits for torch is imported by the command that needs it: not for `--help`.
 """
 
 import json
+import os
 from dataclasses import asdict
 from importlib.util import find_spec
 from inspect import Parameter
@@ -16,10 +17,11 @@ from rich.table import Table
 
 from workbench.app.commands.prepare import report as prepared_report
 from workbench.app.console.options import AsJson, of_fields, taking
-from workbench.app.console.text import plain, progress, show
+from workbench.app.console.text import importing, plain, progress, show
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.files import bytes_of, is_dir, is_url
 from workbench.methods.preprocessing.fields import LookupFields, PreparationFields
+from workbench.store.files import MANIFEST
 
 if TYPE_CHECKING:
     from workbench.methods.preprocessing.lookups import ExplainedMiss
@@ -37,9 +39,12 @@ def folder_of(text: str) -> Path:
 
 
 def there(text: str) -> str:
-    """Return the folder or URL. Raises BadInput for a folder that is not there, before torch is imported."""
-    if not is_url(text) and not is_dir(text):
-        raise BadInput(f"{shown(text)} is no folder of cached blocks: there is no such folder")
+    """Return the folder or URL. Raises BadInput for a folder that is no store, before torch is imported."""
+    if not is_url(text):
+        if not is_dir(text):
+            raise BadInput(f"{shown(text)} is no folder of cached blocks: there is no such folder")
+        if MANIFEST not in os.listdir(text):
+            raise BadInput(f"{text} is no folder of cached blocks: it has no {MANIFEST}")
     return text
 
 
@@ -125,7 +130,7 @@ def repair(
 @app.command(epilog="Example: workbench store stats prepared --json")
 def stats(folder: Place, as_json: AsJson = False) -> None:
     """Tell what a store holds, by the headers of its files."""
-    with progress("reading"):
+    with progress("reading"), importing():
         from workbench.store.files import scrub
 
         found = scrub.describe_remote(folder) if is_url(folder) else scrub.describe(Path(folder))
@@ -164,6 +169,8 @@ def import_command(
     archive: Archive, folder: Annotated[str, typer.Argument(help="New folder")], as_json: AsJson = False
 ) -> None:
     """Make a new folder of an archive, after its checksums were verified."""
+    if not archive.is_file():
+        raise BadInput(f"{archive}: no such file")
     from workbench.store.files import transfer
 
     found = transfer.unpack(archive, folder_of(folder))

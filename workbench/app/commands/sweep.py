@@ -15,6 +15,7 @@ from workbench.app.console.text import importing, progress
 from workbench.core import spec_parser
 from workbench.core.errors import BadInput
 from workbench.experiments.trials.trial_fields import TrialFields
+from workbench.methods.method_fields import check_mode
 
 SWITCH = {"true": True, "false": False}
 OWN = ("as_json", "out", "sparse_args", "method_file", "details")  # of `workbench trial`, no fields of a trial
@@ -73,6 +74,10 @@ def sweep(
             raise BadInput(f"--{odd[0].replace('_', '-')} is for trials: parameters of notebooks are -p NAME=LIST")
         run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
         return
+    if plan is not None and not plan.exists():
+        raise BadInput(f"plan {str(plan)!r} is not there")
+    for entry in spec_parser.split(given["mode"] or "full"):
+        check_mode(entry)
     with progress("sweeping"), importing():  # torch, transformers, pandas: not for `--help`
         from workbench.app.console.sweep_report import show_sweep
         from workbench.experiments.sweeps import sweep as sweeps

@@ -11,7 +11,7 @@ from workbench.app.console.text import importing, progress, show
 from workbench.core.utils.files import check_folder
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
 from workbench.methods import own
-from workbench.methods.method_fields import MethodFields
+from workbench.methods.method_fields import MethodFields, check_mode
 from workbench.methods.presets import METHODS, options, tiles
 
 METHOD = "Method"  # panel of `--help`
@@ -60,6 +60,7 @@ def trial(
     """Answer questions with one method and report quality, time to first token and cost."""
     del method_file  # its policies are known since it was read
     check_numbers(given)
+    check_mode(given["mode"] or "full")
     if out is not None:
         check_folder("--out", out)
     given["sparse"] = tiles(given["sparse"], sparse_args)

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -24,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 # isort: split
-import nbformat
 import papermill
 from papermill.exceptions import PapermillExecutionError
 
 from workbench.app.notebooks import forked, notebook
+from workbench.app.notebooks.parameters import check, declared
 from workbench.app.reports import html, thumbnail
-from workbench.core.errors import BadInput, first_line
+from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
 from workbench.core.utils.stages import stage
 
@@ -157,35 +156,6 @@ class NotebookWorkers:
 
 class ProcessDied(RuntimeError):
     """A worker process ended without an answer, e.g. for lack of memory."""
-
-
-def check(path: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute the cell tagged `parameters` and the one after it, which validates; its BadInput is the caller's."""
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    tagged = [index for index, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", [])]
-    if not tagged:
-        return
-    namespace: dict[str, Any] = {}
-    try:
-        exec(cells[tagged[0]].source, namespace)
-        namespace |= parameters
-        for cell in cells[tagged[0] + 1 : tagged[0] + 2]:
-            exec(cell.source, namespace)
-    except BadInput:
-        raise
-    except Exception:  # any other failure is the notebook's own: running it shows it in full
-        return
-
-
-def declared(path: Path) -> dict[str, Any]:
-    """Return the parameters that a notebook declares, as papermill tells them. BadInput for what is no notebook."""
-    if path.suffix != ".ipynb" or not path.is_file():
-        raise BadInput(f"{path} is no notebook file")
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return dict(papermill.inspect_notebook(path))
-    except Exception as problem:  # of nbformat, jsonschema and papermill, each with errors of its own
-        raise BadInput(f"{path} is no notebook that can be read: {first_line(problem)}") from None
 
 
 def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, name: str = "") -> NotebookRun:

@@ -19,9 +19,9 @@ from typing import Any
 import pandas as pd
 
 from workbench.app.notebooks import notebook
-from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers, declared
+from workbench.app.notebooks.parameters import taken
+from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers
 from workbench.app.reports import html
-from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_atomically, write_text
 from workbench.core.utils.runner import Workers as Cluster
 from workbench.core.utils.runner import check_jobs
@@ -44,13 +44,9 @@ def tasks(
 
     Raises BadInput for what is no notebook, and for a parameter that none has.
     """
-    taken = {path: declared(path).keys() - {"output"} for path in notebooks}
-    known = set().union(*taken.values()) if taken else set()
-    if unknown := [name for name in lists if name not in known]:
-        raise BadInput(f"unknown parameter {unknown[0]}: the notebooks take {', '.join(sorted(known)) or 'none'}")
     found: dict[str, NotebookTask] = {}
-    for path in notebooks:
-        own = {name: values for name, values in lists.items() if name in taken[path]}
+    for path, names in taken(notebooks, lists).items():
+        own = {name: lists[name] for name in names}
         for values in product(*own.values()):
             given = dict(zip(own, values, strict=True))
             name = f"{path.stem}-{_key(path, given)}"

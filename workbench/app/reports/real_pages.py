@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.app.notebooks.run import NotebookTask, declared
+from workbench.app.notebooks.parameters import declared
+from workbench.app.notebooks.run import NotebookTask
 from workbench.models import checkpoints, pretrained
 
 MODEL = "smollm2"
@@ -38,8 +39,7 @@ def asks_real_model(task: NotebookTask) -> bool:
 
 def _own_model(notebook: Path) -> str:
     """Return the model that a notebook takes where none is named; "" if it has none."""
-    model = declared(notebook).get("model", {"default": ""})
-    return str(model["default"]).strip("\"'")
+    return declared(notebook).get("model", "").strip("\"'")
 
 
 def task(

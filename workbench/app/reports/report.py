@@ -24,7 +24,8 @@ from workbench import models
 from workbench import results as tables
 from workbench.app.console.text import duration, progress
 from workbench.app.docs import site as docs_site
-from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers, declared
+from workbench.app.notebooks.parameters import declared, taken
+from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers
 from workbench.app.reports import html, real_pages
 from workbench.app.reports import index as report_index
 from workbench.core.errors import BadInput, shown
@@ -105,12 +106,7 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
             )
     if len({path.stem for path in notebooks}) < len(notebooks):
         raise BadInput("two notebooks have the same name: their results would share a folder")
-    taken = {path: declared(path).keys() - {"output"} for path in notebooks}
-    known = set().union(*taken.values())
-    for name in given:
-        if name not in known:
-            raise BadInput(f"unknown parameter {name}: the notebooks take {', '.join(sorted(known)) or 'none'}")
-    return {path: {name: given[name] for name in given if name in taken[path]} for path in notebooks}
+    return {path: {name: given[name] for name in names} for path, names in taken(notebooks, given).items()}
 
 
 def _watched(runs: Iterable[NotebookRun], total: int, advance: Callable[[int, int], None]) -> Iterator[NotebookRun]:

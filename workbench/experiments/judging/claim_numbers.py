@@ -5,7 +5,7 @@ counts (`density`). Wanted is a number, null, {"least": x, "most": y}, "smallest
 pattern such as "bfla(*", one of several ("" where there is none), and "!lab*" for all but those.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cache
@@ -19,9 +19,9 @@ from workbench.metrics.answers import normalised
 from workbench.metrics.latency import ratio
 from workbench.metrics.paired import bits_explained, difference, mean_over_seeds, over_runs
 from workbench.results import Results, expanded
-from workbench.results.schema import METHOD, Origin
+from workbench.results.schema import MEASURES, METHOD, TABLES, Origin, columns
 
-UNUSED = ["versions", "weights", "answer", "expected", "samples"]
+UNUSED = {"versions", "weights", "answer", "expected", "samples"}
 ORDER = ("smallest", "largest")
 BY = ["source", "model", "data", *METHOD]  # of counts that stand beside a method's other rows
 Selector = Mapping[str, Any]
@@ -55,15 +55,17 @@ class ClaimScope:
 
 
 class Tables:
-    """The tables of results as claims read them: each once, keys of `setting` as columns.
+    """The tables of results as claims about `measures` read them: each once, keys of `setting` as columns.
 
     Answers stand there as runs, rows that differ in their questions alone: `start` to `stop` of `scores`.
     """
 
-    def __init__(self, found: Results):
+    def __init__(self, found: Results, measures: Collection[str]):
         self.sources = found.sources
         self.numbers: dict[str, list[Number]] = {}  # that were asked for, as claims of several items do
-        self._table = cache(lambda *of: found.table(*of).drop(columns=UNUSED, errors="ignore"))
+        other = set(MEASURES) - {"em", *measures}  # of answers
+        read = {table: [*columns(table).keys() - UNUSED - (other if table == "answers" else set())] for table in TABLES}
+        self._table = cache(lambda table, experiment: found.coded(table, experiment, read[table]))
         self._rows, self._runs, self.scores = cache(self._rows_of), cache(self._runs_of), cache(self._scores_of)
         self._means = cache(self._means_of)
 
@@ -117,10 +119,11 @@ class Tables:
 
 def _with_settings(rows: pd.DataFrame) -> pd.DataFrame:
     """Add a column for every key of `setting`; where it is named as one of the table, the table's own value stands."""
+    rows = rows.astype(dict.fromkeys(rows.select_dtypes(["str", "category"]), object))
     more = expanded(rows[["setting"]])
     both = {name: rows[name].where(rows[name].notna(), more[name]) for name in more if name in rows}
     whole = pd.concat([rows, more.drop(columns=list(both))], axis=1).assign(**both)
-    return whole.astype(dict.fromkeys(whole.select_dtypes(["str"]), object)).copy()  # one array: taken from at once
+    return whole.copy()  # one array: taken from at once
 
 
 def chosen(rows: pd.DataFrame, wanted: Selector) -> pd.DataFrame:
@@ -266,21 +269,25 @@ def _closest(rows: pd.DataFrame, left: pd.DataFrame, scores: Scores) -> pd.DataF
     Of equals the one that the left side's command measured; its rows come last.
     """
     asked = _scores(left, scores).keys()
-    rows = rows.assign(same=rows.command.isin(set(left.command))).sort_values("same", kind="stable")
-    methods = [own for _, own in rows.groupby("trial", sort=False)]
-    return max(methods, key=lambda own: [len(asked & _scores(each, scores).keys()) for each in (own, own[own.same])])
+    same = rows.command.isin(set(left.command)).to_numpy()
+    order = np.argsort(same, kind="stable")
+    rows, same = rows.iloc[order], same[order]
+    methods = [(rows[of], rows[of & same]) for of in (rows.trial.to_numpy() == each for each in rows.trial.unique())]
+    return max(methods, key=lambda both: [len(asked & _scores(each, scores).keys()) for each in both])[0]
 
 
 def _scores(rows: pd.DataFrame, scores: Scores) -> dict[int, float]:
     """Return the scores of runs by question; of a question that was asked again, the last."""
     at = np.concatenate([np.arange(0), *map(np.arange, rows.start, rows.stop)])
-    questions, values = (each[at].tolist() for each in scores)
-    return {question: score for question, score in zip(questions, values, strict=True) if score == score}
+    questions, values = (each[at] for each in scores)
+    known = values == values
+    return dict(zip(questions[known].tolist(), values[known].tolist(), strict=True))
 
 
 def _by_seed(rows: pd.DataFrame, scores: Scores) -> dict[int, dict[int, float]]:
     """Return {training seed: score by question}; -1 stands for a model without one."""
-    return {int(seed): _scores(own, scores) for seed, own in rows.groupby(rows.training_seed.fillna(-1))}
+    seeds = rows.training_seed.fillna(-1).to_numpy(int)
+    return {int(seed): _scores(rows[seeds == seed], scores) for seed in np.unique(seeds)}
 
 
 def _aligned(sides: Sequence[Mapping[int, Mapping[int, float]]]) -> list[np.ndarray] | None:

@@ -99,9 +99,10 @@ def judge(found: Results, of: Sequence[PaperItem] | None = None) -> list[Judged]
 
     `of`: items, all that ship where none are given.
     """
-    tables = Tables(found)
+    of = items() if of is None else of
+    tables = Tables(found, {claim.measure for item in of for claim in item.claims})
     judged: list[Judged] = []
-    for item in items() if of is None else of:
+    for item in of:
         of_item = [one for claim in item.claims for one in _judge(claim, tables)]
         judged += _together([_beside(one, of_item) for one in of_item])
     return judged
@@ -133,7 +134,7 @@ def verdicts(judged: Iterable[Judged], source: str) -> dict[str, str]:
 
 
 def counted(verdicts: Mapping[str, str]) -> str:
-    """Return how many items hold, in words: mechanisms, findings, what repeats another version, and lists, apart."""
+    """Return how many items hold, in words: mechanisms, findings, what repeats another version, and lists, if any."""
     listed = [item for item in items() if item.item in verdicts]
     checked = [item for item in listed if item.is_mechanism and not item.same_as]
     findings = [item for item in listed if not (item.is_mechanism or item.same_as or item.only_names)]
@@ -142,10 +143,13 @@ def counted(verdicts: Mapping[str, str]) -> str:
     held = sum(verdicts[item.item] == CONFIRMED for item in checked)
     of_findings = ", ".join(f"{found[name]} {name}" for name in VERDICTS)
     nothing = sum(item.only_names for item in listed)
-    more = f"; {nothing} claim{'s' * (nothing == 1)} nothing" if nothing else ""
-    return (
-        f"{held} of {len(checked)} mechanisms checked; findings: {of_findings}; {repeated} repeat another version{more}"
-    )
+    parts = {
+        f"{held} of {len(checked)} mechanisms checked": checked,
+        f"findings: {of_findings}": findings,
+        f"{repeated} repeat another version": repeated,
+        f"{nothing} claim{'s' * (nothing == 1)} nothing": nothing,
+    }
+    return "; ".join(words for words, some in parts.items() if some)
 
 
 def rows(judged: Iterable[Judged]) -> Records:

@@ -6,15 +6,14 @@ boards(results.read("runs/leaderboard"))
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workbench.core.errors import BadInput, not_allowed
-from workbench.metrics.answers import bootstrap, wilson
-from workbench.metrics.paired import Ranks, difference, ranks
+from workbench.metrics.answers import bootstraps, wilson
+from workbench.metrics.paired import Ranks, ranks
 from workbench.results import METHOD, Results, expanded
 from workbench.results.summary import RIGHT
 
@@ -22,6 +21,7 @@ from workbench.results.summary import RIGHT
 HIGHER = {"kl": False, "nll": False, "em": True, "f1": True, "contains": True}
 ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # trials of these were asked the same
 TRIAL = [*ASKED, *METHOD]
+ANSWERED = ["question", "kind", "device", *HIGHER]  # what else is read of answers
 ABOUT = {"passages": "passages", "run": "training_seed"}  # fields of a board, and columns of results
 SLACK = 0.005  # by which a charged share may lie over a budget: shares of shipped results are rounded
 POLICIES = ("select", "correct", "attend", "sparse")
@@ -143,10 +143,10 @@ def boards(
     """
     if by and by not in HIGHER:
         raise not_allowed("by", by, HIGHER)
-    answers = _own(found.answers("trial"), model, data)
+    answers = _own(found.coded("answers", "trial", [*TRIAL, *ANSWERED]), model, data)
     costs = _costs(found)
     made = []
-    for _, asked in answers.groupby(ASKED, sort=False, dropna=False):
+    for _, asked in answers.groupby(ASKED, sort=False, dropna=False, observed=True):
         entries = _entries(asked, costs)
         wanted = budgets or sorted({e.fields["charged"] for e, _ in entries if e.fields.get("charged")}) or (None,)
         ranked = [board for budget in wanted if (board := _board(asked, entries, budget, by, least))]
@@ -163,12 +163,13 @@ def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
         if value and len(answers) and value not in set(answers[name]):
             raise not_allowed(name, value, sorted(set(answers[name])))
         answers = answers[answers[name] == value] if value else answers
-    return _filled(answers[[*TRIAL, "question", "kind", "device", *HIGHER]])
+    return _filled(answers[[*TRIAL, *ANSWERED]])
 
 
 def _filled(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows without gaps in the columns of TRIAL: -1 for a number, "" for a policy that is none."""
-    texts = {name: rows[name].replace("none", "") for name in POLICIES}  # older results lack what is "none" today
+    # Older results lack what is "none" today.
+    texts = {name: rows[name].astype(object).replace("none", "") for name in POLICIES}
     return rows.assign(**texts, **{name: rows[name].fillna(-1) for name in NUMBERS})
 
 
@@ -192,7 +193,9 @@ def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) 
     """Return the methods that were asked, each with its answers."""
     # A later row that tells less of a question does not take the place of one that tells more.
     known = asked.sort_values("kl", key=pd.notna, kind="stable")
-    known = known.assign(trial=known.groupby(TRIAL, sort=False).ngroup(), question=pd.factorize(known.question)[0])
+    known = known.assign(
+        trial=known.groupby(TRIAL, sort=False, observed=True).ngroup(), question=pd.factorize(known.question)[0]
+    )
     known = known.drop_duplicates(["trial", "question"], keep="last").sort_values("trial", kind="stable")
     columns = {name: known[name].to_numpy() for name in ("question", "kind", *HIGHER)}
     begin = np.flatnonzero(np.diff(known.trial, prepend=-1))
@@ -235,7 +238,8 @@ def _board(asked: pd.DataFrame, entries: Sequence[Entry], budget: float | None, 
     if len(chosen) < max(2, least):
         return None
     full = max(fulls, key=lambda one: _known(one[1][measure]).sum(), default=None)
-    table = np.stack([_of(rows, measure, asked.question.nunique()) for _, rows in chosen], axis=1)
+    questions = asked.question.nunique()
+    table = np.stack([_of(rows, measure, questions) for _, rows in chosen], axis=1)
     table = table[_known(table).all(1)]
     if not len(table):
         return None
@@ -243,18 +247,12 @@ def _board(asked: pd.DataFrame, entries: Sequence[Entry], budget: float | None, 
     order = sorted(range(len(chosen)), key=lambda at: ranked.average[at])
     names = _names([e for e, _ in chosen])
     front = _front([e.charged for e, _ in chosen], table.mean(0).tolist(), HIGHER[measure])
-    made = [
-        _whole(
-            chosen[at],
-            full,
-            measure,
-            method=names[at],
-            rank=place,
-            average_rank=ranked.average[at],
-            front=at in front,
+    listed = [*(chosen[at] for at in order), *over, *([] if full is None else [full])]
+    made = [_whole(one, measure, *ends) for one, ends in zip(listed, _ends(listed, full), strict=True)]
+    for place, at in enumerate(order):
+        made[place] = replace(
+            made[place], method=names[at], rank=place + 1, average_rank=ranked.average[at], front=at in front
         )
-        for place, at in enumerate(order, 1)
-    ]
     devices = filter(None, asked.device.unique())
     return Board(
         str(asked.source.iloc[0]),
@@ -264,9 +262,9 @@ def _board(asked: pd.DataFrame, entries: Sequence[Entry], budget: float | None, 
         budget,
         " and ".join(devices),
         len(table),
-        tuple(made),
-        None if full is None else _whole(full, full, measure),
-        tuple(_whole(one, full, measure) for one in over),
+        tuple(made[: len(order)]),
+        None if full is None else made[-1],
+        tuple(made[len(order) : len(order) + len(over)]),
         ranked,
         tuple(tuple(names[at] for at in group) for group in ranked.together),
         **{name: int(number) for name, at in ABOUT.items() if (number := asked[at].iloc[0]) >= 0},
@@ -316,37 +314,32 @@ def _names(entries: Sequence[Standing]) -> list[str]:
     return [f"{name} ({said[:at].count(name) + 1})" if said.count(name) > 1 else name for at, name in enumerate(said)]
 
 
-def _whole(one: Entry, full: Entry | None, by: str, **more: Any) -> Standing:
+def _ends(listed: Sequence[Entry], full: Entry | None) -> list[tuple[dict[str, Ends], dict[str, Ends]]]:
+    """Return of every method its scores and its differences from full attention, by measure."""
+    samples: dict[tuple[int, bool, str], np.ndarray] = {}  # of a method, whether a difference, of a measure
+    questions = 1 + max(rows["question"].max() for _, rows in listed)
+    for name in HIGHER:
+        base = None if full is None else _of(full[1], name, questions)
+        for at, (_, rows) in enumerate(listed):
+            samples[at, False, name] = rows[name]
+            if base is not None:
+                samples[at, True, name] = rows[name] - base[rows["question"]]
+    samples = {key: each[_known(each)] for key, each in samples.items() if _known(each).any()}
+    resampled = [key for key in samples if key[1] or key[2] not in RIGHT]
+    ends = dict(zip(resampled, bootstraps([samples[key] for key in resampled]), strict=True))
+    found: list[tuple[dict[str, Ends], dict[str, Ends]]] = [({}, {}) for _ in listed]
+    for key, values in samples.items():
+        at, gap, name = key
+        found[at][gap][name] = float(values.mean()), *(ends.get(key) or wilson(values.sum(), len(values)))
+    return found
+
+
+def _whole(one: Entry, by: str, scores: dict[str, Ends], gaps: dict[str, Ends]) -> Standing:
     """Return the entry with its scores, its differences from full attention and its kinds of question."""
     entry, rows = one
-    scores, gaps = {}, {}
-    for name in HIGHER:
-        values = rows[name][_known(rows[name])]
-        if not len(values):
-            continue
-        low, high = wilson(values.sum(), len(values)) if name in RIGHT else _interval(tuple(values))
-        scores[name] = (float(values.mean()), low, high)
-        if full is None:
-            continue
-        questions = 1 + max(each["question"].max() for each in (rows, full[1]))
-        base = _of(full[1], name, questions)[rows["question"]]
-        if (both := _known(rows[name]) & _known(base)).any():
-            gaps[name] = _gap(tuple(rows[name][both]), tuple(base[both]))
     of_kind = {str(kind): rows[by][(rows["kind"] == kind) & _known(rows[by])] for kind in sorted(set(rows["kind"]))}
     kinds = {kind: float(of.mean()) if len(of) else math.nan for kind, of in of_kind.items() if kind}
-    values = asdict(entry) | {"scores": scores, "gaps": gaps, "kinds": kinds if len(kinds) > 1 else {}} | more
-    return Standing(**values)
-
-
-@lru_cache(maxsize=1024)  # a method stands on the boards of several budgets
-def _interval(values: tuple[float, ...]) -> tuple[float, float]:
-    return bootstrap(values)
-
-
-@lru_cache(maxsize=1024)
-def _gap(values: tuple[float, ...], base: tuple[float, ...]) -> Ends:
-    found = difference(values, base)
-    return found.mean, found.low, found.high
+    return replace(entry, scores=scores, gaps=gaps, kinds=kinds if len(kinds) > 1 else {})
 
 
 def _front(charged: Sequence[float | None], quality: Sequence[float], higher: bool) -> set[int]:

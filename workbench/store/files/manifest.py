@@ -13,13 +13,14 @@ from zlib import crc32
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import check_place, sync, write_new, write_text, writing
 from workbench.core.utils.versions import versions
+from workbench.store.files import MANIFEST as MANIFEST
 from workbench.store.files.block_file import SUFFIX
 from workbench.store.files.file_header import Contents, Unusable, contents, quietly
 from workbench.store.keys import FORMAT_VERSION
 
 log = logging.getLogger(__name__)
 LOOKED_AT = 64  # files whose headers are asked of which model their blocks are
-MANIFEST, CHECKSUM, MADE, TOKENIZER = "manifest.json", "checksum", "made", "tokenizer"
+CHECKSUM, MADE, TOKENIZER = "checksum", "made", "tokenizer"
 SUCCESS = "_SUCCESS"  # of a folder that was filled to its end: its files of blocks, one a line
 
 

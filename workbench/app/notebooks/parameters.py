@@ -1,0 +1,55 @@
+"""Parameters that notebooks declare and check themselves, told without any library of models or notebooks.
+
+They are assigned in the first cell tagged `parameters`, and checked in the code cell after it (`notebook.validate`).
+"""
+
+import ast
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput, first_line, meant
+from workbench.core.utils import json_text
+
+
+def declared(path: Path) -> dict[str, str]:
+    """Return {parameter: source of its default} of a notebook. BadInput for what is no notebook."""
+    if path.suffix != ".ipynb" or not path.is_file():
+        raise BadInput(f"{path} is no notebook file")
+    try:
+        lines = [line for cell in _cells(path)[:1] for line in ast.parse(cell).body]
+        known = [(line.targets[0], line.value) for line in lines if isinstance(line, ast.Assign)]
+        known += [(line.target, line.value) for line in lines if isinstance(line, ast.AnnAssign) and line.value]
+        return {target.id: ast.unparse(value) for target, value in known if isinstance(target, ast.Name)}
+    except (BadInput, SyntaxError, AttributeError, KeyError, TypeError, ValueError) as problem:
+        raise BadInput(f"{path} is no notebook that can be read: {first_line(problem)}") from None
+
+
+def taken(notebooks: Sequence[Path], names: Collection[str]) -> dict[Path, list[str]]:
+    """Return which of the names each notebook declares. Raises BadInput for one that none does."""
+    known = {path: declared(path).keys() - {"output"} for path in notebooks}
+    every = sorted(set().union(*known.values()))
+    if odd := [name for name in names if name not in every]:
+        listed = ", ".join(every) or "none"
+        raise BadInput(f"unknown parameter {odd[0]}: the notebooks take {listed}{meant(odd[0], every)}")
+    return {path: [name for name in names if name in known[path]] for path in notebooks}
+
+
+def check(path: Path, parameters: Mapping[str, Any]) -> None:
+    """Execute the cell tagged `parameters` and the one after it, which validates; its BadInput is the caller's."""
+    namespace: dict[str, Any] = {}
+    try:
+        for number, cell in enumerate(_cells(path)[:2]):
+            exec(cell, namespace)
+            namespace |= {} if number else parameters
+    except BadInput:
+        raise
+    except Exception:  # any other failure is the notebook's own: running it shows it in full
+        return
+
+
+def _cells(path: Path) -> list[str]:
+    """Return the sources of the code cells from the first tagged `parameters` on."""
+    cells = [cell for cell in json_text.read(path)["cells"] if cell["cell_type"] == "code"]
+    tagged = [at for at, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", [])]
+    return ["".join(cell["source"]) for cell in cells[tagged[0] :]] if tagged else []
