@@ -4,6 +4,7 @@ python data/benchmarks/headline.py         writes them into README.md, between B
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -26,7 +27,7 @@ class Line:
     """A workload of a report, and the baseline beside it; all candidates whose name begins with `against`.
 
     `note` says why the ratio is what the work itself makes one expect, or that the two do not do the same work.
-    `mine` is our candidate.
+    `mine` is our candidate; `first`: it stands above the tables, too.
     """
 
     says: str
@@ -35,6 +36,7 @@ class Line:
     against: str | tuple[str, ...]
     note: str = ""
     mine: str = OURS
+    first: bool = False
 
 
 FULL, PREFIX = "transformers, full prefill", "transformers, ready prefix cache"
@@ -46,9 +48,14 @@ METHODS_TIMED, SHORTER = "methods", "{} tokens at once, BFLA at 15% or its least
 SPARSE = "prefill of 128K over the 15% of key tiles that BFLA keeps"
 LINES = (
     Line(REUSED, "question", HELD, FULL, "expected: 50 of 32K tokens are computed"),
-    Line(REUSED, "question", HELD, PREFIX),
+    Line(REUSED, "question", HELD, PREFIX, first=True),
     Line(
-        "the same over 27K, 15% of it chosen and recomputed", "recompute", "15% of 27K computed again", FULL, "expected"
+        "the same over 27K, 15% of it chosen and recomputed",
+        "recompute",
+        "15% of 27K computed again",
+        FULL,
+        "expected",
+        first=True,
     ),
     Line(
         "the same, chosen by the answer-guided rule, whose KL on Natural Questions is the least of a table below",
@@ -67,7 +74,7 @@ LINES = (
         "ours, 15%",
     ),
     Line("full prefill of 32K, nothing reused", "prefill", SHORTER.format("32K"), "transformers", mine="ours, dense"),
-    Line(SPARSE, "prefill", "128K at once, BFLA at 15%", "transformers"),
+    Line(SPARSE, "prefill", "128K at once, BFLA at 15%", "transformers", first=True),
     Line(SPARSE, "prefill", "128K at once, BFLA at 15%", "ours, dense"),
     Line("prefill of 2K over the key tiles that BFLA keeps", "prefill", SHORTER.format("2K"), "ours, dense"),
     Line(
@@ -75,7 +82,7 @@ LINES = (
     ),
     Line("attention of 15% of 32K rows, scattered", "q_sparse_attention", "15% of 32K rows + 50", "flex"),
     Line("attention of 15% of 32K rows, scattered", "q_sparse_attention", "15% of 32K rows + 50", "flashinfer"),
-    Line("dense attention, 32K", "tile_attention", "dense, 32K", ("cudnn", "flashinfer")),
+    Line("dense attention, 32K", "tile_attention", "dense, 32K", ("cudnn", "flashinfer"), first=True),
     Line("dense attention, 128K", "tile_attention", "dense, 128K", ("cudnn", "flashinfer")),
     Line(
         "32K tokens encoded as 64 blocks",
@@ -112,6 +119,7 @@ ANSWERED = {
     "Cache-Craft's choice, 10 neighbours": ("with_neighbours(n=10, search=exact)", "inter_attention"),
     "full attention": ("independent", "none"),
 }
+ONE, OTHER = "blocks cached independently", "FusionRAG, 10 neighbours, 15% recomputed"  # said above the tables
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -124,13 +132,13 @@ def milliseconds(time: float) -> str:
     return f"{time:,.0f} ms" if time >= 100 else f"{time:.3g} ms"
 
 
-def speed(rows: pd.DataFrame) -> str:
-    """Tabulate LINES: medians in milliseconds, and how many times as fast ours is as the fastest such baseline.
+def speed(rows: pd.DataFrame, lines: Sequence[Line] = LINES) -> str:
+    """Tabulate lines: medians in milliseconds, and how many times as fast ours is as the fastest such baseline.
 
     With the interval of the ratio and the runs of the side that was run less often.
     """
     cells = []
-    for line in LINES:
+    for line in lines:
         timed = rows[(rows.report == line.report) & (rows.workload == line.work)]
         ours, others = timed[timed.candidate == line.mine], timed[timed.candidate.str.startswith(line.against)]
         if ours.empty or others.empty:
@@ -158,8 +166,8 @@ def over_runs(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(seeds == seeds.max()) & (rows.ratio == RATIO)]
 
 
-def answered() -> str:
-    """Tabulate what a reader answers, over its training runs: scores, and what is lost to full attention."""
+def answered() -> tuple[str, str]:
+    """Say and tabulate what a reader answers, over its training runs: scores, and what is lost to full attention."""
     found = tables.read()
     told = found.answers("trial")
     asked = (told.model == READER) & (told.data == HELD_OUT) & (told.passages == PASSAGES)
@@ -189,7 +197,12 @@ def answered() -> str:
         cells.append([name + share, *texts, f"{spent[key]:,.0f}"])
     head = ["method", "exact match (95%)", "contains an alias", "F1", "difference from full attention (95%)"]
     one = scored["em"].iloc[0]
-    return (
+    lost = {row[0]: row[-2] for row in cells}
+    short = (
+        f"Exact match of `{READER}` on {one.n:.0f} held-out questions of Natural Questions, beside full attention: "
+        f"{lost[ONE]} with {ONE}, {lost[OTHER]} with {OTHER}."
+    )
+    return short, (
         f"### What answers lose\n\n`{READER}` (SmolLM2-135M-Instruct, fine-tuned under full attention to answer from "
         f"ten passages) on {one.n:.0f} held-out questions of Natural Questions: "
         f"means over {one.seeds:.0f} training runs.\n\n"
@@ -275,17 +288,21 @@ def measured() -> str:
     )
     timed = pd.concat([tables.expanded(found.timings("bench"), "report"), methods], ignore_index=True)
     gpu = timed.device.iloc[0]
+    short, answers = answered()
     return (
-        f"### How much sooner\n\nOne {gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, of one process "
-        f"a workload.\n\n{speed(timed[timed.device == gpu])}\n\n"
+        f"One {gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, of one process a workload.\n\n"
+        f"{speed(timed[timed.device == gpu], [line for line in LINES if line.first])}\n\n{short}\n\n"
+        "<details><summary><b>All tables</b>, each with its device, model and questions</summary>\n\n"
+        f"### How much sooner\n\n{speed(timed[timed.device == gpu])}\n\n"
         "A speedup's interval is the slow end of one side over the fast end of the other (5% to 95% of the runs, or "
         "all of them where they are few). Where whole requests are answered, this work replays captured CUDA graphs "
         "and transformers runs eagerly. `workbench bench question` measures the first report, and so on. "
         "Notebook 11 draws every workload, [notes.md](data/benchmarks/notes.md) says what was tried.\n\n"
-        f"{answered()}### How far predictions move\n\n{about(real)}.\n\n{quality(real)}\n\n"
+        f"{answers}### How far predictions move\n\n{about(real)}.\n\n{quality(real)}\n\n"
         "The plans [data/benchmarks/plans](data/benchmarks/plans) measure it, notebook 12 shows it.\n\n"
         "### How soon the prompt editor answers\n\nOn two threads of a CPU, the answer to a change of ratio, selector, "
-        f"order or word begins after {touched()} (medians; [touch.py](data/benchmarks/touch.py)).\n"
+        f"order or word begins after {touched()} (medians; [touch.py](data/benchmarks/touch.py)).\n\n"
+        "</details>\n"
     )
 
 
