@@ -11,7 +11,9 @@ cached before the clock runs; the choice of tokens, and what it computes, is wit
 `over_ours` is a method's median over that of it. A method whose ratio can be set computes `--charged` of the prompt,
 any other as much as it does. KVCOMM reads passages as it corrected them before, as every method reads what it prepared;
 "kvcomm, new" corrects each of them within the time. FusionRAG's neighbours, of which a random model has none, change no
-time: its blocks are cached apart here. The first block stands for the system prompt.
+time: its blocks are cached apart here. Soft tokens of KV Packet and KVLink are drawn at random, and all of them stand
+around every passage. CacheClip's helper reads the texts of random tokens of lab-full. The first block stands for the
+system prompt.
 """
 
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from time import perf_counter
 from typing import Any
 
 from script import options, prompt_of, writer
+from transformers import AutoTokenizer
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
@@ -40,10 +43,14 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.presets import METHODS
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics.cost import charged_share
+from workbench.models import folder
+from workbench.models.loading import TOKENIZERS
+from workbench.models.weights import soft_tokens
 from workbench.store import UNLIMITED, MemoryStore
 
 CONTEXT, QUESTION, BLOCK = 27, 50, 512  # units, tokens, tokens
-KINDS = 5  # of blocks in pages: independent, after_system, link0, corrected before, corrected now
+KINDS = 6  # of blocks in pages: independent, after_system, link0, packet, corrected before, corrected now
+SOFT = (8, 8, 5)  # header and trailer of KV Packet, links of KVLink
 REFUSED = (BadInput, RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
 
 
@@ -143,8 +150,11 @@ def main() -> None:
     given = options(__doc__, **defaults)
     end = perf_counter() + given.seconds
     scene = scene_of(given.tiny)
+    soft_tokens.grow(scene.model, soft_tokens.drawn(scene.model, SOFT))
     question, store = min(QUESTION, scene.unit), MemoryStore(UNLIMITED)
-    prompt = prompt_of(scene.ids(CONTEXT * scene.unit + question), min(BLOCK, scene.unit // 2), question)
+    tokenizer = TOKENIZERS[scene.model] = AutoTokenizer.from_pretrained(folder("lab-full"))
+    ids = scene.ids(CONTEXT * scene.unit + question) % min(len(tokenizer), scene.model.config.vocab_size)
+    prompt = prompt_of(ids, min(BLOCK, scene.unit // 2), question)
     if GPU:  # room for all of them at once, and for what is recomputed
         pages_of(scene.model).of(scene.model, (KINDS + 2) * len(prompt) // PAGE)
     asked, refused = methods(scene, prompt, given.methods, given.charged, store)
