@@ -67,8 +67,10 @@ class Asked:
 class CorrectsAnew(Kvcomm):
     """KVCOMM where no passage was in its place before."""
 
-    def _kept(self, blocks: BlockPages, block: Cached, place: int, anchors: list[int]) -> None:
-        return None
+    def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:
+        for place, block in enumerate(context[self.system :]):
+            block.derived.pop((id(self.anchors), place), None)
+        return super().over_pages(blocks, prompt, context)
 
 
 def methods(

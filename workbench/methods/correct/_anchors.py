@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from workbench.core.kv import KV
 from workbench.engine.attention_backends import choice
+from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.kernels._anchors.in_torch import Pair, stretch
 from workbench.models.spec import ModelSpec
@@ -57,6 +58,19 @@ class Met:
     used: Sequence[int]
 
 
+class Rule(Protocol):
+    """What `Kvcomm` holds: anchors by place, how alike a passage must be, and how offsets are weighed."""
+
+    @property
+    def anchors(self) -> dict[int, list[Anchor]]: ...
+    @property
+    def threshold(self) -> float: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def system(self) -> int: ...
+
+
 def meet(far: Tensor, lengths: list[int], held: list[list[Anchor]], threshold: float, temperature: float) -> list[Met]:
     """Judge passages by how `far` [3, A, N] their tokens are from their anchors; a GPU is waited for."""
     weights = (-far[:2] / temperature).softmax(1).split(lengths, 2)
@@ -94,3 +108,38 @@ def kernels(spec: ModelSpec, keys: list[Tensor], values: list[Tensor]) -> Any:
     """Return the `Meeting` that compares and moves places by kernels; None where torch does."""
     module = choice.kernel("_anchors.meeting") if choice.on_gpu(spec.device) else None
     return module.Meeting if module is not None and module.fits(keys, values, spec.inv_freq) else None
+
+
+def in_pages(
+    rule: Rule, blocks: BlockPages, context: list[Cached], starts: Sequence[int], held: Sequence[list[Anchor]]
+) -> list[Kept] | None:
+    """Return the corrected blocks of the places, kept ones and new ones; None where torch corrects or one is near none.
+
+    Every block that is pinned for it is added to `context`.
+    """
+    pool, stale, owner = blocks.pool, context[rule.system :], id(rule.anchors)
+    meeting_of, numbers = kernels(pool.spec, pool.keys, pool.values), [[x.number for x in each] for each in held]
+    if meeting_of is None:
+        return None
+    done: dict[int, Kept] = {}
+    for place, block in enumerate(stale):
+        kept: Kept | None = block.derived.get((owner, place))
+        if kept and kept.anchors == numbers[place] and blocks.again(kept.block):
+            done[place] = kept
+    context += [each.block for each in done.values()]
+    if new := [place for place, _ in enumerate(stale) if place not in done]:
+        made = [blocks.blank(stale[place].length, stale[place].start) for place in new]
+        context += made
+        of = [stale[place] for place in new], [x.length for x in made], [held[place] for place in new]
+        paged = [x.start for x in made], [x.numbers for x in of[0]], [x.numbers for x in made], pool.size
+        where = [starts[place] for place in new], *of[1:]
+        with pool.in_order():
+            meeting = meeting_of(pool.keys, pool.values, *where, pool.spec.inv_freq, pool.pairing, paged)
+            met = meet(meeting.far(), *of[1:], rule.threshold, rule.temperature)
+            if not all(each.near for each in met):
+                return None
+            meeting.move(torch.cat([each.weights for each in met], 2))
+        for place, block, old, each in zip(new, made, of[0], met, strict=True):
+            done[place] = old.derived[owner, place] = Kept(numbers[place], each.used, block)
+            blocks.keep(block, old)
+    return [done[place] for place, _ in enumerate(stale)]

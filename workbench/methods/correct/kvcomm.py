@@ -12,7 +12,7 @@ from workbench.engine.pages.paged_prompt import Cached
 from workbench.kernels._anchors.in_torch import InTorch
 from workbench.methods import registry
 from workbench.methods.correct import KV, Correct, Correction, Prompt, write
-from workbench.methods.correct._anchors import Anchor, Kept, count_used, cut, keep, kernels, meet
+from workbench.methods.correct._anchors import Anchor, count_used, cut, in_pages, keep, kernels, meet
 from workbench.methods.registry import whole
 from workbench.methods.select import context_pass, exact
 from workbench.models.spec import ModelSpec, attach
@@ -85,42 +85,17 @@ class Kvcomm(Correct):
 
         A corrected passage stays beside the cached one, for requests that have it in a place of the same anchors.
         """
-        pool, (starts, lengths) = blocks.pool, self._stretch(prompt)
-        held = self._held(lengths)
+        starts, lengths = self._stretch(prompt)
+        held, stale = self._held(lengths), context[self.system :]
         if not held:
             return True
-        meeting_of = kernels(pool.spec, pool.keys, pool.values)
-        if not all(held) or meeting_of is None:
+        corrected = in_pages(self, blocks, context, starts, held) if all(held) else None
+        if corrected is None:
             return False
-        stale, numbers = context[self.system :], [[anchor.number for anchor in each] for each in held]
-        kept = [(place, self._kept(blocks, stale[place], place, those)) for place, those in enumerate(numbers)]
-        done = {place: each for place, each in kept if each is not None}
-        context += [each.block for each in done.values()]
-        if new := [place for place, each in kept if each is None]:
-            made = [blocks.blank(lengths[place], stale[place].start) for place in new]
-            context += made
-            of = [stale[place] for place in new], [x.length for x in made], [held[place] for place in new]
-            paged = [x.start for x in made], [x.numbers for x in of[0]], [x.numbers for x in made], pool.size
-            where = [starts[place] for place in new], *of[1:]
-            with pool.in_order():
-                meeting = meeting_of(pool.keys, pool.values, *where, pool.spec.inv_freq, pool.pairing, paged)
-                met = meet(meeting.far(), *of[1:], self.threshold, self.temperature)
-                if not all(each.near for each in met):
-                    return False
-                meeting.move(torch.cat([each.weights for each in met], 2))
-            for place, block, old, each in zip(new, made, of[0], met, strict=True):
-                done[place] = old.derived[id(self.anchors), place] = Kept(numbers[place], each.used, block)
-                blocks.keep(block, old)
-        corrected = [done[place] for place, _ in kept]
         count_used(held, (each.used for each in corrected))
         context[self.system :] = [each.block for each in corrected]
         blocks.unpin(stale)
         return True
-
-    def _kept(self, blocks: BlockPages, block: Cached, place: int, anchors: list[int]) -> Kept | None:
-        """Return a passage as corrected by these anchors, pinned; None where it is not kept."""
-        kept: Kept | None = block.derived.get((id(self.anchors), place))
-        return kept if kept and kept.anchors == anchors and blocks.again(kept.block) else None
 
     def _held(self, lengths: list[int]) -> list[list[Anchor]]:
         """Return the anchors of each place that hold as many tokens; none of a place where there is one alone.
