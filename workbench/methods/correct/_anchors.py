@@ -37,7 +37,7 @@ class Anchor:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class Corrected:
     """A passage as corrected, a `block` in pages: by which `anchors`, by number, and which of them it used."""
 
     anchors: list[int]
@@ -112,7 +112,7 @@ def kernels(spec: ModelSpec, keys: list[Tensor], values: list[Tensor]) -> Any:
 
 def in_pages(
     rule: Rule, blocks: BlockPages, context: list[Cached], starts: Sequence[int], held: Sequence[list[Anchor]]
-) -> list[Kept] | None:
+) -> list[Corrected] | None:
     """Return the corrected blocks of the places, kept ones and new ones; None where torch corrects or one is near none.
 
     Every block that is pinned for it is added to `context`.
@@ -121,9 +121,9 @@ def in_pages(
     meeting_of, numbers = kernels(pool.spec, pool.keys, pool.values), [[x.number for x in each] for each in held]
     if meeting_of is None:
         return None
-    done: dict[int, Kept] = {}
+    done: dict[int, Corrected] = {}
     for place, block in enumerate(stale):
-        kept: Kept | None = block.derived.get((owner, place))
+        kept: Corrected | None = block.derived.get((owner, place))
         if kept and kept.anchors == numbers[place] and blocks.again(kept.block):
             done[place] = kept
     context += [each.block for each in done.values()]
@@ -140,6 +140,6 @@ def in_pages(
                 return None
             meeting.move(torch.cat([each.weights for each in met], 2))
         for place, block, old, each in zip(new, made, of[0], met, strict=True):
-            done[place] = old.derived[owner, place] = Kept(numbers[place], each.used, block)
+            done[place] = old.derived[owner, place] = Corrected(numbers[place], each.used, block)
             blocks.keep(block, old)
     return [done[place] for place, _ in enumerate(stale)]
