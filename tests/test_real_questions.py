@@ -273,7 +273,12 @@ def test_notebooks_of_the_real_model_are_told_from_the_others(notebooks, tmp_pat
 
 @pytest.mark.parametrize(
     ("arguments", "is_real"),
-    [((), True), (("--no-real",), False), (("-p", "model=lab-block"), False), (("-p", "model=lab-block", "--real"), True)],
+    [
+        ((), True),
+        (("--no-real",), False),
+        (("-p", "model=lab-block"), False),
+        (("-p", "model=lab-block", "--real"), True),
+    ],
 )
 def test_the_real_model_is_wanted_where_neither_notebooks_nor_a_model_are_named(
     notebooks, tmp_path, monkeypatch, arguments, is_real
