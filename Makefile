@@ -32,6 +32,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 install: $(READY) ## create .venv and install into it (every other target does so when needed)
+	@echo "Next: . $(BIN)/activate, then workbench trial --model lab-full --mode block --samples 40"
 
 report: $(READY) ## run every notebook on the shipped model, some on a real one, write runs/report/index.html
 	$(BIN)/workbench report --jobs $(JOBS)
