@@ -119,7 +119,7 @@ ANSWERED = {
     "Cache-Craft's choice, 10 neighbours": ("with_neighbours(n=10, search=exact)", "inter_attention"),
     "full attention": ("independent", "none"),
 }
-ONE, OTHER = "blocks cached independently", "FusionRAG, 10 neighbours, 15% recomputed"  # said above the tables
+PLAIN, PREPARED = "blocks cached independently", "FusionRAG, 10 neighbours, 15% recomputed"  # said above the tables
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -200,7 +200,7 @@ def answered() -> tuple[str, str]:
     lost = {row[0]: row[-2] for row in cells}
     short = (
         f"Exact match of `{READER}` on {one.n:.0f} held-out questions of Natural Questions, beside full attention: "
-        f"{lost[ONE]} with {ONE}, {lost[OTHER]} with {OTHER}."
+        f"{lost[PLAIN]} with {PLAIN}, {lost[PREPARED]} with {PREPARED}."
     )
     return short, (
         f"### What answers lose\n\n`{READER}` (SmolLM2-135M-Instruct, fine-tuned under full attention to answer from "
