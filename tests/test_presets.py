@@ -1,11 +1,16 @@
 """Published methods by name: each is a trial that can be run, and options change it."""
 
 import pytest
+import tiny
+import torch
 
 from tests.refusals import refused
-from workbench import models
+from workbench import data, models
+from workbench.core.blocks import Prompt
+from workbench.engine.encoding import packs
 from workbench.experiments.trials.trial import Trial
 from workbench.methods.presets import METHODS, options
+from workbench.methods.select.cache_clip import CacheClip
 from workbench.models.weights import soft_tokens
 
 QUESTIONS = {"samples": 4, "passages": 4, "max_new_tokens": 3, "timed": 1}
@@ -29,6 +34,22 @@ def test_every_published_method_answers_and_accounts_for_its_tokens(folder, load
     assert (record.rows_reused > 0) == (name not in ("full", "kvcomm")), "KVCOMM computes its first anchors in full"
     if name not in ("superposition", "kv-packet", "kvlink"):  # soft tokens are none of the prompt's
         assert record.rows_computed + record.rows_reused == record.prompt_tokens
+
+
+def test_a_helper_reads_in_groups_what_is_more_than_its_context_and_in_one_what_is_not(folder, loaded, tmp_path):
+    model, tokenizer, layout = loaded
+    prompts = layout.prompts(data.load("lab", samples=2, passages=6), tokenizer)
+    question = max(len(prompt.question) for prompt in prompts)
+    most = question + max(sum(map(len, prompt.context[:3])) for prompt in prompts)
+    small, whole = (tiny.checkpoint(tmp_path / str(n), max_position_embeddings=n) for n in (most, 2048))
+    assert all(len(prompt) > most for prompt in prompts)
+    for prompt in prompts:
+        found = CacheClip(helper=str(small), window=1).scores(model, [prompt], [])[0]
+        groups = packs([len(block) for block in prompt.context], most - len(prompt.question))
+        parts = [Prompt((*(prompt.context[i] for i in group), prompt.blocks[-1])) for group in groups]
+        apart = [CacheClip(helper=str(whole), window=1).scores(model, [part], [])[0] for part in parts]
+        assert len(groups) > 1
+        torch.testing.assert_close(found, torch.cat(apart))
 
 
 def test_methods_cache_what_their_papers_cache(folder, loaded):

@@ -159,7 +159,7 @@ def _run(model: PreTrainedModel, ids: Tensor, request: PackedBlocks) -> None:
         packed_logits(model, ids, request.rows, [request], request.rows[:0])
 
 
-def packs(lengths: Sequence[int], tokens: int = PACK) -> list[list[int]]:
+def packs(lengths: Sequence[int], tokens: float = PACK) -> list[list[int]]:
     """Group indices, in order, to at most `tokens` tokens (a longer one goes alone)."""
     groups: list[list[int]] = []
     total = 0

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.methods import registry
 from workbench.methods.prepare import KV, Block, Prompt, contexts, shaped
-from workbench.models.weights.soft_tokens import soft_tokens
+from workbench.models.weights.soft_tokens import SoftTokens, soft_tokens
 from workbench.store import Store, fetch
 
 
@@ -51,9 +52,15 @@ class Packet:
             Prompt(
                 (
                     *prompt.context[: self.system],
-                    *(Block(soft.around(block.tokens), block.label) for block in prompt.context[self.system :]),
+                    *(_wrapped(soft, block.tokens, block.label) for block in prompt.context[self.system :]),
                     prompt.blocks[-1],
                 )
             )
             for prompt in prompts
         ]
+
+
+@lru_cache(maxsize=2048)
+def _wrapped(soft: SoftTokens, tokens: tuple[int, ...], label: str) -> Block:
+    """Return a passage with the soft tokens around it: one object for all requests, as its key takes time to make."""
+    return Block(soft.around(tokens), label)

@@ -1,9 +1,10 @@
 """Tokens that a small helper model attends to in its last layer, grouped by neighbourhood (CacheClip, 2510.10129)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from workbench import models
 from workbench.core.blocks import Block
 from workbench.data.token_text import dealt, ends_of
 from workbench.engine.attention_maps import from_question, layers_of
+from workbench.engine.encoding import packs
 from workbench.methods.select import KV, Pass, Prompt, Select, exact, layers, whole
 from workbench.models.loading import Loaded, tokenizer_for
 
@@ -25,6 +27,9 @@ class CacheClip(Select):
             none: the model itself, whose pass is charged like any other
     layers  of the helper: "last" (the paper), "all", or layer numbers
     window  tokens over which scores are averaged within a passage, so that neighbours are chosen together; 1: none
+
+    Passages that are more than the helper's context holds are read in as few groups as fit, the question behind each;
+    every group has a softmax of its own.
 
     Chunks are cached behind one shared prefix, whose sink is kept once: `prepare=after_system`.
 
@@ -47,7 +52,7 @@ class CacheClip(Select):
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         if self.helper is None:
-            found = [self._attention(model, prompt) for prompt in prompts]
+            found = self._attention(model, prompts)
         else:
             helper, tokenizer = _loaded(self.helper, model.device.type), tokenizer_for(model)
             found = [self._carried(helper, tokenizer, prompt) for prompt in prompts]
@@ -59,26 +64,21 @@ class CacheClip(Select):
         helper = _loaded(self.helper, model.device.type).model
         return (Pass(range(len(prompt)), len(prompt), weight=_size(helper) / _size(model)),)
 
-    def _attention(self, model: PreTrainedModel, prompt: Prompt) -> Tensor:
-        """Return what the question of a prompt attends to under full attention of `model`, [T of the context]."""
-        depth = layers_of(model, self.layers)[-1] + 1
-        (kv,) = exact(model, [prompt], depth)
-        kv.grow(len(prompt.question))
-        return from_question(model, [prompt], [kv], self.layers, None, "prompt")[0].cpu()
+    def _attention(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[Tensor]:
+        """Return what the question of every prompt attends to under full attention of `model`, [T of the context]."""
+        kvs = exact(model, prompts, layers_of(model, self.layers)[-1] + 1)
+        for prompt, kv in zip(prompts, kvs, strict=True):
+            kv.grow(len(prompt.question))
+        return [found.cpu() for found in from_question(model, prompts, kvs, self.layers, None, "prompt")]
 
     def _carried(self, helper: Loaded, tokenizer: Any, prompt: Prompt) -> Tensor:
         """Return the helper's scores of the context, carried over to the tokens of the model block by block."""
-        texts = [tokenizer.decode(block.tokens, clean_up_tokenization_spaces=False) for block in prompt.blocks]
-        ids = [helper.tokenizer(text, add_special_tokens=False)["input_ids"] or [0] for text in texts]
-        read = Prompt(tuple(Block(tuple(each)) for each in ids))
-        parts = self._attention(helper.model, read).split([len(block) for block in read.context])
-        ends = [ends_of(tokenizer, block.tokens) for block in prompt.context]
-        return torch.cat(
-            [
-                dealt(part, ends_of(helper.tokenizer, own), end)
-                for part, own, end in zip(parts, ids[:-1], ends, strict=True)
-            ]
-        )
+        *context, question = (_turned(helper.tokenizer, tokenizer, block.tokens) for block in prompt.blocks)
+        room = (helper.spec.context or math.inf) - len(question.read)
+        groups = packs([len(block.read) for block in context], room)
+        read = [Prompt((*(context[i].read for i in group), question.read)) for group in groups]
+        scores = torch.cat(self._attention(helper.model, read)).split([len(block.read) for block in context])
+        return torch.cat([dealt(part, one.theirs, one.ours) for part, one in zip(scores, context, strict=True)])
 
     def _grouped(self, prompt: Prompt, scores: Tensor) -> Tensor:
         """Average scores over windows that stay within their block."""
@@ -92,6 +92,22 @@ def _mean(scores: Tensor, width: int) -> Tensor:
     at = torch.arange(len(scores))
     low, high = (at - (width - 1) // 2).clamp(min=0), (at + width // 2 + 1).clamp(max=len(scores))
     return ((sums[high] - sums[low]) / (high - low)).float()
+
+
+class Turned(NamedTuple):
+    """A block in the helper's tokens, and behind how many characters its tokens and the model's end."""
+
+    read: Block
+    theirs: list[int]
+    ours: list[int]
+
+
+@lru_cache(maxsize=2048)
+def _turned(helper: Any, tokenizer: Any, tokens: tuple[int, ...]) -> Turned:
+    """Return a block as the helper's tokenizer writes it; passages that come again are not turned again."""
+    text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    read = Block(tuple(helper(text, add_special_tokens=False)["input_ids"]) or (0,))
+    return Turned(read, ends_of(helper, read.tokens), ends_of(tokenizer, tokens))
 
 
 @lru_cache(maxsize=2)
