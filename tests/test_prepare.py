@@ -23,10 +23,11 @@ from workbench.engine import forward as engine
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode
 from workbench.methods import prepare
+from workbench.methods.engines import pages_of
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.behind_document import BehindDocument
 from workbench.methods.prepare.independent import Independent
-from workbench.methods.prepare.with_neighbours import WithNeighbours
+from workbench.methods.prepare.with_neighbours import WithNeighbours, assembled, over_pages
 from workbench.models.spec import attach
 from workbench.store import MemoryStore, fetch
 
@@ -201,6 +202,21 @@ def test_a_batch_gives_what_single_prompts_give(spec, monkeypatch):
         for a, b in zip(kvs, alone, strict=True):
             assert a.start == b.start
             near(a, b)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=4), st.booleans())
+def test_passages_computed_over_pages_are_those_computed_over_copies(numbers, system):
+    model, store = model_of(), MemoryStore()
+    front = (SYSTEM,) if system else ()
+    chunks = [Prompt((*front, *(PASSAGES[i] for i in some), QUESTION if len(some) > 2 else SYSTEM)) for some in numbers]
+    ahead = [[front if i >= len(front) else () for i in range(len(c.context))] for c in chunks]
+    cached = [fetch(model, chunk.context, store, past) for chunk, past in zip(chunks, ahead, strict=True)]
+    for one, other in zip(over_pages(model, chunks, cached), assembled(model, chunks, cached), strict=True):
+        assert one.start == other.start
+        near(one, other)
+    _, blocks = pages_of(model).of(model, 0)
+    assert not blocks.pinned and blocks.room == blocks.pool.pages - 1, "all pages can be had again"
 
 
 def test_what_is_prepared_is_turned_to_where_its_passage_stands():

@@ -43,6 +43,7 @@ from workbench.engine.attention_backends.attention_problem import AttentionProbl
 
 FILE = ROOT / "benchmarks" / "attention_backends.json"
 GAIN = 0.03  # by which a baseline must be faster
+FEW = 256  # rows of the heads that share a key head, up to which question_attention takes them over pages in any case
 NEAR = 1.0  # octaves between the length that is asked for and one that was measured, at most
 
 
@@ -224,6 +225,13 @@ def few_programs(rows: int, heads: int, device: torch.device, waves: int = 2) ->
     It does not split the keys: then `question_attention` is faster, which splits them.
     """
     return on_gpu(device) and -(-rows // ROWS) * heads < waves * _processors(device)
+
+
+def kernel_over_pages(rows: Sequence[int], heads: tuple[int, int], device: torch.device) -> str:
+    """Name the kernel that carries out `rows` [requests, rows of each] over pages; `heads`: of queries, of keys."""
+    batch, each = rows
+    few = each * heads[0] // heads[1] <= FEW or few_programs(each, heads[0] * batch, device)
+    return "question_attention" if few else "q_sparse_attention"
 
 
 def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.page_table import INVALID_POS, Paged
-from workbench.engine.attention_backends.choice import few_programs, kernel
+from workbench.engine.attention_backends.choice import kernel, kernel_over_pages
 from workbench.engine.graphs.batch_buckets import Bucket, HostBuffer, Ints, views
 from workbench.engine.layers.fused_layers import FusedLayers
 from workbench.engine.pages.page_allocator import SCRATCH
@@ -22,7 +22,6 @@ from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import PagedPrompt
 from workbench.models.transformers_attention import LayerInput
 
-ROWS = 256  # rows times query heads of a group, up to which question_attention carries a batch out in any case
 BUFFERS = 2  # of inputs on the host: one is filled while the other is on its way
 PARTS = ("numbers", "first", "last", "page_max", "slots", "shifts")  # of a `PageTable`, [P] each
 BEHIND = ("first", "last", "page_max")  # INVALID_POS behind the last page
@@ -162,10 +161,8 @@ class StaticBatch:
         """The kernel that carries the attention out."""
         if self.bucket.shared or self.bucket.apart:
             return "shared_attention" if self.bucket.shared else "_pages.apart"
-        heads, rows = self.model.config.get_text_config(decoder=True).num_attention_heads, self.bucket.rows
-        few = rows * heads // len(self.pool.keys[0]) <= ROWS
-        few = few or few_programs(rows, heads * self.bucket.batch, self.pool.device)
-        return "question_attention" if few else "q_sparse_attention"
+        heads = self.model.config.get_text_config(decoder=True).num_attention_heads, len(self.pool.keys[0])
+        return kernel_over_pages((self.bucket.batch, self.bucket.rows), heads, self.pool.device)
 
     def attend(self, x: LayerInput) -> Tensor | None:
         """Attend with q [Hq, B · R, D] over the pages; fresh keys and values go to the requests' own slots."""

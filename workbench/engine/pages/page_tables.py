@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.engine.assembly import Positions
@@ -114,6 +115,29 @@ class PageTable:
         table, positions, first, last = (torch.from_numpy(x)[None] for x in parts)
         most = torch.from_numpy(self.page_max)[None]
         return Paged(table, positions, first, last, shifts, self.partial_pages, page_max=most, run=self.run)
+
+
+def batch_of(tables: Sequence[PageTable], device: torch.device) -> Paged:
+    """Return the tables of B prompts as kernels take them, shorter ones padded with pages that no row sees."""
+
+    def padded(parts: Sequence[Ints], fill: int = INVALID_POS) -> torch.Tensor:
+        return pad_sequence([torch.from_numpy(x) for x in parts], batch_first=True, padding_value=fill).to(device)
+
+    numbers, positions = padded([t.numbers for t in tables], EMPTY), padded([t.every_position() for t in tables])
+    first, last, most = (padded([getattr(t, part) for t in tables]) for part in ("first", "last", "page_max"))
+    runs = [table.run for table in tables if table.shifts is not None]
+    moved = [np.zeros(len(t), np.int32) if t.shifts is None else t.shifts for t in tables]
+    return Paged(
+        numbers,
+        positions,
+        first,
+        last,
+        padded(moved, 0) if runs else None,
+        any(table.partial_pages for table in tables),
+        numbers.shape[1] * tables[0].size,
+        most,
+        min(runs, default=1),
+    )
 
 
 def pages_of(block: CachedBlock, size: int) -> Ints:

@@ -1,0 +1,87 @@
+"""Blocks computed behind cached ones that lie in pages: many in one packed pass, each over a context of its own.
+
+Products take the rows without padding; the attention of a layer is one call, for which they are padded to the longest
+block. Contexts are read where they lie, and several may share a block.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block
+from workbench.core.kv import KV, layered
+from workbench.core.utils.wide_copies import index_copy, taken
+from workbench.engine.attention_backends.choice import kernel, kernel_over_pages
+from workbench.engine.forward import packed_logits
+from workbench.engine.pages.page_tables import batch_of
+from workbench.engine.pages.paged_pool import Pool
+from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
+from workbench.models.transformers_attention import LayerInput, StopForward
+
+
+class OwnRows:
+    """The own rows of B prompts as one request of a packed pass (`PackedRequest`)."""
+
+    def __init__(self, pool: Pool, prompts: Sequence[PagedPrompt]):
+        self.pool, self.num_layers, self.pages = pool, len(pool.keys), batch_of([p.table for p in prompts], pool.device)
+        places = [torch.from_numpy(prompt.places) for prompt in prompts]
+        numbers = torch.arange(sum(map(len, places))).split([*map(len, places)])
+        at = pad_sequence(places, batch_first=True, padding_value=-1)
+        self.rows = torch.cat(places).long().to(pool.device)
+        self.slots = torch.from_numpy(np.concatenate([p.own for p in prompts])).long().to(pool.device)
+        self.at = at.int().to(pool.device)
+        padding = at.flatten() < 0
+        self.packed = pad_sequence(list(numbers), batch_first=True).flatten().to(pool.device) if padding.any() else None
+        self.kept = (~padding).nonzero()[:, 0].to(pool.device)
+
+    def attend(self, x: LayerInput) -> Tensor | None:
+        """Write the fresh keys and values, then attend: [Hq, R, D]."""
+        keys, values = self.pool.keys[x.layer], self.pool.values[x.layer]
+        index_copy(keys, self.slots, x.k)
+        index_copy(values, self.slots, x.v)
+        if x.last:
+            return None
+        q = x.q if self.packed is None else x.q[:, self.packed]
+        queries = q.unflatten(1, self.at.shape).transpose(0, 1)
+        module = kernel(kernel_over_pages(self.at.shape, (len(q), len(keys)), self.pool.device))
+        call = module.launch if self.pool.kernels else module.reference
+        inv_freq = None if self.pages.shifts is None else self.pool.inv_freq[x.layer]
+        out: Tensor = call(queries, keys, values, self.at, self.pages, inv_freq, self.pool.pairing, x.scale)
+        out = out.transpose(0, 1).flatten(1, 2)
+        return out if self.packed is None else out[:, self.kept]
+
+
+@torch.no_grad()
+def encode_behind(
+    model: PreTrainedModel, pool: Pool, contexts: Sequence[Sequence[Cached]], blocks: Sequence[Block]
+) -> list[KV]:
+    """Compute the KV of every block behind its context, whose blocks are rerotated to stand one behind the other.
+
+    The pool needs room for all `blocks` while they are computed. NoPages where it has none.
+    """
+    with ExitStack() as stack:
+        prompts = list[PagedPrompt]()
+        for context, block in zip(contexts, blocks, strict=True):
+            prompts.append(pool.open(context, len(block)) if context else pool.blank(len(block)))
+            stack.callback(pool.close, prompts[-1])
+        request = OwnRows(pool, prompts)
+        ids = torch.cat([block.ids for block in blocks]).to(pool.device)
+        with pool.in_order():
+            with suppress(StopForward):
+                packed_logits(model, ids, request.rows, [request], request.rows[:0])
+            parts = request.slots.split([*map(len, blocks)])
+            return [_read(pool, at, prompt.length) for at, prompt in zip(parts, prompts, strict=True)]
+
+
+def _read(pool: Pool, at: Tensor, start: int) -> KV:
+    """Copy tokens at slots `at` [T] out of a pool: in two calls where its layers lie side by side."""
+    parts = []
+    for layers in (pool.keys, pool.values):
+        whole = layered(layers)
+        parts.append([taken(x, at) for x in layers] if whole is None else [*whole.index_select(2, at).unbind()])
+    return KV(*parts, start)
