@@ -245,14 +245,15 @@ def test_scores_over_pages_are_those_over_an_assembled_cache(model, runner, laye
 
 @pytest.mark.parametrize("layers", ["last", "all"])
 @pytest.mark.parametrize("last", [None, 1])
-def test_a_kernel_scores_all_layers_in_their_pages(model, layers, last, monkeypatch):
+@pytest.mark.parametrize("over", ["block", "documents", "context"])
+def test_a_kernel_scores_all_layers_in_their_pages(model, layers, last, over, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not available on this platform")
     model = deepcopy(model).to("cuda" if torch.cuda.is_available() else "cpu")
     runner = Runner(model, Pool(model, 12, size=16, kernels=True), layers="model")
     cached, question = runner.pool.encode(model, PROMPT.context)[::-1], PROMPT.tokens[PROMPT.question]
-    found = paged_question.from_question(runner, cached, question, layers, last)
+    found = paged_question.from_question(runner, cached, question, layers, last, over=over)
     monkeypatch.setattr(paged_question, "by_kernel", lambda *_: None)
-    wanted = paged_question.from_question(runner, cached, question, layers, last)
+    wanted = paged_question.from_question(runner, cached, question, layers, last, over=over)
     assert not torch.equal(found, wanted), "one of them was not computed"
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
 

@@ -1,18 +1,21 @@
 """Attention that tokens of cached blocks get from a few rows, of many layers in one launch.
 
-    block_scores(queries [L, Hq, R, D], keys L x [H, S, D], blocks, inv_freq, pairing, page, scale) -> [T] fp32
+    block_scores(queries [L, Hq, R, D], keys L x [H, S, D], blocks, inv_freq, pairing, page, scale, together)
+        -> [T] fp32
 
 Keys are read in the pages of a pool, where they were cached; `blocks` says which pages, how many tokens, and by how
 many positions each block is moved (`Blocks`). A row sees every token of every block, and its softmax is taken within
-each block apart. Summed over rows, heads and layers.
+each block apart; over all of them where they are taken `together`. Summed over rows, heads and layers.
 
 A program takes a block of one KV head and layer. Its queries are rotated back by what the block is moved, so keys are
 not rotated and not copied, and no logit leaves the registers: keys are read twice, the second time out of the cache.
+Together, a first launch leaves the sum of every block and row, and a second one reads those of all.
 Beside 16-bit keys a query is the sum of two 16-bit vectors.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from workbench.kernels._shared.triton_import import jit, need_triton, padded_wid
 LONGEST = 1 << 13  # tokens of a block, which one program goes through
 MOST = 1 << 26  # scores of single heads and layers in memory at a time
 COLUMNS = tl.constexpr(4)  # of a block in the table
+APART, SUMS, TOGETHER = (tl.constexpr(n) for n in range(3))  # what a launch does
 
 
 @dataclass(frozen=True)
@@ -50,18 +54,19 @@ def reference(
     pairing: Pairing = "neox",
     page: int = 64,
     scale: float | None = None,
+    together: bool = False,
 ) -> Tensor:
     """Computed in fp32, of keys rotated in fp32."""
-    factor, found = queries.shape[-1] ** -0.5 if scale is None else scale, []
+    factor, found = queries.shape[-1] ** -0.5 if scale is None else scale, list[Tensor]()
     for pages, length, shift in zip(blocks.pages, blocks.lengths, blocks.shifts, strict=True):
         slots = torch.as_tensor((pages[:, None] * page + np.arange(page)).ravel()[:length].astype(np.int64))
-        total = torch.zeros(length, device=queries.device)
-        for mine, theirs in zip(queries, keys, strict=True):
-            k = rotate(theirs[:, slots.to(theirs.device)].float(), int(shift), inv_freq, pairing)
-            rows = mine.float().unflatten(0, (len(k), -1)).flatten(1, 2)
-            total += (rows @ k.mT * factor).softmax(-1).sum((0, 1))
-        found.append(total)
-    return torch.cat(found) if found else torch.zeros(0, device=queries.device)
+        rotated = [rotate(x[:, slots.to(x.device)].float(), int(shift), inv_freq, pairing) for x in keys]
+        rows = (x.float().unflatten(0, (len(rotated[0]), -1)).flatten(1, 2) for x in queries)
+        found.append(torch.stack([row @ k.mT * factor for row, k in zip(rows, rotated, strict=True)]))
+    if not found:
+        return torch.zeros(0, device=queries.device)
+    parts = [torch.cat(found, -1)] if together else found
+    return torch.cat([part.softmax(-1).sum((0, 1, 2)) for part in parts])
 
 
 @jit
@@ -92,6 +97,7 @@ def _block_scores(
     pages,
     inv_freq,
     out,
+    sums,
     rows,
     group,
     factor,
@@ -106,6 +112,7 @@ def _block_scores(
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    DOES: tl.constexpr,
 ):
     """Scores of the tokens of one block, from some rows of the heads that read one KV head of one layer."""
     PARTED: tl.constexpr = base.dtype.element_ty != tl.float32
@@ -127,23 +134,30 @@ def _block_scores(
     else:
         rest = x
     keys = base + tl.multiple_of(tl.load(layers + layer), 8) + head.to(tl.int64) * key_head + col[None, :]
-    m_i, l_i = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    for start in range(0, length, BLOCK_N):
-        token = start + tl.arange(0, BLOCK_N)
-        seen = token < length
-        s = _logits(x, rest, keys, pages + first_page, token, seen, col < D, key_token, PAGE, PARTED)
-        s = tl.where(seen[None, :], s, float("-inf"))
-        new = tl.maximum(m_i, tl.max(s, 1))
-        l_i = l_i * tl.exp2(m_i - new) + tl.sum(tl.exp2(s - new[:, None]), 1)
-        m_i = new
-    share = tl.where(there, 1.0 / l_i, 0.0)
-    out += ((layer * heads + head) * tiles + tile) * total + begin
-    for start in range(0, length, BLOCK_N):
-        token = start + tl.arange(0, BLOCK_N)
-        seen = token < length
-        s = _logits(x, rest, keys, pages + first_page, token, seen, col < D, key_token, PAGE, PARTED)
-        p = tl.exp2(s - m_i[:, None]) * share[:, None]
-        tl.store(out + token, tl.sum(p, 0), mask=seen)
+    lane, here = tl.arange(0, BLOCK_M), (layer * heads + head) * tiles + tile
+    if DOES == TOGETHER:  # `sums` [L, H · tiles, rows] over all blocks
+        sum_of = tl.load(sums + here * BLOCK_M + lane)
+    else:
+        m_i, l_i = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
+        for start in range(0, length, BLOCK_N):
+            token = start + tl.arange(0, BLOCK_N)
+            seen = token < length
+            s = _logits(x, rest, keys, pages + first_page, token, seen, col < D, key_token, PAGE, PARTED)
+            s = tl.where(seen[None, :], s, float("-inf"))
+            new = tl.maximum(m_i, tl.max(s, 1))
+            l_i = l_i * tl.exp2(m_i - new) + tl.sum(tl.exp2(s - new[:, None]), 1)
+            m_i = new
+        sum_of = m_i + tl.log2(l_i)
+    if DOES == SUMS:  # `sums` [L, H · tiles, blocks, rows]
+        tl.store(sums + (here * tl.num_programs(0) + block) * BLOCK_M + lane, sum_of)
+    else:
+        out += here * total + begin
+        for start in range(0, length, BLOCK_N):
+            token = start + tl.arange(0, BLOCK_N)
+            seen = token < length
+            s = _logits(x, rest, keys, pages + first_page, token, seen, col < D, key_token, PAGE, PARTED)
+            p = tl.where(there[:, None], tl.exp2(s - sum_of[:, None]), 0.0)
+            tl.store(out + token, tl.sum(p, 0), mask=seen)
 
 
 def configure(rows: int, dtype: torch.dtype) -> Config:
@@ -171,6 +185,7 @@ def launch(
     pairing: Pairing = "neox",
     page: int = 64,
     scale: float | None = None,
+    together: bool = False,
     *,
     config: Config | None = None,
 ) -> Tensor:
@@ -193,27 +208,38 @@ def launch(
     }
     constants |= {"PAGE": page, "BLOCK_M": config.rows, "BLOCK_N": config.keys}
     queries, total = queries.contiguous(), torch.zeros(blocks.total, device=base.device)
-    step = max(1, MOST // (len(base) * tiles * blocks.total))
+    step, many = max(1, MOST // (len(base) * tiles * blocks.total)), len(blocks.lengths)
     for first in range(0, count, step):
         some = min(step, count - first)
         out = torch.empty(some, len(base) * tiles, blocks.total, device=base.device)
-        _block_scores[(len(blocks.lengths), len(base) * tiles, some)](
-            queries[first:],
-            base,
-            layers[first:],
-            table,
-            pages,
-            frequencies,
-            out,
-            rows,
-            group,
-            log2_scale(scale, width),
-            blocks.total,
-            tiles,
-            *base.stride()[:2],
-            **constants,
-            **config.launch,
-        )
+
+        def run(does: int, sums: Tensor, first: int = first, out: Tensor = out) -> Tensor:
+            _block_scores[(many, *out.shape[1::-1])](
+                queries[first:],
+                base,
+                layers[first:],
+                table,
+                pages,
+                frequencies,
+                out,
+                sums,
+                rows,
+                group,
+                log2_scale(scale, width),
+                blocks.total,
+                tiles,
+                *base.stride()[:2],
+                **constants,
+                DOES=does,
+                **config.launch,
+            )
+            return sums
+
+        if together:
+            of_blocks = run(SUMS.value, torch.empty(*out.shape[:2], many, config.rows, device=base.device))
+            run(TOGETHER.value, of_blocks.mul_(log(2)).logsumexp(2).div_(log(2)))
+        else:
+            run(APART.value, out)
         total += out.sum((0, 1))
     return total
 
@@ -232,7 +258,10 @@ def _tables(base: Tensor, keys: Sequence[Tensor], blocks: Blocks, size: int) -> 
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: odd lengths, one row and many, narrow heads, still parts."""
+    """Arguments on which `launch` must equal `reference`: odd lengths, one row and many, narrow heads, still parts.
+
+    Each with blocks apart, and together.
+    """
     shapes = [
         (1, (4, 2), 5, 64, 32, "neox", (37, 16, 51), 16),
         (3, (8, 2), 1, 128, 64, "neox", (130, 1), 64),
@@ -249,4 +278,5 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         shifts = torch.randint(-500, 5000, (len(lengths),), generator=draw).tolist()
         inv_freq = 1e4 ** -(torch.arange(half) / half)
         blocks = Blocks([x.numpy() for x in numbers], lengths, [0, *shifts[1:]])
-        yield queries.to(device, dtype), keys, blocks, inv_freq.to(device), pairing, page, None
+        for together in (False, True):
+            yield queries.to(device, dtype), keys, blocks, inv_freq.to(device), pairing, page, None, together

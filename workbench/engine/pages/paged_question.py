@@ -1,8 +1,8 @@
 """Attention that context tokens get from the question, over a pool of pages: what question-guided methods choose by.
 
-The question is prefilled by a `Runner`, as a captured step where there is a GPU, and its queries are kept. Where
-each block has a softmax of its own, a kernel weighs the keys of all layers in their pages; else they are weighed layer
-by layer, copied out of their pages and rerotated to where their block stands now. The scores are those of
+The question is prefilled by a `Runner`, as a captured step where there is a GPU, and its queries are kept. A kernel
+weighs the keys of all layers in their pages; where it does not take them they are weighed layer by layer, copied out of
+their pages and rerotated to where their block stands now. The scores are those of
 `attention_maps.from_question` over an assembled cache; they stay on the device.
 """
 
@@ -81,10 +81,11 @@ def from_question(
         _, queries = runner.prefill_queries([prompt], [question], chosen, wait)
     finally:
         pool.close(prompt)
-    if over == "block" and (found := by_kernel(runner, context, queries, last)) is not None:
+    skip = system if over == "documents" else 0
+    if (found := by_kernel(runner, context, queries, last, over != "block", skip)) is not None:
         return found
     places = Places.of(pool, context)
-    total, skip = torch.zeros(places.beyond.shape, device=pool.device), system if over == "documents" else 0
+    total = torch.zeros(places.beyond.shape, device=pool.device)
     hidden = places.beyond | (torch.arange(len(context)) < skip).to(pool.device)[:, None]
     with pool.in_order():
         for layer in chosen:
@@ -96,24 +97,30 @@ def from_question(
 
 
 def by_kernel(
-    runner: Runner, context: Sequence[Cached], queries: Mapping[int, Tensor], last: int | None
+    runner: Runner,
+    context: Sequence[Cached],
+    queries: Mapping[int, Tensor],
+    last: int | None,
+    together: bool = False,
+    skip: int = 0,
 ) -> Tensor | None:
     """Score the tokens of all layers by one kernel, in their pages; None where it does not take them.
 
-    `queries[layer]` [1, Hq, R, D], of which the `last` ask (None: all).
+    `queries[layer]` [1, Hq, R, D], of which the `last` ask (None: all). `together`: one softmax over all blocks but the
+    first `skip`, which get 0.
     """
-    pool, decoder, chosen = runner.pool, runner.model.get_decoder(), list(queries)
+    pool, decoder, chosen, scored = runner.pool, runner.model.get_decoder(), list(queries), context[skip:]
     module = kernel("_pages.block_scores")
     keys, tables = [pool.keys[layer] for layer in chosen], [pool.inv_freq[layer] for layer in chosen]
     scales = {getattr(decoder.layers[layer].self_attn, "scaling", None) for layer in chosen}
-    if not pool.kernels or len(scales) > 1 or not module.takes(keys, tables, max(map(len, context), default=0)):
+    if not pool.kernels or len(scales) > 1 or not module.takes(keys, tables, max(map(len, scored), default=0)):
         return None
     asked = torch.stack([queries[layer][0, :, -(last or queries[layer].shape[2]) :] for layer in chosen])
-    shifts = shifts_of([(block.start, len(block)) for block in context], "re-encoded").tolist()
-    blocks = module.Blocks([block.numbers for block in context], [*map(len, context)], shifts)
+    shifts = shifts_of([(block.start, len(block)) for block in context], "re-encoded").tolist()[skip:]
+    blocks = module.Blocks([block.numbers for block in scored], [*map(len, scored)], shifts)
     with pool.in_order():
-        found: Tensor = module.launch(asked, keys, blocks, tables[0], pool.pairing, pool.size, scales.pop())
-    return found
+        found = module.launch(asked, keys, blocks, tables[0], pool.pairing, pool.size, scales.pop(), together)
+    return torch.cat((found.new_zeros(sum(map(len, context[:skip]))), found))
 
 
 def weights(
