@@ -29,6 +29,7 @@ from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
+from workbench.methods.prepare.with_neighbours import assembled, over_pages
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.quoka import Quoka
 from workbench.methods.sparse.random import RandomTiles
@@ -150,6 +151,19 @@ def test_kernels_compute_what_torch_computes(rows, tiles, monkeypatch):
     assert set(step.backends.values()) == {expected}
     assert set(plain.backends.values()) == {"torch"}
     near(step.logits, plain.logits)
+
+
+def test_prepared_passages_over_pages_are_those_over_copies():
+    model, blocks = wide(), [block_of(n, seed=n) for n in (40, 512, 300, 512, 129, 64)]
+    cached = dict(zip(blocks, encode_many(model, blocks, [(), *[blocks[:1]] * 5]), strict=True))
+    chunks = [
+        Prompt((blocks[0], *(blocks[1 + (i + j) % 5] for j in range(i % 4)), blocks[1 + i % 5])) for i in range(7)
+    ]
+    kvs = [[cached[block] for block in chunk.context] for chunk in chunks]
+    for ours, theirs in zip(over_pages(model, chunks, kvs), assembled(model, chunks, kvs), strict=True):
+        assert ours.start == theirs.start
+        for x, y in zip(ours.tensors(), theirs.tensors(), strict=True):
+            near(x, y)
 
 
 def test_blocks_encoded_in_one_launch_are_those_encoded_by_torch(monkeypatch):

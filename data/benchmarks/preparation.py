@@ -6,8 +6,7 @@
 writes timings and counts of experiment "preparation" into a results folder. First every passage is encoded behind the
 system prompt, once: each is a neighbour of others. Then passages are computed over the cached blocks of their
 neighbours, `--together` at a time; a sample is one such call, and what it made is dropped, as 1,000 passages take
-67 GB. Passages are of topics, so that neighbours are shared, as those of a corpus are. `--tokens`: most that are in
-work at a time, neighbours included.
+67 GB. Passages are of topics, so that neighbours are shared, as those of a corpus are.
 
 rate            operations of the passages' own rows, products and attention, in a second, 10^12
 of_product      that over the rate of a product of 8192³ on the same GPU
@@ -33,7 +32,6 @@ from workbench.experiments.bench import timing
 from workbench.experiments.bench.models.chunked import wait
 from workbench.experiments.bench.models.whole_model import GPU, Scene, clock, scene_of
 from workbench.experiments.bench.timing import roof
-from workbench.methods.prepare import with_neighbours
 from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.store import UNLIMITED, MemoryStore, fetch
 
@@ -140,8 +138,7 @@ def measured(given: Any, scene: Scene) -> tuple[list[dict[str, Any]], list[dict[
 
 def main() -> None:
     """Measure and write."""
-    given = options(__doc__, passages=1000, neighbours=10, together=5, tokens=with_neighbours.TOKENS, tiny=False)
-    with_neighbours.TOKENS = given.tokens
+    given = options(__doc__, passages=1000, neighbours=10, together=10, tiny=False)
     scene = scene_of(given.tiny)
     timings, counts = measured(given, scene)
     with writer(given, "preparation@gpu", scene.model.device, model="Llama-3.1-8B") as tables:

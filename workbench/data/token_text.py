@@ -19,11 +19,8 @@ def ends_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
 
 def dealt(scores: Tensor, theirs: Sequence[int], ours: Sequence[int]) -> Tensor:
     """Deal scores of tokens that end at characters `theirs` out over their characters, and sum them up to `ours`."""
-    most = max(theirs[-1], ours[-1])
-    each = torch.zeros(most, dtype=torch.float64)
-    begin = 0
-    for score, end in zip(scores.tolist(), theirs, strict=True):
-        each[begin:end] += score / max(1, end - begin)
-        begin = max(begin, end)
-    sums = torch.cat((each.new_zeros(1), each.cumsum(0)))[list(ours)]
-    return torch.cat((sums[:1], sums.diff())).float()
+    ends = torch.tensor(theirs).cummax(0).values
+    widths = ends.diff(prepend=ends.new_zeros(1))  # characters of a token; 0 where it adds none
+    each = (scores.double().cpu() / widths.clamp(min=1)).repeat_interleave(widths)
+    sums = torch.cat((each.new_zeros(1), each.cumsum(0)))[torch.tensor(ours).clamp(max=len(each))]
+    return sums.diff(prepend=sums.new_zeros(1)).float()

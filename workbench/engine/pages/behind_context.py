@@ -28,7 +28,8 @@ class OwnRows:
     """The own rows of B prompts as one request of a packed pass (`PackedRequest`)."""
 
     def __init__(self, pool: Pool, prompts: Sequence[PagedPrompt]):
-        self.pool, self.num_layers, self.pages = pool, len(pool.keys), batch_of([p.table for p in prompts], pool.device)
+        self.pool, self.pages = pool, batch_of([prompt.table for prompt in prompts], pool.device)
+        self.num_layers: int | None = len(pool.keys)
         places = [torch.from_numpy(prompt.places) for prompt in prompts]
         numbers = torch.arange(sum(map(len, places))).split([*map(len, places)])
         at = pad_sequence(places, batch_first=True, padding_value=-1)
@@ -79,9 +80,11 @@ def encode_behind(
 
 
 def _read(pool: Pool, at: Tensor, start: int) -> KV:
-    """Copy tokens at slots `at` [T] out of a pool: in two calls where its layers lie side by side."""
-    parts = []
-    for layers in (pool.keys, pool.values):
-        whole = layered(layers)
-        parts.append([taken(x, at) for x in layers] if whole is None else [*whole.index_select(2, at).unbind()])
-    return KV(*parts, start)
+    """Copy tokens at slots `at` [T] out of a pool."""
+    return KV(_taken(pool.keys, at), _taken(pool.values, at), start)
+
+
+def _taken(layers: list[Tensor], at: Tensor) -> list[Tensor]:
+    """Return tokens of every layer [H, T, D], in one call where layers lie side by side."""
+    whole = layered(layers)
+    return [taken(x, at) for x in layers] if whole is None else list(whole.index_select(2, at))
