@@ -98,17 +98,30 @@ def _by_kernels(spec: ModelSpec, lengths: Sequence[int]) -> bool:
     return on_gpu(spec.device) and spec.dtype != torch.float32 and within_window
 
 
-def watch(model: PreTrainedModel, texts: Sequence[Tensor], see: Callable[[int, Tensor, Tensor], None]) -> None:
+def watch(
+    model: PreTrainedModel,
+    texts: Sequence[Tensor],
+    see: Callable[[int, Tensor, Tensor], None],
+    layers: Sequence[int] = (),
+) -> None:
     """Compute texts of token ids [T], each apart, in one packed forward pass; nothing of them is kept.
 
-    `see(layer, queries [Hq, N, D], keys [H, N, D])` is called once a layer, with those of all texts, rotated.
+    `see(layer, queries [Hq, N, D], keys [H, N, D])` is called for each of `layers`, rising, all where none is given,
+    with those of all texts, rotated. Layers behind the last of them are not computed.
     """
     spec, lengths = spec_for(model, texts), [len(tokens) for tokens in texts]
+    layers = layers or range(spec.layers)
+    depth = layers[-1] + 1
     if _by_kernels(spec, lengths):
-        packed_pass(model, texts, spec.layers, lambda x: see(x.layer, x.q, x.k), kernels=True)()
+
+        def write(x: LayerInput) -> None:
+            if x.layer in layers:
+                see(x.layer, x.q, x.k)
+
+        packed_pass(model, texts, depth, write, kernels=True)()
         return
-    kvs, layers = [spec.empty(n) for n in lengths], range(spec.layers)
-    plans = [Plan(torch.arange(n), return_queries=tuple(layers), num_layers=spec.layers) for n in lengths]
+    kvs = [spec.empty(n) for n in lengths]
+    plans = [Plan(torch.arange(n), return_queries=tuple(layers), num_layers=depth) for n in lengths]
     found = run(model, list(zip(texts, plans, kvs, strict=True)))
     for layer in layers:
         queries = torch.cat([one.queries[layer] for one in found], 1)

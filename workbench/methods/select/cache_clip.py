@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from workbench import models
 from workbench.core.blocks import Block
 from workbench.data.token_text import dealt, ends_of
-from workbench.engine.attention_maps import from_question, layers_of
-from workbench.engine.encoding import packs
-from workbench.methods.select import KV, Pass, Prompt, Select, exact, layers, whole
+from workbench.engine.attention_maps import layers_of, logits
+from workbench.engine.encoding import packs, watch
+from workbench.methods.select import KV, Pass, Prompt, Select, layers, whole
 from workbench.models.loading import Loaded, tokenizer_for
 
 
@@ -66,10 +66,16 @@ class CacheClip(Select):
 
     def _attention(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[Tensor]:
         """Return what the question of every prompt attends to under full attention of `model`, [T of the context]."""
-        kvs = exact(model, prompts, layers_of(model, self.layers)[-1] + 1)
-        for prompt, kv in zip(prompts, kvs, strict=True):
-            kv.grow(len(prompt.question))
-        return [found.cpu() for found in from_question(model, prompts, kvs, self.layers, None, "prompt")]
+        lengths, totals = [len(prompt) for prompt in prompts], [torch.zeros(len(p)).to(model.device) for p in prompts]
+
+        def see(layer: int, queries: Tensor, keys: Tensor) -> None:
+            for number, (q, k) in enumerate(zip(queries.split(lengths, 1), keys.split(lengths, 1), strict=True)):
+                rows = prompts[number].question
+                for _, scores in logits(model, layer, q[:, rows[0] :], k, rows):
+                    totals[number] += scores.softmax(-1).sum((0, 1))
+
+        watch(model, [prompt.tokens for prompt in prompts], see, layers_of(model, self.layers))
+        return [total[: prompt.starts[-1]].cpu() for total, prompt in zip(totals, prompts, strict=True)]
 
     def _carried(self, helper: Loaded, tokenizer: Any, prompt: Prompt) -> Tensor:
         """Return the helper's scores of the context, carried over to the tokens of the model block by block."""
