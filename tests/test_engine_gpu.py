@@ -29,7 +29,7 @@ from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
-from workbench.methods.prepare.with_neighbours import assembled, over_pages
+from workbench.methods.prepare._behind import assembled, over_pages
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.quoka import Quoka
 from workbench.methods.sparse.random import RandomTiles

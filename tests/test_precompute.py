@@ -29,8 +29,17 @@ from workbench.store.files import block_file
 DATA = {"samples": 16, "passages": 3, "prepare": "with_neighbours(n=2)", "shard": 2}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """One thread, as workers and forks have: on some processors products of two differ in their last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
-def whole(folder, loaded, tmp_path_factory):
+def whole(one_thread, folder, loaded, tmp_path_factory):
     """An uninterrupted preparation."""
     out = tmp_path_factory.mktemp("prepared") / "whole"
     return Preparation(str(folder), out, **DATA).run(loaded=loaded)
@@ -90,7 +99,7 @@ def test_a_finished_folder_is_left_as_it_is(whole, folder, loaded):
 def test_what_a_kill_leaves_is_taken_up_and_ends_as_if_nothing_had_been(whole, folder, loaded, tmp_path):
     """The process dies by SIGKILL while a shard is half written."""
     out = tmp_path / "out"
-    save, threads = block_file.save, torch.get_num_threads()
+    save = block_file.save
 
     def half(path, blocks):
         if path.parent.name == "out" and len(list(path.parent.glob("*.safetensors"))) == 3:
@@ -102,9 +111,7 @@ def test_what_a_kill_leaves_is_taken_up_and_ends_as_if_nothing_had_been(whole, f
         block_file.save = half
         Preparation(str(folder), out, **DATA).run(loaded=loaded)
 
-    torch.set_num_threads(1)  # a fork has no threads of torch's
     assert ended(forked(dies)) == -signal.SIGKILL
-    torch.set_num_threads(threads)
     assert not (out / "_SUCCESS").exists() and list(out.rglob(".*.safetensors.*")) and (out / "unprepared").is_dir()
     told = []
     found = Preparation(str(folder), out, **DATA).run(lambda done, total: told.append((done, total)), loaded)

@@ -24,10 +24,11 @@ from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode
 from workbench.methods import prepare
 from workbench.methods.engines import pages_of
+from workbench.methods.prepare._behind import assembled, over_pages
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.behind_document import BehindDocument
 from workbench.methods.prepare.independent import Independent
-from workbench.methods.prepare.with_neighbours import WithNeighbours, assembled, over_pages
+from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.models.spec import attach
 from workbench.store import MemoryStore, fetch
 
@@ -196,7 +197,7 @@ def test_a_batch_gives_what_single_prompts_give(spec, monkeypatch):
     model, policy = model_of(), prepare.named(spec, corpus=CORPUS)
     prompts = [PROMPT, Prompt((SYSTEM, PASSAGES[1], PASSAGES[2], QUESTION)), Prompt((SYSTEM, PASSAGES[3], QUESTION))]
     together = policy(model, prompts, MemoryStore())
-    monkeypatch.setattr("workbench.methods.prepare.with_neighbours.TOKENS", 20)
+    monkeypatch.setattr("workbench.methods.prepare.with_neighbours.TOKENS", {assembled: 20})
     for prompt, kvs in zip(prompts, together, strict=True):
         (alone,) = policy(model, [prompt], MemoryStore())
         for a, b in zip(kvs, alone, strict=True):

@@ -5,7 +5,6 @@ beforehand what it would see of them at request time.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -13,22 +12,18 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.core.plan import Plan
 from workbench.data import embedders
 from workbench.data.retrieval_corpus import Corpus, check_search, nearest
-from workbench.engine.assembly import assemble
 from workbench.engine.attention_backends.choice import on_gpu
 from workbench.engine.encoding import packs
-from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.engine.pages.behind_context import encode_behind
 from workbench.methods import registry
-from workbench.methods.engines import PAGE, pages_of, why_not_pages
+from workbench.methods.engines import why_not_pages
 from workbench.methods.prepare import KV, Block, Prompt, before, contexts, shaped
+from workbench.methods.prepare._behind import assembled, over_pages
 from workbench.models.spec import attach
 from workbench.store import Store, collect, fetch, fingerprint, key_of
 
-TOKENS = 32768  # most tokens, neighbours included, that are in work at one time
-PAGED_TOKENS = 65536  # the same over pages, where neighbours that are shared lie once
+TOKENS = {assembled: 32768, over_pages: 65536}  # most, neighbours included, in work at a time; in pages they lie once
 
 
 @dataclass(frozen=True)
@@ -117,32 +112,9 @@ class WithNeighbours:
     def _made(self, model: PreTrainedModel, chunks: Sequence[Prompt], store: Store) -> list[KV]:
         """Compute the KV of the last block of every chunk over the `after_system` KV of the blocks before it."""
         done: list[KV] = []
-        paged = on_gpu(model.device) and not why_not_pages(model)
-        for group in packs([len(chunk) for chunk in chunks], PAGED_TOKENS if paged else TOKENS):
+        way = over_pages if on_gpu(model.device) and not why_not_pages(model) else assembled
+        for group in packs([len(chunk) for chunk in chunks], TOKENS[way]):
             here = [chunks[i] for i in group]
             cached = shaped(here, fetch(model, contexts(here), store, before(here, self.system)))
-            done += (over_pages if paged else assembled)(model, here, cached)
+            done += way(model, here, cached)
         return done
-
-
-def over_pages(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
-    """Compute the KV of the last block of every chunk over cached blocks in pages, where several chunks read them."""
-    with pages_of(model).use(model), ExitStack() as stack:
-        own = sum(-(-len(chunk.question) // PAGE) for chunk in chunks)
-        theirs = {id(kv): -(-len(kv) // PAGE) for kvs in cached for kv in kvs}
-        _, blocks = pages_of(model).of(model, own + sum(theirs.values()))
-        here = []
-        for kvs in cached:
-            here.append(blocks.place(kvs))
-            stack.callback(blocks.unpin, here[-1])
-        blocks.make_room(own)
-        return encode_behind(model, blocks.pool, here, [chunk.blocks[-1] for chunk in chunks])
-
-
-def assembled(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
-    """Compute the same over a copy of the cached blocks for each chunk."""
-    kvs = [assemble(model, chunk, blocks) for chunk, blocks in zip(chunks, cached, strict=True)]
-    plans = [Plan(chunk.question, num_layers=len(kv.keys)) for chunk, kv in zip(chunks, kvs, strict=True)]
-    requests = [PrefillRequest(c.tokens, plan, kv) for c, plan, kv in zip(chunks, plans, kvs, strict=True)]
-    prefill_many(model, requests)
-    return [request.kv.slice(int(request.plan.rows[0]), len(request.kv)) for request in requests]
