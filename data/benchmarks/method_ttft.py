@@ -12,8 +12,8 @@ cached before the clock runs; the choice of tokens, and what it computes, is wit
 any other as much as it does. KVCOMM reads passages as it corrected them before, as every method reads what it prepared;
 "kvcomm, new" corrects each of them within the time. FusionRAG's neighbours, of which a random model has none, change no
 time: its blocks are cached apart here. Soft tokens of KV Packet and KVLink are drawn at random, and all of them stand
-around every passage. The prompt is the lab's text in lab-full's tokens; CacheClip's helper reads it in 1.18 times as many
-of its own. The first block stands for the system prompt.
+around every passage. The prompt is the lab's text in lab-full's tokens; CacheClip's helper reads it in 1.18 times as
+many of its own. The first block stands for the system prompt.
 """
 
 from collections.abc import Sequence
