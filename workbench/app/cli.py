@@ -50,7 +50,24 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
 OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
 INPUTS = ("store", "prepared")  # options that name a folder to read
 NEIGHBOURS = {"--n", "--neighbours", "--neighbors"}  # options that prepare has, or somebody would expect
-LEAST = {"seed": 0}  # of options that are whole numbers
+NEEDED = {  # option: what refuses an unknown value, before anything heavy is imported
+    "--model": "workbench.models.checkpoints.named",
+    "--data": "workbench.data.check_name",
+    "--results": "workbench.data.assets.results_path",
+    "--method": "workbench.methods.presets.check_name",
+    "--methods": "workbench.methods.presets.check_name",
+    "--positions": "workbench.methods.method_fields.check_positions",
+    "--engine": "workbench.methods.method_fields.check_engine",
+}
+POLICIES = ("prepare", "select", "correct", "attend", "sparse")
+NAMES = NEEDED | {  # the same of options that may be "none" in a list
+    **{f"--{kind}": f"workbench.methods.{kind}" for kind in POLICIES},
+    "--dtype": "workbench.models.model_names.check_dtype",
+    "--layout": "workbench.data.layouts.check",
+    "--prepared": "workbench.app.commands.store.there",
+    "--faithfulness": "workbench.models.model_names.check_judge",
+}
+LEAST = {"seed": 0, "chunk": 1}  # of options that are whole numbers
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 SPINS = (
     "4000"  # of a thread of libgomp before it sleeps: as fast as longer on idle cores, and twice as fast on busy ones
@@ -82,7 +99,7 @@ class Commands(typer.core.TyperGroup):
             inner = getattr(command, "commands", None)
             if inner and rest and not rest[0].startswith("-") and rest[0] not in inner:
                 raise not_allowed(f"command of {name}", rest[0], inner)
-            _check_given(command)
+            _check_given(command, not any(arg.startswith("--cluster") for arg in rest))
             named = {option for param in command.params for option in param.opts}
             if "--prepare" in named and (odd := {arg.partition("=")[0] for arg in rest} & NEIGHBOURS - named):
                 raise BadInput(f'{name} has no option {min(odd)}: --prepare "with_neighbours(n=3)" sets how many')
@@ -103,15 +120,20 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(2) from None
 
 
-def _check_given(command: Any) -> None:
-    """Let a command refuse, before its own checks and imports, outputs that cannot be written and unknown names."""
+def _check_given(command: Any, here: bool) -> None:
+    """Let a command refuse, before its own checks and imports, outputs that cannot be written and unknown names.
+
+    `here`: it computes on this machine.
+    """
     for inner in getattr(command, "commands", {}).values():
-        _check_given(inner)
+        _check_given(inner, here)
     for param in command.params:
         if param.name in OUTPUTS:
             param.callback = partial(_writable, param.callback)
         if param.opts[0] in NAMES:
             param.callback = partial(_known, param.callback)
+        if param.opts[0] == "--device":
+            param.callback = partial(_placed, here, param.callback)
         if param.name in LEAST and param.metavar != "LIST":
             param.callback = partial(_at_least, LEAST[param.name], param.callback)
         if param.name in INPUTS and param.metavar != "LIST":
@@ -144,46 +166,25 @@ def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> 
 
         given = [name for name in split(value or "") if name]
     if not ctx.params.get("results") or param.name == "results":  # results may be of what is not here
+        module, _, check = NAMES[param.opts[0]].rpartition(".")
         for name in map(str, given):
-            if "://" not in name:
-                NAMES[param.opts[0]](name)
+            if "://" in name or (name == "none" and param.opts[0] not in NEEDED):
+                continue
+            if check in POLICIES:
+                import_module("workbench.methods.registry").check_name(f"{module}.{check}", name)
+            else:
+                getattr(import_module(module), check)(name)
     return own(ctx, param, value) if own else value
 
 
-def _known_model(name: str) -> None:
-    from workbench.models.model_names import folder
+def _placed(here: bool, own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
+    """Refuse a device that is none, and one that is not there: torch is asked for GPUs alone."""
+    from workbench.core.spec_parser import split
+    from workbench.models.model_names import check_device, device_of
 
-    folder(name)
-
-
-def _known_data(name: str) -> None:
-    from workbench.data import check_name
-
-    check_name(name)
-
-
-def _known_method(name: str) -> None:
-    from workbench.methods.presets import options
-
-    options(name, {})
-
-
-def _known_policy(kind: str, spec: str) -> None:
-    from workbench.methods.registry import check_name
-
-    if spec != "none":
-        check_name(f"workbench.methods.{kind}", spec)
-
-
-def _known_results(place: str) -> None:
-    from workbench.data.assets import results_path
-
-    results_path(place)
-
-
-NAMES: dict[str, Callable[[str], Any]] = {"--model": _known_model, "--data": _known_data, "--results": _known_results}
-NAMES |= {"--method": _known_method, "--methods": _known_method}
-NAMES |= {f"--{kind}": partial(_known_policy, kind) for kind in ("prepare", "select", "correct", "attend", "sparse")}
+    for name in split(value) if value else ():
+        (device_of if here and name.startswith("cuda") else check_device)(name)
+    return own(ctx, param, value) if own else value
 
 
 def _at_least(least: int, own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
