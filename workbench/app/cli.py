@@ -14,13 +14,14 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from workbench.app.console.text import note
 from workbench.core.errors import BadInput, brief, not_allowed, printable, shown
 from workbench.core.utils.files import check_place, is_file
+from workbench.core.utils.versions import versions
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
     "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),
@@ -46,6 +47,12 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "models": (".models", "List the models that are shipped or fetched; fetch or convert one."),
     "data": (".data", "Look at a data set and the prompts that a model reads, or write samples of it to a file."),
     "lab": ("workbench.training.lab.commands", "The lab model: train one, copy it as it ships."),
+}
+PANELS = {  # of `workbench --help`
+    "Ask questions and compare": "trial sweep compare leaderboard claims",
+    "Cached blocks": "prepare store serve-bench trace",
+    "Models and data": "models data verify tune sparse lab",
+    "Pages and kernels": "report bench",
 }
 OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
 INPUTS = ("store", "prepared")  # options that name a folder to read
@@ -78,10 +85,13 @@ class Commands(typer.core.TyperGroup):
     """Imports a subcommand when it is called, and ends it with exit code 2 on BadInput, 1 on any other exception."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [name for names in PANELS.values() for name in names.split()]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        return typer.core.TyperCommand(name, help=COMMANDS[name][1]) if name in COMMANDS else None
+        if name not in COMMANDS:
+            return None
+        panel = next(panel for panel, names in PANELS.items() if name in names.split())
+        return typer.core.TyperCommand(name, help=COMMANDS[name][1], rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
@@ -215,8 +225,18 @@ app = typer.Typer(
 )
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(", ".join(f"{package} {version}" for package, version in versions().items()))
+        raise typer.Exit
+
+
 @app.callback()
-def _group() -> None:
+def _group(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show versions and exit.")
+    ] = False,
+) -> None:
     """Make `app` a group although it has no command of its own."""
 
 

@@ -99,8 +99,8 @@ def _meaning(result: Record, compared: bool) -> str:
     full = result.ttft_full_s
     counted = f"{result.ttft_s.n} request{'s' * (result.ttft_s.n > 1)} (full: {full.n})" if full else ""
     fewest = min(result.ttft_s.n, full.n) if full else 0
-    ends = f", ends: {latency.spread_words(fewest)}" if fewest >= latency.CLAIMED else ""
-    times = f" Times: medians of {counted}{ends}." if full else ""
+    ends = f" and {latency.spread_words(fewest)}" if fewest >= latency.CLAIMED else ""
+    times = f" Times: median{ends} of {counted}." if full else ""
     return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{times}"
 
 
