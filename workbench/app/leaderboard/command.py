@@ -104,7 +104,9 @@ def leaderboard(
         notes, shares = list(plan.left_out), list(plan.budgets)
         failures = _measured(plan, out, jobs, cluster, retries, notes)
     with progress("ranking"):
-        found = boards(tables.read([str(out)] if out else results or []), shares, by, asked["model"], asked["data"])
+        whole = None if html is not None or as_json else SEVERAL
+        place = tables.read([str(out)] if out else results or [])
+        found = boards(place, shares, by, asked["model"], asked["data"], whole=whole)
     if html is not None:
         write_text(html, page.page(found, [*notes, *(f"{name}: {why}" for name, why in failures.items())]))
     if as_json:
