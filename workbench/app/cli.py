@@ -66,6 +66,7 @@ NEEDED = {  # option: what refuses an unknown value, before anything heavy is im
     "--positions": "workbench.methods.method_fields.check_positions",
     "--engine": "workbench.methods.method_fields.check_engine",
 }
+ASKING = ("trial", "sweep", "leaderboard", "serve-bench")  # commands whose --data are questions
 POLICIES = ("prepare", "select", "correct", "attend", "sparse")
 NAMES = NEEDED | {  # the same of options that may be "none" in a list
     **{f"--{kind}": f"workbench.methods.{kind}" for kind in POLICIES},
@@ -180,6 +181,8 @@ def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> 
         for name in map(str, given):
             if "://" in name or (name == "none" and param.opts[0] not in NEEDED):
                 continue
+            if check == "check_name" and ctx.command.name in ASKING and param.name == "data":
+                check = "check_questions"
             if check in POLICIES:
                 import_module("workbench.methods.registry").check_name(f"{module}.{check}", name)
             else:

@@ -11,6 +11,7 @@ from rich.table import Table
 from workbench import models
 from workbench.app.console.options import AsJson
 from workbench.app.console.text import importing, progress
+from workbench.core.errors import BadInput
 from workbench.models import pretrained
 from workbench.models.gguf import header
 
@@ -64,7 +65,7 @@ def convert(
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
     """Convert a GGUF file to a checkpoint: bf16 safetensors, config, tokenizer, card."""
-    header.read(file)  # refused before torch is imported, where it is no such file
+    _new(folder), header.read(file)  # refused before torch is imported, where it is no such file
     from workbench.models.gguf import conversion as from_gguf
 
     print(from_gguf.convert(file, folder))
@@ -76,7 +77,7 @@ def ordinary(
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
     """Write a model as an ordinary checkpoint in bf16, which plain transformers loads."""
-    models.folder(model)
+    models.folder(model), _new(folder)
     from workbench.models.weights.export_hf import write  # waits for torch
 
     print(write(model, folder))
@@ -89,9 +90,15 @@ def difference(
     base: Annotated[str, typer.Option(help="The model it was fine-tuned from; needed wherever it is loaded")],
 ) -> None:
     """Keep a fine-tuned model as what its weights differ by from its base: all bits, about half the size."""
-    models.folder(model), models.folder(base)
+    models.folder(model), models.folder(base), _new(folder)
     from workbench.models.weights.delta_weights import save  # waits for torch
 
     save(model, folder, base)
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{size / 1e6:.1f} MB in {folder}")
+
+
+def _new(folder: Path) -> None:
+    """Refuse a folder that is there, before torch is imported."""
+    if folder.exists():
+        raise BadInput(f"{folder} is there already: a new folder is needed")
