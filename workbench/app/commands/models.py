@@ -65,7 +65,8 @@ def convert(
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
     """Convert a GGUF file to a checkpoint: bf16 safetensors, config, tokenizer, card."""
-    _new(folder), header.read(file)  # refused before torch is imported, where it is no such file
+    _new(folder)
+    header.read(file)  # refused before torch is imported, where it is no such file
     from workbench.models.gguf import conversion as from_gguf
 
     print(from_gguf.convert(file, folder))
@@ -77,7 +78,8 @@ def ordinary(
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
     """Write a model as an ordinary checkpoint in bf16, which plain transformers loads."""
-    models.folder(model), _new(folder)
+    models.folder(model)
+    _new(folder)
     from workbench.models.weights.export_hf import write  # waits for torch
 
     print(write(model, folder))
@@ -90,7 +92,8 @@ def difference(
     base: Annotated[str, typer.Option(help="The model it was fine-tuned from; needed wherever it is loaded")],
 ) -> None:
     """Keep a fine-tuned model as what its weights differ by from its base: all bits, about half the size."""
-    models.folder(model), models.folder(base), _new(folder)
+    models.folder(model), models.folder(base)
+    _new(folder)
     from workbench.models.weights.delta_weights import save  # waits for torch
 
     save(model, folder, base)
