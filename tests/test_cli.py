@@ -61,6 +61,8 @@ def test_a_trial_prints_one_table_beside_full_attention(run):
     for words in ("exact match", "F1", "contains", "first token", "tokens computed"):
         (one,) = (line for line in block if line.startswith(words))
         assert len(one.split()) > len(words.split()) + 2, "the method, full attention and their difference"
+    asked = "--samples 3 --passages 2"  # the same questions
+    assert all(f"trial --model lab-full {asked} --method " in " ".join(lines) for lines in (block, full))
     assert any(line.startswith("KL") for line in block) and not any(line.startswith("KL") for line in full)
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from workbench.app.console.text import not_noted, plain, with_interval
 from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial_fields import TrialFields
 from workbench.methods.method_fields import MethodFields
 from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
@@ -121,10 +122,12 @@ def _idle(trial: Mapping[str, Any]) -> str:
 
 
 def _next(result: Record) -> str:
-    """Return the command to try next."""
-    about = f"--model {result.trial['model']} --data {result.trial['data']}"
+    """Return the command to try next, on the same questions."""
+    asked = {name: result.trial[name] for name in ("data", "samples", "seed", "passages")}
+    about = " ".join(f"--{name} {value}" for name, value in asked.items() if value != getattr(TrialFields, name))
+    about = f"--model {result.trial['model']} {about}".strip()
     if result.trial["mode"] == "full":
-        return f"Next: workbench trial {about} --method full-reuse (all numbers: --details)"
+        return f"Next: workbench trial {about} --method full-reuse"
     if result.trial["mode"] == "block" and result.trial["select"] == "none":
         return f"Next: workbench trial {about} --method cacheblend"
     return "All numbers: --details. Several methods side by side: workbench sweep, workbench compare"
