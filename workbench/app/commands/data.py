@@ -31,7 +31,7 @@ ABOUT = {
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(epilog="Example: workbench data questions.jsonl --model smollm2-reader")
 def show_data(
     name: Annotated[str | None, typer.Argument(help=NAME)] = None,
     samples: Annotated[int, typer.Option(help="How many to take, at most")] = 3,

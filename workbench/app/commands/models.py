@@ -15,7 +15,7 @@ from workbench.core.errors import BadInput
 from workbench.models import pretrained
 from workbench.models.gguf import header
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, epilog="Example: workbench models get smollm2")
 UNTRAINED = "Write a tiny model with random weights to a new folder, to try things with"
 NAME = f"One of {', '.join(pretrained.CATALOGUE)}"
 
@@ -39,7 +39,9 @@ def list_models(
     if as_json:
         print(json.dumps(rows))
         return
-    table = Table("model", "type", "parameters", "layers", "context", "layout", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # which fits 80 columns
+    for name in ("model", "type", "parameters", "layers", "context", "layout"):
+        table.add_column(name, justify="right" if name in ("parameters", "layers", "context") else "left")
     for row in rows:
         size = f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] >= 1e5 else f"{row['parameters']:,}"
         context = "–" if row["context"] is None else str(row["context"])

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from workbench.store.files.scrub import Scrub
     from workbench.store.files.transfer import Transferred
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+BEGIN = "Begin with: workbench store encode lab --samples 4 --to base"
+app = typer.Typer(add_completion=False, no_args_is_help=True, epilog=BEGIN)
 
 
 def folder_of(text: str) -> Path:
