@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.app.console.text import note
+from workbench.app.console.text import importing, note, progress
 from workbench.core.errors import BadInput, brief, not_allowed, printable, shown
 from workbench.core.utils.files import check_place, is_file
 from workbench.core.utils.versions import versions
@@ -196,7 +196,10 @@ def _placed(here: bool, own: Callable[..., Any] | None, ctx: Any, param: Any, va
     from workbench.models.model_names import check_device, device_of
 
     for name in split(value) if value else ():
-        (device_of if here and name.startswith("cuda") else check_device)(name)
+        check_device(name)
+        if here and name.startswith("cuda"):
+            with progress(f"device {name}"), importing():
+                device_of(name)
     return own(ctx, param, value) if own else value
 
 
