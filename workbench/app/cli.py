@@ -9,18 +9,16 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
-from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 
-from workbench.app.console.text import importing, note, progress
-from workbench.core.errors import BadInput, brief, not_allowed, printable, shown
-from workbench.core.utils.files import check_place, is_file
+from workbench.app.console.option_checks import check_given, refuse_unfit
+from workbench.app.console.text import note
+from workbench.core.errors import BadInput, brief, not_allowed, printable
 from workbench.core.utils.versions import versions
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
@@ -54,28 +52,6 @@ PANELS = {  # of `workbench --help`
     "Models and data": "models data verify tune sparse lab",
     "Pages and kernels": "report bench",
 }
-OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
-INPUTS = ("store", "prepared")  # options that name a folder to read
-NEIGHBOURS = {"--n", "--neighbours", "--neighbors"}  # options that prepare has, or somebody would expect
-NEEDED = {  # option: what refuses an unknown value, before anything heavy is imported
-    "--model": "workbench.models.checkpoints.named",
-    "--data": "workbench.data.check_name",
-    "--results": "workbench.data.assets.results_path",
-    "--method": "workbench.methods.presets.check_name",
-    "--methods": "workbench.methods.presets.check_name",
-    "--positions": "workbench.methods.method_fields.check_positions",
-    "--engine": "workbench.methods.method_fields.check_engine",
-}
-ASKING = ("trial", "sweep", "leaderboard", "serve-bench")  # commands whose --data are questions
-POLICIES = ("prepare", "select", "correct", "attend", "sparse")
-NAMES = NEEDED | {  # the same of options that may be "none" in a list
-    **{f"--{kind}": f"workbench.methods.{kind}" for kind in POLICIES},
-    "--dtype": "workbench.models.model_names.check_dtype",
-    "--layout": "workbench.data.layouts.check",
-    "--prepared": "workbench.app.commands.store.there",
-    "--faithfulness": "workbench.models.model_names.check_judge",
-}
-LEAST = {"seed": 0, "chunk": 1}  # of options that are whole numbers
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 SPINS = (
     "4000"  # of a thread of libgomp before it sleeps: as fast as longer on idle cores, and twice as fast on busy ones
@@ -110,11 +86,8 @@ class Commands(typer.core.TyperGroup):
             inner = getattr(command, "commands", None)
             if inner and rest and not rest[0].startswith("-") and rest[0] not in inner:
                 raise not_allowed(f"command of {name}", rest[0], inner)
-            _check_given(command, not any(arg.startswith("--cluster") for arg in rest))
-            named = {option for param in command.params for option in param.opts}
-            if "--prepare" in named and (odd := {arg.partition("=")[0] for arg in rest} & NEIGHBOURS - named):
-                raise BadInput(f'{name} has no option {min(odd)}: --prepare "with_neighbours(n=3)" sets how many')
-            _refuse_unfit(rest)
+            check_given(command, not any(arg.startswith("--cluster") for arg in rest))
+            refuse_unfit(name, command, rest)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -129,96 +102,6 @@ class Commands(typer.core.TyperGroup):
             where = f"{brief(problem.filename)}: " if problem.filename else ""
             typer.echo(f"error: {where}{problem.strerror}; nothing half-written is left of it", err=True)
             raise typer.Exit(2) from None
-
-
-def _check_given(command: Any, here: bool) -> None:
-    """Let a command refuse, before its own checks and imports, outputs that cannot be written and unknown names.
-
-    `here`: it computes on this machine.
-    """
-    for inner in getattr(command, "commands", {}).values():
-        _check_given(inner, here)
-    for param in command.params:
-        if param.name in OUTPUTS:
-            param.callback = partial(_writable, param.callback)
-        if param.opts[0] in NAMES:
-            param.callback = partial(_known, param.callback)
-        if param.opts[0] == "--device":
-            param.callback = partial(_placed, here, param.callback)
-        if param.name in LEAST and param.metavar != "LIST":
-            param.callback = partial(_at_least, LEAST[param.name], param.callback)
-        if param.name in INPUTS and param.metavar != "LIST":
-            param.callback = partial(_named, param.callback)
-
-
-def _refuse_unfit(args: Sequence[str]) -> None:
-    """Refuse an output without a name, which typer would take for the folder at hand, and one that is also read."""
-    values = [arg.partition("=")[2] if arg.startswith("--") else arg for arg in args]
-    written: list[str] = []
-    for option, value in pairwise([*args, "-"]):
-        name, equals, given = option.partition("=")
-        if not name.startswith("--") or name[2:] not in OUTPUTS:
-            continue
-        if not (place := given if equals else value):
-            raise BadInput(f"{name} '': the name of a file or folder is needed")
-        if is_file(place) and sum(is_file(other) and os.path.samefile(place, other) for other in values) > 1:
-            raise BadInput(f"{name} {shown(place)} is a file that this command reads or writes otherwise: name another")
-        if place.endswith(os.sep) and name != "--out":
-            raise BadInput(f"{name} {shown(place)} is the name of a folder: a file is needed")
-        written.append(os.path.realpath(place))
-    if twice := [place for place in written if written.count(place) > 1]:
-        raise BadInput(f"{shown(twice[0])} would be written twice: name two files")
-
-
-def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    given = [value] if isinstance(value, str | os.PathLike) else value or []
-    if param.metavar == "LIST":
-        from workbench.core.spec_parser import split
-
-        given = [name for name in split(value or "") if name]
-    if not ctx.params.get("results") or param.name == "results":  # results may be of what is not here
-        module, _, check = NAMES[param.opts[0]].rpartition(".")
-        for name in map(str, given):
-            if "://" in name or (name == "none" and param.opts[0] not in NEEDED):
-                continue
-            if check == "check_name" and ctx.command.name in ASKING and param.name == "data":
-                check = "check_questions"
-            if check in POLICIES:
-                import_module("workbench.methods.registry").check_name(f"{module}.{check}", name)
-            else:
-                getattr(import_module(module), check)(name)
-    return own(ctx, param, value) if own else value
-
-
-def _placed(here: bool, own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    """Refuse a device that is none, and one that is not there: torch is asked for GPUs alone."""
-    from workbench.core.spec_parser import split
-    from workbench.models.model_names import check_device, device_of
-
-    for name in split(value) if value else ():
-        check_device(name)
-        if here and name.startswith("cuda"):
-            with progress(f"device {name}"), importing():
-                device_of(name)
-    return own(ctx, param, value) if own else value
-
-
-def _at_least(least: int, own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    if isinstance(value, int) and value < least:
-        raise BadInput(f"{param.opts[0]} is {shown(value)}: a whole number of at least {least} is needed")
-    return own(ctx, param, value) if own else value
-
-
-def _named(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    if value is not None and str(value) in ("", "."):
-        raise BadInput(f"{param.opts[0]} '': the name of a folder, or a URL, is needed")
-    return own(ctx, param, value) if own else value
-
-
-def _writable(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    if value is not None and "://" not in str(value):
-        check_place(f"--{param.name}", value)
-    return own(ctx, param, value) if own else value
 
 
 app = typer.Typer(
