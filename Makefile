@@ -15,6 +15,11 @@ COUNTED = (now=0; begun=0; while sleep 5 && kill -0 $$$$ 2>/dev/null; do now=$$(
   [ $$left -gt 0 ] && rest="about $$left s left" || rest="the last files are written"; \
   echo "  $$there of about $(PACKAGES) packages are unpacked, $$rest"; done)
 
+# pip without its two lines that name every package
+PIP := import logging, runpy, sys; [logging.getLogger("pip._internal." + part).addFilter(lambda line: \
+  not str(line.msg).startswith(("Installing collected", "Successfully installed"))) for part in ("req", "utils.misc")]; \
+  sys.argv[0] = "pip"; runpy.run_module("pip", run_name="__main__")
+
 .DEFAULT_GOAL := help
 .PHONY: help install report docs lab test check style format picture clean
 
@@ -27,7 +32,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV): torch and some $(PACKAGES) packages, a few minutes the first time$(if $(UV),, (uv takes a third))."
 	@$(if $(UV),$(UV) pip install --python $(BIN)/python $(WANTED) || {) \
 	  $(COUNTED) & counter=$$!; \
-	  $(BIN)/python -m pip install --disable-pip-version-check --no-compile $(WANTED); \
+	  $(BIN)/python -c '$(PIP)' install --disable-pip-version-check --no-compile $(WANTED); \
 	  code=$$?; kill $$counter 2>/dev/null; exit $$code $(if $(UV),; })
 	@touch $@
 

@@ -1,6 +1,6 @@
 """Run the commands of a page as they stand, and put what they print where the page shows it.
 
-python docs/measured.py [PAGE] [FOLDER]     README.md or docs/safe.md (both without it); a folder to work in
+python docs/measured.py [PAGE] [FOLDER]     one that shows what is printed (without it all); a folder to work in
 
 A place is a line `<!-- printed: COMMAND -->` before a block of text. Every command of the workbench above the last of
 these lines is run, from the top, and takes minutes on two cores; one that ran in FOLDER is not run again.
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "safe.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "safe.md", ROOT / "docs" / "guide" / "first_steps.md")
 PRINTED = re.compile(r"(?<=<!-- printed: )(.+?)( -->\n```text\n)(.*?)(?=```)", re.S)
 
 

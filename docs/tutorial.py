@@ -3,6 +3,7 @@
 python docs/tutorial.py [FOLDER]        writes SVG files there; needs Chromium
 """
 
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench import data, explore, models, results
+from workbench.app.console.verify_page import written
 from workbench.app.leaderboard.page import page
 from workbench.app.reports.figure_files import write_figure
 from workbench.app.reports.thumbnail import screenshot
@@ -20,6 +22,7 @@ from workbench.data.prompt_view import of_sample
 from workbench.engine.assembly import assemble
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials.record import device_name
+from workbench.experiments.trials.verification import verify_model
 from workbench.methods import prepare
 from workbench.metrics.kv.kv_deviation import context_gaps, full_attention_kv
 from workbench.plots.attention.masks import compare_masks
@@ -49,6 +52,7 @@ COMPARED = [
     "Full Reuse + KV deviation (CacheBlend) at 15%",
     "10 neighbours + question-guided (FusionRAG) at 15%",
 ]
+MANUALS, PUBLISHED = "manuals-test", ("full", "block", "full-reuse", "prompt-cache", "superposition", "link0", "mepic")
 KL = "KL from full attention (nats a token)"
 
 
@@ -169,6 +173,18 @@ def of_guides() -> Iterator[tuple[str, go.Figure | None]]:
             caption="Paired bootstrap 95% intervals.",
         ),
     )
+    scores = results.scores(found.counts("trial"))
+    of_one = (scores.model == MODEL) & (scores.data == MANUALS) & (scores.kind == "all") & scores.method.isin(PUBLISHED)
+    yield (
+        "scores",
+        chart.dot_plot(
+            scores[of_one].drop_duplicates("method").sort_values("em"),
+            x="em",
+            y="method",
+            percent=True,
+            title="Exact match",
+        ),
+    )
     replays = found.counts("replay")
     load = replays[replays.setting == replays.setting.iloc[0]]
     panels = {
@@ -214,6 +230,27 @@ def of_explorer() -> Iterator[tuple[str, go.Figure]]:
     yield "tiles", next(each for each in explorer.children if isinstance(each, go.FigureWidget))
 
 
+def verified() -> str:
+    """The page of `workbench verify --html` for lab-full."""
+    loaded = models.load("lab-full")
+    return written(
+        verify_model(loaded.model, loaded.layout.prompts(data.load("lab", 3, 0, 6), loaded.tokenizer), "lab-full")
+    )
+
+
+def slim(svg: str) -> str:
+    """Return the picture without what draws nothing: empty groups, clip paths that nothing uses, whole opacity."""
+    while svg != (svg := re.sub(r'<g(?: class="[^"]*")?(?: clip-path="[^"]*")?(?:/>|></g>)', "", svg)):
+        pass
+    svg = re.sub(r"(?<![\w-])(?:stroke-|fill-)?opacity: 1; ?", "", svg)
+    svg = re.sub(
+        r"rgb\((\d+), (\d+), (\d+)\)", lambda found: "#{:02x}{:02x}{:02x}".format(*map(int, found.groups())), svg
+    )
+    used = set(re.findall(r"url\(.?#([\w-]+)", svg))
+    parts = re.compile(r'<clipPath[^>]*id="([\w-]+)"[^>]*>.*?</clipPath>')
+    return parts.sub(lambda found: found[0] if found[1] in used else "", svg)
+
+
 def main(folder: Path = FOLDER) -> None:
     """Write every picture."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -221,10 +258,14 @@ def main(folder: Path = FOLDER) -> None:
     with tempfile.TemporaryDirectory() as held:
         (place := Path(held, "board.html")).write_text(page([board]), encoding="utf-8")
         screenshot(place, folder / "board.png", width=1000, height=760)
+        (place := Path(held, "verified.html")).write_text(verified(), encoding="utf-8")
+        screenshot(place, folder / "verified.png", width=900, height=750)
     for name, figure in (*of_a_prompt(), *of_results(), *of_guides(), *of_explorer()):
         if figure is None:
             sys.exit(f"{name}: the shipped results hold no rows for it")
-        print(write_figure(figure, folder / f"{name}.svg"))
+        path = write_figure(figure, folder / f"{name}.svg")
+        path.write_text(slim(path.read_text()))
+        print(path)
 
 
 if __name__ == "__main__":

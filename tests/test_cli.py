@@ -61,6 +61,8 @@ def test_a_trial_prints_one_table_beside_full_attention(run):
     for words in ("exact match", "F1", "contains", "first token", "tokens computed"):
         (one,) = (line for line in block if line.startswith(words))
         assert len(one.split()) > len(words.split()) + 2, "the method, full attention and their difference"
+    asked = "--samples 3 --passages 2"  # the same questions
+    assert all(f"trial --model lab-full {asked} --method " in " ".join(lines) for lines in (block, full))
     assert any(line.startswith("KL") for line in block) and not any(line.startswith("KL") for line in full)
 
 
@@ -109,6 +111,7 @@ def test_the_record_has_every_number_the_command_promises_and_out_holds_it_with_
     assert len(compared.answers) == 3 == compared.scores["n"]
 
 
+GROUPS = ("store", "sparse", "lab")  # their commands have examples
 BAD = {
     "an unknown model": (["--model", "no-such-model"], "unknown model 'no-such-model': allowed are"),
     "an unknown data set": (["--data", "no-such-data"], "unknown data 'no-such-data': allowed are lab"),
@@ -158,7 +161,8 @@ def test_help_says_of_every_command_what_the_command_says_and_waits_for_no_model
     listed = " ".join(run("--help").stdout.replace("│", " ").split())
     for name, (_, said) in cli.COMMANDS.items():
         assert f"{name} {said}" in listed
-        assert said in " ".join(run(name, "--help").stdout.split())
+        helped = " ".join(run(name, "--help").stdout.split())
+        assert said in helped and (name in GROUPS or "Example: workbench" in helped)
     script = "import sys, workbench.app.cli; assert not {'torch', 'transformers', 'papermill'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
@@ -229,6 +233,29 @@ UNKNOWN = {  # command lines: what is said of them
     "models convert x y": "there is no file x",
     "sweep --plan x": "plan 'x' is not there",
     "store import x y": "x: no such file",
+    "trial --positions x|sweep --positions naive,x": "unknown positions 'x'",
+    "trial --engine x|sweep --engine auto,x|serve-bench --engine x": "unknown engine 'x'",
+    "trial --dtype x|sweep --dtype none,x|verify --dtype x|prepare --out y --dtype x": "unknown dtype 'x'",
+    "trial --device tpu|sweep --device cpu,tpu|store encode lab --to y --device tpu": "unknown device 'tpu'",
+    "trial --layout x|sweep --layout none,x|data lab --model lab-full --layout x": "unknown layout 'x'",
+    "trial --prepared x|sweep --prepared none,x": "'x' is no folder of cached blocks",
+    "trial --faithfulness x|sweep --faithfulness none,x": "unknown judge 'x'",
+    "sweep --ratio .1,2 --select first_k": "ratio 2.0: it is a share",
+    "sweep --samples 10,0": "samples is 0",
+    "sweep --samples x": "samples is 'x'",
+    "trial --data pyproject.toml|sweep --data lab,pyproject.toml": "pyproject.toml: a data file ends in",
+    "trial --data docs|leaderboard --data docs --out y": "docs needs one file of questions",
+    "trial --data data/claims.json": "data/claims.json",
+    "leaderboard --out y --budgets 2": "budget 2: a share above 0",
+    "models ordinary lab-full docs": "docs is there already",
+    "trial --ratio 2|trial --method cacheblend --ratio 2": "ratio 2.0: it is a share",
+    "trial --mode full --select first_k": "select 'first_k' is for mode block",
+    "trial --mode full --store y": "store 'y' is for mode block",
+    "trial --charged 2": "charged is 2.0",
+    "trial --chunk 0": "--chunk is 0",
+    "serve-bench --mode x|serve-bench --mode sync,x": "unknown mode 'x'",
+    "trial --model data|verify --model data": "data/config.json is missing",
+    "verify --model y/x|trial --model ./x": "unknown model",
     "compare x y": "'x' is neither",
     "compare data notebooks": "data holds no results",
     "store stats data|store verify data|store gc data --budget 1MB": "data is no folder of cached blocks",
@@ -240,13 +267,18 @@ def test_a_trial_imports_no_library_of_tables_or_figures():
     assert code == "0" and "torch" in heavy and not {"pandas", "plotly", "IPython"} & set(heavy.split(","))
 
 
-def test_help_of_a_command_imports_nothing_heavy():
+def test_help_versions_and_lists_of_what_is_there_import_nothing_heavy():
     parts = {"store": "encode verify repair stats gc export import explain", "sparse": "names distill profile"}
     parts |= {"lab": "train ship", "models": "get convert ordinary difference"}
     lines = ["--help", *(f"{name} --help" for name in cli.COMMANDS)]
     lines += [f"{name} {part} --help" for name, text in parts.items() for part in text.split()]
-    for line, (code, heavy, said) in zip(lines, watched(lines), strict=True):
-        assert (line, code, heavy) == (line, "0", "nothing") and said.startswith("Usage:")
+    wanted = dict.fromkeys(lines, "Usage:") | {
+        "--version": "cached-block-workbench ",
+        "models": "model ",
+        "data": "lab ",
+    }
+    for (line, first), (code, heavy, said) in zip(wanted.items(), watched(list(wanted)), strict=True):
+        assert (line, code, heavy) == (line, "0", "nothing") and said.startswith(first)
 
 
 LIGHT_FAULTS = [f"{name} --no-such-option" for name in cli.COMMANDS]
@@ -288,7 +320,8 @@ def test_a_data_set_is_shown(run, folder):
     assert "2 questions, 10 passages each" in run("data", "lab", "--samples", "2").stdout
     shown = run("data", "lab", "--samples", "1", "--passages", "2", "--model", folder).stdout
     assert "block 3" in shown and "tokens a prompt, n = 1" in " ".join(shown.split())
-    assert "'" in run("data", "lab", "--samples", "1", "--model", folder, "--tokens").stdout
+    tokens = run("data", "lab", "--samples", "1", "--model", folder, "--tokens").stdout
+    assert "' " in tokens and "' \n" not in tokens, "no line breaks within a token"
     refused_command("data", "lab", "--tokens")
     assert run("data", "needles-tracking", "--samples", "2", "--passages", "4").stdout.count("\nA ") == 2
     assert {"lab", "needles", "needles-multi-key"} <= set(run("data").stdout.split())

@@ -14,10 +14,11 @@ from tests.commands import refused_command
 from tests.refusals import refused
 from workbench import models
 from workbench.app import cli
+from workbench.app.console import option_checks
 from workbench.core.utils.files import check_folder, check_place, write_text
 from workbench.models.weights import delta_weights, export_hf
 
-OPTIONS = {f"--{name}" for name in cli.OUTPUTS}
+OPTIONS = {f"--{name}" for name in option_checks.OUTPUTS}
 
 
 def writers(command, words):

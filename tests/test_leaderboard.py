@@ -268,6 +268,11 @@ def test_boards_stand_beside_full_attention_of_which_their_measure_is_not_known(
     known = boards(results.Results({}, tables), (0.15, 0.2))
     assert {board.by for board in known} == {"kl"} and all("kl" not in board.full.scores for board in known)
     assert page.index(known)
+    means = boards(results.Results({}, tables), (0.15, 0.2), whole=0)
+    ends, short = (
+        np.array([one.scores[board.by] for board in listed for one in board.entries]) for listed in (known, means)
+    )
+    assert (ends[:, 0] == short[:, 0]).all() and np.isnan(short[:, 1:]).all() and not np.isnan(ends).any()
 
 
 def test_a_page_holds_what_is_published_of_a_method_beside_its_score_here(tmp_path):

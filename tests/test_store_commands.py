@@ -323,8 +323,9 @@ def test_sizes_are_read_as_people_write_them(text, size):
         assert bytes_of(text) == size
 
 
-def test_a_store_and_a_folder_of_prepare_exclude_each_other(folder):
-    assert "give one of them" in refused_command("trial", "--model", folder, "--store", "a", "--prepared", "b")
+def test_a_store_and_a_folder_of_prepare_exclude_each_other(folder, tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    assert "give one of them" in refused_command("trial", "--model", folder, "--store", "a", "--prepared", tmp_path)
     assert "is for mode block" in refused_command("trial", "--model", folder, "--store", "a", "--mode", "full")
 
 

@@ -9,18 +9,17 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
-from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from workbench.app.console.option_checks import check_given, refuse_unfit
 from workbench.app.console.text import note
-from workbench.core.errors import BadInput, brief, not_allowed, printable, shown
-from workbench.core.utils.files import check_place, is_file
+from workbench.core.errors import BadInput, brief, not_allowed, printable
+from workbench.core.utils.versions import versions
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
     "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),
@@ -47,10 +46,12 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "data": (".data", "Look at a data set and the prompts that a model reads, or write samples of it to a file."),
     "lab": ("workbench.training.lab.commands", "The lab model: train one, copy it as it ships."),
 }
-OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
-INPUTS = ("store", "prepared")  # options that name a folder to read
-NEIGHBOURS = {"--n", "--neighbours", "--neighbors"}  # options that prepare has, or somebody would expect
-LEAST = {"seed": 0}  # of options that are whole numbers
+PANELS = {  # of `workbench --help`
+    "Ask questions and compare": "trial sweep compare leaderboard claims",
+    "Cached blocks": "prepare store serve-bench trace",
+    "Models and data": "models data verify tune sparse lab",
+    "Pages and kernels": "report bench",
+}
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 SPINS = (
     "4000"  # of a thread of libgomp before it sleeps: as fast as longer on idle cores, and twice as fast on busy ones
@@ -61,10 +62,13 @@ class Commands(typer.core.TyperGroup):
     """Imports a subcommand when it is called, and ends it with exit code 2 on BadInput, 1 on any other exception."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [name for names in PANELS.values() for name in names.split()]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        return typer.core.TyperCommand(name, help=COMMANDS[name][1]) if name in COMMANDS else None
+        if name not in COMMANDS:
+            return None
+        panel = next(panel for panel, names in PANELS.items() if name in names.split())
+        return typer.core.TyperCommand(name, help=COMMANDS[name][1], rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
@@ -82,11 +86,8 @@ class Commands(typer.core.TyperGroup):
             inner = getattr(command, "commands", None)
             if inner and rest and not rest[0].startswith("-") and rest[0] not in inner:
                 raise not_allowed(f"command of {name}", rest[0], inner)
-            _check_given(command)
-            named = {option for param in command.params for option in param.opts}
-            if "--prepare" in named and (odd := {arg.partition("=")[0] for arg in rest} & NEIGHBOURS - named):
-                raise BadInput(f'{name} has no option {min(odd)}: --prepare "with_neighbours(n=3)" sets how many')
-            _refuse_unfit(rest)
+            check_given(command, not any(arg.startswith("--cluster") for arg in rest))
+            refuse_unfit(name, command, rest)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -103,107 +104,6 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(2) from None
 
 
-def _check_given(command: Any) -> None:
-    """Let a command refuse, before its own checks and imports, outputs that cannot be written and unknown names."""
-    for inner in getattr(command, "commands", {}).values():
-        _check_given(inner)
-    for param in command.params:
-        if param.name in OUTPUTS:
-            param.callback = partial(_writable, param.callback)
-        if param.opts[0] in NAMES:
-            param.callback = partial(_known, param.callback)
-        if param.name in LEAST and param.metavar != "LIST":
-            param.callback = partial(_at_least, LEAST[param.name], param.callback)
-        if param.name in INPUTS and param.metavar != "LIST":
-            param.callback = partial(_named, param.callback)
-
-
-def _refuse_unfit(args: Sequence[str]) -> None:
-    """Refuse an output without a name, which typer would take for the folder at hand, and one that is also read."""
-    values = [arg.partition("=")[2] if arg.startswith("--") else arg for arg in args]
-    written: list[str] = []
-    for option, value in pairwise([*args, "-"]):
-        name, equals, given = option.partition("=")
-        if not name.startswith("--") or name[2:] not in OUTPUTS:
-            continue
-        if not (place := given if equals else value):
-            raise BadInput(f"{name} '': the name of a file or folder is needed")
-        if is_file(place) and sum(is_file(other) and os.path.samefile(place, other) for other in values) > 1:
-            raise BadInput(f"{name} {shown(place)} is a file that this command reads or writes otherwise: name another")
-        if place.endswith(os.sep) and name != "--out":
-            raise BadInput(f"{name} {shown(place)} is the name of a folder: a file is needed")
-        written.append(os.path.realpath(place))
-    if twice := [place for place in written if written.count(place) > 1]:
-        raise BadInput(f"{shown(twice[0])} would be written twice: name two files")
-
-
-def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    given = [value] if isinstance(value, str | os.PathLike) else value or []
-    if param.metavar == "LIST":
-        from workbench.core.spec_parser import split
-
-        given = [name for name in split(value or "") if name]
-    if not ctx.params.get("results") or param.name == "results":  # results may be of what is not here
-        for name in map(str, given):
-            if "://" not in name:
-                NAMES[param.opts[0]](name)
-    return own(ctx, param, value) if own else value
-
-
-def _known_model(name: str) -> None:
-    from workbench.models.model_names import folder
-
-    folder(name)
-
-
-def _known_data(name: str) -> None:
-    from workbench.data import check_name
-
-    check_name(name)
-
-
-def _known_method(name: str) -> None:
-    from workbench.methods.presets import options
-
-    options(name, {})
-
-
-def _known_policy(kind: str, spec: str) -> None:
-    from workbench.methods.registry import check_name
-
-    if spec != "none":
-        check_name(f"workbench.methods.{kind}", spec)
-
-
-def _known_results(place: str) -> None:
-    from workbench.data.assets import results_path
-
-    results_path(place)
-
-
-NAMES: dict[str, Callable[[str], Any]] = {"--model": _known_model, "--data": _known_data, "--results": _known_results}
-NAMES |= {"--method": _known_method, "--methods": _known_method}
-NAMES |= {f"--{kind}": partial(_known_policy, kind) for kind in ("prepare", "select", "correct", "attend", "sparse")}
-
-
-def _at_least(least: int, own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    if isinstance(value, int) and value < least:
-        raise BadInput(f"{param.opts[0]} is {shown(value)}: a whole number of at least {least} is needed")
-    return own(ctx, param, value) if own else value
-
-
-def _named(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    if value is not None and str(value) in ("", "."):
-        raise BadInput(f"{param.opts[0]} '': the name of a folder, or a URL, is needed")
-    return own(ctx, param, value) if own else value
-
-
-def _writable(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    if value is not None and "://" not in str(value):
-        check_place(f"--{param.name}", value)
-    return own(ctx, param, value) if own else value
-
-
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
@@ -214,8 +114,18 @@ app = typer.Typer(
 )
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(", ".join(f"{package} {version}" for package, version in versions().items()))
+        raise typer.Exit
+
+
 @app.callback()
-def _group() -> None:
+def _group(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show versions and exit.")
+    ] = False,
+) -> None:
     """Make `app` a group although it has no command of its own."""
 
 

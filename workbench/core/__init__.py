@@ -1,1 +1,5 @@
 """Tensors and token ids; no model: blocks, KV, masks, tiles, plans."""
+
+from typing import Literal
+
+Positions = Literal["re-encoded", "naive", "shared"]  # of reused keys

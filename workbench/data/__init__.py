@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.core.errors import BadInput, brief, meant, shown
 from workbench.core.utils import annotations
-from workbench.core.utils.files import is_file
+from workbench.core.utils.files import is_dir, is_file
 from workbench.data import assets
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs import samples as manuals
@@ -17,6 +17,7 @@ from workbench.data.lab_corpus import style as lab_style
 from workbench.data.sample import Passage, Sample, sized
 from workbench.data.sources import files, folders, needles
 
+SMALL = 1 << 22  # bytes of a file that is read at once, before a model is
 MOST_SAMPLES = 1_000_000  # of generated questions
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
 
@@ -110,6 +111,16 @@ def check_name(name: str) -> None:
     if name.endswith((*files.ENDINGS, *folders.PLAIN)):
         raise BadInput(f"{brief(name)}: no such file")
     raise _unknown(name)
+
+
+def check_questions(name: str) -> None:
+    """Refuse what `check_name` refuses, a folder without questions and a small file that is none of questions."""
+    check_name(name)
+    if not is_generated(name) and name not in names():
+        if is_dir(name):
+            folders.questions(Path(name))
+        elif is_file(name) and not name.endswith(files.TABLES) and os.path.getsize(name) <= SMALL:
+            files.read(name, answered=False)
 
 
 def _unknown(name: str) -> BadInput:

@@ -21,12 +21,13 @@ from functools import reduce
 from pathlib import Path
 from threading import RLock
 from types import FrameType
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import BadInput
 from workbench.data.layouts import CHAT, Layout, named
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SYSTEM = "You answer questions in a few words, using only the given passages."
 OPENING = "Passages:\n"
@@ -46,7 +47,7 @@ def said(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], answer: bool = True) -> str:
+def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], answer: bool = True) -> str:
     """Return the text of a conversation by the tokenizer's chat template.
 
     The generation prompt stands behind it where `answer` is next.
@@ -69,7 +70,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], answer: 
         raise BadInput(f"the chat template of {_name(tokenizer)} refuses a conversation: {why}") from None
 
 
-def layout(tokenizer: PreTrainedTokenizerBase) -> Layout:
+def layout(tokenizer: "PreTrainedTokenizerBase") -> Layout:
     """Return the layout "chat" of an instruct model: short answers from passages, in the words of its chat template.
 
     An answer ends at the template's end of a turn or at a line break. Raises BadInput where there is no template and
@@ -94,12 +95,12 @@ def layout(tokenizer: PreTrainedTokenizerBase) -> Layout:
     )
 
 
-def layout_named(name: str, tokenizer: PreTrainedTokenizerBase) -> Layout:
+def layout_named(name: str, tokenizer: "PreTrainedTokenizerBase") -> Layout:
     """Return the layout of a name ("lab", "released", "chat") or of a JSON file. Raises BadInput for every other."""
     return named(name) or layout(tokenizer)
 
 
-def _prompt(tokenizer: PreTrainedTokenizerBase) -> str:
+def _prompt(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return the prompt with marks, with a system turn where the template has one."""
     asked = _asked()
     problem = f"the chat template of {_name(tokenizer)} drops or changes what stands in a user turn"
@@ -114,7 +115,7 @@ def _prompt(tokenizer: PreTrainedTokenizerBase) -> str:
     raise BadInput(f"{problem}; it cannot hold passages: {REMEDY}")
 
 
-def _answered(tokenizer: PreTrainedTokenizerBase, after: str) -> tuple[str, str, str, str]:
+def _answered(tokenizer: "PreTrainedTokenizerBase", after: str) -> tuple[str, str, str, str]:
     """Return what comes after the question's `after`.
 
     (rest of the question block, answer template, end of a turn, next turn).
@@ -137,12 +138,12 @@ def _answered(tokenizer: PreTrainedTokenizerBase, after: str) -> tuple[str, str,
     return added, answer, match.group() if match else closing.strip(), _next_turn(tokenizer, [user, reply], closing)
 
 
-def _unasked(tokenizer: PreTrainedTokenizerBase, user: Message) -> bool:
+def _unasked(tokenizer: "PreTrainedTokenizerBase", user: Message) -> bool:
     """Return whether the template has no generation prompt."""
     return render(tokenizer, [user]) == render(tokenizer, [user], answer=False)
 
 
-def _next_turn(tokenizer: PreTrainedTokenizerBase, answered: list[Message], closing: str) -> str:
+def _next_turn(tokenizer: "PreTrainedTokenizerBase", answered: list[Message], closing: str) -> str:
     try:
         whole = render(tokenizer, [*answered, said("user", _NEXT)])
         return whole.split(_ANSWER)[1].split(_NEXT)[0].removeprefix(closing)
@@ -150,7 +151,7 @@ def _next_turn(tokenizer: PreTrainedTokenizerBase, answered: list[Message], clos
         return ""
 
 
-def _opens(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+def _opens(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> str:
     """Return the BOS that a rendered prompt begins with; one that opens every turn (SmolLM2) is part of the turns."""
     bos = tokenizer.bos_token
     return str(bos) if bos and prompt.startswith(bos) and prompt.count(bos) == 1 else ""
@@ -160,7 +161,7 @@ def _asked() -> str:
     return OPENING + _PASSAGES + QUESTION.format(question=_QUESTION)
 
 
-def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _special(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """Return the texts of the special tokens, the longest first."""
     own = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     return sorted(own | set(tokenizer.all_special_tokens), key=lambda text: (-len(text), text))
@@ -176,7 +177,7 @@ def _escaped(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def _name(tokenizer: PreTrainedTokenizerBase) -> str:
+def _name(tokenizer: "PreTrainedTokenizerBase") -> str:
     return tokenizer.name_or_path or "this tokenizer"
 
 

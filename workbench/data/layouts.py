@@ -12,16 +12,18 @@ from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
-
-from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, not_allowed, shown
 from workbench.core.utils import annotations, json_text
 from workbench.core.utils.files import is_file
 from workbench.data import segment
 from workbench.data.sample import Sample
+
+if TYPE_CHECKING:  # layouts by name and file are read without torch
+    from transformers import PreTrainedTokenizerBase
+
+    from workbench.core.blocks import Prompt
 
 MANY = 100_000  # characters of a text that is tokenised without a look at the context
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -60,11 +62,11 @@ class Layout:
         system = [self.system] if self.system else []
         return system + segment.passages(sample.ctxs, self.passage) + [self.question.format(question=sample.question)]
 
-    def prompt(self, sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+    def prompt(self, sample: Sample, tokenizer: "PreTrainedTokenizerBase") -> "Prompt":
         """Return the prompt of one sample."""
         return self.prompts([sample], tokenizer)[0]
 
-    def prompts(self, samples: Iterable[Sample], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    def prompts(self, samples: Iterable[Sample], tokenizer: "PreTrainedTokenizerBase") -> "list[Prompt]":
         """Return the prompts of many samples; every distinct piece is tokenised once."""
         annotations.check("samples", samples, Iterable[Sample])
         return prompts([self.pieces(sample) for sample in samples], tokenizer, bos=self.bos)
@@ -92,12 +94,14 @@ class Layout:
         return cls(**{**record, "stop": tuple(stop)})
 
 
-def prompts(texts: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, bos: bool = False) -> list[Prompt]:
+def prompts(texts: Sequence[Sequence[str]], tokenizer: "PreTrainedTokenizerBase", bos: bool = False) -> "list[Prompt]":
     """Return prompts from the pieces of `segment`, the last piece of each being its question.
 
     Raises BadInput for a prompt without a block before its question, for a piece without tokens and for a BOS that the
     tokenizer does not have.
     """
+    from workbench.core.blocks import Block, Prompt
+
     if not hasattr(tokenizer, "bos_token_id"):
         raise BadInput(f"tokenizer is {shown(tokenizer)}: a tokenizer of transformers is needed")
     start = tokenizer.bos_token_id
@@ -112,14 +116,14 @@ def prompts(texts: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, 
     return listed
 
 
-def encode(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+def encode(texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
     """Return token ids of texts as they stand behind others, without BOS and without the blank below."""
     listed = list(texts)
     tokens = _encoded(listed, tokenizer, _lead(tokenizer))
     return [list(tokens[text]) for text in listed]
 
 
-def _encoded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, lead: str) -> dict[str, tuple[int, ...]]:
+def _encoded(texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase", lead: str) -> dict[str, tuple[int, ...]]:
     """Return token ids of every distinct text behind `lead`, whose own tokens are left out."""
     distinct = list(dict.fromkeys(texts))
     if not distinct:
@@ -135,7 +139,7 @@ def _encoded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, lead: str
     return {text: tuple(tokens[len(skipped) :]) for text, tokens in zip(distinct, rest, strict=True)}
 
 
-def _check_size(characters: int, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_size(characters: int, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Refuse, before it is tokenised, a text of which even tokens of the longest kind would be over the context."""
     most, widest = tokenizer.model_max_length, max(map(len, tokenizer.get_vocab()), default=1)
     if characters > most * widest:
@@ -145,7 +149,7 @@ def _check_size(characters: int, tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def _lead(tokenizer: PreTrainedTokenizerBase) -> str:
+def _lead(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return a line break where the tokenizer writes a blank before a text that stands alone (SentencePiece).
 
     Elsewhere nothing.

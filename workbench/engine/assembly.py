@@ -1,12 +1,13 @@
 """Assemble a prompt from cached blocks: their keys re-encoded for where they stand now, its question unwritten."""
 
 from collections.abc import Callable, Sequence, Set
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from workbench.core import Positions as Positions
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, layered, side_by_side
@@ -15,8 +16,6 @@ from workbench.core.utils import annotations
 from workbench.core.utils.annotations import Count
 from workbench.engine.attention_backends.choice import on_gpu, rerotate
 from workbench.models.spec import ModelSpec, attach, spec_for
-
-Positions = Literal["re-encoded", "naive", "shared"]
 
 
 def empty(model: PreTrainedModel, length: int, reserve: int = 0) -> KV:

@@ -15,7 +15,7 @@ from workbench.methods import correct as corrections
 from workbench.methods import prepare as preparations
 from workbench.methods import select as selectors
 from workbench.methods import sparse as sparse_methods
-from workbench.methods.method_fields import REUSE, MethodFields, check_mode
+from workbench.methods.method_fields import MethodFields, check_choices
 from workbench.methods.modes.reuse import Reuse, positions_named
 from workbench.methods.sparse import Sparse
 
@@ -39,13 +39,7 @@ class MethodConfig(MethodFields):
 
     def check(self) -> None:
         """Raise BadInput for a choice that is not allowed; loads nothing."""
-        check_mode(self.mode)
-        odd = [key for key in REUSE if getattr(self, key) != getattr(MethodConfig, key)]
-        if self.mode != "block" and odd:
-            given = f"{odd[0]} {getattr(self, odd[0])!r}"
-            raise BadInput(f"{given} is for mode block: mode {registry.parse(self.mode)[0]} reuses no cached blocks")
-        if self.charged is not None and not 0 < self.charged <= 1:
-            raise BadInput(f"charged is {self.charged}: a share of the prompt's tokens above 0, at most 1, is needed")
+        check_choices(vars(self))
         chooses = self.correct != "none" and corrections.named(self.correct).chooses
         if self.charged is not None and self.select == "none" and not chooses:
             raise BadInput(f"charged {self.charged} sets the ratio of a selector or correction: none has one here")

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 from weakref import WeakSet
 
 import torch
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, not_allowed
+from workbench.core.errors import BadInput
 from workbench.core.masks import Sees, causal, visible
 from workbench.core.plan import Plan
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
@@ -28,11 +28,10 @@ from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.engine.pages.paged_pool import Pool
 from workbench.methods import Method, ReadyRequest
+from workbench.methods.method_fields import check_engine
 from workbench.methods.registry import spec_of
 from workbench.models.spec import attach
 
-EngineName = Literal["auto", "paged", "contiguous"]
-ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 PAGE = 64  # tokens
 TOKENS = 1 << 16  # of a pool on a GPU, where a quarter of its free memory holds as many
 LEAST_TOKENS = 1 << 12
@@ -47,12 +46,6 @@ class EngineChoice:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
-
-
-def check_engine(name: object) -> None:
-    """Refuse a name that is no engine's."""
-    if name not in ENGINES:
-        raise not_allowed("engine", name, ENGINES)
 
 
 def choose_engine(

@@ -15,8 +15,9 @@ from workbench.engine.decoding import Tokens, by_request, check_length, decode, 
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Answered, Generation
-from workbench.methods.engines import EngineChoice, Unread, check_engine, choose_engine, pages_of
+from workbench.methods.engines import EngineChoice, Unread, choose_engine, pages_of
 from workbench.methods.method import SamplingParams
+from workbench.methods.method_fields import check_engine
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse, as_computed
 from workbench.methods.modes.superposition import Superposition

@@ -3,10 +3,12 @@
 Where a field's type is `Annotated`, its text is the help of the command-line option.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args
 
-from workbench.core.errors import not_allowed
+from workbench.core import Positions
+from workbench.core.errors import BadInput, not_allowed
 from workbench.methods import registry
 
 ModelName = Annotated[str, "Checkpoint folder or name (see `workbench models`)"]
@@ -24,6 +26,10 @@ def _names(folder: str) -> str:
 
 PREPARATIONS, SELECTORS, SPARSE, CORRECTIONS, RULES = map(_names, ("prepare", "select", "sparse", "correct", "attend"))
 MODES = ("full", "block", "superposition")
+EngineName = Literal["auto", "paged", "contiguous"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+SchedulerMode = Literal["sync", "request", "layer"]
+SCHEDULERS: tuple[SchedulerMode, ...] = get_args(SchedulerMode)
 REUSE = ("positions", "prepare", "select", "ratio", "charged", "correct", "attend", "prepared")  # are for mode block
 
 
@@ -31,6 +37,32 @@ def check_mode(spec: str) -> None:
     """Raise BadInput for an unknown mode."""
     if registry.parse(spec)[0] not in MODES:
         raise not_allowed("mode", spec, MODES)
+
+
+def check_positions(name: Any) -> None:
+    """Refuse positions that there are not."""
+    if name not in get_args(Positions):
+        raise not_allowed("positions", name, get_args(Positions))
+
+
+def check_ratio(ratio: float | None) -> None:
+    """Refuse a ratio outside [0, 1]."""
+    if ratio is not None and not 0 <= ratio <= 1:
+        raise BadInput(f"ratio {ratio}: it is a share of the document tokens, from 0 to 1")
+
+
+def check_engine(name: Any) -> None:
+    """Refuse a name that is no engine's."""
+    if name not in ENGINES:
+        raise not_allowed("engine", name, ENGINES)
+
+
+def check_schedulers(names: Sequence[str]) -> None:
+    """Refuse a mode that the scheduler does not have, and none at all."""
+    if odd := [name for name in names if name not in SCHEDULERS]:
+        raise not_allowed("mode", odd[0], SCHEDULERS)
+    if not names:
+        raise BadInput(f"no mode: at least one of {', '.join(SCHEDULERS)} is needed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,3 +109,16 @@ class MethodFields:
         f"Which key tiles are attended to: {SPARSE}; as flash_prefill(alpha=0.1). Default: none, every tile",
     ] = "none"
     chunk: Annotated[int | None, "Rows of one pass of the prefill"] = None
+
+
+def check_choices(given: Mapping[str, Any]) -> None:
+    """Raise BadInput for what can be refused without a policy; fields that are not given are at their defaults."""
+    check_mode(mode := given.get("mode", MethodFields.mode))
+    odd = [key for key in REUSE if given.get(key, getattr(MethodFields, key)) != getattr(MethodFields, key)]
+    if mode != "block" and odd:
+        name = registry.parse(mode)[0]
+        raise BadInput(f"{odd[0]} {given[odd[0]]!r} is for mode block: mode {name} reuses no cached blocks")
+    check_positions(given.get("positions", MethodFields.positions))
+    check_ratio(given.get("ratio", MethodFields.ratio))
+    if (charged := given.get("charged")) is not None and not 0 < charged <= 1:
+        raise BadInput(f"charged is {charged}: a share of the prompt's tokens above 0, at most 1, is needed")

@@ -131,13 +131,19 @@ METHODS = {
 }
 
 
+def check_name(method: str) -> None:
+    """Raise BadInput for an unknown method."""
+    if method not in METHODS:
+        raise not_allowed("method", method, METHODS)
+
+
 def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a trial: those of a published method, with what was `given` (as text, from a command line) over them.
 
     Raises BadInput for an unknown method, and for a ratio that is neither a number nor "own".
     """
-    if method is not None and method not in METHODS:
-        raise not_allowed("method", method, METHODS)
+    if method is not None:
+        check_name(method)
     fields = {**(METHODS[method].fields if method else {}), **given}
     if isinstance(ratio := fields.get("ratio"), str):
         try:

@@ -17,6 +17,7 @@ from workbench.data.lab_corpus import facts as lab_facts
 from workbench.engine.forward import all_rows, prefill_many
 from workbench.methods.generation import generate
 from workbench.metrics.answers import bootstrap, normalise
+from workbench.models.model_names import check_judge as check_name
 
 LAB = "lab"  # the judge of the lab corpus
 Verdict = Literal["supported", "of another subject", "in another place", "nowhere"]
@@ -63,10 +64,7 @@ def check_judge(name: str, samples: Sequence[Sample] = ()) -> None:
         for sample in samples:
             lab_facts.supported(sample)
         return
-    try:
-        models.folder(name)
-    except BadInput as problem:
-        raise BadInput(f"unknown judge {name!r}: allowed are {LAB} or a model; {problem}") from None
+    check_name(name)
 
 
 def verdict(sample: Sample, answer: str) -> Verdict:

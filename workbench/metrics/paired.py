@@ -80,7 +80,7 @@ def ranks(table: np.ndarray, higher: bool) -> Ranks:
     friedman = None if k < 3 else 1.0 if alike else float(stats.friedmanchisquare(*table.T).pvalue)
     critical = _range(k) * (k * (k + 1) / 12 / n) ** 0.5
     pairs = list(combinations(range(k), 2))
-    p = dict(zip(pairs, holm(_tested([table[:, i] - table[:, j] for i, j in pairs])), strict=True))
+    p = dict(zip(pairs, holm(_tested(np.stack([table[:, i] - table[:, j] for i, j in pairs]))), strict=True))
     return Ranks(n, tuple(average.tolist()), friedman, critical, p, _groups(average, p))
 
 
@@ -101,25 +101,23 @@ def holm(values: Sequence[float]) -> list[float]:
     return found.tolist()
 
 
-MANY = 50  # differences beyond which scipy takes Wilcoxon's test as normal, so that rows do not depend on each other
+MANY = 50  # differences beyond which Wilcoxon's statistic is taken as normal, as scipy does
 
 
-def _tested(gaps: Sequence[np.ndarray]) -> list[float]:
-    """Return the p-values of paired differences [n] around 0; questions without a difference are left out."""
+def _tested(gaps: np.ndarray) -> list[float]:
+    """Return the p-values of paired differences [pairs, n] around 0; questions without a difference are left out."""
     from scipy import special, stats
 
-    moved = [each[each != 0] for each in gaps]
-    alike = [len(each) == 0 or np.ptp(np.abs(each)) == 0 for each in moved]
-    fewer = [min(more := int((each > 0).sum()), len(each) - more) for each in moved]
-    p = np.minimum(1.0, 2 * special.bdtr(fewer, [len(each) for each in moved], 0.5))  # the sign test
-    together = dict[int, list[int]]()
-    for at, each in enumerate(moved):
-        if not alike[at] and len(each) > MANY:
-            together.setdefault(len(each), []).append(at)
-        elif not alike[at]:
-            p[at] = stats.wilcoxon(each).pvalue
-    for places in together.values():  # one call for all of one length
-        p[places] = stats.wilcoxon(np.stack([moved[at] for at in places]), axis=1).pvalue
+    sizes = np.abs(gaps)
+    moved, more = (gaps != 0).sum(1), (gaps > 0).sum(1)
+    p = np.minimum(1.0, 2 * special.bdtr(np.minimum(more, moved - more), moved, 0.5))  # the sign test
+    uneven = np.where(sizes > 0, sizes, np.inf).min(1) < sizes.max(1)
+    many = np.flatnonzero(uneven & (moved > MANY))
+    ranked = stats.rankdata(sizes[many], axis=1) - (gaps.shape[1] - moved[many, None])  # zeros have the first ranks
+    ranked *= np.sign(gaps[many])
+    p[many] = 2 * special.ndtr(-np.abs(ranked.sum(1)) / np.sqrt((ranked**2).sum(1)))
+    for at in np.flatnonzero(uneven & (moved <= MANY)):
+        p[at] = stats.wilcoxon(gaps[at][gaps[at] != 0]).pvalue
     return p.tolist()
 
 

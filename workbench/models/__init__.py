@@ -10,9 +10,9 @@ from workbench.core.errors import meant
 
 if TYPE_CHECKING:
     from workbench.models.checkpoints import base_folder, check, weights_of
-    from workbench.models.loading import DTYPES, Loaded, device_of, load
+    from workbench.models.loading import DTYPES, Loaded, load
     from workbench.models.model_card import describe, layout_of, note_of, training_seed
-    from workbench.models.model_names import folder, names
+    from workbench.models.model_names import device_of, folder, names
 
 __all__ = [
     "DTYPES",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 _HOME = dict.fromkeys(("describe", "layout_of", "note_of", "training_seed"), "model_card")
 _HOME |= dict.fromkeys(("base_folder", "check", "weights_of"), "checkpoints")
-_HOME |= dict.fromkeys(("folder", "names"), "model_names")
+_HOME |= dict.fromkeys(("device_of", "folder", "names"), "model_names")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,11 +15,21 @@ from workbench.models.model_names import folder
 from workbench.models.weights import adapters
 from workbench.models.weights.adapters import Adapter
 
+FOLDER = "a checkpoint folder has config.json, a tokenizer and safetensors weights"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 COMPACT = "weights.int8.safetensors"  # written and read by `models.weights.compact`
 DIFFERENCE = "difference.safetensors"  # written and read by `models.weights.delta_weights`
+BASE = "base"  # in the metadata of a difference: the model that weights differ from
 SCALE = ".scale"  # ends the name of a matrix's scales there, [rows, 1] fp32
+
+
+def named(model: str) -> Path:
+    """Return the folder of a model by name or path. Raises BadInput where it has nothing of one; reads nothing more."""
+    path = folder(model)
+    if not is_file(path / "config.json") and not adapters.is_adapter(path):
+        read_json(path / "config.json", FOLDER)
+    return path
 
 
 def check(path: Path) -> None:
@@ -35,7 +45,7 @@ def check(path: Path) -> None:
         check(base)
         adapter_of(path).check_base(weights_of(base))
         return
-    config = read_json(path / "config.json", "a checkpoint folder has config.json, a tokenizer and safetensors weights")
+    config = read_json(path / "config.json", FOLDER)
     if "model_type" not in config:
         raise BadInput(f"{path / 'config.json'} has no model_type")
     if not any((path / name).is_file() for name in TOKENIZERS):
@@ -120,7 +130,7 @@ def check_weights(shard: Path) -> None:
     if not is_file(shard):
         raise BadInput(f"{shard} is missing: the checkpoint is not whole")
     try:
-        with safe_open(shard, framework="pt") as weights:  # maps the file; compares header and length
+        with safe_open(shard, framework="np") as weights:  # maps the file; compares header and length
             keys = list(weights.keys())
     except (SafetensorError, OSError) as problem:
         raise BadInput(f"{shard} is corrupt or half-written: {first_line(problem)}") from None

@@ -19,21 +19,21 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from workbench.core.errors import BadInput, not_allowed
+from workbench.core.errors import BadInput
 from workbench.core.utils import stages
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
-from workbench.models import float8
+from workbench.models import float8, model_names
 from workbench.models.checked_config import check_headers, check_loaded, config_of, is_blank, reason
 from workbench.models.checkpoints import COMPACT, DIFFERENCE, adapter_of, base_folder, chain, check, read_json, shards
 from workbench.models.model_card import layout_of, tokenizer_of
-from workbench.models.model_names import folder
+from workbench.models.model_names import check_dtype, device_of, folder
 from workbench.models.spec import ModelSpec, attach
 from workbench.models.weights import compact, delta_weights, soft_tokens
 from workbench.models.weights.compact import by_input_channel
 
 TOKENIZERS = WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase]()  # of models that were loaded
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, float8.NAME: torch.bfloat16}
+DTYPES = {name: getattr(torch, name, torch.bfloat16) for name in model_names.DTYPES}  # float8-products: of bfloat16
 
 
 class Loaded(NamedTuple):
@@ -147,25 +147,11 @@ def _weights(base: Path, dtype: Any, config: PreTrainedConfig) -> Any:
     return AutoModelForCausalLM.from_pretrained(base, **options)
 
 
-def device_of(name: str) -> torch.device:
-    """Return the device of a name; BadInput for one that is unknown or not there."""
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError, ValueError):
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise BadInput(f"unknown device {name!r}: allowed are cpu, cuda and cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadInput(
-            f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
-        )
-    return device
-
-
 def _dtype(dtype: str | torch.dtype | None) -> Any:
-    if isinstance(dtype, str) and dtype not in DTYPES:
-        raise not_allowed("dtype", dtype, DTYPES)
-    return DTYPES[dtype] if isinstance(dtype, str) else dtype
+    if not isinstance(dtype, str):
+        return dtype
+    check_dtype(dtype)
+    return DTYPES[dtype]
 
 
 def _chosen(layout: str | Layout, tokenizer: PreTrainedTokenizerBase) -> Layout:

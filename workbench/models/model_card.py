@@ -3,16 +3,15 @@
 import json
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from workbench.core.errors import BadInput
 from workbench.data import chat_template
-from workbench.data.layouts import RELEASED, Layout
-from workbench.models.checked_config import reason
+from workbench.data.layouts import CHAT, RELEASED, Layout
 from workbench.models.checkpoints import (
+    BASE,
     DIFFERENCE,
     SCALE,
     adapter_of,
@@ -23,7 +22,10 @@ from workbench.models.checkpoints import (
     shards,
 )
 from workbench.models.model_names import folder
-from workbench.models.weights import adapters, delta_weights
+from workbench.models.weights import adapters
+
+if TYPE_CHECKING:  # models are listed without torch
+    from transformers import PreTrainedTokenizerBase
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
 
@@ -36,9 +38,12 @@ def describe(path: Path) -> dict[str, Any]:
     if adapters.is_adapter(path):
         return _describe_adapter(path)
     check(path)
-    config, parameters = read_json(path / "config.json"), 0
-    for shard in shards(delta_weights.base_of(path) if (path / DIFFERENCE).is_file() else path):
-        with safe_open(shard, framework="pt") as weights:
+    config, parameters, whole = read_json(path / "config.json"), 0, path
+    if (path / DIFFERENCE).is_file():
+        with safe_open(path / DIFFERENCE, framework="np") as held:
+            whole = folder((held.metadata() or {}).get(BASE, ""))
+    for shard in shards(whole):
+        with safe_open(shard, framework="np") as weights:
             names = (key for key in sorted(weights.keys()) if not key.endswith(SCALE))
             parameters += sum(prod(weights.get_slice(key).get_shape()) for key in names)
     return {
@@ -46,7 +51,7 @@ def describe(path: Path) -> dict[str, Any]:
         "parameters": parameters,
         "layers": config.get("num_hidden_layers"),
         "context": config.get("max_position_embeddings"),
-        "layout": layout_of(path).name,
+        "layout": _layout_name(path),
         "note": note_of(path),
         "path": str(path),
     }
@@ -60,34 +65,42 @@ def _describe_adapter(path: Path) -> dict[str, Any]:
         context = read_json(base_folder(path) / "config.json").get("max_position_embeddings")
     except BadInput:  # listed all the same
         context = None
-    return about | {"context": context, "layout": layout_of(path).name, "note": note_of(path), "path": str(path)}
+    return about | {"context": context, "layout": _layout_name(path), "note": note_of(path), "path": str(path)}
 
 
-def layout_of(path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Layout:
+def layout_of(path: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) -> Layout:
     """Return the prompt layout of a model folder: the first of these that is there.
 
     `workbench.json` ({"layout": {…}}), the base model's layout (of an adapter), the tokenizer's chat template
     (`data.chat_template`), the released one. The tokenizer is read where it is not given. Raises BadInput for a
     template that cannot hold passages.
     """
+    if (layout := _declared(path)) is not None:
+        return layout
+    if tokenizer is None and _has_template(base := base_folder(path)):
+        tokenizer = tokenizer_of(base)
+    return chat_template.layout(tokenizer) if tokenizer and tokenizer.chat_template else RELEASED
+
+
+def _layout_name(path: Path) -> str:
+    """Return the name of `layout_of`; no tokenizer is read."""
+    if (layout := _declared(path)) is not None:
+        return layout.name
+    return CHAT if _has_template(base_folder(path)) else RELEASED.name
+
+
+def _declared(path: Path) -> Layout | None:
+    """Return the layout that `workbench.json` of a model declares, or of its base model; None without one."""
     if (file := path / "workbench.json").is_file():
         declared = read_json(file)
         if not declared or not isinstance(declared.get("layout", {}), dict):
             raise BadInput(f"{file} has no layout object")
         if "layout" in declared:
-            return _declared(file, declared["layout"])
-    if adapters.is_adapter(path):
-        return layout_of(base_folder(path), tokenizer)
-    if tokenizer is None and _has_template(path):
-        tokenizer = tokenizer_of(path)
-    return chat_template.layout(tokenizer) if tokenizer and tokenizer.chat_template else RELEASED
-
-
-def _declared(file: Path, record: dict[str, Any]) -> Layout:
-    try:
-        return Layout.from_json(record)
-    except BadInput as problem:
-        raise BadInput(f"{file}: {problem}") from None
+            try:
+                return Layout.from_json(declared["layout"])
+            except BadInput as problem:
+                raise BadInput(f"{file}: {problem}") from None
+    return _declared(base_folder(path)) if adapters.is_adapter(path) else None
 
 
 def _has_template(path: Path) -> bool:
@@ -97,11 +110,15 @@ def _has_template(path: Path) -> bool:
     return inside or any((path / f"chat_template.{ending}").is_file() for ending in ("jinja", "json"))
 
 
-def tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
+def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a checkpoint folder; no code of the folder is run. BadInput where it cannot be loaded.
 
     Its `model_max_length` is the model's context, where config.json names one.
     """
+    from transformers import AutoTokenizer
+
+    from workbench.models.checked_config import reason
+
     declared = read_json(path / "config.json") if (path / "config.json").is_file() else {}
     context = declared.get("max_position_embeddings")
     try:

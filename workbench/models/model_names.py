@@ -1,11 +1,21 @@
-"""Names of models, and the folders that they stand for: no heavy import, so that a wrong name is told at once."""
+"""Names of models, with the folders that they stand for, of dtypes and of devices: a wrong one is told at once.
 
+Nothing heavy is imported for that.
+"""
+
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from workbench.core.errors import BadInput, meant, shown
+from workbench.core.errors import BadInput, meant, not_allowed, shown
 from workbench.core.utils.files import is_dir
 from workbench.data import assets
 from workbench.models import pretrained
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "bfloat16", "float16", "float8-products")
 
 
 def names() -> list[str]:
@@ -35,6 +45,41 @@ def folder(name_or_path: str | Path) -> Path:
         f"model ({', '.join(shipped) or 'none'}), one that is fetched ({', '.join(fetched)}) or an owner/name that is "
         f"already in the local Hugging Face cache{meant(name, shipped + fetched)}"
     )
+
+
+def check_judge(name: str) -> None:
+    """Refuse a judge of answers (`metrics.faithfulness`) that is neither that of the lab corpus nor a model."""
+    try:
+        if name != "lab":
+            folder(name)
+    except BadInput as problem:
+        raise BadInput(f"unknown judge {name!r}: allowed are lab or a model; {problem}") from None
+
+
+def check_dtype(name: str) -> None:
+    """Refuse a dtype that models are not loaded in."""
+    if name not in DTYPES:
+        raise not_allowed("dtype", name, DTYPES)
+
+
+def check_device(name: str) -> None:
+    """Refuse what names no device, here or elsewhere."""
+    if not re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", name):
+        raise BadInput(f"unknown device {shown(name)}: allowed are cpu, cuda and cuda:N")
+
+
+def device_of(name: "str | torch.device") -> "torch.device":
+    """Return the device of a name; BadInput for one that is unknown or not there."""
+    name = str(name)
+    check_device(name)
+    import torch
+
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(
+            f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
+        )
+    return device
 
 
 def _cached(name: str) -> Path | None:

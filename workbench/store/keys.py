@@ -4,17 +4,19 @@ import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules.module import _global_forward_hooks as _GLOBAL_HOOKS
 from torch.nn.modules.module import _global_forward_pre_hooks as _GLOBAL_PRE_HOOKS
-from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.models import float8
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # takes seconds, and no store needs it
 
 T = TypeVar("T")
 # Of the keys, and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`.
@@ -30,7 +32,7 @@ GROWING = ("dynamic", "longrope")  # kinds of rotation that a forward pass chang
 _IRRELEVANT = set("_name_or_path name_or_path transformers_version torch_dtype dtype use_cache architectures".split())
 # Pure memos: which scalars the modules of a class have, and fingerprints by model object.
 _SCALARS_OF: dict[type[torch.nn.Module], tuple[str, ...]] = {}
-_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[Any, str, Any, str]] = WeakKeyDictionary()
+_KNOWN: "WeakKeyDictionary[PreTrainedModel, tuple[Any, str, Any, str]]" = WeakKeyDictionary()
 
 
 class Identity(NamedTuple):
@@ -96,7 +98,7 @@ def _chain(blocks: Sequence[Block]) -> str:
     return f"{len(blocks)} {sha256(' '.join(block.content for block in blocks).encode()).hexdigest()[:32]}"
 
 
-def fingerprint(model: PreTrainedModel) -> str:
+def fingerprint(model: "PreTrainedModel") -> str:
     """Hash of a model's configuration, of every one of its weights and buffers, and of the scalars of `SCALARS`.
 
     Computed once per model object and kept until one of them is replaced or written in place (optimiser steps and
@@ -120,7 +122,7 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 def once(
     kept: dict[tuple[str, str], T],
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     blocks: Sequence[Block],
     make: Callable[[list[Block]], Sequence[T]],
 ) -> list[T]:
@@ -177,7 +179,7 @@ def _states(module: torch.nn.Module) -> tuple[list[Any], list[Any]]:
 
 
 @torch.no_grad()
-def _digest(model: PreTrainedModel) -> str:
+def _digest(model: "PreTrainedModel") -> str:
     config = {k: v for k, v in model.config.to_dict().items() if k not in _IRRELEVANT}
     whole = sha256(json.dumps(config, sort_keys=True, default=str).encode())
     seen: dict[int, str] = {}  # tied weights are read once
@@ -188,7 +190,7 @@ def _digest(model: PreTrainedModel) -> str:
     return whole.hexdigest()
 
 
-def _beside(model: PreTrainedModel) -> str:
+def _beside(model: "PreTrainedModel") -> str:
     """Describe buffers that are not saved, and scalars; not the rotation of models that stretch it as prompts grow."""
     told = [float8.NAME] if float8.asked(model) else []
     for name, module in model.named_modules():

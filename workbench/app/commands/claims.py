@@ -18,7 +18,7 @@ PLACES = "Where results are read: `shipped`, or a folder that --out wrote; again
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(epilog="Example: workbench claims --paper fusionrag --details")
 def judge_claims(
     results: Annotated[list[str] | None, typer.Option(help=PLACES, show_default="shipped")] = None,
     paper: Annotated[

@@ -1,8 +1,9 @@
 """`workbench data`: a look at questions and passages."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from workbench.core.errors import BadInput, printable
 from workbench.core.utils.files import write_text
 from workbench.data import Sample
 
+HARD = "\u00a0"  # a blank at which no line breaks
 MOST = 200  # prompts whose tokens are counted
 NAME = "`lab`, `lab(hints=0)`, `needles`, `manuals`, a shipped name or a file; none: list the names"
 PASSAGES = "Passages a question; those of a file are cut, or filled in from its other questions"
@@ -29,7 +31,7 @@ ABOUT = {
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(epilog="Example: workbench data questions.jsonl --model smollm2-reader")
 def show_data(
     name: Annotated[str | None, typer.Argument(help=NAME)] = None,
     samples: Annotated[int, typer.Option(help="How many to take, at most")] = 3,
@@ -98,9 +100,16 @@ def _prompt(
     for number, (text, start) in enumerate(zip(reading.pieces, reading.prompt.starts, strict=False)):
         held = reading.tokens[start : start + len(reading.prompt.blocks[number])]
         console.print(f"[bold]block {number}[/] [dim]positions {start:,} on, {len(held):,} tokens[/]")
-        console.print(plain(" ".join(map(repr, held))) if tokens else escape(printable(text)), end="\n\n")
+        shown = _wrapped(map(repr, held), console.width) if tokens else printable(text)
+        console.print(escape(shown), end="\n\n", soft_wrap=tokens)
     lengths = [len(prompt) for prompt in chosen.prompts(every[:MOST], tokenizer)]
     console.print(f"[dim]{plain(model)}: {_range(lengths)} tokens a prompt, n = {len(lengths):,}[/]")
+
+
+def _wrapped(words: Iterable[str], width: int) -> str:
+    """Return words, which may hold blanks, in lines that break between them alone."""
+    joined = " ".join(printable(word).replace(" ", HARD) for word in words)
+    return fill(joined, width, break_long_words=False, break_on_hyphens=False).replace(HARD, " ")
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -11,10 +11,11 @@ from rich.table import Table
 from workbench import models
 from workbench.app.console.options import AsJson
 from workbench.app.console.text import importing, progress
+from workbench.core.errors import BadInput
 from workbench.models import pretrained
 from workbench.models.gguf import header
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, epilog="Example: workbench models get smollm2")
 UNTRAINED = "Write a tiny model with random weights to a new folder, to try things with"
 NAME = f"One of {', '.join(pretrained.CATALOGUE)}"
 
@@ -38,7 +39,9 @@ def list_models(
     if as_json:
         print(json.dumps(rows))
         return
-    table = Table("model", "type", "parameters", "layers", "context", "layout", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # which fits 80 columns
+    for name in ("model", "type", "parameters", "layers", "context", "layout"):
+        table.add_column(name, justify="right" if name in ("parameters", "layers", "context") else "left")
     for row in rows:
         size = f"{row['parameters'] / 1e6:.1f} M" if row["parameters"] >= 1e5 else f"{row['parameters']:,}"
         context = "–" if row["context"] is None else str(row["context"])
@@ -64,6 +67,7 @@ def convert(
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
     """Convert a GGUF file to a checkpoint: bf16 safetensors, config, tokenizer, card."""
+    _new(folder)
     header.read(file)  # refused before torch is imported, where it is no such file
     from workbench.models.gguf import conversion as from_gguf
 
@@ -77,6 +81,7 @@ def ordinary(
 ) -> None:
     """Write a model as an ordinary checkpoint in bf16, which plain transformers loads."""
     models.folder(model)
+    _new(folder)
     from workbench.models.weights.export_hf import write  # waits for torch
 
     print(write(model, folder))
@@ -90,8 +95,15 @@ def difference(
 ) -> None:
     """Keep a fine-tuned model as what its weights differ by from its base: all bits, about half the size."""
     models.folder(model), models.folder(base)
+    _new(folder)
     from workbench.models.weights.delta_weights import save  # waits for torch
 
     save(model, folder, base)
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{size / 1e6:.1f} MB in {folder}")
+
+
+def _new(folder: Path) -> None:
+    """Refuse a folder that is there, before torch is imported."""
+    if folder.exists():
+        raise BadInput(f"{folder} is there already: a new folder is needed")

@@ -42,12 +42,9 @@ def serve_bench(
         from workbench.experiments.trials.record import device_name, versions
         from workbench.experiments.trials.trial_measures import check_context
         from workbench.methods.config import MethodConfig
-        from workbench.methods.engines import check_engine
         from workbench.methods.modes.reuse import Reuse
         from workbench.results import Writer, this_run
 
-    bench.check_modes(asked.modes)
-    check_engine(asked.engine)
     config = MethodConfig(mode="block", select=asked.select, ratio=asked.ratio)
     config.check()
     if out is not None:

@@ -5,6 +5,7 @@ What waits for torch is imported by the command that needs it: not for `--help`.
 
 import json
 import os
+import re
 from dataclasses import asdict
 from importlib.util import find_spec
 from inspect import Parameter
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from workbench.store.files.scrub import Scrub
     from workbench.store.files.transfer import Transferred
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+BEGIN = "Begin with: workbench store encode lab --samples 4 --to base"
+app = typer.Typer(add_completion=False, no_args_is_help=True, epilog=BEGIN)
 
 
 def folder_of(text: str) -> Path:
@@ -150,7 +152,7 @@ def gc(
 
         found = collect_garbage(place, most)
     size = f"{found.before / 1e6:.1f} MB before, {found.after / 1e6:.1f} MB now"
-    told = f"[bold]{plain(found.folder)}[/]: {found.blocks} blocks in {found.files} files deleted; {size}"
+    told = f"[bold]{plain(found.folder)}[/]: {_blocks(found)} deleted; {size}"
     show(as_json, json.dumps(asdict(found)), told)
 
 
@@ -202,7 +204,13 @@ SHOWN = 20  # misses that are listed with all they say
 
 def transferred(found: "Transferred", where: str) -> str:
     """Return a line on what was carried over."""
-    return f"[bold]{plain(where)}[/]: {found.blocks} blocks in {found.files} files, {found.bytes / 1e6:.1f} MB"
+    return f"[bold]{plain(where)}[/]: {_blocks(found)}, {found.bytes / 1e6:.1f} MB"
+
+
+def _blocks(found: Any) -> str:
+    """Say how many blocks are in how many files."""
+    count = "1 block" if found.blocks == 1 else f"{found.blocks:,} blocks"
+    return f"{count} in {'1 file' if found.files == 1 else f'{found.files:,} files'}"
 
 
 def verified(found: "Scrub") -> str:
@@ -210,17 +218,20 @@ def verified(found: "Scrub") -> str:
     lines = [plain(str(finding)) for finding in found.findings]
     lines += [f"set aside: {plain(name)}" for name in found.removed]
     state = "whole" if found.whole else "damaged"
-    size = f"{found.blocks} blocks in {found.files} files, {found.bytes / 1e6:.1f} MB"
+    size = f"{_blocks(found)}, {found.bytes / 1e6:.1f} MB"
     return "\n".join([*lines, f"[bold]{plain(found.folder)}[/]: {size}: {state}"])
 
 
 def described(found: dict[str, Any]) -> Table:
     """Return what a store holds, a row a fact."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    for name in ("folder", "blocks", "files", "tokens", "bytes"):
-        table.add_row(name, plain(str(found[name])))
+    table.add_row("folder", plain(str(found["folder"])))
+    for name in ("blocks", "files", "tokens", "bytes"):
+        if found[name] is not None:  # of a remote store tokens are not counted
+            table.add_row(name, f"{found[name]:,}")
     for name, value in ((name, value) for name, value in found["kind"].items() if name != "made"):
-        table.add_row(name, plain(str(value)))
+        text = str(value)
+        table.add_row(name, plain(f"{text[:16]}…" if re.fullmatch(r"[0-9a-f]{40,}", text) else text))
     for each in found["made"]:
         table.add_row("made with", plain(", ".join(f"{name} {value}" for name, value in each.items())))
     for each in found["set_aside"]:

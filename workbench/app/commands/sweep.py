@@ -14,8 +14,9 @@ from workbench.app.console.options import OUTPUT, option, parse, taking
 from workbench.app.console.text import importing, progress
 from workbench.core import spec_parser
 from workbench.core.errors import BadInput
-from workbench.experiments.trials.trial_fields import TrialFields
-from workbench.methods.method_fields import check_mode
+from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
+from workbench.methods.method_fields import check_mode, check_ratio
+from workbench.methods.presets import options
 
 SWITCH = {"true": True, "false": False}
 OWN = ("as_json", "out", "sparse_args", "method_file", "details")  # of `workbench trial`, no fields of a trial
@@ -76,23 +77,23 @@ def sweep(
         return
     if plan is not None and not plan.exists():
         raise BadInput(f"plan {str(plan)!r} is not there")
-    for entry in spec_parser.split(given["mode"] or "full"):
-        check_mode(entry)
+    lists = {
+        name: [_value(name, entry) for entry in spec_parser.split(text)]
+        for name, text in given.items()
+        if text is not None
+    }
+    for name, value in ((name, value) for name, values in lists.items() for value in values):
+        _check(name, value)
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
     with progress("sweeping"), importing():  # torch, transformers, pandas: not for `--help`
         from workbench.app.console.sweep_report import show_sweep
         from workbench.experiments.sweeps import sweep as sweeps
         from workbench.experiments.sweeps.sweep_grid import FIELDS, cases, read_plan
         from workbench.experiments.trials.trial import Trial
 
-    lists = {
-        name: [_value(name, entry) for entry in spec_parser.split(text)]
-        for name, text in given.items()
-        if text is not None
-    }
     if "model" not in lists and plan is None:
         lists["model"] = [inspect.signature(trial).parameters["model"].default]
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
     base = {name: getattr(Trial, name, None) for name in FIELDS}
     with progress("sweeping", f"finished trials are kept in {out}, and the same command goes on") as advance:
         listed = read_plan(plan, lists) if plan else cases(base, lists)
@@ -129,6 +130,16 @@ def run_notebooks(
         typer.echo(f"failed: {name}: {why}", err=True)
     if ran.failures:
         raise typer.Exit(1)
+
+
+def _check(name: str, value: Any) -> None:
+    """Refuse an entry of a list that no trial takes, whatever the others are."""
+    if name == "ratio":
+        check_ratio(options(None, {"ratio": value})["ratio"])
+    elif name == "mode":
+        check_mode(value)
+    else:
+        check_numbers({name: value})
 
 
 def _value(name: str, text: str) -> Any:

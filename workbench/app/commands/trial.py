@@ -9,9 +9,9 @@ import typer
 from workbench.app.console.options import OUTPUT, of_fields, taking
 from workbench.app.console.text import importing, progress, show
 from workbench.core.utils.files import check_folder
-from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
+from workbench.experiments.trials.trial_fields import TrialFields, check_fields
 from workbench.methods import own
-from workbench.methods.method_fields import MethodFields, check_mode
+from workbench.methods.method_fields import MethodFields
 from workbench.methods.presets import METHODS, options, tiles
 
 METHOD = "Method"  # panel of `--help`
@@ -59,12 +59,10 @@ def trial(
 ) -> None:
     """Answer questions with one method and report quality, time to first token and cost."""
     del method_file  # its policies are known since it was read
-    check_numbers(given)
-    check_mode(given["mode"] or "full")
     if out is not None:
         check_folder("--out", out)
     given["sparse"] = tiles(given["sparse"], sparse_args)
-    options(method, {name: value for name, value in given.items() if value is not None})
+    check_fields(options(method, {name: value for name, value in given.items() if value is not None}))
     with progress(f"{Path(given['model']).name} on {Path(given['data']).name}") as advance:
         with importing():  # torch and transformers: not for `--help`
             from workbench.app.console.trial_report import beside_full, report

@@ -14,17 +14,22 @@ from workbench.app.console.text import in_full, labels, not_noted, plain, with_i
 from workbench.app.console.trial_report import SCORES
 
 WIDE = 200  # columns of the table with all intervals
+READ = "nll: loss of the gold answer; kl: from full attention; agree: tokens as under full attention"
 SWEPT = SCORES | {"nll": "gold nll", "kl": "KL from full", "agree": "agreement"}
 
 
 def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
-    """Print a line a trial, with the fields that are `varied`, and where the tables lie."""
+    """Print a line a trial, with the fields that are `varied`, where the tables lie, and what to run next."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
     if len(table):
         for note in filter(None, map(not_noted, table["note"].unique())):
             console.print(f"[bold yellow]{plain(note)}[/]")
         console.print(Group(*_trials(table, varied, narrow=console.width < WIDE)))
-    console.print(f"[dim]95% intervals · results in {plain(str(out))}[/]")
+    wide = console.width >= WIDE
+    said = "95% intervals" if wide else f"{READ}; intervals: at {WIDE} columns"
+    console.print(f"[dim]{said} · results in {plain(str(out))}[/]")
+    if len(table) and table["kind"].eq("all").sum() > 1:
+        console.print(f"[dim]Next: workbench compare {plain(str(out))} (differences, with intervals)[/]")
 
 
 def _trials(rows: pd.DataFrame, varied: list[str], narrow: bool) -> list[RenderableType]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from workbench.app.console.text import not_noted, plain, with_interval
 from workbench.experiments.trials.record import Record
+from workbench.experiments.trials.trial_fields import TrialFields
 from workbench.methods.method_fields import MethodFields
 from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
@@ -99,8 +100,8 @@ def _meaning(result: Record, compared: bool) -> str:
     full = result.ttft_full_s
     counted = f"{result.ttft_s.n} request{'s' * (result.ttft_s.n > 1)} (full: {full.n})" if full else ""
     fewest = min(result.ttft_s.n, full.n) if full else 0
-    ends = f", ends: {latency.spread_words(fewest)}" if fewest >= latency.CLAIMED else ""
-    times = f" Times: medians of {counted}{ends}." if full else ""
+    ends = f" and {latency.spread_words(fewest)}" if fewest >= latency.CLAIMED else ""
+    times = f" Times: median{ends} of {counted}." if full else ""
     return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{times}"
 
 
@@ -121,10 +122,12 @@ def _idle(trial: Mapping[str, Any]) -> str:
 
 
 def _next(result: Record) -> str:
-    """Return the command to try next."""
-    about = f"--model {result.trial['model']} --data {result.trial['data']}"
+    """Return the command to try next, on the same questions."""
+    asked = {name: result.trial[name] for name in ("data", "samples", "seed", "passages")}
+    about = " ".join(f"--{name} {value}" for name, value in asked.items() if value != getattr(TrialFields, name))
+    about = f"--model {result.trial['model']} {about}".strip()
     if result.trial["mode"] == "full":
-        return f"Next: workbench trial {about} --method full-reuse (all numbers: --details)"
+        return f"Next: workbench trial {about} --method full-reuse"
     if result.trial["mode"] == "block" and result.trial["select"] == "none":
         return f"Next: workbench trial {about} --method cacheblend"
     return "All numbers: --details. Several methods side by side: workbench sweep, workbench compare"

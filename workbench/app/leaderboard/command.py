@@ -104,7 +104,9 @@ def leaderboard(
         notes, shares = list(plan.left_out), list(plan.budgets)
         failures = _measured(plan, out, jobs, cluster, retries, notes)
     with progress("ranking"):
-        found = boards(tables.read([str(out)] if out else results or []), shares, by, asked["model"], asked["data"])
+        whole = None if html is not None or as_json else SEVERAL
+        place = tables.read([str(out)] if out else results or [])
+        found = boards(place, shares, by, asked["model"], asked["data"], whole=whole)
     if html is not None:
         write_text(html, page.page(found, [*notes, *(f"{name}: {why}" for name, why in failures.items())]))
     if as_json:
@@ -151,8 +153,11 @@ def _measured(
 
 
 def _shares(text: str | None) -> list[float]:
-    """Return charged shares. Raises BadInput for what is no number."""
+    """Return charged shares. Raises BadInput for what is no number, and where none is a share."""
     try:
-        return [float(part) for part in (text or "").split(",") if part.strip()]
+        shares = [float(part) for part in (text or "").split(",") if part.strip()]
     except ValueError:
         raise BadInput(f"--budgets {text!r}: shares between 0 and 1 are needed, as 0.05,0.15") from None
+    if shares and not any(0 < share <= 1 for share in shares):
+        raise BadInput(f"budget {shares[0]:g}: a share above 0, at most 1, is needed")
+    return shares

@@ -55,7 +55,7 @@ def _in_range(name: str, value: int, count: int, of: str) -> None:
 
 def _device(name: str) -> None:
     if name != "cpu":
-        from workbench.models.loading import device_of
+        from workbench.models.model_names import device_of
 
         device_of(name)
 

@@ -116,15 +116,21 @@ def passages(
     return found
 
 
-def samples(folder: Path, options: dict[str, Any], answered: bool = True, number: int | None = None) -> list[Sample]:
-    """Return the questions of a folder; those without passages get `number` of its documents' passages."""
-    if unknown := set(options) - set(OPTIONS):
-        raise not_allowed("option of a folder", unknown.pop(), OPTIONS)
+def questions(folder: Path) -> Path:
+    """Return the file of questions of a folder. Raises BadInput where there is none, or several."""
     held = sorted(path for path in folder.iterdir() if path.name.endswith(files.ENDINGS))
     if len(held) != 1:
         names = ", ".join(path.name for path in held) or "none"
         raise BadInput(f"{brief(folder)} needs one file of questions ({', '.join(files.ENDINGS)}); there are: {names}")
-    records = files.records(held[0])
+    return held[0]
+
+
+def samples(folder: Path, options: dict[str, Any], answered: bool = True, number: int | None = None) -> list[Sample]:
+    """Return the questions of a folder; those without passages get `number` of its documents' passages."""
+    if unknown := set(options) - set(OPTIONS):
+        raise not_allowed("option of a folder", unknown.pop(), OPTIONS)
+    file = questions(folder)
+    records = files.records(file)
     lacking = [i for i, one in enumerate(records) if isinstance(one, dict) and not set(one) & set(files.PASSAGES)]
     if lacking:
         pool = passages(folder, **options)
@@ -136,7 +142,7 @@ def samples(folder: Path, options: dict[str, Any], answered: bool = True, number
         try:
             read.append(files.sample(record, f"{folder.name}-{i}", answered))
         except BadInput as problem:
-            raise BadInput(f"{held[0]}, record {i}: {problem}") from None
+            raise BadInput(f"{file}, record {i}: {problem}") from None
     return read
 
 

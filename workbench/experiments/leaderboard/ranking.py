@@ -128,7 +128,13 @@ class Board:
 
 
 def boards(
-    found: Results, budgets: Sequence[float] = (), by: str = "", model: str = "", data: str = "", least: int = 2
+    found: Results,
+    budgets: Sequence[float] = (),
+    by: str = "",
+    model: str = "",
+    data: str = "",
+    least: int = 2,
+    whole: int | None = None,
 ) -> list[Board]:
     """Return a board for each model and data set of results, and each charged budget.
 
@@ -138,6 +144,7 @@ def boards(
     by           the measure that ranks; "" takes the first of `HIGHER` that all methods have
     model, data  only these
     least        fewer methods make no board
+    whole        of more boards than these, scores are means alone: their intervals take time. None: of any number
 
     Raises BadInput for an unknown measure, a model or data that no results are of, and for results without a board.
     """
@@ -145,17 +152,19 @@ def boards(
         raise not_allowed("by", by, HIGHER)
     answers = _own(found.coded("answers", "trial", [*TRIAL, *ANSWERED]), model, data)
     costs = _costs(found)
+    asked_alike = answers.groupby(ASKED, sort=False, dropna=False, observed=True)
+    means = whole is not None and asked_alike.ngroups > whole
     made = []
-    for _, asked in answers.groupby(ASKED, sort=False, dropna=False, observed=True):
+    for _, asked in asked_alike:
         entries = _entries(asked, costs)
         wanted = budgets or sorted({e.fields["charged"] for e, _ in entries if e.fields.get("charged")}) or (None,)
-        ranked = [board for budget in wanted if (board := _board(asked, entries, budget, by, least))]
-        if not ranked and budgets and (board := _board(asked, entries, None, by, least)):
+        ranked = [board for budget in wanted if (board := _board(asked, entries, budget, by, least, means))]
+        if not ranked and budgets and (board := _board(asked, entries, None, by, least, means)):
             ranked = [replace(board, unmet=max(budgets))]
         made += ranked
     if not made:
         raise BadInput(f"{' and '.join(found.sources)}: no {least} methods of one model were asked the same questions")
-    return made
+    return made if not means or len(made) > (whole or 0) else boards(found, budgets, by, model, data, least)
 
 
 def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
@@ -163,7 +172,8 @@ def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
         if value and len(answers) and value not in set(answers[name]):
             raise not_allowed(name, value, sorted(set(answers[name])))
         answers = answers[answers[name] == value] if value else answers
-    return _filled(answers[[*TRIAL, *ANSWERED]])
+    answers = _filled(answers[[*TRIAL, *ANSWERED]])
+    return answers.assign(trial=answers.groupby(TRIAL, sort=False, observed=True).ngroup())
 
 
 def _filled(rows: pd.DataFrame) -> pd.DataFrame:
@@ -193,9 +203,7 @@ def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) 
     """Return the methods that were asked, each with its answers."""
     # A later row that tells less of a question does not take the place of one that tells more.
     known = asked.sort_values("kl", key=pd.notna, kind="stable")
-    known = known.assign(
-        trial=known.groupby(TRIAL, sort=False, observed=True).ngroup(), question=pd.factorize(known.question)[0]
-    )
+    known = known.assign(**{name: pd.factorize(known[name])[0] for name in ("trial", "question")})
     known = known.drop_duplicates(["trial", "question"], keep="last").sort_values("trial", kind="stable")
     columns = {name: known[name].to_numpy() for name in ("question", "kind", *HIGHER)}
     begin = np.flatnonzero(np.diff(known.trial, prepend=-1))
@@ -228,7 +236,9 @@ def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) 
     return made
 
 
-def _board(asked: pd.DataFrame, entries: Sequence[Entry], budget: float | None, by: str, least: int) -> Board | None:
+def _board(
+    asked: pd.DataFrame, entries: Sequence[Entry], budget: float | None, by: str, least: int, means: bool
+) -> Board | None:
     """Return the board of a budget; None where fewer than `least` methods share a measure."""
     fulls = [(e, rows) for e, rows in entries if _is_full(e)]
     rest = [(e, rows) for e, rows in entries if not _is_full(e)]
@@ -248,7 +258,7 @@ def _board(asked: pd.DataFrame, entries: Sequence[Entry], budget: float | None, 
     names = _names([e for e, _ in chosen])
     front = _front([e.charged for e, _ in chosen], table.mean(0).tolist(), HIGHER[measure])
     listed = [*(chosen[at] for at in order), *over, *([] if full is None else [full])]
-    made = [_whole(one, measure, *ends) for one, ends in zip(listed, _ends(listed, full), strict=True)]
+    made = [_whole(one, measure, *ends) for one, ends in zip(listed, _ends(listed, full, means), strict=True)]
     for place, at in enumerate(order):
         made[place] = replace(
             made[place], method=names[at], rank=place + 1, average_rank=ranked.average[at], front=at in front
@@ -314,8 +324,8 @@ def _names(entries: Sequence[Standing]) -> list[str]:
     return [f"{name} ({said[:at].count(name) + 1})" if said.count(name) > 1 else name for at, name in enumerate(said)]
 
 
-def _ends(listed: Sequence[Entry], full: Entry | None) -> list[tuple[dict[str, Ends], dict[str, Ends]]]:
-    """Return of every method its scores and its differences from full attention, by measure."""
+def _ends(listed: Sequence[Entry], full: Entry | None, means: bool) -> list[tuple[dict[str, Ends], dict[str, Ends]]]:
+    """Return of every method its scores and its differences from full attention, by measure; or `means` alone."""
     samples: dict[tuple[int, bool, str], np.ndarray] = {}  # of a method, whether a difference, of a measure
     questions = 1 + max(rows["question"].max() for _, rows in listed)
     for name in HIGHER:
@@ -325,8 +335,9 @@ def _ends(listed: Sequence[Entry], full: Entry | None) -> list[tuple[dict[str, E
             if base is not None:
                 samples[at, True, name] = rows[name] - base[rows["question"]]
     samples = {key: each[_known(each)] for key, each in samples.items() if _known(each).any()}
-    resampled = [key for key in samples if key[1] or key[2] not in RIGHT]
+    resampled = [key for key in samples if not means and (key[1] or key[2] not in RIGHT)]
     ends = dict(zip(resampled, bootstraps([samples[key] for key in resampled]), strict=True))
+    ends |= dict.fromkeys(samples if means else (), (math.nan, math.nan))
     found: list[tuple[dict[str, Ends], dict[str, Ends]]] = [({}, {}) for _ in listed]
     for key, values in samples.items():
         at, gap, name = key

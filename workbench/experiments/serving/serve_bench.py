@@ -20,12 +20,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, not_allowed
+from workbench.core.errors import BadInput
 from workbench.core.utils.stages import stage
 from workbench.data import Sample
 from workbench.engine.decoding import check_length
@@ -35,6 +35,7 @@ from workbench.experiments.serving.serve_fields import ServeFields, check_load
 from workbench.methods import Method
 from workbench.methods.engines import PAGE, EngineChoice, choose_engine
 from workbench.methods.generation import generate
+from workbench.methods.method_fields import check_schedulers
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.serving import MODES, Engine, Scheduler, Ticket
@@ -177,7 +178,7 @@ def measure(
 
     Raises BadInput, before any work, for a value that is not allowed.
     """
-    check_modes(modes)
+    check_schedulers(modes)
     check_load(batch, loaders, max_new_tokens, start, rate)
     if not prompts:
         raise BadInput("no prompts: at least one is needed")
@@ -200,14 +201,6 @@ def measure(
                 progress(number, len(modes))
             served.append(bench.serve(mode, next(stores), prompts, arrivals))
     return served
-
-
-def check_modes(modes: Sequence[str]) -> None:
-    """Raise BadInput for a mode that the scheduler does not have, and where there is none."""
-    if not modes:
-        raise BadInput(f"no mode: at least one of {', '.join(MODES)} is needed")
-    for mode in modes:
-        _mode(mode)
 
 
 def origin(asked: ServeFields) -> dict[str, Any]:
@@ -298,7 +291,7 @@ class _Bench:
     def _run(
         self, engine: Engine, mode: str, prompts: Sequence[Prompt], arrivals: Sequence[float], events: Events
     ) -> list[Ticket]:
-        scheduler = Scheduler(engine, _mode(mode), self.loaders, self.batch, self.batch, events)
+        scheduler = Scheduler(engine, cast(Mode, mode), self.loaders, self.batch, self.batch, events)
         with closing(scheduler):
             return _asked(scheduler, prompts, arrivals, self.max_new_tokens)
 
@@ -316,13 +309,6 @@ class _Bench:
         computed = [len(p) if getattr(self.method, "select", None) else len(p.question) for p in self.prompts]
         held = blocks if self.start == "hot" else min(blocks, together * most)
         return 1 + held + together * -(-(max(computed) + self.max_new_tokens) // PAGE)
-
-
-def _mode(name: str) -> Mode:
-    for mode in MODES:
-        if name == mode:
-            return mode
-    raise not_allowed("mode", name, MODES)
 
 
 def _choice(loaded: Loaded, method: Method, prompts: Sequence[Prompt], count: int, asked: str) -> EngineChoice:

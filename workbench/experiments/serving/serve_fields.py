@@ -6,7 +6,7 @@ from typing import Annotated
 
 from workbench.core.errors import BadInput, not_allowed
 from workbench.experiments.trials.trial_fields import check_numbers
-from workbench.methods.method_fields import SELECTORS, DataName, DeviceName, LayoutName, ModelName
+from workbench.methods.method_fields import SELECTORS, DataName, DeviceName, LayoutName, ModelName, check_schedulers
 
 STARTS = ("cold", "warm", "hot", "empty")
 
@@ -43,6 +43,7 @@ class ServeFields:
 
     def __post_init__(self) -> None:
         check_numbers(vars(self))
+        check_schedulers(self.modes)
         check_load(self.batch, self.loaders, self.max_new_tokens, self.start, self.rate)
 
     @property

@@ -31,7 +31,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import data, models
@@ -57,8 +56,9 @@ from workbench.metrics import cost
 from workbench.metrics.faithfulness import check_judge
 from workbench.models.checkpoints import base_folder
 from workbench.models.families import decoder_config
-from workbench.models.loading import DTYPES, Loaded
+from workbench.models.loading import Loaded
 from workbench.models.model_card import UNREADABLE, layout_of, tokenizer_of
+from workbench.models.model_names import check_device, check_dtype
 from workbench.models.weights import soft_tokens
 from workbench.store.urls import opened
 
@@ -166,24 +166,15 @@ def _which(trials: Sequence[Trial], count: int) -> str:
 def _check_place(trial: Trial, model: _Model, here: bool) -> None:
     if model.loaded is None:
         _ = model.folder
-        if trial.dtype is not None and trial.dtype not in DTYPES:
-            raise not_allowed("dtype", trial.dtype, DTYPES)
+        if trial.dtype is not None:
+            check_dtype(trial.dtype)
         if here:
             models.device_of(trial.device)
         else:
-            _check_device_name(trial.device)
+            check_device(trial.device)
     check_length(trial.max_new_tokens, model.context)
     if trial.prepared is not None:
         opened(trial.prepared)
-
-
-def _check_device_name(name: str) -> None:
-    try:
-        known = torch.device(name).type in ("cpu", "cuda")
-    except RuntimeError:
-        known = False
-    if not known:
-        raise BadInput(f"unknown device {name!r}: allowed are cpu, cuda and cuda:N")
 
 
 def _check_method(trial: Trial, model: _Model) -> None:

@@ -20,7 +20,8 @@ from workbench.data.sources import files as given_samples
 from workbench.engine.decoding import check_length
 from workbench.experiments.trials import budget, trial_measures
 from workbench.experiments.trials.record import Record, device_name, versions
-from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
+from workbench.experiments.trials.trial_fields import TrialFields
+from workbench.experiments.trials.trial_fields import check_fields as check_given
 from workbench.experiments.trials.trial_measures import (
     Watch,
     check_context,
@@ -36,8 +37,9 @@ from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
 from workbench.methods.answered import Generation
 from workbench.methods.config import MethodConfig
-from workbench.methods.engines import check_engine, choose_engine
+from workbench.methods.engines import choose_engine
 from workbench.methods.method import SamplingParams
+from workbench.methods.method_fields import check_engine
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.preprocessing.precompute import kind_of
@@ -78,10 +80,8 @@ class Trial(TrialFields, MethodConfig):
         if not isinstance(given := vars(self)["data"], str):
             object.__setattr__(self, "data", given_samples.kept(given))
         check_fields(self)
+        check_given(vars(self))
         self.check()
-        check_numbers(vars(self))
-        if self.store is not None and (self.mode != "block" or self.prepared is not None):
-            raise BadInput(f"store {self.store!r} is for mode block, and stands for prepared: give one of them")
         if self.faithfulness is not None:
             check_judge(self.faithfulness)
         layouts.check(self.layout)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from workbench.core.errors import BadInput
-from workbench.methods.method_fields import DataName, DeviceName, LayoutName, MethodFields, ModelName
+from workbench.methods.method_fields import DataName, DeviceName, LayoutName, MethodFields, ModelName, check_choices
 
 LEAST = {"samples": 1, "batch": 1, "max_new_tokens": 1, "timed": 1, "seed": 0}
 
@@ -41,6 +41,14 @@ class TrialFields(MethodFields):
     engine: Annotated[
         str, "paged (pages, captured steps), contiguous, or auto: paged on a GPU wherever model and method allow"
     ] = "auto"
+
+
+def check_fields(given: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first field that can be refused before anything heavy is imported."""
+    check_numbers(given)
+    check_choices(given)
+    if (store := given.get("store")) is not None and (given.get("mode") != "block" or given.get("prepared")):
+        raise BadInput(f"store {store!r} is for mode block, and stands for prepared: give one of them")
 
 
 def check_numbers(given: Mapping[str, Any]) -> None:

@@ -6,13 +6,13 @@ positions they are reused, and which of their tokens are recomputed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, not_allowed
+from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import Positions, assemble
@@ -21,6 +21,7 @@ from workbench.engine.forward import PrefillRequest
 from workbench.methods import ReadyRequest
 from workbench.methods.attend import Attend
 from workbench.methods.correct import Correct, Correction
+from workbench.methods.method_fields import check_positions
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.registry import check_options
@@ -31,10 +32,8 @@ from workbench.store import UNLIMITED, MemoryStore, Store
 
 def positions_named(name: str) -> Positions:
     """Return positions by their name. BadInput for an unknown one."""
-    for known in get_args(Positions):
-        if name == known:
-            return known
-    raise not_allowed("positions", name, get_args(Positions))
+    check_positions(name)
+    return cast(Positions, name)
 
 
 def as_computed(model: PreTrainedModel, method: Any, prompts: Sequence[Prompt]) -> Sequence[Prompt]:

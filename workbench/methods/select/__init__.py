@@ -20,6 +20,7 @@ from workbench.core.plan import Pass, Plan
 from workbench.engine.attention_maps import Layers, check_layers, check_softmax, from_question, layers_of, question_pass
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry
+from workbench.methods.method_fields import check_ratio
 from workbench.methods.registry import ruled, whole
 from workbench.models.spec import spec_for
 
@@ -168,8 +169,7 @@ def check_budget(ratio: float | None, tokens: int | None = None) -> None:
     """Refuse a ratio outside [0, 1], a negative number of tokens, and both at once."""
     if ratio is not None and tokens is not None:
         raise BadInput(f"ratio {ratio} and tokens {tokens} are both given: one of them sets the budget")
-    if ratio is not None and not 0 <= ratio <= 1:
-        raise BadInput(f"ratio {ratio}: it is a share of the document tokens, from 0 to 1")
+    check_ratio(ratio)
     if tokens is not None and tokens < 0:
         raise BadInput(f"tokens {tokens}: it is a number of document tokens, 0 or more")
 

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from threading import Lock
-from typing import Literal, get_args
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
+from workbench.methods.method_fields import SCHEDULERS, SchedulerMode, check_schedulers
 from workbench.methods.serving.computation import Computation
 from workbench.methods.serving.loaders import Loaders, ThreadLoaders
 from workbench.methods.serving.tickets import CancelledError, Engine, NoRoom, Queues, Ticket
 from workbench.store.events import Events
 
-Mode = Literal["sync", "request", "layer"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+Mode = SchedulerMode
+MODES = SCHEDULERS
 
 
 class Scheduler:
@@ -43,8 +43,7 @@ class Scheduler:
         events: Events | None = None,
         gather: bool = True,
     ):
-        if mode not in MODES:
-            raise BadInput(f"mode is {mode!r}: allowed are {', '.join(MODES)}")
+        check_schedulers([mode])
         for name, value in (("batch", batch), ("loading", loading)):
             if value < 1:
                 raise BadInput(f"{name} is {value}: at least 1 is needed")

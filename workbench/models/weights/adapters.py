@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import prod, sqrt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
-from torch import nn
 
 from workbench.core.errors import BadInput
-from workbench.models.weights import soft_tokens
+from workbench.models.weights import SOFT_TOKENS
+
+if TYPE_CHECKING:  # what a folder declares is read without torch
+    import torch
+    from torch import nn
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -74,11 +75,13 @@ class Adapter:
                 f"here {found[:16]})"
             )
 
-    @torch.no_grad()
-    def merge(self, model: nn.Module) -> None:
+    def merge(self, model: "nn.Module") -> None:
         """Add the adapter to the weights of its base model, in fp32 and rounded to their number format once."""
         if not self.rank:
             return
+        import torch
+        from safetensors.torch import load_file
+
         sides: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, x in load_file(self.path / WEIGHTS).items():
             if (parts := _KEY.fullmatch(key)) is None:
@@ -95,13 +98,14 @@ class Adapter:
             if (b.shape[0], a.shape[1]) != weight.shape or a.shape[0] != b.shape[1]:
                 shapes = f"{tuple(b.shape)} · {tuple(a.shape)} for {tuple(weight.shape)}"
                 raise BadInput(f"{self.path / WEIGHTS} does not fit its base model: {name!r} is {shapes}")
-            weight.copy_(weight.float() + self.scale * (b @ a))
+            with torch.no_grad():
+                weight.copy_(weight.float() + self.scale * (b @ a))
 
     def describe(self) -> dict[str, Any]:
         """Return type, parameters and layers, from the header of its weights; the base model need not be there."""
         shapes = dict[str, list[int]]()
         for file in files_of(self.path):
-            with safe_open(file, framework="pt") as weights:
+            with safe_open(file, framework="np") as weights:
                 shapes |= {key: weights.get_slice(key).get_shape() for key in sorted(weights.keys())}
         layers = {number for key in shapes for number in re.findall(r"\.(\d+)\.", key)[:1]}
         parameters = sum(map(prod, shapes.values()))
@@ -116,7 +120,7 @@ def is_adapter(path: Path) -> bool:
 def files_of(path: Path) -> list[Path]:
     """Return the files of tensors that a folder has as an adapter; one of them may be missing where it is declared."""
     lora = [path / WEIGHTS] if (path / CONFIG).is_file() else []
-    return lora + ([path / soft_tokens.FILE] if (path / soft_tokens.FILE).is_file() else [])
+    return lora + ([path / SOFT_TOKENS] if (path / SOFT_TOKENS).is_file() else [])
 
 
 def digest_of(weights: Sequence[Path]) -> str:
@@ -128,13 +132,15 @@ def digest_of(weights: Sequence[Path]) -> str:
 def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
     places: dict[str, Path] = {}
     for path, *_ in files:
-        with safe_open(path, framework="pt") as held:
+        with safe_open(path, framework="np") as held:
             places |= dict.fromkeys(held.keys(), path)
     return digest(_read(name, places[name]) for name in sorted(places))
 
 
-def digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+def digest(weights: "Iterable[tuple[str, torch.Tensor]]") -> str:
     """Return the SHA-256 of tensors (name, dtype, shape, bytes) in the order of their names, as `digest_of` a file."""
+    import torch
+
     whole = hashlib.sha256()
     for name, x in weights:
         whole.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
@@ -142,6 +148,6 @@ def digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
     return whole.hexdigest()
 
 
-def _read(name: str, path: Path) -> tuple[str, torch.Tensor]:
+def _read(name: str, path: Path) -> "tuple[str, torch.Tensor]":
     with safe_open(path, framework="pt") as held:
         return name, held.get_tensor(name)

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import folder_atomically
-from workbench.models.checkpoints import DIFFERENCE, check, check_weights, shards
+from workbench.models.checkpoints import BASE, DIFFERENCE, check, check_weights, shards
 from workbench.models.model_names import folder
 from workbench.models.weights import adapters
 
 LEVEL = 9  # of zlib: the smallest
-BASE, OF_BASE, OF_MODEL = "base", "base_weights", "weights"  # in the file's metadata
+OF_BASE, OF_MODEL = "base_weights", "weights"  # in the file's metadata, beside BASE
 
 
 def ordered(bits: np.ndarray) -> np.ndarray:

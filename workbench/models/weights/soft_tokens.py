@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
+from workbench.models.weights import SOFT_TOKENS as FILE
 
-FILE = "soft_tokens.safetensors"
 PARTS = ("header", "trailer", "links")
 
 

@@ -18,7 +18,7 @@ LINE_EVERY = 500  # steps
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="The lab model: train one, copy it as it ships.")
 
 
-@app.command("train")
+@app.command("train", epilog="Example: workbench lab train --out runs/lab --seed 1 --minutes 60")
 def train_model(
     out: Annotated[Path, typer.Option(help="Folder of the run; run again with the same folder to go on")],
     seed: Annotated[int, typer.Option(help="Of weights and data")] = 0,
@@ -87,7 +87,7 @@ def _config(seed: int, settings: list[str]) -> PretrainConfig:
     return PretrainConfig(seed=seed, **values)
 
 
-@app.command("ship")
+@app.command("ship", epilog="Example: workbench lab ship --model runs/lab/model --out data/models/mine")
 def ship_model(
     model: Annotated[Path, typer.Option(help="Folder of a finished lab model")],
     out: Annotated[Path, typer.Option(help="Folder to write, as data/models/NAME")],
