@@ -7,7 +7,7 @@ const workbench = (() => {
     const wide = Math.max(NARROWEST, Math.floor(place.clientWidth));
     const { margin: { r = 80 } = {}, legend, sliders = [] } = figure.layout, change = { width: wide };
     const crowded = place.left > CROWDED * wide, l = crowded ? Math.round(place.left * 0.84) : place.left;
-    if (place.rows) Object.assign(change, { "margin.l": l, "yaxis.tickfont.size": crowded ? 9 : 11 });
+    if (place.rows) Object.assign(change, { "margin.l": l, "yaxis.tickfont.size": crowded ? 10 : 12 });
     sliders.forEach(({ steps = [] }, at) => {  // the words of the step on one line
       const longest = Math.max(...steps.map(step => `${step.label}`.length));
       change[`sliders[${at}].currentvalue.font.size`] = Math.max(8, Math.min(12, (wide - l - r) / 0.6 / longest));

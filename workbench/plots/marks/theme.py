@@ -47,7 +47,7 @@ _AXIS = {
     "ticklen": 4,
     "showline": True,
     "title": {"standoff": 8, "font": {"size": 12, "color": MUTED}},
-    "tickfont": {"size": 11, "color": MUTED},
+    "tickfont": {"size": 12, "color": MUTED},
     "automargin": False,
 }
 TEMPLATE = go.layout.Template(
