@@ -276,6 +276,9 @@ def test_a_page_holds_every_order_and_choice_and_says_what_the_widget_says(loade
         assert theirs["answers"]["kl"] == pytest.approx(mine["answers"]["kl"], abs=1e-5)
         assert theirs["bill"]["rows"] == warm["bill"]["rows"], "its blocks were cached for orders before"
     refused("not on the page", page.result, replace(wanted, ratio=0.3))
+    of_page = {spec: asked(loaded, sample, sparse=spec)[2]["sparse"] for spec in ("window", "window(local=2)")}
+    for spec, entries in of_page.items():
+        assert [one["value"] for one in entries if one["title"] == "window and sink"] == [spec], "one entry a method"
     assert len(arrangements(wanted.pieces, 2)) == 2, "some orders only: none is left out"
     data = json.loads(json.dumps(page.data))
     assert len(whole_page(data)) < 400_000

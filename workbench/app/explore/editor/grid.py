@@ -69,6 +69,8 @@ def asked(
         wanted = replace(wanted, beside=({**wanted.fields, "select": "none", "sparse": "none"},), place=1)
     wanted.method(len(reading.prompt))
     listed = menus(loaded.model)
+    bare = wanted.sparse.partition("(")[0]  # the menu's entry of a method has the options that it is asked with
+    listed["sparse"] = [{**one, "value": wanted.sparse} if one["value"] == bare else one for one in listed["sparse"]]
     options: dict[str, Any] = {**listed, "methods": published(listed), "source": reading.source}
     options |= {"supporting": [piece_id(number) for number in reading.supporting]}
     options |= {"template": loaded.layout.passage.format(title="A title", text="Write a passage.")}
