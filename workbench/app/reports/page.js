@@ -37,10 +37,14 @@ const workbench = (() => {
     }
     return found.map(([key, { text, font }, share]) => ({ key, text, size: font?.size ?? 12, share }));
   }
-  function cut(all, wide) {  // smaller where they have less width than they need, then in two lines, then shorter
-    return all.map(({ text, size, share, ...one }) => {
+  function cut(all, wide) {  // larger where there is room, smaller where there is none, then in two lines, then shorter
+    const letters = text => Math.max(...text.split("<br>").map(line => line.length)), ofAxis = ({ key }) => key.endsWith("title");
+    const most = (most, kind) => Math.min(most, ...all.filter(kind).map(({ text, share }) => share * wide / 0.55 / letters(text)));
+    const largest = [most(13, one => !ofAxis(one)), most(12, ofAxis)];  // one size for all of a kind
+    return all.map(({ text, size: made, share, ...one }) => {
+      const size = Math.max(made, largest[Number(ofAxis(one))]);
       const own = share * wide / 0.55, least = Math.min(size, 9);  // px a letter and size
-      const lines = text.split("<br>"), longest = Math.max(...lines.map(line => line.length));
+      const lines = text.split("<br>"), longest = letters(text);
       const fits = Math.max(least, Math.min(size, own / longest)), most = Math.max(2, Math.floor(own / least));
       if (longest <= most || /<(?!br>)/.test(text)) return { ...one, size: fits, text };
       return { ...one, size: fits, text: lines.length > 1 ? lines.map(line => short(line, most)).join("<br>") : inTwo(text, most) };
