@@ -1,6 +1,7 @@
 """What a reader sees in a real JupyterLab and in a report page: figures that move, and no request to anywhere."""
 
 import json
+import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,30 @@ def test_report_page_is_interactive_without_a_network(lab, report):
         assert "4" in reader.hover()  # the third of five squares
         assert reader.left_the_machine == []
         assert reader.problems == []
+
+
+PRINTED = "window.print = () => { top.printed = [top.document.title, document.documentElement.outerHTML]; }"
+
+
+def test_a_figure_is_saved_by_its_name_and_as_pdf_on_one_sheet_of_its_size(lab, report):
+    with lab.page(report / "01_curve.html") as reader:
+        page = reader.page
+        page.add_init_script(PRINTED)
+        page.reload()
+        page.locator(".wb-save summary").first.click()
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="SVG").click()
+        assert saved.value.suggested_filename == "figure.svg"
+        page.locator(".wb-save summary").first.click()
+        page.get_by_role("button", name="PDF").click()
+        page.wait_for_function("() => window.printed")
+        named, sheet = page.evaluate("() => window.printed")
+        wide = page.locator(".wb-plot").first.evaluate("plot => plot._fullLayout.width")
+        page.set_content(sheet)
+        printed = page.pdf(prefer_css_page_size=True)
+    assert named == "figure" and len(re.findall(rb"/Type /Page\b", printed)) == 1
+    left, low, right, high = map(float, re.search(rb"/MediaBox \[([\d. ]+)\]", printed)[1].split())
+    assert abs((right - left) / 0.75 - wide) < 3, "px of a point are three quarters"
 
 
 OPEN = "() => [...document.querySelectorAll('.wb-section')].map(part => part.open)"

@@ -74,7 +74,7 @@ const workbench = (() => {
     menu(place.closest("figure"), () => cells(place), {
       SVG: () => Plotly.toImage(place, { format: "svg", ...size(place) }).then(url => save(place, url, "svg")),
       PNG: () => Plotly.toImage(place, { format: "png", scale: 3, ...size(place) }).then(url => save(place, url, "png")),
-      PDF: () => Plotly.toImage(place, { format: "svg", ...size(place) }).then(url => print(place, url)),
+      "PDF…": () => Plotly.toImage(place, { format: "svg", ...size(place) }).then(url => print(place, url)),
     });
   }
   function set(layout, path, value) {  // a value by plotly's name for its place
@@ -87,12 +87,16 @@ const workbench = (() => {
   function save(place, url, ending) {
     Object.assign(document.createElement("a"), { href: url, download: `${named(place)}.${ending}` }).click();
   }
-  function print(place, url) {  // paper of the figure's size: the browser's own dialogue saves it as PDF
-    const { width, height } = size(place), frame = document.createElement("iframe");
+  function print(place, url) {  // paper of the figure's size: the browser's own dialogue saves it as PDF, under the page's title
+    const { width, height } = size(place), frame = document.createElement("iframe"), { title } = document;
     frame.style.cssText = "position:fixed;width:0;height:0;border:0";
-    frame.srcdoc = `<style>@page{size:${width}px ${height}px;margin:0}body{margin:0}</style>`
-      + `<title>${named(place)}</title>${decodeURIComponent(url.slice(url.indexOf(",") + 1))}`;
-    frame.onload = () => { frame.contentWindow.onafterprint = () => frame.remove(); frame.contentWindow.print(); };
+    frame.srcdoc = `<style>@page{size:${width}px ${height + 1}px;margin:0}body{margin:0}svg{display:block}</style>`
+      + decodeURIComponent(url.slice(url.indexOf(",") + 1));
+    frame.onload = () => {
+      document.title = named(place);
+      frame.contentWindow.onafterprint = () => { document.title = title; frame.remove(); };
+      frame.contentWindow.print();
+    };
     document.body.append(frame);
   }
   const list = values => (values && values.length !== undefined ? Array.from(values) : []);
