@@ -147,6 +147,11 @@ def test_sections_of_a_page_are_folded_and_what_is_pointed_at_is_opened(lab, tmp
 
 MENUS_ONLY = "08_recompute_tradeoff"  # its explorer has no slider
 DAILY = ("01_masks", "06_kv_deviation", MENUS_ONLY, "09_sparse_masks")  # every sort of figure
+# Controls of explorers without a name, or whose keys JupyterLab takes
+UNREACHABLE = """() => [...document.querySelectorAll('.wb-explorer :is(select, .noUi-handle)')]
+  .filter(one => !one.dataset.lmSuppressShortcuts
+    || !(one.labels?.[0]?.textContent.trim() || one.getAttribute('aria-label') || one.title))
+  .map(one => one.outerHTML.slice(0, 100))"""
 SHOWN = [pytest.param(name, marks=() if name in DAILY else pytest.mark.weekly) for name in EXPLORED]
 
 
@@ -158,6 +163,12 @@ def test_the_explorer_of_a_shipped_notebook_moves(lab, folder, tmp_path, name):
         reader.run_all(timeout_s=200)
         assert reader.errors() == []
         assert reader.wait_for_figures() > 0
+        reader.page.wait_for_function(f"() => String(({UNREACHABLE})()) === ''", timeout=10_000)
+        chosen = reader.page.locator(".wb-explorer select").first
+        chosen.focus()
+        cell = reader.page.evaluate(CELL)
+        chosen.press("ArrowDown")
+        assert reader.page.evaluate(CELL) == cell, "the keys move the control, not the cell"
         slider = reader.page.locator(".widget-slider").count() - 1  # the head: it begins at its lowest value
         assert name == MENUS_ONLY or reader.move_slider(slider, steps=1)
         assert reader.errors() == []
@@ -297,7 +308,9 @@ def test_a_prompt_without_a_kernel_is_touched_from_a_file(lab, prompt_page):
         answered(page, 5)
         page.locator("input[type=search]").fill("answer")
         assert page.locator(".wb-found").count() > 0
+        page.locator(".wb-passage .wb-t").nth(9).hover()
         page.locator("input[type=search]").press("Enter")
+        assert page.locator(".wb-found.wb-marked").count() == 1, "wherever the mouse rests"
         state = [order(page), page.locator(".wb-cards").inner_text(), page.evaluate(MARKED)]
         address = page.url
         page.goto("about:blank")
