@@ -277,7 +277,8 @@ def prompt_page(folder, tmp_path_factory):
     """A page without a kernel, made by this process before the browser needs it."""
     path = tmp_path_factory.mktemp("page") / "prompt.html"
     blocks = ["Answer.\n", HOSTILE, "Title: B\nText: The second passage is here.\n", "Question: what?\nAnswer:"]
-    page = explore.prompt_page(str(folder), blocks, selectors=["none", "first_k"], select="first_k", max_new_tokens=2)
+    chosen = {"selectors": ["none", "first_k"], "select": "first_k", "sparse": "window", "max_new_tokens": 2}
+    page = explore.prompt_page(str(folder), blocks, **chosen)
     return page.write(path)
 
 
@@ -306,6 +307,11 @@ def test_a_prompt_without_a_kernel_is_touched_from_a_file(lab, prompt_page):
         assert order(page) == ["b0", "b1", "b3"] and page.locator(".wb-problem").count() == 0
         page.locator(".wb-show").nth(1).click()  # of plain reuse
         answered(page, 5)
+        page.locator("select:has(option[value=first_k])").select_option("first_k")
+        answered(page, 6)
+        assert page.locator(".wb-problem").count() == 0, "all that a menu offers is on the page"
+        page.get_by_role("button", name="Undo").click()
+        answered(page, 7)
         page.locator("input[type=search]").fill("answer")
         assert page.locator(".wb-found").count() > 0
         page.locator(".wb-passage .wb-t").nth(9).hover()

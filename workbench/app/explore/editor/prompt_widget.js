@@ -263,7 +263,11 @@ class PromptView {
   }
 
   choose(name, value) {
-    this.change((want) => (want[name] = value));
+    const only = this.options.ratios ? FIELDS.filter((field) => this.options[field]?.length === 1) : []; // a page without a kernel has no other
+    this.change((want) => {
+      want[name] = value;
+      only.forEach((field) => (want[field] = this.options[field][0].value));
+    });
   }
 
   preset() {
