@@ -1,6 +1,7 @@
 """What a reader sees in a real JupyterLab and in a report page: figures that move, and no request to anywhere."""
 
 import json
+import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +90,30 @@ def test_report_page_is_interactive_without_a_network(lab, report):
         assert reader.problems == []
 
 
+PRINTED = "window.print = () => { top.printed = [top.document.title, document.documentElement.outerHTML]; }"
+
+
+def test_a_figure_is_saved_by_its_name_and_as_pdf_on_one_sheet_of_its_size(lab, report):
+    with lab.page(report / "01_curve.html") as reader:
+        page = reader.page
+        page.add_init_script(PRINTED)
+        page.reload()
+        page.locator(".wb-save summary").first.click()
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="SVG").click()
+        assert saved.value.suggested_filename == "figure.svg"
+        page.locator(".wb-save summary").first.click()
+        page.get_by_role("button", name="PDF").click()
+        page.wait_for_function("() => window.printed")
+        named, sheet = page.evaluate("() => window.printed")
+        wide = page.locator(".wb-plot").first.evaluate("plot => plot._fullLayout.width")
+        page.set_content(sheet)
+        printed = page.pdf(prefer_css_page_size=True)
+    assert named == "figure" and len(re.findall(rb"/Type /Page\b", printed)) == 1
+    right = float(re.search(rb"/MediaBox \[0 0 ([\d.]+) ", printed)[1])
+    assert abs(right / 0.75 - wide) < 3, "px of a point are three quarters"
+
+
 OPEN = "() => [...document.querySelectorAll('.wb-section')].map(part => part.open)"
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 WIDTHS = f"() => {PLOTS}.map(plot => plot._fullLayout.width - plot.clientWidth)"
@@ -122,6 +147,11 @@ def test_sections_of_a_page_are_folded_and_what_is_pointed_at_is_opened(lab, tmp
 
 MENUS_ONLY = "08_recompute_tradeoff"  # its explorer has no slider
 DAILY = ("01_masks", "06_kv_deviation", MENUS_ONLY, "09_sparse_masks")  # every sort of figure
+# Controls of explorers without a name, or whose keys JupyterLab takes
+UNREACHABLE = """() => [...document.querySelectorAll('.wb-explorer :is(select, .noUi-handle)')]
+  .filter(one => !one.dataset.lmSuppressShortcuts
+    || !(one.labels?.[0]?.textContent.trim() || one.getAttribute('aria-label') || one.title))
+  .map(one => one.outerHTML.slice(0, 100))"""
 SHOWN = [pytest.param(name, marks=() if name in DAILY else pytest.mark.weekly) for name in EXPLORED]
 
 
@@ -133,6 +163,12 @@ def test_the_explorer_of_a_shipped_notebook_moves(lab, folder, tmp_path, name):
         reader.run_all(timeout_s=200)
         assert reader.errors() == []
         assert reader.wait_for_figures() > 0
+        reader.page.wait_for_function(f"() => String(({UNREACHABLE})()) === ''", timeout=10_000)
+        chosen = reader.page.locator(".wb-explorer select").first
+        chosen.focus()
+        cell = reader.page.evaluate(CELL)
+        chosen.press("ArrowDown")
+        assert reader.page.evaluate(CELL) == cell, "the keys move the control, not the cell"
         slider = reader.page.locator(".widget-slider").count() - 1  # the head: it begins at its lowest value
         assert name == MENUS_ONLY or reader.move_slider(slider, steps=1)
         assert reader.errors() == []
@@ -241,7 +277,8 @@ def prompt_page(folder, tmp_path_factory):
     """A page without a kernel, made by this process before the browser needs it."""
     path = tmp_path_factory.mktemp("page") / "prompt.html"
     blocks = ["Answer.\n", HOSTILE, "Title: B\nText: The second passage is here.\n", "Question: what?\nAnswer:"]
-    page = explore.prompt_page(str(folder), blocks, selectors=["none", "first_k"], select="first_k", max_new_tokens=2)
+    chosen = {"selectors": ["none", "first_k"], "select": "first_k", "sparse": "window", "max_new_tokens": 2}
+    page = explore.prompt_page(str(folder), blocks, **chosen)
     return page.write(path)
 
 
@@ -270,9 +307,16 @@ def test_a_prompt_without_a_kernel_is_touched_from_a_file(lab, prompt_page):
         assert order(page) == ["b0", "b1", "b3"] and page.locator(".wb-problem").count() == 0
         page.locator(".wb-show").nth(1).click()  # of plain reuse
         answered(page, 5)
+        page.locator("select:has(option[value=first_k])").select_option("first_k")
+        answered(page, 6)
+        assert page.locator(".wb-problem").count() == 0, "all that a menu offers is on the page"
+        page.get_by_role("button", name="Undo").click()
+        answered(page, 7)
         page.locator("input[type=search]").fill("answer")
         assert page.locator(".wb-found").count() > 0
+        page.locator(".wb-passage .wb-t").nth(9).hover()
         page.locator("input[type=search]").press("Enter")
+        assert page.locator(".wb-found.wb-marked").count() == 1, "wherever the mouse rests"
         state = [order(page), page.locator(".wb-cards").inner_text(), page.evaluate(MARKED)]
         address = page.url
         page.goto("about:blank")

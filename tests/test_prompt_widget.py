@@ -276,6 +276,13 @@ def test_a_page_holds_every_order_and_choice_and_says_what_the_widget_says(loade
         assert theirs["answers"]["kl"] == pytest.approx(mine["answers"]["kl"], abs=1e-5)
         assert theirs["bill"]["rows"] == warm["bill"]["rows"], "its blocks were cached for orders before"
     refused("not on the page", page.result, replace(wanted, ratio=0.3))
+    sparse = explore.prompt_page(loaded, sample, orders=1, ratios=[0.5], sparse="window", max_new_tokens=3)
+    reuse, *_ = (one for one in sparse.records() if one["select"] == "none")
+    assert reuse["kl"] == pytest.approx(last(work, replace(wanted, select="none"))["answers"]["kl"], abs=1e-5), "dense"
+    assert [one["ratio"] for one in sparse.records() if one["select"] == "query_guided"] == [0.5]
+    of_page = {spec: asked(loaded, sample, sparse=spec)[2]["sparse"] for spec in ("window", "window(local=2)")}
+    for spec, entries in of_page.items():
+        assert [one["value"] for one in entries if one["title"] == "window and sink"] == [spec], "one entry a method"
     assert len(arrangements(wanted.pieces, 2)) == 2, "some orders only: none is left out"
     data = json.loads(json.dumps(page.data))
     assert len(whole_page(data)) < 400_000

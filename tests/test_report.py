@@ -121,6 +121,19 @@ def test_notebooks_that_ask_a_real_model_are_begun_first():
     assert not real_pages.asks_real_model(task("12_real_model", model="lab-full"))
 
 
+def test_links_to_notebooks_lead_to_their_pages_and_are_text_where_there_is_none(tmp_path):
+    own, other = (tmp_path / name / f"{name}.html" for name in ("01_a", "02_b#"))
+    links = (
+        '<a href="01_a.ipynb">own</a> <a href="02_b%23.ipynb" target="_blank">beside</a> <a href="03_c.ipynb">gone</a>'
+    )
+    for page in (own, other):
+        page.parent.mkdir()
+        page.write_text(links + html.STEPS)
+    html.link([(own, "A: one"), (other, "B: two")])
+    beside = '<a href="../02_b%23/02_b%23.html">'
+    assert own.read_text() == f'<a href="01_a.ipynb">own</a> {beside}beside</a> gone{beside}B →</a>'
+
+
 def test_missing_notebooks_are_refused(tmp_path):
     refused("there are no notebooks", report.run, [], tmp_path)
     refused(r"none\.ipynb is no notebook file", report.run, [tmp_path / "none.ipynb"], tmp_path)

@@ -363,6 +363,14 @@ def test_a_logarithmic_axis_has_several_ticks(values, ticks):
 
 
 @pytest.mark.parametrize(
+    ("values", "wide", "labels"),  # of every ten in a panel of so many px
+    [([1, 10], 200, 3), ([1, 10], 60, 2), ([1, 10], 30, 1), ([1e-4, 1e-3], 150, 2), ([1e-4, 1e-3], 200, 3)],
+)
+def test_labels_of_a_logarithmic_axis_do_not_touch(values, wide, labels):
+    assert len(theme.log_ticks(values, wide)["tickvals"]) == 2 * labels
+
+
+@pytest.mark.parametrize(
     ("correct", "name"),
     [
         ("agent_kv_shift", "independent blocks + agent_kv_shift at 20%"),

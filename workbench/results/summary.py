@@ -9,7 +9,7 @@ import pandas as pd
 
 from workbench.core.errors import BadInput
 from workbench.metrics import latency
-from workbench.metrics.answers import bootstrap, wilson
+from workbench.metrics.answers import bootstrap, bootstraps, wilson
 from workbench.metrics.paired import difference, mean_over_seeds, over_runs
 from workbench.results.reader import Results
 from workbench.results.schema import METHOD
@@ -179,15 +179,27 @@ def over_seeds(answers: pd.DataFrame, measure: str, by: Sequence[str]) -> pd.Dat
     Prompts of different numbers of passages are never one row: `passages` is told too where the answers have it.
     """
     by = [*by, *(name for name in ("passages",) if name in answers and name not in by)]
-    found = []
     trained = answers[answers.training_seed.notna()]
-    for keys, group in trained.groupby(list(by), sort=False, dropna=False):
-        grid = group.pivot_table(index="training_seed", columns="question", values=measure).dropna(axis=1)
-        if grid.size:
-            runs = [(row.mean(), *bootstrap(row.tolist())) for row in grid.to_numpy()]
-            numbers = dict(zip(INTERVAL, (*over_runs(runs), grid.shape[1]), strict=True)) | {"seeds": len(grid)}
-            found.append({**dict(zip(by, keys, strict=True)), **numbers})
+    of_each = [*by, "training_seed", "question"]
+    means = trained.groupby(of_each, sort=False, dropna=False)[measure].mean().dropna().reset_index()
+    groups = [(keys, _by_run(rows, measure)) for keys, rows in means.groupby(list(by), sort=False, dropna=False)]
+    groups = [(keys, runs) for keys, runs in groups if runs.size]
+    ends = iter(bootstraps([run for _, runs in groups for run in runs]))
+    found = []
+    for keys, runs in groups:
+        over = over_runs([(run.mean(), *next(ends)) for run in runs])
+        numbers = dict(zip(INTERVAL, (*over, runs.shape[1]), strict=True)) | {"seeds": len(runs)}
+        found.append({**dict(zip(by, keys, strict=True)), **numbers})
     return pd.DataFrame(found, columns=[*by, *INTERVAL, "seeds"])
+
+
+def _by_run(rows: pd.DataFrame, measure: str) -> np.ndarray:
+    """Return [training runs, questions that each of them answered], both in their order."""
+    seeds, down = np.unique(rows.training_seed.to_numpy(), return_inverse=True)
+    asked, across = np.unique(rows.question.to_numpy(dtype=object), return_inverse=True)
+    grid = np.full((len(seeds), len(asked)), np.nan)
+    grid[down, across] = rows[measure]
+    return grid[:, ~np.isnan(grid).any(axis=0)]
 
 
 CONFIG = ("source", "model", "data", "passages", *METHOD[:-1])

@@ -19,14 +19,26 @@ function still(plot) {
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}">${inner}</svg>`;
 }
 
+// Keys on a control move it, not the notebook's cell; who cannot see it hears the name that stands beside it.
+function reachable(box) {
+  for (const control of box?.querySelectorAll("input, select, .noUi-handle, .widget-readout") ?? []) {
+    const name = control.closest(".widget-inline-hbox")?.querySelector(".widget-label")?.textContent.trim();
+    control.dataset.lmSuppressShortcuts = "true";
+    if (name && !control.labels?.length) control.setAttribute("aria-label", name);
+  }
+}
+
 function keep(model, el) {
   const plot = el.matches(".js-plotly-plot") ? el : el.querySelector(".js-plotly-plot");
   if (!plot?.on) return setTimeout(() => el.isConnected && keep(model, el), 500);
   let later;
-  const send = () => {
+  const send = async () => {
     if (!plot.isConnected) return;
+    reachable(plot.closest(".wb-explorer"));
     const picture = still(plot);
-    model.send({ picture: picture.length > LARGEST ? "" : picture });
+    try {
+      await model.send({ picture: picture.length > LARGEST ? "" : picture });
+    } catch { /* no kernel is there any more: the explorer says so */ }
   };
   const soon = () => { clearTimeout(later); later = setTimeout(send, 1000); };
   plot.on("plotly_afterplot", soon);

@@ -257,10 +257,11 @@ def number_slider(label: str, items: Sized, value: int = 0) -> widgets.IntSlider
     return slider(label, value, 0, len(items) - 1)
 
 
-def menu(options: Sequence[Any] | Mapping[str, Any], label: str = "", **more: Any) -> widgets.Dropdown:
+def menu(options: Sequence[Any] | Mapping[str, Any], label: str, **more: Any) -> widgets.Dropdown:
     """Return a menu of values, or of names with their values."""
     choices = list(options.items()) if isinstance(options, Mapping) else list(options)
-    return widgets.Dropdown(options=choices, description=label, **more)
+    form = {"style": {"description_width": "initial"}, "layout": widgets.Layout(width="max-content")}
+    return widgets.Dropdown(options=choices, description=label, **form, **more)
 
 
 def text_field(label: str, value: str, width: int) -> widgets.Text:

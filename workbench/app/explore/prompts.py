@@ -23,7 +23,7 @@ def view_of(loaded: Loaded, samples: Sequence[Sample], number: int) -> Reading:
 
 def selector_menu(first: str) -> Dropdown:
     """Return a menu of all selectors, `first` chosen."""
-    return menu({SELECTORS.name_of(name): name for name in select.names()}, value=first)
+    return menu({SELECTORS.name_of(name): name for name in select.names()}, "recompute by", value=first)
 
 
 def layer_and_head(loaded: Loaded) -> list[IntSlider]:

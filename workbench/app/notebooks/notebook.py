@@ -68,7 +68,7 @@ SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
 BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
 READER, SMALL_READER = "smollm2-reader", "lab-full"
 SHOWN = {  # prompts that full attention answers right and plain reuse wrong, and that recomputing 15% repairs
-    READER: {"data": "bridges-sample", "sample": 0, "passages": 8, "sparse": "dense"},
+    READER: {"data": "bridges-sample", "sample": 0, "passages": 8, "sparse": "xattention(block=16)"},
     SMALL_READER: {"data": "lab", "sample": 1, "passages": 24, "sparse": "flash_prefill"},
 }
 SMALL = 50_000_000  # parameters; of a larger model, two cores read some 400 tokens a second at most

@@ -8,10 +8,11 @@ captions and tables are HTML there; plots take the width of the page (page.js, p
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import nbformat
 from jinja2 import FileSystemLoader
@@ -28,6 +29,7 @@ PLOTLY = "application/vnd.plotly.v1+json"
 HERE = Path(__file__).parent
 FIRST, STEPS = '<div class="wb-first"></div>', "<!-- other pages -->"  # where the first screen and the links go
 OWN = {"model": "MODEL", "data": "FILE"}  # parameters that a reader sets first
+OTHER = re.compile(r'<a href="(?P<name>[^"/:]+)\.ipynb"[^>]*>(?P<text>[^<]*)</a>')  # a link to a notebook
 FOLDED = 200  # letters of a caption; a longer one is opened by the reader
 
 FIGURE = """<figure class="wb-figure">{head}<div class="wb-plot" id="{name}" style="min-height:{height}px"></div>{foot}
@@ -146,15 +148,26 @@ def _main_picture(notebook: Any) -> str:
 
 
 def link(pages: Sequence[tuple[Path, str]]) -> None:
-    """Write links to the page before and behind it into every page (path, title) of a report."""
+    """Write links to the page before and behind it into every page (path, title) of a report.
+
+    Links to other notebooks lead to their pages; those to notebooks that the report has no page of become text.
+    """
+    known = {page.stem: f"../{quote(page.parent.name)}/{quote(page.name)}" for page, _ in pages}
     for at, (page, _) in enumerate(pages):
         steps = []
         for beside, text in ((at - 1, "← {}"), (at + 1, "{} →")):
             if 0 <= beside < len(pages):
                 path, name = pages[beside]
-                address = f"../{quote(path.parent.name)}/{quote(path.name)}"
-                steps.append(f'<a href="{address}">{escape(text.format(name.partition(":")[0]))}</a>')
-        page.write_text(page.read_text(encoding="utf-8").replace(STEPS, "".join(steps), 1), encoding="utf-8")
+                steps.append(f'<a href="{known[path.stem]}">{escape(text.format(name.partition(":")[0]))}</a>')
+        linked = page.read_text(encoding="utf-8").replace(STEPS, "".join(steps), 1)
+        page.write_text(OTHER.sub(partial(_linked, known, page.stem), linked), encoding="utf-8")
+
+
+def _linked(known: Mapping[str, str], own: str, found: re.Match[str]) -> str:
+    """Return a link to a notebook as one to its page, or its text; that to a page's `own` notebook stays."""
+    if (name := unquote(found["name"])) == own:
+        return found[0]
+    return f'<a href="{known[name]}">{found["text"]}</a>' if name in known else found["text"]
 
 
 def figures(executed: Path) -> Iterator[dict[str, Any]]:

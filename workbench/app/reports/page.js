@@ -7,7 +7,7 @@ const workbench = (() => {
     const wide = Math.max(NARROWEST, Math.floor(place.clientWidth));
     const { margin: { r = 80 } = {}, legend, sliders = [] } = figure.layout, change = { width: wide };
     const crowded = place.left > CROWDED * wide, l = crowded ? Math.round(place.left * 0.84) : place.left;
-    if (place.rows) Object.assign(change, { "margin.l": l, "yaxis.tickfont.size": crowded ? 9 : 11 });
+    if (place.rows) Object.assign(change, { "margin.l": l, "yaxis.tickfont.size": crowded ? 10 : 12 });
     sliders.forEach(({ steps = [] }, at) => {  // the words of the step on one line
       const longest = Math.max(...steps.map(step => `${step.label}`.length));
       change[`sliders[${at}].currentvalue.font.size`] = Math.max(8, Math.min(12, (wide - l - r) / 0.6 / longest));
@@ -37,10 +37,14 @@ const workbench = (() => {
     }
     return found.map(([key, { text, font }, share]) => ({ key, text, size: font?.size ?? 12, share }));
   }
-  function cut(all, wide) {  // smaller where they have less width than they need, then in two lines, then shorter
-    return all.map(({ text, size, share, ...one }) => {
+  function cut(all, wide) {  // larger where there is room, smaller where there is none, then in two lines, then shorter
+    const letters = text => Math.max(...text.split("<br>").map(line => line.length)), ofAxis = ({ key }) => key.endsWith("title");
+    const most = (most, kind) => Math.min(most, ...all.filter(kind).map(({ text, share }) => share * wide / 0.55 / letters(text)));
+    const largest = [most(13, one => !ofAxis(one)), most(12, ofAxis)];  // one size for all of a kind
+    return all.map(({ text, size: made, share, ...one }) => {
+      const size = Math.max(made, largest[Number(ofAxis(one))]);
       const own = share * wide / 0.55, least = Math.min(size, 9);  // px a letter and size
-      const lines = text.split("<br>"), longest = Math.max(...lines.map(line => line.length));
+      const lines = text.split("<br>"), longest = letters(text);
       const fits = Math.max(least, Math.min(size, own / longest)), most = Math.max(2, Math.floor(own / least));
       if (longest <= most || /<(?!br>)/.test(text)) return { ...one, size: fits, text };
       return { ...one, size: fits, text: lines.length > 1 ? lines.map(line => short(line, most)).join("<br>") : inTwo(text, most) };
@@ -70,7 +74,7 @@ const workbench = (() => {
     menu(place.closest("figure"), () => cells(place), {
       SVG: () => Plotly.toImage(place, { format: "svg", ...size(place) }).then(url => save(place, url, "svg")),
       PNG: () => Plotly.toImage(place, { format: "png", scale: 3, ...size(place) }).then(url => save(place, url, "png")),
-      PDF: () => Plotly.toImage(place, { format: "svg", ...size(place) }).then(url => print(place, url)),
+      "PDF…": () => Plotly.toImage(place, { format: "svg", ...size(place) }).then(url => print(place, url)),
     });
   }
   function set(layout, path, value) {  // a value by plotly's name for its place
@@ -83,12 +87,16 @@ const workbench = (() => {
   function save(place, url, ending) {
     Object.assign(document.createElement("a"), { href: url, download: `${named(place)}.${ending}` }).click();
   }
-  function print(place, url) {  // paper of the figure's size: the browser's own dialogue saves it as PDF
-    const { width, height } = size(place), frame = document.createElement("iframe");
+  function print(place, url) {  // paper of the figure's size: the browser's own dialogue saves it as PDF, under the page's title
+    const { width, height } = size(place), frame = document.createElement("iframe"), { title } = document;
     frame.style.cssText = "position:fixed;width:0;height:0;border:0";
-    frame.srcdoc = `<style>@page{size:${width}px ${height}px;margin:0}body{margin:0}</style>`
-      + `<title>${named(place)}</title>${decodeURIComponent(url.slice(url.indexOf(",") + 1))}`;
-    frame.onload = () => { frame.contentWindow.onafterprint = () => frame.remove(); frame.contentWindow.print(); };
+    frame.srcdoc = `<style>@page{size:${width}px ${height + 1}px;margin:0}body{margin:0}svg{display:block}</style>`
+      + decodeURIComponent(url.slice(url.indexOf(",") + 1));
+    frame.onload = () => {
+      document.title = named(place);
+      frame.contentWindow.onafterprint = () => { document.title = title; frame.remove(); };
+      frame.contentWindow.print();
+    };
     document.body.append(frame);
   }
   const list = values => (values && values.length !== undefined ? Array.from(values) : []);

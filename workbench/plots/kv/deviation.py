@@ -69,7 +69,7 @@ def deviation(
     fig.update_yaxes(title_text="layer", showgrid=False, dtick=max(1, layers // 8))
     ticks = np.arange(np.ceil(low), np.floor(high) + 1)
     powers = {"tickvals": ticks, "ticktext": [f"10<sup>{int(t)}</sup>" for t in ticks]}
-    title = {"text": "squared<br>deviation", "font": {"size": 11, "color": MUTED}}
+    title = {"text": "squared<br>deviation", "font": {"size": 12, "color": MUTED}}
     bar = {"title": title, "thickness": 12, "outlinewidth": 0, **powers}
     axis = {"colorscale": SEQUENTIAL, "cmin": low, "cmax": high, "colorbar": bar}
     fig.update_layout(coloraxis=axis, plot_bgcolor=PAPER)

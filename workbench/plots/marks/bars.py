@@ -64,7 +64,7 @@ def dots(
     titles = [column.title for column in columns]
     gap = 0.03 if len(columns) < 5 else 0.045
     fig = make_subplots(1, len(columns), shared_yaxes=True, horizontal_spacing=gap, subplot_titles=titles)
-    left = 30 + round(6.1 * max(map(len, names)))
+    left = 30 + round(6.6 * max(map(len, names)))
     wide = round((WIDTH - left - 24) * (1 - gap * (len(columns) - 1)) / len(columns))  # px, of a panel
     titled, size = _axis_titles([column.axis for column in columns], wide)
     shifts = _shifts(columns, looks) if spread else {}
@@ -131,7 +131,7 @@ def _axis(fig: go.Figure, col: int, column: Column, wide: int, title: dict[str, 
     shown |= {"tickformat": ".1~%"} if column.percent else {}
     if column.whole:
         edge = max(0.04, 6 / (NARROW_PAGE * wide))  # so that a mark at the end is whole
-        ends = {} if wide > CLOSE else {"tickvals": [0, 1], "ticktext": ["0", "100%"], "tickfont": {"size": 10}}
+        ends = {} if wide > CLOSE else {"tickvals": [0, 1], "ticktext": ["0", "100%"], "tickfont": {"size": 11}}
         shown |= {"range": [-edge, 1 + edge], **ends}
     shown |= {"type": "log", **log_ticks((r["mean"] for r in column.rows), NARROW_PAGE * wide)} if column.log else {}
     fig.update_xaxes(title=title, gridcolor=FAINT, **shown, row=1, col=col)

@@ -177,7 +177,7 @@ def bars(
     by = by or "source"
     rows = rows.assign(**{y: rows[y].astype(str).map(_two_lines)})
     names = list(dict.fromkeys(rows[y]))
-    longest = max(drawn_width(line, 11) for name in names for line in name.split("<br>"))
+    longest = max(drawn_width(line, 12) for name in names for line in name.split("<br>"))
     drawn = [
         Bars(label, style.colour, list(own[y]), list(own[x]), f"<b>%{{y}}</b><br>{label}: %{{x:{form}}}<extra></extra>")
         for label, style, own in _groups(rows, rows, by, look)

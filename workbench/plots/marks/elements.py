@@ -33,7 +33,7 @@ def frame_slider(
         "active": active,
         "steps": steps,
         "currentvalue": {"prefix": prefix, "font": {"size": 12, "color": INK}},
-        "font": {"size": 1, "color": PAPER} if spoken else {"size": 11, "color": MUTED},
+        "font": {"size": 1, "color": PAPER} if spoken else {"size": 12, "color": MUTED},
         **{"x": 0, "len": 1, "y": 0, "yanchor": "top", "pad": {"t": pad, "b": 0}},
         **{"bordercolor": MUTED, "bgcolor": TRACK, "tickcolor": TRACK, **more},
     }

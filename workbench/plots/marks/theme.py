@@ -12,7 +12,7 @@ HERE = "here"  # source of numbers that are measured while a notebook runs, and 
 WIDTH = 900  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
 FRAME, TITLE_HEIGHT = ("title", "notice", "caption"), 50  # names of the notes that frame a figure; px
-NARROW_PAGE, TICK = 0.8, 40  # least width of a figure on a page, of WIDTH; px of a tick's label with its gap
+NARROW_PAGE, GAP = 0.8, 12  # least width of a figure on a page, of WIDTH; px between labels of ticks
 LETTER, SMALLEST = 0.6, 10  # width of a letter by its height, on average; px of the smallest title of a panel
 FONT = "Inter, 'Open Sans', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
@@ -47,7 +47,7 @@ _AXIS = {
     "ticklen": 4,
     "showline": True,
     "title": {"standoff": 8, "font": {"size": 12, "color": MUTED}},
-    "tickfont": {"size": 11, "color": MUTED},
+    "tickfont": {"size": 12, "color": MUTED},
     "automargin": False,
 }
 TEMPLATE = go.layout.Template(
@@ -232,9 +232,14 @@ def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, A
     if high - low > 3 or high > 6:
         return {"dtick": 1, "exponentformat": "power"}
     decade = inf if wide is None else wide / max(0.1, log10(max(positive) / min(positive)))
-    digits = (1, 2, 5) if decade * 0.3 > TICK else (1, 3) if decade * 0.47 > TICK else (1,)
+    longest = GAP + 12 * LETTER * max(len(_step(value)) for value in (10.0**low, 10.0**high))
+    digits = (1, 2, 5) if decade * 0.3 > longest else (1, 3) if decade * 0.47 > longest else (1,)
     steps = [digit * 10.0**power for power in range(low, high + 1) for digit in digits]
-    return {"tickvals": steps, "ticktext": [f"{step:,.3g}" if step < 1000 else f"{step:,.0f}" for step in steps]}
+    return {"tickvals": steps, "ticktext": [_step(step) for step in steps]}
+
+
+def _step(value: float) -> str:
+    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def panel_titles(fig: go.Figure, size: int = 13, across: int = WIDTH - 100) -> None:

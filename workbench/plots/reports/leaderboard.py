@@ -67,7 +67,7 @@ def critical(board: Board) -> go.Figure:
         mode="markers+text",
         text=[f"{entry.average_rank:.2f}" for entry in entries],
         textposition="middle right",
-        textfont={"size": 11, "color": MUTED},
+        textfont={"size": 12, "color": MUTED},
         marker={"size": 9, "color": INK},
         customdata=[[escaped(said(entry))] for entry in entries],
         hovertemplate="<b>%{customdata[0]}</b><br>average rank %{x:.2f}<extra></extra>",

@@ -50,7 +50,7 @@ def by_head(
     fig.update_xaxes(showgrid=False, ticks="", showline=False, nticks=9)
     fig.update_xaxes(title_text="head", row=len(measures))
     fig.update_yaxes(title_text="layer", col=1)
-    font = {"size": 11, "color": MUTED}
+    font = {"size": 12, "color": MUTED}
     bar = {"tickformat": ".0%", "thickness": 12, "outlinewidth": 0, "x": 1.035, "tickfont": font}
     fig.update_layout(coloraxis={"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 1, "colorbar": bar})
     lines_of = [note for note in fig.layout.annotations if note.text in measures]

@@ -76,9 +76,9 @@ def bfla_rules(
 
 
 PAGES = {  # numbered from 2; 0 is the future, 1 not selected
-    "asked for by every query block that sees it": BLUE,
-    "by some: the others read it too": ORANGE,
-    "the chunk itself, in whole": GREEN,
+    "asked for by every query block": BLUE,
+    "by some, read by all": ORANGE,
+    "the chunk itself": GREEN,
 }
 LOOK = {"zmin": -0.5, "zmax": 4.5, "colorscale": scale([PAPER, FAINT, *PAGES.values()]), "showscale": False}
 GAP, LIST = 40, 19  # px between panels, and of a line of the page list

@@ -45,7 +45,7 @@ function took({ bill, full, seconds, kl }) {
   const said = [`${computed.toLocaleString("en")} tokens computed, ${short(full ? bill.flops.full : bill.flops.method)}FLOPs`];
   if (!full && bill.flops.encoding) said.push(`${percent(bill.flops.encoding / bill.flops.method)} of it encodes what is not cached yet`);
   if (!full && bill.kept < 1) said.push(`attends to ${percent(bill.kept)} of what it may`);
-  if (!full && bill.seconds.choosing) said.push(`choosing these took ${time(bill.seconds.choosing)} on this CPU; on a GPU a kernel chooses and skips, and long prompts repay it (notebook 10)`);
+  if (!full && bill.seconds.choosing) said.push(`choosing these took ${time(bill.seconds.choosing)}, which long prompts repay (notebook 10)`);
   if (kl != null) said.push(`KL ${kl < 0.0005 ? "below 0.001" : kl.toFixed(3)} nats`);
   return make("div", { class: "wb-took" }, make("b", { class: "wb-ttft" }, seconds == null ? "" : `TTFT ${time(seconds)}`), bar, make("small", {}, said.join(" · ")));
 }

@@ -4,7 +4,7 @@ A page holds orders of the passages, times selectors, times ratios. What several
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, permutations
 from math import factorial
@@ -69,6 +69,8 @@ def asked(
         wanted = replace(wanted, beside=({**wanted.fields, "select": "none", "sparse": "none"},), place=1)
     wanted.method(len(reading.prompt))
     listed = menus(loaded.model)
+    bare = wanted.sparse.partition("(")[0]  # the menu's entry of a method has the options that it is asked with
+    listed["sparse"] = [{**one, "value": wanted.sparse} if one["value"] == bare else one for one in listed["sparse"]]
     options: dict[str, Any] = {**listed, "methods": published(listed), "source": reading.source}
     options |= {"supporting": [piece_id(number) for number in reading.supporting]}
     options |= {"template": loaded.layout.passage.format(title="A title", text="Write a passage.")}
@@ -103,13 +105,17 @@ class PromptPage:
     def records(self) -> list[dict[str, Any]]:
         """Return a record a combination: order, select, ratio, both answers, how far they are apart, and the cost.
 
-        Those are left out that differ from the first view in more than order, selector and ratio.
+        They are those of the first view's method, and of plain reuse, which attends to everything where the page has it
+        so: both as prepared, and at the positions, of the first view.
         """
+        plain = {**self.data["wanted"], "select": "none", "sparse": "none"}
+        dense = _choice_of(plain) in next(iter(self.data["results"].values()))
         records = []
         for order, choices in self.data["results"].items():
             for choice, index in choices.items():
                 spec, ratio, *others = choice.split("\t")
-                if others != [self.data["wanted"][name] for name in OTHERS]:
+                shown = plain if dense and spec == "none" else self.data["wanted"]
+                if others != [shown[name] for name in OTHERS]:
                     continue
                 answers, bill = self._built(index["answers"]), self._built(index["bill"])
                 said = {"answer": answers["method"]["text"], "full": answers["full"]["text"]}
@@ -278,5 +284,9 @@ def _order(pieces: Sequence[PromptPiece]) -> str:
 
 
 def _choice(wanted: Wanted) -> str:
-    ratio = wanted.ratio if _has_ratio(wanted.select) else 0
-    return "\t".join((wanted.select, f"{ratio:g}", *(getattr(wanted, name) for name in OTHERS)))
+    return _choice_of(wanted.fields)
+
+
+def _choice_of(fields: Mapping[str, Any]) -> str:
+    ratio = fields["ratio"] if _has_ratio(fields["select"]) else 0
+    return "\t".join((fields["select"], f"{ratio:g}", *(fields[name] for name in OTHERS)))

@@ -10,7 +10,8 @@ function pageModel(data, id) {
     const { wanted } = state;
     const of = data.results[wanted.blocks.map((block) => block.id).join(" ")] || {};
     const found = wanted.blocks.every((block) => block.text === texts.get(block.id)) && of[choice(wanted)];
-    state.problem = found ? "" : `This page holds ${Object.keys(data.results).length} orders of the passages with ${data.choices} methods each, and not this one: with a kernel, notebook 00 answers any.`;
+    const orders = Object.keys(data.results).length;
+    state.problem = found ? "" : `This page holds ${orders === 1 ? "one order" : `${orders} orders`} of the passages with ${data.choices} methods each, and not this one: with a kernel, notebook 00 answers any.`;
     tell("problem");
     if (!found) return;
     for (const name of ["text", "answers", "bill", "heat"]) state[name] = { ...built(found[name]), revision: wanted.revision };

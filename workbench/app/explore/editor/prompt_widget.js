@@ -263,7 +263,11 @@ class PromptView {
   }
 
   choose(name, value) {
-    this.change((want) => (want[name] = value));
+    const only = this.options.ratios ? FIELDS.filter((field) => this.options[field]?.length === 1) : []; // a page without a kernel has no other
+    this.change((want) => {
+      want[name] = value;
+      only.forEach((field) => (want[field] = this.options[field][0].value));
+    });
   }
 
   preset() {
@@ -432,7 +436,7 @@ class PromptView {
     if (!step || !this.found.length) return;
     const now = this.found.findIndex((span) => Number(span.dataset.i) === this.pinned);
     const next = this.found.at((now + (now < 0 && step < 0 ? 0 : step)) % this.found.length);
-    this.pinned = null;
+    this.pinned = this.hovered = null; // wherever the mouse rests
     this.mark(Number(next.dataset.i), false);
     next.scrollIntoView({ block: "nearest" });
   }
@@ -645,8 +649,9 @@ class PromptView {
   textKey(event, node) {
     const tokens = [...node.querySelectorAll("[data-i]")].map((span) => Number(span.dataset.i));
     const step = { ArrowRight: 1, ArrowLeft: -1, Home: -1e9, End: 1e9 }[event.key];
+    if (event.key !== "Escape" && (!step || event.shiftKey || !tokens.length)) return;
+    this.hovered = null;
     if (event.key === "Escape") this.pinned = null;
-    else if (!step || event.shiftKey || !tokens.length) return;
     else {
       const at = tokens.indexOf(this.pinned);
       this.pinned = tokens[Math.max(0, Math.min(tokens.length - 1, at < 0 && step > 0 ? 0 : at + step))];

@@ -80,5 +80,5 @@ def repair_explorer(loaded: Loaded, samples: Sequence[Sample], cached: Mapping[s
         (left,) = repair(model, prompt, kv, [rows], full_attention_kv(model, prompt))
         return repaired(preparation, left, view, SELECTORS.name_of(spec), percent / 100)
 
-    controls = [number_slider("question", samples), menu(list(cached)), selector_menu("kv_deviation")]
+    controls = [number_slider("question", samples), menu(list(cached), "cached"), selector_menu("kv_deviation")]
     return explorer([*controls, slider("recomputed (%)", 15, 0, 100)], draw)

@@ -47,7 +47,8 @@ def tradeoff_explorer(trials: pd.DataFrame) -> VBox:
         )
         return drawn or go.Figure()
 
-    return explorer([menu(options) for options in (places, names, kinds, axes, measures)], draw)
+    choices = {"model and data": places, "cached": names, "questions": kinds, "across": axes, "up": measures}
+    return explorer([menu(options, label) for label, options in choices.items()], draw)
 
 
 ACROSS = {"density": "density", "union": "density after the union", "cost": "operations, choice included"}
@@ -94,4 +95,6 @@ def quality_explorer(settings: pd.DataFrame, answers: pd.DataFrame) -> VBox:
 
     across = {title: column for column, title in ACROSS.items() if column in own}
     up = {title: column for column, title in UP.items() if column in own}
-    return explorer([menu(["all", *names]), menu(across), menu(up), slider("keep (%)", 90, 50, 100)], draw)
+    return explorer(
+        [menu(["all", *names], "method"), menu(across, "across"), menu(up, "up"), slider("keep (%)", 90, 50, 100)], draw
+    )
