@@ -45,7 +45,7 @@ import workbench
 from tests import tiny
 from workbench import data, models
 from workbench.app import cli
-from workbench.app.cli import OUTPUTS
+from workbench.app.console.option_checks import OUTPUTS
 from workbench.core.errors import BadInput
 from workbench.core.utils import annotations
 
