@@ -23,7 +23,8 @@ from workbench.engine import forward as engine
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode
 from workbench.methods import prepare
-from workbench.methods.engines import pages_of
+from workbench.methods.engines import PAGE, pages_of
+from workbench.methods.prepare import _behind
 from workbench.methods.prepare._behind import assembled, over_pages
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.behind_document import BehindDocument
@@ -197,7 +198,7 @@ def test_a_batch_gives_what_single_prompts_give(spec, monkeypatch):
     model, policy = model_of(), prepare.named(spec, corpus=CORPUS)
     prompts = [PROMPT, Prompt((SYSTEM, PASSAGES[1], PASSAGES[2], QUESTION)), Prompt((SYSTEM, PASSAGES[3], QUESTION))]
     together = policy(model, prompts, MemoryStore())
-    monkeypatch.setattr("workbench.methods.prepare.with_neighbours.TOKENS", {assembled: 20})
+    monkeypatch.setattr("workbench.methods.prepare.with_neighbours.TOKENS", 20)
     for prompt, kvs in zip(prompts, together, strict=True):
         (alone,) = policy(model, [prompt], MemoryStore())
         for a, b in zip(kvs, alone, strict=True):
@@ -216,7 +217,17 @@ def test_passages_computed_over_pages_are_those_computed_over_copies(numbers, sy
     for one, other in zip(over_pages(model, chunks, cached), assembled(model, chunks, cached), strict=True):
         assert one.start == other.start
         near(one, other)
-    _, blocks = pages_of(model).of(model, 0)
+    runner, blocks = pages_of(model).of(model, 0)
+    taken = blocks.pool.cached(blocks.pool.free * PAGE - 1)  # by answers in work: no page is left
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_behind, "pages_serve", lambda model: True)
+        crowded = _behind.computed_behind(model, chunks, cached)
+        blocks.pool.give(taken)
+        roomy = _behind.computed_behind(model, chunks, cached)
+    for one, other, copied in zip(crowded, roomy, assembled(model, chunks, cached), strict=True):
+        near(one, copied)
+        near(other, copied)
+    assert pages_of(model).of(model, 0) == (runner, blocks), "the pool of answers in work is theirs"
     assert not blocks.pinned and blocks.room == blocks.pool.pages - 1, "all pages can be had again"
 
 

@@ -7,18 +7,47 @@ from transformers import PreTrainedModel
 
 from workbench.core.plan import Plan
 from workbench.engine.assembly import assemble
+from workbench.engine.attention_backends.choice import on_gpu
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.engine.pages.behind_context import encode_behind
-from workbench.methods.engines import PAGE, pages_of
+from workbench.engine.pages.page_allocator import NoPages
+from workbench.methods.engines import PAGE, pages_of, why_not_pages
 from workbench.methods.prepare import KV, Prompt
 
 
+def pages_serve(model: PreTrainedModel) -> bool:
+    """Say whether passages are computed over pages: on a GPU, for models whose layers kernels read there."""
+    return on_gpu(model.device) and not why_not_pages(model)
+
+
+def computed_behind(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
+    """Compute the KV of the last block of every chunk over the cached blocks before it.
+
+    Over pages fewer at a time where answers in work leave no room for all, and over copies where they leave none.
+    """
+    if not pages_serve(model):
+        return assembled(model, chunks, cached)
+    try:
+        return over_pages(model, chunks, cached)
+    except NoPages:
+        half = len(chunks) // 2
+        if not half:
+            return assembled(model, chunks, cached)
+    parts = slice(half), slice(half, None)
+    return [kv for part in parts for kv in computed_behind(model, chunks[part], cached[part])]
+
+
 def over_pages(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
-    """Compute the KV of the last block of every chunk over cached blocks in pages, where several chunks read them."""
+    """Compute them over cached blocks in the pages of the model's pool, where several chunks read them.
+
+    Raises NoPages, before any work, where the pool has no room for all.
+    """
     with pages_of(model).use(model), ExitStack() as stack:
         own = sum(-(-len(chunk.question) // PAGE) for chunk in chunks)
         theirs = {id(kv): -(-len(kv) // PAGE) for kvs in cached for kv in kvs}
-        _, blocks = pages_of(model).of(model, own + sum(theirs.values()))
+        _, blocks = pages_of(model).of(model, 0)  # the pool of answers that may be in work stays
+        if (needed := own + sum(theirs.values())) > blocks.room:
+            raise NoPages(needed, blocks.room, f"preparing {len(chunks)} passages")
         here = []
         for kvs in cached:
             here.append(blocks.place(kvs))
@@ -28,7 +57,7 @@ def over_pages(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequenc
 
 
 def assembled(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
-    """Compute the same over a copy of the cached blocks for each chunk."""
+    """Compute them over a copy of the cached blocks for each chunk."""
     kvs = [assemble(model, chunk, blocks) for chunk, blocks in zip(chunks, cached, strict=True)]
     plans = [Plan(chunk.question, num_layers=len(kv.keys)) for chunk, kv in zip(chunks, kvs, strict=True)]
     requests = [PrefillRequest(c.tokens, plan, kv) for c, plan, kv in zip(chunks, plans, kvs, strict=True)]

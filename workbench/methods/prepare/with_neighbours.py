@@ -14,16 +14,14 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.data import embedders
 from workbench.data.retrieval_corpus import Corpus, check_search, nearest
-from workbench.engine.attention_backends.choice import on_gpu
 from workbench.engine.encoding import packs
 from workbench.methods import registry
-from workbench.methods.engines import why_not_pages
 from workbench.methods.prepare import KV, Block, Prompt, before, contexts, shaped
-from workbench.methods.prepare._behind import assembled, over_pages
+from workbench.methods.prepare._behind import computed_behind, pages_serve
 from workbench.models.spec import attach
 from workbench.store import Store, collect, fetch, fingerprint, key_of
 
-TOKENS = {assembled: 32768, over_pages: 65536}  # most, neighbours included, in work at a time; in pages they lie once
+TOKENS = 32768  # most, neighbours included, that are in work at one time; twice as many in pages, where they lie once
 
 
 @dataclass(frozen=True)
@@ -112,9 +110,8 @@ class WithNeighbours:
     def _made(self, model: PreTrainedModel, chunks: Sequence[Prompt], store: Store) -> list[KV]:
         """Compute the KV of the last block of every chunk over the `after_system` KV of the blocks before it."""
         done: list[KV] = []
-        way = over_pages if on_gpu(model.device) and not why_not_pages(model) else assembled
-        for group in packs([len(chunk) for chunk in chunks], TOKENS[way]):
+        for group in packs([len(chunk) for chunk in chunks], TOKENS * (1 + pages_serve(model))):
             here = [chunks[i] for i in group]
             cached = shaped(here, fetch(model, contexts(here), store, before(here, self.system)))
-            done += way(model, here, cached)
+            done += computed_behind(model, here, cached)
         return done
