@@ -15,6 +15,7 @@ Beside 16-bit keys a query is the sum of two 16-bit vectors.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import log
 from typing import Any
 
@@ -209,37 +210,16 @@ def launch(
     constants |= {"PAGE": page, "BLOCK_M": config.rows, "BLOCK_N": config.keys}
     queries, total = queries.contiguous(), torch.zeros(blocks.total, device=base.device)
     step, many = max(1, MOST // (len(base) * tiles * blocks.total)), len(blocks.lengths)
+    rest = (rows, group, log2_scale(scale, width), blocks.total, tiles, *base.stride()[:2])
     for first in range(0, count, step):
-        some = min(step, count - first)
-        out = torch.empty(some, len(base) * tiles, blocks.total, device=base.device)
-
-        def run(does: int, sums: Tensor, first: int = first, out: Tensor = out) -> Tensor:
-            _block_scores[(many, *out.shape[1::-1])](
-                queries[first:],
-                base,
-                layers[first:],
-                table,
-                pages,
-                frequencies,
-                out,
-                sums,
-                rows,
-                group,
-                log2_scale(scale, width),
-                blocks.total,
-                tiles,
-                *base.stride()[:2],
-                **constants,
-                DOES=does,
-                **config.launch,
-            )
-            return sums
-
+        out = torch.empty(min(step, count - first), len(base) * tiles, blocks.total, device=base.device)
+        given, sums = (queries[first:], base, layers[first:], table, pages, frequencies, out), out
+        run = partial(_block_scores[many, out.shape[1], len(out)], **constants, **config.launch)
         if together:
-            of_blocks = run(SUMS.value, torch.empty(*out.shape[:2], many, config.rows, device=base.device))
-            run(TOGETHER.value, of_blocks.mul_(log(2)).logsumexp(2).div_(log(2)))
-        else:
-            run(APART.value, out)
+            sums = torch.empty(*out.shape[:2], many, config.rows, device=base.device)
+            run(*given, sums, *rest, DOES=SUMS.value)
+            sums = sums.mul_(log(2)).logsumexp(2).div_(log(2))
+        run(*given, sums, *rest, DOES=(TOGETHER if together else APART).value)
         total += out.sum((0, 1))
     return total
 
