@@ -226,6 +226,7 @@ UNKNOWN = {  # command lines: what is said of them
     "store stats x|store verify x|store gc x --budget 1MB|store explain x --model lab-full": "no folder of cached",
     "claims --results x|leaderboard --results x|report --results x": "no results at 'x'",
     "report x.ipynb": "no notebook file",
+    "report 01_masks": "did you mean 'notebooks",
     "report -p x=1|report -p samplse=1": "unknown parameter",
     "trace x": "x is not there",
     "trial --mode blok|sweep --mode full,blok": "unknown mode 'blok'",

@@ -69,12 +69,15 @@ def _listed(named: Sequence[Path] | None) -> list[Path]:
     Raises BadInput for a folder without notebooks.
     """
     here = Path("notebooks")
+    folder = here if here.is_dir() else ROOT.parent / here
     found = []
-    for path in named or [here if here.is_dir() else ROOT.parent / here]:
+    for path in named or [folder]:
         own = sorted(path.glob("[0-9][0-9]_*.ipynb")) if is_dir(path) else [path]
         if not own or not (named or own[0].exists()):
             raise BadInput(f"{brief(path)} holds no notebooks NN_*.ipynb: name notebooks, or their folder")
         if missing := [each for each in own if not is_file(each)]:
-            raise BadInput(f"{brief(missing[0])} is no notebook file")
+            same = folder / f"{missing[0].stem}.ipynb"
+            near = f"; did you mean {brief(same)!r}?" if is_file(same) else ""
+            raise BadInput(f"{brief(missing[0])} is no notebook file{near}")
         found += own
     return found

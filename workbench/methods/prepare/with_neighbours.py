@@ -110,7 +110,7 @@ class WithNeighbours:
     def _made(self, model: PreTrainedModel, chunks: Sequence[Prompt], store: Store) -> list[KV]:
         """Compute the KV of the last block of every chunk over the `after_system` KV of the blocks before it."""
         done: list[KV] = []
-        for group in packs([len(chunk) for chunk in chunks], TOKENS * (1 + pages_serve(model))):
+        for group in packs([len(chunk) for chunk in chunks], TOKENS * (2 if pages_serve(model) else 1)):
             here = [chunks[i] for i in group]
             cached = shaped(here, fetch(model, contexts(here), store, before(here, self.system)))
             done += computed_behind(model, here, cached)
