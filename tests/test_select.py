@@ -543,7 +543,7 @@ def test_a_helper_scores_by_its_last_layer_and_neighbours_share(model, kv, full)
 
 
 def test_scores_of_another_tokenizer_are_carried_over_by_characters():
-    ours = token_text.dealt(torch.tensor([4.0, 1.0, 2.0]), [4, 5, 7], [2, 5, 6, 7])
+    ours = token_text.dealt(torch.tensor([4.0, 1.0, 2.0]), torch.tensor([4, 5, 7]), torch.tensor([2, 5, 6, 7]))
     assert ours.tolist() == [2.0, 3.0, 1.0, 1.0]
 
 

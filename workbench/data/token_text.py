@@ -17,10 +17,10 @@ def ends_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
     return [len(tokenizer.decode(head, clean_up_tokenization_spaces=False)) for head in heads]
 
 
-def dealt(scores: Tensor, theirs: Sequence[int], ours: Sequence[int]) -> Tensor:
-    """Deal scores of tokens that end at characters `theirs` out over their characters, and sum them up to `ours`."""
-    ends = torch.tensor(theirs).cummax(0).values
+def dealt(scores: Tensor, theirs: Tensor, ours: Tensor) -> Tensor:
+    """Deal scores of tokens that end at characters `theirs` [T] out over their characters; sum them up to `ours` [U]."""
+    ends = theirs.cummax(0).values
     widths = ends.diff(prepend=ends.new_zeros(1))  # characters of a token; 0 where it adds none
     each = (scores.double().cpu() / widths.clamp(min=1)).repeat_interleave(widths)
-    sums = torch.cat((each.new_zeros(1), each.cumsum(0)))[torch.tensor(ours).clamp(max=len(each))]
+    sums = torch.cat((each.new_zeros(1), each.cumsum(0)))[ours.clamp(max=len(each))]
     return sums.diff(prepend=sums.new_zeros(1)).float()

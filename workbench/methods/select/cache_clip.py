@@ -104,8 +104,8 @@ class Turned(NamedTuple):
     """A block in the helper's tokens, and behind how many characters its tokens and the model's end."""
 
     read: Block
-    theirs: list[int]
-    ours: list[int]
+    theirs: Tensor
+    ours: Tensor
 
 
 @lru_cache(maxsize=2048)
@@ -113,7 +113,7 @@ def _turned(helper: Any, tokenizer: Any, tokens: tuple[int, ...]) -> Turned:
     """Return a block as the helper's tokenizer writes it; passages that come again are not turned again."""
     text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
     read = Block(tuple(helper(text, add_special_tokens=False)["input_ids"]) or (0,))
-    return Turned(read, ends_of(helper, read.tokens), ends_of(tokenizer, tokens))
+    return Turned(read, torch.tensor(ends_of(helper, read.tokens)), torch.tensor(ends_of(tokenizer, tokens)))
 
 
 @lru_cache(maxsize=2)
