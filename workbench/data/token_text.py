@@ -18,7 +18,7 @@ def ends_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
 
 
 def dealt(scores: Tensor, theirs: Tensor, ours: Tensor) -> Tensor:
-    """Deal scores of tokens that end at characters `theirs` [T] out over their characters; sum them up to `ours` [U]."""
+    """Deal scores of tokens that end at characters `theirs` [T] out over their characters; sum up to `ours` [U]."""
     ends = theirs.cummax(0).values
     widths = ends.diff(prepend=ends.new_zeros(1))  # characters of a token; 0 where it adds none
     each = (scores.double().cpu() / widths.clamp(min=1)).repeat_interleave(widths)
