@@ -295,6 +295,18 @@ def test_pages_in_pairs_compute_what_single_pages_do():
     torch.testing.assert_close(answers[0], answers[1])
 
 
+@settings(max_examples=6)
+@given(order=st.permutations(range(7)), positions=st.sampled_from(["re-encoded", "naive", "shared"]))
+def test_blocks_are_read_in_any_order_with_the_same_sums(order, positions):
+    pool, answers = Pool(MODEL, 80, 16), []
+    cached = pool.encode(MODEL, [block_of(n, seed=n) for n in (33, *[128] * 5, 19)])
+    for pool.run, each in ((1, ()), (1, order), (2, order)):
+        held = pool.open(cached, 5, positions=positions, order=each)
+        answers.append(Runner(MODEL, pool).prefill([held], [torch.arange(5)]))
+    torch.testing.assert_close(answers[1], answers[0])
+    torch.testing.assert_close(answers[2], answers[0])
+
+
 def test_a_request_is_put_together_without_tensor_operations():
     """Torch would wake its threads for kilobytes; what is left: the copy to the device, and the result."""
     pool = Pool(MODEL, 60, 16, kernels=False)

@@ -26,7 +26,7 @@ from workbench.data import embedders, token_text
 from workbench.data.retrieval_corpus import nearest
 from workbench.engine import attention_maps, encoding
 from workbench.engine.assembly import assemble, empty
-from workbench.engine.encoding import encode_many
+from workbench.engine.encoding import encode_many, packs
 from workbench.engine.forward import prefill
 from workbench.methods import select
 from workbench.methods.generation import answer
@@ -35,7 +35,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
-from workbench.methods.select import budget, cache_craft, choose, context_pass, documents, qc_fuse
+from workbench.methods.select import budget, cache_clip, cache_craft, choose, context_pass, documents, qc_fuse
 from workbench.methods.select.cache_craft import CacheCraft, Past
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.models.spec import attach
@@ -545,6 +545,15 @@ def test_a_helper_scores_by_its_last_layer_and_neighbours_share(model, kv, full)
 def test_scores_of_another_tokenizer_are_carried_over_by_characters():
     ours = token_text.dealt(torch.tensor([4.0, 1.0, 2.0]), torch.tensor([4, 5, 7]), torch.tensor([2, 5, 6, 7]))
     assert ours.tolist() == [2.0, 3.0, 1.0, 1.0]
+
+
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=60), st.sampled_from([900, 2000, 8000, float("inf")]))
+def test_passages_of_a_helper_are_read_in_as_few_groups_as_fit_whatever_their_lengths(lengths, room):
+    even, fewest = cache_clip._even(lengths, room), packs(lengths, room)
+    assert [i for group in even for i in group] == list(range(len(lengths)))
+    assert len(even) == len(fewest) and all(sum(lengths[i] for i in group) <= room for group in even)
+    longest = [max(sum(lengths[i] for i in group) for group in groups) for groups in (even, fewest)]
+    assert longest[0] <= longest[1]
 
 
 def test_sam_kv_keeps_anchors_and_as_many_blocks_as_are_worth_more_than_they(model, kv):

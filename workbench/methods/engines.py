@@ -33,7 +33,7 @@ from workbench.methods.registry import spec_of
 from workbench.models.spec import attach
 
 PAGE = 64  # tokens
-TOKENS = 1 << 16  # of a pool on a GPU, where a quarter of its free memory holds as many
+TOKENS = 1 << 17  # of a pool on a GPU, where a quarter of its free memory holds as many
 LEAST_TOKENS = 1 << 12
 
 

@@ -7,7 +7,7 @@ CUDA, and for large batches, whose kernels run longer than they take to start, t
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import RLock
@@ -293,6 +293,10 @@ class Runner:
                 return ready
         spare.append(self._made(bucket))
         return spare[-1]
+
+    def holds(self, shape: Hashable) -> bool:
+        """Whether the step of this bucket is captured."""
+        return (shape.coarse if self.coarse and isinstance(shape, Bucket) else shape) in self.captured
 
     def _bucket(
         self, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0, queries: tuple[int, ...] = ()

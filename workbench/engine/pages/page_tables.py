@@ -40,7 +40,7 @@ class CachedBlock(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PageTable:
-    """The P pages that one prompt reads, in the order of their first position.
+    """The P pages that one prompt reads, in the order of their first position, or of a context's blocks as asked.
 
     numbers        [P] page numbers
     first          [P] smallest position of a page
@@ -165,11 +165,14 @@ class ContextTable:
     run: int
 
 
-def context_of(joined: Ints, size: int, positions: Positions = "re-encoded", run: int = 1) -> ContextTable:
+def context_of(
+    joined: Ints, size: int, positions: Positions = "re-encoded", run: int = 1, order: Sequence[int] = ()
+) -> ContextTable:
     """Make the table of a context whose blocks' `pages_of` are `joined` side by side [4, P].
 
     `positions` of keys: those of `engine.assembly.assemble`. `run`: pages that should be rerotated alike; empty pages
-    are put between blocks for it where they are few.
+    are put between blocks for it where they are few. `order`: blocks in the order in which they are read; by default
+    that in which they stand.
     """
     numbers, slots, cached, place = joined
     ends = slots.cumsum(dtype=np.int32)
@@ -179,6 +182,10 @@ def context_of(joined: Ints, size: int, positions: Positions = "re-encoded", run
     if positions == "shared" and pages:
         shift = np.full_like(shift, length - (cached + slots).max())
     shifted = positions != "naive" and bool(shift.any())
+    if len(order):
+        numbers, slots, first, shift, place = (
+            x[_pages_in(order, place)] for x in (numbers, slots, first, shift, place)
+        )
     partial = bool((slots[:-1] != size).any())
     runs = 1
     if run > 1 and shifted:
@@ -189,11 +196,20 @@ def context_of(joined: Ints, size: int, positions: Positions = "re-encoded", run
         runs = run if added * WASTE <= pages else 1
         if added and runs > 1:
             at = np.arange(pages) + np.repeat(np.cumsum(width) - width, counts)
-            numbers, slots, first = (_spread(x, at, pages + added) for x in (numbers, slots, first))
-            first = np.maximum.accumulate(first)  # an empty page stands where the one before it does
+            stands = np.maximum.accumulate(_spread(np.arange(pages, dtype=np.int32), at, pages + added))
+            numbers, slots = (_spread(x, at, pages + added) for x in (numbers, slots))
+            first = first[stands]  # an empty page stands where the one before it does
             shift = shift[begins].repeat(counts + width)
     page_max, last = _largest(first, slots, size, partial)
     return ContextTable(length, numbers, first, slots, shift if shifted else None, page_max, last, partial, runs)
+
+
+def _pages_in(order: Sequence[int], place: Ints) -> Any:
+    """Return the numbers of pages, which stand at `place` in their blocks, where blocks are read in this order."""
+    begins = np.flatnonzero(place == 0)
+    ordered = np.asarray(order)
+    counts = np.diff(begins, append=len(place))[ordered]
+    return np.repeat(begins[ordered] + counts - counts.cumsum(), counts) + np.arange(len(place))
 
 
 def joined_pages(context: Sequence[CachedBlock], size: int) -> Ints:

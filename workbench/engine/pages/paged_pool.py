@@ -120,7 +120,7 @@ class Pool(PageStorage):
 
     def cached(self, length: int, start: int = 0, pages: Taken | None = None) -> Cached:
         """Return a block in pages that were taken for it, or that are taken now."""
-        pages = self.take(length) if pages is None else pages
+        pages = self.owners.take(-(-length // self.size), f"{length} tokens: it") if pages is None else pages
         return Cached(torch.from_numpy(pages.numbers.astype(np.int64)), length, start, self, pages.generations)
 
     @annotations.checked
@@ -177,12 +177,15 @@ class Pool(PageStorage):
         recompute: Tensor | Sequence[int] | None = None,
         positions: Positions = "re-encoded",
         wait: float = 0.0,
+        order: Sequence[int] = (),
     ) -> PagedPrompt:
         """Make the page table of a prompt whose context is these blocks, with pages for `reserve` more tokens.
 
         recompute  [R] rising positions of context tokens that are recomputed: their cached entries are not seen
         positions  of keys: "re-encoded" where the blocks stand now, "naive", as cached, or "shared", as `assemble` does
         wait       seconds to wait for pages that others hold, until they give them back
+        order      of blocks as rows read them, all of which they see, whose sums differ by rounding; where requests of
+                   one step read what they share at about the same time, a GPU fetches it once
 
         BadInput for a block of another pool or one whose pages were given back; NoPages where they are too few.
         """
@@ -195,7 +198,7 @@ class Pool(PageStorage):
             )
         check_positions(positions)
         given = self.owners.given
-        table = self._context(context, positions, 1 if len(chosen) else self.run, given)
+        table = self._context(context, positions, 1 if len(chosen) else self.run, given, () if len(chosen) else order)
         length = table.length
         places = np.arange(length, length + reserve, dtype=np.int32)
         if len(chosen):
@@ -212,19 +215,21 @@ class Pool(PageStorage):
             raise BadInput(f"room for {reserve} tokens: a prompt has one at least")
         return self._prompt((), np.arange(reserve, dtype=np.int32), context_of(joined_pages((), self.size), self.size))
 
-    def _context(self, context: Sequence[Cached], positions: Positions, run: int, given: int) -> ContextTable:
+    def _context(
+        self, context: Sequence[Cached], positions: Positions, run: int, given: int, order: Sequence[int] = ()
+    ) -> ContextTable:
         """Return the table of a context whose blocks are in order; those of the last contexts are kept.
 
         `given`: how often pages had been given back before this; blocks that were in order then are so still.
         """
-        key = (positions, run, *map(_SERIAL_OF, context)) if {*map(type, context)} == {Cached} else None
+        key = (positions, run, *order, *map(_SERIAL_OF, context)) if {*map(type, context)} == {Cached} else None
         known = self._contexts.get(key)
         if known is not None and known[0] == given:
             return known[1]
         joined = self.check_blocks(context)
         if joined is None or key is None:
-            return context_of(joined_pages(context, self.size), self.size, positions, run)
-        table = known[1] if known is not None else context_of(joined, self.size, positions, run)
+            return context_of(joined_pages(context, self.size), self.size, positions, run, order)
+        table = known[1] if known is not None else context_of(joined, self.size, positions, run, order)
         self._contexts[key] = given, table
         for old in list(self._contexts)[:-CONTEXTS]:
             self._contexts.pop(old, None)

@@ -192,8 +192,7 @@ def measure(
         bench.check()
         stage("writing blocks")
         stores = _stores(bench, Path(place) / "blocks")
-        few = prompts if bench.pool is not None else prompts[:WARM_UP]
-        bench.serve("request", next(stores), few, [0.0] * len(few))  # threads start, steps are captured
+        bench.warm_up(next(stores))
         arrivals = _arrivals(len(prompts), rate, seed)
         for number, mode in enumerate(modes):
             stage(f"mode {mode}")
@@ -263,6 +262,15 @@ class _Bench:
         engine = self._engine(TieredStore([HostTier()]))
         for number, prompt in enumerate(self.prompts):
             engine.check(Ticket(f"{number}", prompt, self.max_new_tokens))
+
+    def warm_up(self, store: TieredStore) -> None:
+        """Start threads; over pages, capture steps of every number of requests, as a server does when it starts."""
+        few = self.prompts if self.pool is not None else self.prompts[:WARM_UP]
+        self.serve("request", store, few, [0.0] * len(few))
+        count = 1
+        while self.pool is not None and count < 2 * self.batch:
+            self.serve("sync", store, few[:count], [0.0] * len(few[:count]))
+            count *= 2
 
     def serve(self, mode: str, store: TieredStore, prompts: Sequence[Prompt], arrivals: Sequence[float]) -> Served:
         """Serve prompts that arrive at these seconds. Raises what a request fails with."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -80,8 +81,7 @@ class CacheClip(Select):
     def _carried(self, helper: Loaded, tokenizer: Any, prompt: Prompt) -> Tensor:
         """Return the helper's scores of the context, carried over to the tokens of the model block by block."""
         *context, question = (_turned(helper.tokenizer, tokenizer, block.tokens) for block in prompt.blocks)
-        room = (helper.spec.context or math.inf) - len(question.read)
-        groups = packs([len(block.read) for block in context], room)
+        groups = _even([len(block.read) for block in context], (helper.spec.context or math.inf) - len(question.read))
         read = [Prompt((*(context[i].read for i in group), question.read)) for group in groups]
         scores = torch.cat(self._attention(helper.model, read)).split([len(block.read) for block in context])
         return torch.cat([dealt(part, one.theirs, one.ours) for part, one in zip(scores, context, strict=True)])
@@ -90,6 +90,15 @@ class CacheClip(Select):
         """Average scores over windows that stay within their block."""
         parts = scores.float().split([len(block) for block in prompt.context])
         return torch.cat([_mean(part, self.window) for part in parts])
+
+
+def _even(lengths: Sequence[int], room: float) -> list[list[int]]:
+    """Group neighbours of these lengths into as few groups as fit, none much longer than another."""
+    fewest, total = packs(lengths, room), sum(lengths)
+    for most in np.arange(total / len(fewest), min(room, total), total / len(lengths) / 2):
+        if len(even := packs(lengths, most)) == len(fewest):
+            return even
+    return fewest
 
 
 def _mean(scores: Tensor, width: int) -> Tensor:

@@ -1,10 +1,10 @@
 """Loaders bring blocks to the engine while it computes, and into pages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from threading import current_thread
+from threading import Lock, current_thread
 from typing import Any, Literal, Protocol
 
 import torch
@@ -52,38 +52,53 @@ class PageLoads:
     def __init__(self, model: PreTrainedModel, pages: PageTier, prepare: Prepare):
         self.model, self.pages, self.prepare = model, pages, prepare
         self._there: dict[str, Lookup] = {}  # look-ups of blocks that lay in pages, by key
+        self._looking = Lock()
 
     def load(self, ticket: Ticket, own: int, arrived: Arrived | None = None) -> dict[str, Any]:
         """Bring the blocks of a request into pages, and promise it `own` more; return {bytes, tier}.
 
-        With `arrived`, layer by layer. Those that no tier holds are left empty. Raises NoRoom.
+        With `arrived`, layer by layer. Those that no tier holds are left empty. One request is looked up at a time,
+        so that the first one is on the bus while the next is looked up. Raises NoRoom.
         """
         keys, store = self.keys(ticket), self.pages.behind
         lengths = {key: len(block) for key, block in zip(keys, ticket.prompt.context, strict=True)}
-        mine = self.pages.reserve(lengths, own)
-        held = ticket.held = HeldPages(keys, own, [])
-        found: dict[str, KV] = {}
+        with self._looking:
+            mine = self.pages.reserve(lengths, own)
+            held = ticket.held = HeldPages(keys, own, [])
+            found = self._found(held, mine, ticket)
         try:
-            wanted = mine if not ticket.cancelled else []
-            for key, below in zip(wanted, store.find_all(wanted, ticket.name), strict=True):
-                if below is None:
-                    held.lookups.append(Lookup(key, miss=store.why(key)))
-                else:
-                    found[key] = below.kv
-                    held.lookups.append(Lookup(key, below.tier, below.kv.nbytes))
             self.pages.missed(key for key in mine if key not in found)
+            if arrived is None:
+                self.pages.fill(found)
             others = lengths.keys() - set(mine)
             self.pages.wait(others)
             empty = set(self.pages.empty(others))
             for key in lengths:
                 if key in others:
                     held.lookups.append(Lookup(key, miss=store.why(key)) if key in empty else self._hit(key, lengths))
-            self.pages.fill(found, None if self.pages.empty(keys) else arrived)
+            if arrived is not None:
+                self.pages.fill(found, None if self.pages.empty(keys) else arrived)
         except BaseException:
             self.pages.missed(mine)
             raise
         tiers = sorted({lookup.tier for lookup in held.lookups if lookup.tier})
         return {"bytes": sum(kv.nbytes for kv in found.values()), "tier": ", ".join(tiers)}
+
+    def _found(self, held: HeldPages, keys: Sequence[str], ticket: Ticket) -> dict[str, KV]:
+        """Return the blocks that a tier holds, by key; none for a request that was given up."""
+        store, found = self.pages.behind, dict[str, KV]()
+        wanted = keys if not ticket.cancelled else []
+        try:
+            for key, below in zip(wanted, store.find_all(wanted, ticket.name), strict=True):
+                if below is None:
+                    held.lookups.append(Lookup(key, miss=store.why(key)))
+                else:
+                    found[key] = below.kv
+                    held.lookups.append(Lookup(key, below.tier, below.kv.nbytes))
+        except BaseException:
+            self.pages.missed(keys)
+            raise
+        return found
 
     def admit(self, ticket: Ticket, own: int) -> dict[str, Any] | None:
         """Take a request whose blocks all lie in pages, and promise it `own` more; None where one does not.

@@ -81,7 +81,10 @@ class PagedEngine:
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
         """Bring the blocks into pages; those that no tier holds are left to the engine."""
-        return self._loads.load(ticket, self._own(ticket), arrived)
+        about = self._loads.load(ticket, self._own(ticket), arrived)
+        if arrived is None and self.method.select is None and not self.pages.empty(ticket.held.keys):
+            self._open(ticket, None)
+        return about
 
     def admit(self, ticket: Ticket) -> dict[str, Any] | None:
         """Take a request whose blocks all lie in pages; one that recomputes nothing gets its page table at once."""
@@ -97,7 +100,7 @@ class PagedEngine:
         for ticket in tickets:
             ticket.tokens.clear()
             ticket.held.used = None  # until it is known when this step ends
-            if ticket.held.paged is None or ticket.held.paged.written:
+            if ticket.held.paged is None or ticket.held.paged.written:  # layer by layer; a second attempt
                 self._open(ticket, wait)
         prompts = [ticket.held.paged for ticket in tickets]
         ids = [t.prompt.tokens[torch.cat((t.held.rows, t.prompt.question))] for t in tickets]
@@ -185,7 +188,8 @@ class PagedEngine:
                 (held.rows,) = rows_over_pages(self.runner, self.method, [prompt], [context], wait=wait)
         with self.pages.lock:
             reserve = len(prompt.question) + ticket.max_new_tokens
-            held.paged = self.pool.open(context, reserve, held.rows, self.method.positions)
+            order = sorted(range(len(context)), key=held.keys.__getitem__)  # the same for every request
+            held.paged = self.pool.open(context, reserve, held.rows, self.method.positions, order=order)
             self.pages.kept(held.own)
             held.own = 0
 
@@ -235,7 +239,7 @@ class PagedEngine:
     @contextmanager
     def _alone(self, shape: Hashable, wait: Wait | None = None) -> Iterator[None]:
         """Hold copies back while a step of this shape may be captured, which is once; steps that wait are not."""
-        new = self.runner.graphs and wait is None and shape not in self._seen
+        new = self.runner.graphs and wait is None and not (shape in self._seen or self.runner.holds(shape))
         self._seen.add(shape)
         with self.pages.copies.lock if new else nullcontext():
             yield

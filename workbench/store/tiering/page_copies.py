@@ -63,10 +63,10 @@ class PageCopies:
         """
         layers = range(len(self.pool.keys))
         with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
-            if arrived is not None:
-                self._copy_by_layer(kvs, held, arrived)
-                return
             with self._turn:
+                if arrived is not None:
+                    self._copy_by_layer(kvs, held, arrived)
+                    return
                 for group in _groups(kvs):
                     with self.lock:
                         self._copy({key: kvs[key] for key in group}, held, layers)
@@ -113,7 +113,8 @@ class PageCopies:
             keys = list(same)
             packed = [kv if isinstance(kv := kvs[key], PackedKV) else pack(kv, self.stream is not None) for key in keys]
             for key, kv in zip(keys, packed, strict=True):
-                held[key].cached = replace(held[key].cached, length=len(kv), start=kv.start)
+                if (cached := held[key].cached).start != kv.start or len(cached) != len(kv):
+                    held[key].cached = replace(cached, length=len(kv), start=kv.start)
             slots = self.pool.slots(*[held[key].cached for key in keys])
             self._put(packed, slots.to(self.pool.device, non_blocking=True), layers)
 
