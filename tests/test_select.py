@@ -543,8 +543,10 @@ def test_a_helper_scores_by_its_last_layer_and_neighbours_share(model, kv, full)
 
 
 def test_scores_of_another_tokenizer_are_carried_over_by_characters():
-    ours = token_text.dealt(torch.tensor([4.0, 1.0, 2.0]), torch.tensor([4, 5, 7]), torch.tensor([2, 5, 6, 7]))
-    assert ours.tolist() == [2.0, 3.0, 1.0, 1.0]
+    text, other = token_text.shared([4, 5, 7], [2, 5, 6, 7]), token_text.shared([3], [3])
+    assert token_text.dealt(torch.tensor([4.0, 1.0, 2.0]), [text]).tolist() == [2.0, 3.0, 1.0, 1.0]
+    several = token_text.dealt(torch.tensor([5.0, 4.0, 1.0, 2.0, 5.0]), [other, text, other])
+    assert several.tolist() == [5.0, 2.0, 3.0, 1.0, 1.0, 5.0]
 
 
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=60), st.sampled_from([900, 2000, 8000, float("inf")]))

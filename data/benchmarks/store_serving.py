@@ -5,9 +5,10 @@
 
 Each question has `per_question` blocks of a corpus, drawn by Zipf's law, in the order of the draw, and a question of
 its own. Cached blocks are on disk ("cold"), in host memory ("warm") or in pages ("hot"), loaded by every mode of the
-scheduler, as in `workbench serve-bench`. Baselines: full prefill of every token, a prefix cache, which reuses
-what stands behind the same blocks only, and one that puts the blocks of a question in the order of which it finds most
-(CacheWeaver, ContextPilot: a greedy walk over the prefix tree). They are asked fewer questions, two at a time: answers
+scheduler, as in `workbench serve-bench`; `batch` questions are computed together, and half as many once more.
+Baselines: full prefill of every token, a prefix cache, which reuses what stands behind the same blocks only, and one
+that puts the blocks of a question in the order of which it finds most (CacheWeaver, ContextPilot: a greedy walk over
+the prefix tree). They are asked fewer questions, two at a time: answers
 a second compare, times of so many requests that wait for each other do not.
 """
 
@@ -84,7 +85,7 @@ class PrefixEngine(ContiguousEngine):
 CPU: dict[str, Any] = {"blocks": 40, "block": 64, "per_question": 8, "question": 16, "answer": 4, "loaders": 2}
 CPU |= {"questions": 24, "baseline": 8, "chosen": 8, "batch": 8, "ratio": 0.15, "zipf": 1.0, "seed": 0}
 GPU = CPU | {"blocks": 2000, "block": 128, "per_question": 256, "question": 50, "answer": 8, "loaders": 4}
-GPU |= {"questions": 200, "baseline": 40, "chosen": 12}
+GPU |= {"questions": 200, "baseline": 40, "chosen": 12, "batch": 16}
 REORDERED = "reordered prefix caching"
 BASELINES = {"full prefill": ContiguousEngine, "prefix caching": PrefixEngine, REORDERED: PrefixEngine}
 
@@ -117,24 +118,28 @@ def runs(loaded: Loaded, load: dict[str, Any], paged: bool) -> Any:
     """Yield the rows of `results.Count` of one run after the other."""
     prompts = drawn(load, loaded.spec.vocabulary)
     setting = {name: value for name, value in load.items() if name not in ("seed", "ratio")}
-    shared = {"batch": load["batch"], "loaders": load["loaders"], "max_new_tokens": load["answer"]}
+    shared = {"loaders": load["loaders"], "max_new_tokens": load["answer"]}
     engine = "paged" if paged else "contiguous"
     chosen = Reuse(select=QueryGuided(system=0), ratio=load["ratio"])
-    for start, method, few in (
-        ("hot", Reuse(), prompts),
-        ("warm", Reuse(), prompts),
-        ("cold", Reuse(), prompts),
-        ("warm", chosen, prompts[: load["chosen"]]),
+    all_of_them, half = load["batch"], max(1, load["batch"] // 2)
+    for start, method, few, batch in (
+        ("warm", Reuse(), prompts, all_of_them),
+        ("hot", Reuse(), prompts, all_of_them),
+        ("warm", Reuse(), prompts, half),
+        ("warm", chosen, prompts[: load["chosen"]], half),
+        ("hot", Reuse(), prompts, half),
+        ("cold", Reuse(), prompts, half),
     ):
         ratio = load["ratio"] if method is chosen else 0.0
-        for mode in MODES:
-            served = measure(loaded, few, [mode], method, start=start, engine=engine, **shared)
-            yield [{"method": "reuse", "ratio": ratio, **row} for row in counts(served, start, setting)]
+        served = measure(loaded, few, MODES, method, start=start, engine=engine, batch=batch, **shared)
+        rows = counts(served, start, setting | {"batch": batch})
+        yield [{"method": "reuse", "ratio": ratio, **row} for row in rows]
     for name, kind in BASELINES.items():
         few = (reordered(prompts) if name == REORDERED else prompts)[: load["baseline"]]
         two = shared | {"batch": min(2, load["batch"])}  # memory of whole prompts
         served = measure(loaded, few, ["request"], Full(), start="empty", engine="contiguous", contiguous=kind, **two)
-        yield [{"method": name, "ratio": 0.0, **row, "kind": ""} for row in counts(served, "", setting)]
+        about = setting | {"batch": two["batch"]}
+        yield [{"method": name, "ratio": 0.0, **row, "kind": ""} for row in counts(served, "", about)]
 
 
 def main() -> None:
@@ -153,8 +158,10 @@ def main() -> None:
     with writer(args, f"serving@{args.device}", model.device, model=name, seed=load["seed"]) as out:
         for rows in runs(loaded, load, gpu):
             out.counts(rows)
-            row, said = rows[0], {row["measure"]: round(row["value"], 3) for row in rows}
-            print(row["method"], row["kind"], row["setting"]["scheduler"], row["ratio"], said, flush=True)
+            for row in rows:
+                if row["measure"] in ("per_second", "ttft_p50", "idle"):
+                    about = row["kind"], row["setting"]["scheduler"], row["setting"]["batch"], row["ratio"]
+                    print(row["method"], *about, row["measure"], round(row["value"], 3), flush=True)
 
 
 if __name__ == "__main__":

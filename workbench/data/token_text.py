@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +17,34 @@ def ends_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
     return [len(tokenizer.decode(head, clean_up_tokenization_spaces=False)) for head in heads]
 
 
-def dealt(scores: Tensor, theirs: Tensor, ours: Tensor) -> Tensor:
-    """Deal scores of tokens that end at characters `theirs` [T] out over their characters; sum up to `ours` [U]."""
-    ends = theirs.cummax(0).values
-    widths = ends.diff(prepend=ends.new_zeros(1))  # characters of a token; 0 where it adds none
+class Shared(NamedTuple):
+    """How the tokens of two tokenizers share the characters of one text.
+
+    widths   [T] characters of each token of the one; 0 where it adds none
+    begins   [U] and `ends` [U]: between which characters each token of the other lies
+    """
+
+    widths: Tensor
+    begins: Tensor
+    ends: Tensor
+
+
+def shared(theirs: Sequence[int], ours: Sequence[int]) -> Shared:
+    """Return how tokens that end at characters `theirs` [T] share a text with those that end at `ours` [U]."""
+    widths = torch.tensor(theirs).cummax(0).values.diff(prepend=torch.zeros(1, dtype=torch.long))
+    ends = torch.tensor(ours).clamp(max=int(widths.sum()))
+    return Shared(widths, torch.cat((ends.new_zeros(1), ends[:-1])), ends)
+
+
+def dealt(scores: Tensor, texts: Sequence[Shared]) -> Tensor:
+    """Deal scores of the ones' tokens in `texts`, one behind the other, over their characters; sum up to the others'.
+
+    `scores` [T of all texts] -> [U of all texts], fp32.
+    """
+    widths = torch.cat([text.widths for text in texts])
     each = (scores.double().cpu() / widths.clamp(min=1)).repeat_interleave(widths)
-    sums = torch.cat((each.new_zeros(1), each.cumsum(0)))[ours.clamp(max=len(each))]
-    return sums.diff(prepend=sums.new_zeros(1)).float()
+    sums = torch.cat((each.new_zeros(1), each.cumsum(0)))
+    firsts = [0, *accumulate(int(text.widths.sum()) for text in texts)]
+    begins = torch.cat([text.begins + first for text, first in zip(texts, firsts, strict=False)])
+    ends = torch.cat([text.ends + first for text, first in zip(texts, firsts, strict=False)])
+    return (sums[ends] - sums[begins]).float()

@@ -18,7 +18,7 @@ from workbench.core.plan import Pass
 from workbench.core.utils import annotations
 from workbench.engine.chunked import prefill_chunked_many
 from workbench.engine.decoding import check_options
-from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.engine.forward import PrefillRequest, Wait, prefill_many
 from workbench.store import Store
 
 
@@ -84,9 +84,12 @@ class Method(Protocol):
         """
 
 
-def finish(model: PreTrainedModel, ready: Sequence[ReadyRequest]) -> list[Tensor]:
-    """Run the last forward pass, or its chunks: logits [V] behind the prompt of every request of one method."""
+def finish(model: PreTrainedModel, ready: Sequence[ReadyRequest], waits: Sequence[Wait | None] = ()) -> list[Tensor]:
+    """Run the last forward pass, or its chunks: logits [V] behind the prompt of every request of one method.
+
+    `waits`: those of `prefill_many`, for requests without chunks.
+    """
     requests = [each.request for each in ready]
     chunk = ready[0].chunk if ready else None
-    outputs = prefill_chunked_many(model, requests, chunk, 1) if chunk else prefill_many(model, requests, 1)
+    outputs = prefill_chunked_many(model, requests, chunk, 1) if chunk else prefill_many(model, requests, 1, waits)
     return [output.logits[-1] for output in outputs if output.logits is not None]

@@ -3,7 +3,7 @@
 Whose pages they are is no matter here: `paged_pool.Pool` keeps that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +17,7 @@ from workbench.core.kv import KV, side_by_side
 from workbench.core.utils.annotations import Count, check, checked
 from workbench.core.utils.wide_copies import copy, index_copy, taken
 from workbench.engine.assembly import Positions, check_positions, shifts_of
+from workbench.engine.attention_backends.attention import sent
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
 from workbench.engine.attention_backends.choice import named, rerotate
 from workbench.engine.encoding import packed_pass, packs
@@ -121,27 +122,39 @@ class PageStorage:
         For thousands of recomputed rows one copy costs less than rerotation in every tile. `reserve` tokens behind the
         context are unwritten.
         """
+        kv, fill = self.gathering(context, reserve, positions)
+        for layer in range(len(self.keys)):
+            fill(layer)
+        return kv
+
+    def gathering(
+        self, context: Sequence[Cached], reserve: int, positions: Positions
+    ) -> tuple[KV, Callable[[int], None]]:
+        """Return the KV of `gather`, and what fills a layer of it: a prefill may begin before all are filled."""
         check_positions(positions)
         if not context:
             raise BadInput("a prompt has at least one block")
         slots = self.slots(*context)
-        runs, where = _runs(slots), slots.to(self.device)
+        runs, where = _runs(slots), sent(slots, self.device)
         runs = runs if len(runs) <= RUNS else []
         lengths = torch.tensor([len(block) for block in context])
         shifts = shifts_of([(block.start, len(block)) for block in context], positions)
-        distance = shifts.repeat_interleave(lengths).to(self.device)
+        distance = sent(shifts.repeat_interleave(lengths), self.device)
         length = len(slots)
         kv = self.spec.empty(length + reserve)
-        with self.in_order():
-            for layer, table in enumerate(self.inv_freq):
-                keys, values, out = self.keys[layer], self.values[layer], kv.keys[layer][:, :length]
+
+        def fill(layer: int) -> None:
+            keys, values, table = self.keys[layer], self.values[layer], self.inv_freq[layer]
+            out = kv.keys[layer][:, :length]
+            with self.in_order():
                 for to, at in runs:
                     rerotate(keys[:, at], distance[to], table, self.pairing, out[:, to], self.kernels)
                     copy(kv.values[layer][:, to], values[:, at])
                 if not runs:
                     rerotate(taken(keys, where), distance, table, self.pairing, out, self.kernels)
                     copy(kv.values[layer][:, :length], taken(values, where))
-        return kv
+
+        return kv, fill
 
     def read(
         self,
@@ -169,7 +182,7 @@ class PageStorage:
 
     def write(self, prompt: PagedPrompt, kv: KV, rows: int) -> None:
         """Copy the first `rows` own rows of a prompt into its pages from a contiguous KV of it; they are computed."""
-        slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
+        slots, places = (sent(torch.from_numpy(x[:rows]).long(), self.device) for x in (prompt.own, prompt.places))
         with self.in_order():
             for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
                 index_copy(mine, slots, taken(theirs, places))

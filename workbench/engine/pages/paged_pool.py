@@ -5,7 +5,7 @@ which others may share, each with the shift by which its keys are rerotated as t
 all that is computed for it: recomputed tokens of blocks, the question, the answer. Opening it copies no block.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from weakref import ref
@@ -249,12 +249,13 @@ class Pool(PageStorage):
         own: Ints = (mine[:, None] * np.int32(self.size) + offsets).ravel()[: len(places)]
         return PagedPrompt(table.length, pages, own, places, owned, self, tuple(context), checked=given)
 
-    @annotations.checked
-    def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:
-        """Copy a prompt's context into one contiguous KV, as `PageStorage.gather`. BadInput for blocks given back."""
+    def gathering(
+        self, context: Sequence[Cached], reserve: int, positions: Positions
+    ) -> tuple[KV, Callable[[int], None]]:
+        """Return a KV of a prompt's context, as `PageStorage.gathering`. BadInput for blocks given back."""
         for block in context:
             self.check_block(block)
-        return super().gather(context, reserve, positions)
+        return super().gathering(context, reserve, positions)
 
     def _check_room(self, lengths: Sequence[int]) -> None:
         needed = sum(-(-n // self.size) for n in lengths)

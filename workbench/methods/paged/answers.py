@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
+from workbench.engine.forward import Wait
 from workbench.engine.graphs.batch_buckets import LARGE, bend_of
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.block_pages import BlockPages
@@ -74,16 +75,31 @@ def _compute(runner: Runner, group: Sequence[PageRequest]) -> None:
 
 
 def _compute_copied(runner: Runner, group: Sequence[PageRequest]) -> None:
-    ready, pool = [], runner.pool
+    """Compute requests on copies of their pages, layer by layer as they are filled; `_write_back` is left to do."""
+    ready, waits, pool = list[ReadyRequest](), list[Wait | None](), runner.pool
     for request in group:
         paged, one = request.paged, request.ready
         assert paged is not None and one is not None
-        kv = pool.read(request.context, paged, len(one.request.plan.rows), request.positions)
-        ready.append(replace(one, request=replace(one.request, kv=kv)))
-    for request, one, row in zip(group, ready, finish(runner.model, ready), strict=True):
-        assert request.paged is not None
-        pool.write(request.paged, one.request.kv, len(one.request.plan.rows))
+        wait: Wait | None = None
+        asked = request.context, len(request.prompt) - paged.length, request.positions
+        if not request.context:
+            request.copy = pool.spec.empty(len(request.prompt))
+        elif one.chunk:
+            request.copy = pool.gather(*asked)
+        else:
+            request.copy, wait = pool.gathering(*asked)
+        ready.append(replace(one, request=replace(one.request, kv=request.copy)))
+        waits.append(wait)
+    for request, row in zip(group, finish(runner.model, ready, waits), strict=True):
         request.logits = row
+
+
+def _write_back(runner: Runner, request: PageRequest) -> None:
+    """Copy the rows that were computed on a copy into the pages of a request, where they are read later."""
+    if request.copy is not None and request.paged is not None and request.ready is not None:
+        if request.keep or request.ended is None:
+            runner.pool.write(request.paged, request.copy, len(request.ready.request.plan.rows))
+        request.copy = None
 
 
 def _asked(request: PageRequest) -> tuple[PagedPrompt, Tensor]:
@@ -204,7 +220,10 @@ class PagedAnswers:
             raise
         self.running += group
         for request, token in zip(group, self._chosen(group), strict=True):
-            yield from self._take(request, [token])
+            yield from self._take(request, [token], close=False)
+        for request in group:
+            _write_back(self.runner, request)
+            self._end(request)
 
     def _group(self, free: int) -> list[PageRequest]:
         """Take requests off the queue that are begun together: of one method and store, and with room for all."""

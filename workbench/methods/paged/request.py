@@ -28,7 +28,7 @@ from workbench.methods.engines import why_not_captured
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes.reuse import Reuse, as_computed
 from workbench.methods.request_report import Receipt, timed
-from workbench.methods.select import QuestionGuided, Select, choose, without_system
+from workbench.methods.select import QuestionGuided, choose, without_system
 from workbench.models.spec import spec_for
 from workbench.store import Store
 
@@ -40,6 +40,7 @@ class PageRequest:
     limit    most tokens of the answer, by its own number and by the model's context
     rows     of its own pages that are rows of the prompt; the others are the answer's
     context  blocks that it reads, pinned; `paged` its page table; `ready` as the method began it
+    copy     what its rows were computed on, until they are in its pages
     """
 
     prompt: Prompt
@@ -57,6 +58,7 @@ class PageRequest:
     paged: PagedPrompt | None = None
     ready: ReadyRequest | None = None
     logits: Tensor | None = None
+    copy: KV | None = None
     receipt: Receipt | None = None
     first: float = 0.0
     ended: float | None = None
@@ -234,7 +236,7 @@ def rows_over_pages(
 ) -> list[Tensor]:
     """Choose context rows by the scores of the method's selector, which reads blocks in their pages.
 
-    Question-guided ones ask a captured step; those that compare keys and values get a copy. `room(pages)` makes room
+    Question-guided ones ask a captured step; others that read keys and values get a copy. `room(pages)` makes room
     for a question; `wait(layer)` returns when a layer of the blocks is there.
     """
     select, pool = method.select, runner.pool
@@ -246,8 +248,8 @@ def rows_over_pages(
             room(-(-len(question) // pool.size))
             asked = (select.layers, select.last, wait, select.softmax, select.system)
             scores.append(from_question(runner, context, question, *asked).cpu())
-    elif type(select).scores is Select.scores:
-        scores = [select.score(prompt) for prompt in prompts]
+    elif not select.reads_cache:
+        scores = list(select.scores(runner.model, prompts, ()))
     else:
         if wait is not None:
             for layer in range(len(pool.keys)):

@@ -79,6 +79,11 @@ class Select:
         """
         return [self.score(prompt) for prompt in prompts]
 
+    @property
+    def reads_cache(self) -> bool:
+        """Return whether `scores` reads the KVs that it is given."""
+        return type(self).scores is not Select.scores
+
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         """Return what a request computes for the scores, before its tokens are recomputed.
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.blocks import Block
-from workbench.data.token_text import dealt, ends_of
+from workbench.data.token_text import Shared, dealt, ends_of, shared
 from workbench.engine.attention_maps import layers_of, logits
 from workbench.engine.encoding import packs, watch
 from workbench.methods.select import KV, Pass, Prompt, Select, layers, whole
@@ -51,6 +51,10 @@ class CacheClip(Select):
         if self.helper is not None:
             models.check(models.folder(self.helper))
 
+    @property
+    def reads_cache(self) -> bool:
+        return False
+
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         if self.helper is None:
             found = self._attention(model, prompts)
@@ -83,13 +87,17 @@ class CacheClip(Select):
         *context, question = (_turned(helper.tokenizer, tokenizer, block.tokens) for block in prompt.blocks)
         groups = _even([len(block.read) for block in context], (helper.spec.context or math.inf) - len(question.read))
         read = [Prompt((*(context[i].read for i in group), question.read)) for group in groups]
-        scores = torch.cat(self._attention(helper.model, read)).split([len(block.read) for block in context])
-        return torch.cat([dealt(part, one.theirs, one.ours) for part, one in zip(scores, context, strict=True)])
+        return dealt(torch.cat(self._attention(helper.model, read)), [block.tokens for block in context])
 
     def _grouped(self, prompt: Prompt, scores: Tensor) -> Tensor:
         """Average scores over windows that stay within their block."""
-        parts = scores.float().split([len(block) for block in prompt.context])
-        return torch.cat([_mean(part, self.window) for part in parts])
+        sums = torch.cat((scores.new_zeros(1), scores.double().cumsum(0)))
+        lengths = torch.tensor([len(block) for block in prompt.context])
+        ends = lengths.cumsum(0)
+        at = torch.arange(len(scores))
+        low = torch.maximum(at - (self.window - 1) // 2, (ends - lengths).repeat_interleave(lengths))
+        high = torch.minimum(at + self.window // 2 + 1, ends.repeat_interleave(lengths))
+        return ((sums[high] - sums[low]) / (high - low)).float()
 
 
 def _even(lengths: Sequence[int], room: float) -> list[list[int]]:
@@ -101,20 +109,11 @@ def _even(lengths: Sequence[int], room: float) -> list[list[int]]:
     return fewest
 
 
-def _mean(scores: Tensor, width: int) -> Tensor:
-    """Return the mean over up to `width` neighbours of each score [T], fewer at the ends."""
-    sums = torch.cat((scores.new_zeros(1), scores.double().cumsum(0)))
-    at = torch.arange(len(scores))
-    low, high = (at - (width - 1) // 2).clamp(min=0), (at + width // 2 + 1).clamp(max=len(scores))
-    return ((sums[high] - sums[low]) / (high - low)).float()
-
-
 class Turned(NamedTuple):
-    """A block in the helper's tokens, and behind how many characters its tokens and the model's end."""
+    """A block in the helper's tokens, and how these share characters with the model's."""
 
     read: Block
-    theirs: Tensor
-    ours: Tensor
+    tokens: Shared
 
 
 @lru_cache(maxsize=2048)
@@ -122,7 +121,7 @@ def _turned(helper: Any, tokenizer: Any, tokens: tuple[int, ...]) -> Turned:
     """Return a block as the helper's tokenizer writes it; passages that come again are not turned again."""
     text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
     read = Block(tuple(helper(text, add_special_tokens=False)["input_ids"]) or (0,))
-    return Turned(read, torch.tensor(ends_of(helper, read.tokens)), torch.tensor(ends_of(tokenizer, tokens)))
+    return Turned(read, shared(ends_of(helper, read.tokens), ends_of(tokenizer, tokens)))
 
 
 @lru_cache(maxsize=2)

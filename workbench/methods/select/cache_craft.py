@@ -59,6 +59,10 @@ class CacheCraft(Select):
     )
     measured: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
 
+    @property
+    def reads_cache(self) -> bool:
+        return False
+
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         known = fingerprint(model)
         new = [prompt for prompt in prompts if self._lacks(known, prompt)]

@@ -33,6 +33,10 @@ class InterAttention(Select):
     layers: str | tuple[int, ...] = layers("all", "all", "last")
     side: str = ruled("pays", "'pays' or 'receives'", ("pays", "receives").__contains__)
 
+    @property
+    def reads_cache(self) -> bool:
+        return False
+
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         attention = crossing(model, prompts, self.layers)
         return [self._scores(prompt, each.paid, each.received) for prompt, each in zip(prompts, attention, strict=True)]

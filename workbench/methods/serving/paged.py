@@ -75,7 +75,10 @@ class PagedEngine:
             raise BadInput(
                 f"{len(prompt)} tokens and {ticket.max_new_tokens} more are over {spec.context}, the context"
             )
-        needed = self._own(ticket) + sum(-(-len(block) // self.pool.size) for block in set(prompt.context))
+        own, size = self._own(ticket), self.pool.size
+        if own + prompt.starts[-1] // size + len(prompt.context) <= self.pages.pages:
+            return
+        needed = own + sum(-(-len(block) // size) for block in set(prompt.context))
         if needed > self.pages.pages:
             raise BadInput(f"request {ticket.name} needs {needed} pages, the pool has {self.pages.pages}")
 

@@ -20,6 +20,7 @@ from workbench.engine.pages.paged_prompt import Cached
 from workbench.store.files.packed import ALIGNED, PackedKV, layers_of, pack, within
 
 GROUP = 1 << 28  # bytes that are copied before they are put into pages
+STEPS = 8  # in which a block comes where it comes layer by layer: copies of a single layer are too many
 STAGED = 3  # groups that are copied, or put into pages, at once
 
 
@@ -91,21 +92,18 @@ class PageCopies:
     def _copy_by_layer(
         self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None]
     ) -> None:
-        """Copy layer by layer; one layer is on its way while the one before it is waited for."""
-        copied: list[Any] = []
-        for layer in range(len(self.pool.keys)):
+        """Copy some neighbouring layers at a time, which are on their way while those before them are waited for."""
+        count = len(self.pool.keys)
+        some = -(-count // STEPS)
+        copied: list[tuple[Any, range]] = []
+        for first in range(0, count, some):
+            layers = range(first, min(first + some, count))
             with self.lock:
-                self._copy(kvs, held, [layer])
-            if self._placing is None:
-                arrived(layer)
-                continue
-            copied.append(self._placing.record_event())
-            if layer:
-                copied[layer - 1].synchronize()
-                arrived(layer - 1)
-        if self._placing is not None:
-            self._placing.synchronize()
-            arrived(len(self.pool.keys) - 1)
+                self._copy(kvs, held, layers)
+            copied.append((None if self._placing is None else self._placing.record_event(), layers))
+            if first:
+                _told(*copied[-2], arrived)
+        _told(*copied[-1], arrived)
 
     def _copy(self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], layers: Sequence[int]) -> None:
         """Copy neighbouring layers of blocks; those of one length are put into their pages together."""
@@ -167,6 +165,14 @@ class PageCopies:
         by_layer = staged.unflatten(1, (len(layers), -1))[:, :, : 2 * size]
         halves = by_layer.unflatten(2, (2, size)).unbind(2)
         return [_words(half.view(like.keys[0].dtype).unflatten(2, shape)).permute(1, 2, 0, 3, 4) for half in halves]
+
+
+def _told(copied: Any, layers: range, arrived: Callable[[int], None]) -> None:
+    """Tell of layers when they are there."""
+    if copied is not None:
+        copied.synchronize()
+    for layer in layers:
+        arrived(layer)
 
 
 def _words(x: Tensor) -> Tensor:
