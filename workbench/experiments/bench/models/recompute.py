@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.plan import Plan
-from workbench.engine.forward import prefill
+from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.layers.fused_layers import fused
 from workbench.engine.pages.paged_question import from_question
@@ -123,10 +123,11 @@ class Online:
         return token
 
     def gathered(self, choice: Choice) -> int:
-        """Gather the blocks into one contiguous KV, rerotating their keys once, compute the rows over it."""
+        """Compute the rows over one contiguous KV while the blocks are gathered into it, rerotating their keys once."""
         rows = torch.cat((self.rows(choice), torch.arange(self.context, self.context + self.asked)))
-        kv = self.pool.gather(self.blocks, self.asked)
-        return token_of(prefill(self.scene.model, self.tokens, Plan(rows), kv, logits_to_keep=1), self.candidate)
+        kv, fill = self.pool.gathering(self.blocks, self.asked, "re-encoded")
+        (output,) = prefill_many(self.scene.model, [PrefillRequest(self.tokens, Plan(rows), kv)], 1, [fill])
+        return token_of(output, self.candidate)
 
 
 def sizes(scene: Scene) -> tuple[int, int]:
