@@ -98,10 +98,10 @@ class Reuse:
 
     @property
     def in_place(self) -> bool:
-        """Whether cached rows are only read, and what computed rows attend to is known without the cache."""
+        """Whether cached rows are only read, and corrected ones lie in pages too."""
         if self.correct and (self.positions == "naive" or type(self.correct).over_pages is Correct.over_pages):
             return False
-        return not (self.select and (self.attend or getattr(self.select, "fresh", False)))
+        return not getattr(self.select, "fresh", False)
 
     def wrapped(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         """Return prompts as they are computed: with what the preparation puts around passages."""

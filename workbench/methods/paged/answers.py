@@ -64,7 +64,11 @@ def _compute(runner: Runner, group: Sequence[PageRequest]) -> None:
             ready = request.ready
             assert ready is not None
             request.rows = len(ready.request.plan.rows)
-            (steps if in_steps(ready) else copies).append(request)
+            if in_steps(ready):
+                request.copy = None
+                steps.append(request)
+            else:
+                copies.append(request)
     for part in _packs(steps):
         asked = [_asked(request) for request in part]
         logits = runner.prefill([paged for paged, _ in asked], [ids for _, ids in asked])
@@ -84,9 +88,9 @@ def _compute_copied(runner: Runner, group: Sequence[PageRequest]) -> None:
         asked = request.context, len(request.prompt) - paged.length, request.positions
         if not request.context:
             request.copy = pool.spec.empty(len(request.prompt))
-        elif one.chunk:
+        elif request.copy is None and one.chunk:
             request.copy = pool.gather(*asked)
-        else:
+        elif request.copy is None:
             request.copy, wait = pool.gathering(*asked)
         ready.append(replace(one, request=replace(one.request, kv=request.copy)))
         waits.append(wait)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -162,10 +162,10 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
         if [len(kv) for kv in kvs] != [len(block) for block in request.prompt.context]:
             raise BadInput(f"{len(kvs)} cached KVs do not fit the {len(request.prompt.context)} blocks of a prompt")
         request.context = blocks.place(kvs)
-    chosen: Sequence[Tensor | None] = [None] * len(group)
+    choices = [Choice(None)] * len(group)
     if method.select:
-        chosen = rows_over_pages(runner, method, prompts, [r.context for r in group], blocks.make_room)
-    for request, some, kvs in zip(group, chosen, cached, strict=True):
+        choices = chosen_over_pages(runner, method, prompts, [r.context for r in group], blocks.make_room)
+    for request, (some, scores, request.copy), kvs in zip(group, choices, cached, strict=True):
         prompt, rows = request.prompt, request.prompt.question
         if method.correct and not method.correct.over_pages(blocks, prompt, request.context):
             blocks.unpin(request.context)
@@ -179,7 +179,7 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
         else:
             request.paged = blocks.pool.blank(reserve)
         rows = rows if some is None else torch.cat((some, rows))
-        seen = method.attend.plan(prompt, rows, None) if method.attend else {}
+        seen = method.attend.plan(prompt, rows, scores) if method.attend else {}
         request.ready = method.start(runner.model, prompt, NOTHING, rows, **seen)
         request.paged.apart = apart_of(request.ready)
 
@@ -226,14 +226,22 @@ def _last_rows(ready: ReadyRequest) -> bool:
     return in_steps(ready) and int(rows[0]) > 0 and end == len(ready.request.kv) == int(rows[-1]) + 1
 
 
-def rows_over_pages(
+class Choice(NamedTuple):
+    """Context rows to compute again, the scores [T] that they were chosen by, and a copy that was read for it."""
+
+    rows: Tensor | None
+    scores: Tensor | None = None
+    copy: KV | None = None
+
+
+def chosen_over_pages(
     runner: Runner,
     method: Reuse,
     prompts: Sequence[Prompt],
     contexts: Sequence[Sequence[Cached]],
     room: Callable[[int], object] = bool,
     wait: Callable[[int], None] | None = None,
-) -> list[Tensor]:
+) -> list[Choice]:
     """Choose context rows by the scores of the method's selector, which reads blocks in their pages.
 
     Question-guided ones ask a captured step; others that read keys and values get a copy. `room(pages)` makes room
@@ -241,6 +249,7 @@ def rows_over_pages(
     """
     select, pool = method.select, runner.pool
     assert select is not None
+    kvs: Sequence[KV | None] = [None] * len(prompts)
     if isinstance(select, QuestionGuided) and select.softmax != "prompt" and method.positions != "naive":
         scores = []
         for prompt, context in zip(prompts, contexts, strict=True):
@@ -255,10 +264,10 @@ def rows_over_pages(
             for layer in range(len(pool.keys)):
                 wait(layer)
         pairs = zip(prompts, contexts, strict=True)
-        kvs = [pool.gather(context, len(prompt.question), method.positions) for prompt, context in pairs]
-        return select.rows(runner.model, prompts, kvs, method.ratio)
+        kvs = read = [pool.gather(context, len(prompt.question), method.positions) for prompt, context in pairs]
+        scores = select.many(runner.model, prompts, read)
     chosen = []
-    for score, prompt in zip(scores, prompts, strict=True):
+    for score, prompt, kv in zip(scores, prompts, kvs, strict=True):
         known = without_system(score.float().cpu(), prompt, select.system)
-        chosen.append(choose(known, prompt, method.ratio, system=select.system))
+        chosen.append(Choice(choose(known, prompt, method.ratio, system=select.system), known, kv))
     return chosen

@@ -20,7 +20,7 @@ from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.methods import ReadyRequest
 from workbench.methods.answered import Generation
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.paged.request import rows_over_pages
+from workbench.methods.paged.request import chosen_over_pages
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.request_report import receipts_of, timed
 from workbench.methods.select import QuestionGuided, budget
@@ -188,7 +188,9 @@ class PagedEngine:
                 held.paged = None
         if select is not None:
             with self._alone((len(prompt), len(prompt.question)), wait):
-                (held.rows,) = rows_over_pages(self.runner, self.method, [prompt], [context], wait=wait)
+                (choice,) = chosen_over_pages(self.runner, self.method, [prompt], [context], wait=wait)
+                assert choice.rows is not None
+                held.rows = choice.rows
         with self.pages.lock:
             reserve = len(prompt.question) + ticket.max_new_tokens
             order = sorted(range(len(context)), key=held.keys.__getitem__)  # the same for every request
