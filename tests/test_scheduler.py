@@ -286,6 +286,20 @@ def test_while_requests_are_computed_as_many_others_are_loaded():
     assert [len(group) for group in prefills(slow)] == [4] * 5
 
 
+@pytest.mark.parametrize("mode", ["sync", "request"])
+@pytest.mark.parametrize(("tokens", "sizes"), [(50, [4]), (4000, [2, 2]), (5000, [1, 1, 1, 1]), (90_000, [1, 1, 1, 1])])
+def test_prefills_that_fill_a_step_alone_do_not_wait_for_one_another(mode, tokens, sizes):
+    class Long(SimulatedEngine):
+        def rows(self, ticket):
+            return tokens
+
+    scheduler, tickets, _ = simulated(mode, [0.0] * 4, batch=4, kind=Long)
+    scheduler.run()
+    assert [len(group) for group in prefills(scheduler)] == sizes
+    assert [ticket.first for ticket in tickets] == sorted(ticket.first for ticket in tickets)
+    assert len({ticket.first for ticket in tickets}) == len(sizes)
+
+
 class Device(PagedEngine):
     """An engine whose steps take a while on a device; the host asks three times before one has ended."""
 

@@ -10,11 +10,25 @@ worth the same again.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from workbench.methods.method import Method
+from workbench.methods.modes.reuse import Reuse
 from workbench.methods.serving.tickets import Engine, Queues, Ticket, Wait
 from workbench.store.events import Events
 
 STALL = 1e-4  # seconds; less is no pause of the engine
 Waits = Mapping[str, Wait]  # by the name of a request
+
+
+TOKENS = 8192  # computed by one prefill, where several requests share it; so many keep a GPU busy (as in vLLM)
+
+
+def rows_of(method: Method, ticket: Ticket) -> int:
+    """Return about how many tokens a prefill by `method` computes; all of them where no selector says how many."""
+    prompt = ticket.prompt
+    if not isinstance(method, Reuse):
+        return len(prompt)
+    share = 0.0 if method.select is None else 1.0 if method.ratio is None else method.ratio
+    return len(prompt.question) + int(share * prompt.starts[-1])
 
 
 class Computation:
@@ -28,14 +42,15 @@ class Computation:
         self._stalls: list[tuple[float, float]] = []  # of the present prefill
 
     def choose(self) -> tuple[list[Ticket], Waits]:
-        """Take all that are ready, as far as they find a place.
+        """Take all that are ready, as far as they find a place and one prefill computes them.
 
         Where nothing else can be computed, those whose first layer has come.
         """
         queues, waits = self.queues, dict[str, Wait]()
         room = max(0, self.batch - len(queues.running))
-        chosen = queues.ready[:room]
-        if self._gathers(len(chosen), room):
+        ready = queues.ready[:room]
+        chosen = self._together(ready)
+        if len(chosen) == len(ready) and self._gathers(len(chosen), room):
             return [], waits
         if not chosen and not queues.running:
             chosen = queues.begun[:room]
@@ -56,6 +71,16 @@ class Computation:
         if chosen and alone and self.gathering is not None:
             self.gathering.note(len(chosen), self._free - at)
         return done
+
+    def _together(self, ready: Sequence[Ticket]) -> list[Ticket]:
+        """Return the first ones that one prefill computes: it would keep each waiting for all."""
+        chosen, tokens = list[Ticket](), 0
+        for ticket in ready:
+            tokens += self.engine.rows(ticket)
+            if chosen and tokens > TOKENS:
+                break
+            chosen.append(ticket)
+        return chosen
 
     def _gathers(self, ready: int, room: int) -> bool:
         """Return whether those that are ready wait for others, which are being loaded."""

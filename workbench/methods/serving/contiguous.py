@@ -31,6 +31,7 @@ from workbench.methods.generation import method_of
 from workbench.methods.modes.reuse import Reuse, as_computed
 from workbench.methods.preprocessing.lookups import Asked
 from workbench.methods.request_report import Lookup, WatchedStore, receipts_of, timed
+from workbench.methods.serving.computation import rows_of
 from workbench.methods.serving.tickets import Arrived, OnHost, Ticket, Wait
 from workbench.models.spec import spec_for
 from workbench.store import Store
@@ -108,6 +109,10 @@ class ContiguousEngine(OnHost):
         check_length(ticket.max_new_tokens, self._spec.context)
         for block in ticket.prompt.context:
             self._spec.check_block(len(block))
+
+    def rows(self, ticket: Ticket) -> int:
+        """Return about how many tokens the prefill of a request computes."""
+        return rows_of(self._method, ticket)
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
         """Read the blocks that the method will look up."""

@@ -24,6 +24,7 @@ from workbench.methods.paged.request import chosen_over_pages
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.request_report import receipts_of, timed
 from workbench.methods.select import QuestionGuided, budget
+from workbench.methods.serving.computation import rows_of
 from workbench.methods.serving.loaders import PageLoads
 from workbench.methods.serving.tickets import Arrived, Ticket, Wait
 from workbench.store.tiering.pages import PageTier
@@ -81,6 +82,10 @@ class PagedEngine:
         needed = own + sum(-(-len(block) // size) for block in set(prompt.context))
         if needed > self.pages.pages:
             raise BadInput(f"request {ticket.name} needs {needed} pages, the pool has {self.pages.pages}")
+
+    def rows(self, ticket: Ticket) -> int:
+        """Return about how many tokens the prefill of a request computes."""
+        return rows_of(self.method, ticket)
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
         """Bring the blocks into pages; those that no tier holds are left to the engine."""

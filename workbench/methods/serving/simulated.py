@@ -132,6 +132,10 @@ class SimulatedEngine(OnHost):
         if self.engine:
             self.engine.check(ticket)
 
+    def rows(self, ticket: Ticket) -> int:
+        """Return what the engine says, if any."""
+        return self.engine.rows(ticket) if self.engine else super().rows(ticket)
+
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
         """Load by the engine, if any."""
         return self.engine.load(ticket, arrived) if self.engine else {}

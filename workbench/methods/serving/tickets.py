@@ -108,6 +108,9 @@ class Engine(Protocol):
     def check(self, ticket: Ticket) -> None:
         """Raise BadInput for a request that cannot be computed; called before anything is done for it."""
 
+    def rows(self, ticket: Ticket) -> int:
+        """Return about how many tokens the prefill of a request computes."""
+
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
         """Bring the blocks of a request to where the model reads them; called from a loader.
 
@@ -142,6 +145,10 @@ class OnHost:
 
     overlaps: bool = False
     meanwhile: Callable[[], bool] = bool
+
+    def rows(self, ticket: Ticket) -> int:
+        """Return the tokens of the question, as if all others were cached."""
+        return len(ticket.prompt.question)
 
     def admit(self, ticket: Ticket) -> dict[str, Any] | None:
         """Return None."""
