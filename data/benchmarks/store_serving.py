@@ -2,6 +2,7 @@
 
     python data/benchmarks/store_serving.py --device cpu      writes counts of experiment "serving"
     python data/benchmarks/store_serving.py --device cuda     Llama-3.1-8B's shape, random weights
+    python data/benchmarks/store_serving.py --device cuda --kinds chosen      a part of it
 
 Each question has `per_question` blocks of a corpus, drawn by Zipf's law, in the order of the draw, and a question of
 its own. Cached blocks are on disk ("cold"), in host memory ("warm") or in pages ("hot"), loaded by every mode of the
@@ -86,6 +87,7 @@ CPU: dict[str, Any] = {"blocks": 40, "block": 64, "per_question": 8, "question":
 CPU |= {"questions": 24, "baseline": 8, "chosen": 8, "batch": 8, "ratio": 0.15, "zipf": 1.0, "seed": 0}
 GPU = CPU | {"blocks": 2000, "block": 128, "per_question": 256, "question": 50, "answer": 8, "loaders": 4}
 GPU |= {"questions": 200, "baseline": 40, "chosen": 12, "batch": 16}
+KINDS = ["warm", "hot", "chosen", "cold", "baselines"]
 REORDERED = "reordered prefix caching"
 BASELINES = {"full prefill": ContiguousEngine, "prefix caching": PrefixEngine, REORDERED: PrefixEngine}
 
@@ -114,8 +116,8 @@ def reordered(prompts: Sequence[Prompt]) -> list[Prompt]:
     return made
 
 
-def runs(loaded: Loaded, load: dict[str, Any], paged: bool) -> Any:
-    """Yield the rows of `results.Count` of one run after the other."""
+def runs(loaded: Loaded, load: dict[str, Any], paged: bool, kinds: Sequence[str]) -> Any:
+    """Yield the rows of `results.Count` of one run after the other, of these of KINDS."""
     prompts = drawn(load, loaded.spec.vocabulary)
     setting = {name: value for name, value in load.items() if name not in ("seed", "ratio")}
     shared = {"loaders": load["loaders"], "max_new_tokens": load["answer"]}
@@ -130,11 +132,13 @@ def runs(loaded: Loaded, load: dict[str, Any], paged: bool) -> Any:
         ("hot", Reuse(), prompts, half),
         ("cold", Reuse(), prompts, half),
     ):
+        if ("chosen" if method is chosen else start) not in kinds:
+            continue
         ratio = load["ratio"] if method is chosen else 0.0
         served = measure(loaded, few, MODES, method, start=start, engine=engine, batch=batch, **shared)
         rows = counts(served, start, setting | {"batch": batch})
         yield [{"method": "reuse", "ratio": ratio, **row} for row in rows]
-    for name, kind in BASELINES.items():
+    for name, kind in BASELINES.items() if "baselines" in kinds else ():
         few = (reordered(prompts) if name == REORDERED else prompts)[: load["baseline"]]
         two = shared | {"batch": min(2, load["batch"])}  # memory of whole prompts
         served = measure(loaded, few, ["request"], Full(), start="empty", engine="contiguous", contiguous=kind, **two)
@@ -144,7 +148,7 @@ def runs(loaded: Loaded, load: dict[str, Any], paged: bool) -> Any:
 
 def main() -> None:
     """Measure and write, a run at a time."""
-    args = options(__doc__, device="cpu", model="lab-full", threads=2, **dict.fromkeys(CPU))
+    args = options(__doc__, device="cpu", model="lab-full", threads=2, kinds=KINDS, **dict.fromkeys(CPU))
     gpu = args.device == "cuda"
     load = {name: type(value)(getattr(args, name) or value) for name, value in (GPU if gpu else CPU).items()}
     if gpu:
@@ -156,7 +160,7 @@ def main() -> None:
     tokenizer: Any = None  # answers are as long as they may be
     loaded = Loaded(model, tokenizer, replace(LAB, stop=()))
     with writer(args, f"serving@{args.device}", model.device, model=name, seed=load["seed"]) as out:
-        for rows in runs(loaded, load, gpu):
+        for rows in runs(loaded, load, gpu, args.kinds):
             out.counts(rows)
             for row in rows:
                 if row["measure"] in ("per_second", "ttft_p50", "idle"):

@@ -29,8 +29,8 @@ class CacheClip(Select):
     layers  of the helper: "last" (the paper), "all", or layer numbers
     window  tokens over which scores are averaged within a passage, so that neighbours are chosen together; 1: none
 
-    Passages that are more than the helper's context holds are read in as few groups as fit, the question behind each;
-    every group has a softmax of its own.
+    group   tokens of the helper's that it reads together: passages of longer prompts are read in as few groups as fit,
+            the question behind each, since its attention costs time by the square; every group has its own softmax
 
     Chunks are cached behind one shared prefix, whose sink is kept once: `prepare=after_system`.
 
@@ -45,6 +45,8 @@ class CacheClip(Select):
     helper: str | None = None
     layers: str | tuple[int, ...] = layers("last", "last", "all")
     window: int = whole(8, "how many neighbouring tokens share a score, 1 or more", least=1)
+
+    group: int = whole(4096, "how many tokens a helper reads together, 1 or more", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +87,8 @@ class CacheClip(Select):
     def _carried(self, helper: Loaded, tokenizer: Any, prompt: Prompt) -> Tensor:
         """Return the helper's scores of the context, carried over to the tokens of the model block by block."""
         *context, question = (_turned(helper.tokenizer, tokenizer, block.tokens) for block in prompt.blocks)
-        groups = _even([len(block.read) for block in context], (helper.spec.context or math.inf) - len(question.read))
+        most = min(self.group, (helper.spec.context or math.inf) - len(question.read))
+        groups = _even([len(block.read) for block in context], most)
         read = [Prompt((*(context[i].read for i in group), question.read)) for group in groups]
         return dealt(torch.cat(self._attention(helper.model, read)), [block.tokens for block in context])
 
