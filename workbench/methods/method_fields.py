@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from workbench.core import Positions
 from workbench.core.errors import BadInput, not_allowed
-from workbench.methods import registry
+from workbench.methods import registry, unimported
 
 ModelName = Annotated[str, "Checkpoint folder or name (see `workbench models`)"]
 DataName = Annotated[str, "A name (`workbench data` lists them), a file, a folder of documents or hf:NAME"]
@@ -35,8 +35,15 @@ REUSE = ("positions", "prepare", "select", "ratio", "charged", "correct", "atten
 
 def check_mode(spec: str) -> None:
     """Raise BadInput for an unknown mode."""
-    if registry.parse(spec)[0] not in MODES:
+    name, options = registry.parse(spec)
+    if name not in MODES:
         raise not_allowed("mode", spec, MODES)
+    if name == "block" and options:
+        raise BadInput(
+            f"mode {spec!r} is not understood: the choices of mode block are options, as --prepare and --select"
+        )
+    if options:
+        unimported.check("workbench.methods.modes", spec)
 
 
 def check_positions(name: Any) -> None:
