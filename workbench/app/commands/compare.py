@@ -82,8 +82,6 @@ def compare(
             record, rows = trial.run_each(advance)
         read[name] = [reading.of_record(record, rows, name, words[name])]
     from workbench.app.reports import compared_page
-    from workbench.app.reports.figure_files import write_figure
-    from workbench.plots.reports.run_differences import differences
 
     found = compared(_named([each for text in run for each in read[text]]), base, score or ())
     if markdown is not None:
@@ -91,6 +89,9 @@ def compare(
     if html is not None:
         write_text(html, compared_page.page(found))
     if figure is not None:
+        from workbench.app.reports.figure_files import write_figure
+        from workbench.plots.reports.run_differences import differences
+
         write_figure(differences(found), figure)
     if as_json:
         print(json.dumps(found.to_json(), default=str))
