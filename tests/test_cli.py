@@ -2,6 +2,7 @@ import gc
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
@@ -233,6 +234,7 @@ UNKNOWN = {  # command lines: what is said of them
     "trial --select query_guided(layer=all)": "select 'query_guided' has no option 'layer'",
     "trial --select query_guided(layers=al)": "layers is 'al'",
     "trial --prepare with_neighbours(n=x)|prepare --out y --prepare with_neighbours(n=x)": "n is 'x'",
+    "prepare --out y --n -1": "n is -1",
     "trial --prepare with_neighbours(search=x)": "search is 'x'",
     "trial --prepare with_neighbours(embedder=x.npz)": "embedder 'x.npz'",
     "trial --sparse bfla(mass=2)|trial --sparse by_head(over=bfla(mass=2))": "mass is 2",
@@ -314,6 +316,12 @@ def test_a_parameter_of_a_notebook_is_refused_before_a_model_library_is_imported
 def test_a_trial_imports_no_library_of_tables_or_figures():
     ((code, heavy, _),) = watched([" ".join(["trial", *QUICK])])
     assert code == "0" and "torch" in heavy and not {"pandas", "plotly", "IPython"} & set(heavy.split(","))
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_no_option_is_cut_in_a_help_of_80_columns(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert re.findall(r"\S*\w…", told(name, "--help")) == []
 
 
 def test_help_versions_and_lists_of_what_is_there_import_nothing_heavy():
