@@ -129,7 +129,7 @@ def _asked(row: Mapping[str, str]) -> tuple[str, str]:
 
 def report(board: Board) -> Group:
     """Return a board as tables: quality, what the questions do not tell apart, costs, kinds of question."""
-    ranked = f"{drawn.head()[board.by]}, {'higher' if HIGHER[board.by] else 'lower'} first"
+    ranked = f"mean rank (avg) of {drawn.head()[board.by]}, {'higher' if HIGHER[board.by] else 'lower'} is better"
     listed = _listed(board)
     short = labels([entry.method for entry in listed])
     parts: list[RenderableType] = [
