@@ -205,7 +205,7 @@ from workbench.app import cli
 for line in sys.stdin.read().splitlines():
     said = CliRunner().invoke(cli.app, line.split())
     heavy = sorted(set(sys.argv[1:]) & set(sys.modules))
-    print(said.exit_code, ",".join(heavy) or "nothing", " ".join(said.output.split())[:60], sep="|")
+    print(said.exit_code, ",".join(heavy) or "nothing", " ".join(said.output.split())[:160], sep="|")
 """
 
 
@@ -302,6 +302,7 @@ def test_runs_are_compared_without_a_model_library(tmp_path):
     for options, code, message in (
         (" --base x", "2", "no run is named 'x'"),
         (" --score x", "2", "a score 'x'"),
+        (f" {tmp_path}/./full", "2", "is named twice"),
         ("", "0", ""),
     ):
         ((ended, heavy, said),) = watched([compare + options])

@@ -196,9 +196,7 @@ def test_fewer_passages_keep_the_supporting_ones_in_order(tmp_path):
 
 
 def test_a_markdown_heading_stays_with_what_follows_it(tmp_path):
-    (tmp_path / "a.md").write_text(
-        "# Bikes\n\nThe Velox has gears.\n\n## Boats\n\n### Old\n\nThe Marlin floats.\n\n# End\n"
-    )
     wanted = ["# Bikes\n\nThe Velox has gears.", "## Boats\n\n### Old\n\nThe Marlin floats.", "# End"]
+    (tmp_path / "a.md").write_text("\n\n".join(wanted))
     assert [one.text for one in folders.passages(tmp_path)] == wanted
     assert [one.text for one in folders.read(tmp_path / "a.md").ctxs] == wanted

@@ -76,6 +76,8 @@ def compare(
     words = {name: f"{Path(name).name}, {label_of(trial.settings())}" for name, trial in trials.items()}
     read = {text: reading.read(text) for text in run if text not in trials}
     read |= {name: [planned(words[name], trial.settings())] for name, trial in trials.items()}
+    if twice := [text for i, text in enumerate(run) if os.path.realpath(text) in map(os.path.realpath, run[:i])]:
+        raise BadInput(f"{twice[0]!r} is named twice: each RUN is compared with the others")
     check_asked(_named([each for text in run for each in read[text]]), base, score or ())
     for name, trial in trials.items():
         with progress(f"answering with {name}") as advance:

@@ -3,8 +3,7 @@
 documents    text, Markdown and PDF (by `pypdf`), at any depth; a passage is titled by its document's name
 questions    one file of `files`' endings directly in the folder, whose records need a question; answers are optional
 
-by       paragraphs (default, as `segment.text` cuts; a Markdown heading stays with what follows it), sentences, words or
-         tokens
+by       paragraphs (default; cut as `segment.text` does, Markdown headings not alone), sentences, words or tokens
 size     sentences, words or tokens of a passage; 6, 120 and 160 where it is not given
 overlap  of them that a passage begins with again; 0
 model    whose tokens they are: a checkpoint folder, or the name of a shipped or fetched model
