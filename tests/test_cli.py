@@ -238,6 +238,8 @@ UNKNOWN = {  # command lines: what is said of them
     "trial --prepare with_neighbours(search=x)": "search is 'x'",
     "trial --prepare with_neighbours(embedder=x.npz)": "embedder 'x.npz'",
     "trial --sparse bfla(mass=2)|trial --sparse by_head(over=bfla(mass=2))": "mass is 2",
+    "trial --sparse bfla --sparse-args mass=2": "mass is 2",
+    "leaderboard --out y --by x|leaderboard --results shipped --by x": "unknown by 'x'",
     "trial --sparse xattention(threshold=2)": "threshold is 2",
     "trial --correct fuse(theta=-1)": "theta is -1",
     "trial --attend ape(scale=0)": "scale is 0",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from workbench.core import Positions
 from workbench.core.errors import BadInput, not_allowed
-from workbench.methods import registry, unimported
+from workbench.methods import POLICIES, registry, unimported
 
 ModelName = Annotated[str, "Checkpoint folder or name (see `workbench models`)"]
 DataName = Annotated[str, "A name (`workbench data` lists them), a file, a folder of documents or hf:NAME"]
@@ -125,6 +125,9 @@ def check_choices(given: Mapping[str, Any]) -> None:
     if mode != "block" and odd:
         name = registry.parse(mode)[0]
         raise BadInput(f"{odd[0]} {given[odd[0]]!r} is for mode block: mode {name} reuses no cached blocks")
+    for kind in POLICIES:
+        if isinstance(spec := given.get(kind), str) and spec != "none":
+            unimported.check(f"workbench.methods.{kind}", spec)
     check_positions(given.get("positions", MethodFields.positions))
     check_ratio(given.get("ratio", MethodFields.ratio))
     if (charged := given.get("charged")) is not None and not 0 < charged <= 1:

@@ -10,6 +10,7 @@ from typing import Any
 from workbench.app.console.text import importing, progress
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.files import check_place, is_file
+from workbench.methods import POLICIES
 
 OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
 INPUTS = ("store", "prepared")  # options that name a folder to read
@@ -23,7 +24,6 @@ NEEDED = {  # option: what refuses an unknown value, before anything heavy is im
     "--engine": "workbench.methods.method_fields.check_engine",
 }
 ASKING = ("trial", "sweep", "leaderboard", "serve-bench")  # commands whose --data are questions
-POLICIES = ("prepare", "select", "correct", "attend", "sparse")
 NAMES = NEEDED | {  # the same of options that may be "none" in a list
     **{f"--{kind}": f"workbench.methods.{kind}" for kind in POLICIES},
     "--dtype": "workbench.models.model_names.check_dtype",

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.app.console.text import in_full, labels, plain
-from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing
+from workbench.experiments.leaderboard import HIGHER
+from workbench.experiments.leaderboard.ranking import Board, Standing
 from workbench.methods.presets import METHODS
 from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports import leaderboard as drawn
