@@ -2,6 +2,7 @@ import gc
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
@@ -16,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests import tiny
-from tests.commands import refused_command
+from tests.commands import refused_command, told
 from workbench import results
 from workbench.app import cli
 from workbench.app.commands.sweep import sweep
@@ -204,7 +205,7 @@ from workbench.app import cli
 for line in sys.stdin.read().splitlines():
     said = CliRunner().invoke(cli.app, line.split())
     heavy = sorted(set(sys.argv[1:]) & set(sys.modules))
-    print(said.exit_code, ",".join(heavy) or "nothing", " ".join(said.output.split())[:60], sep="|")
+    print(said.exit_code, ",".join(heavy) or "nothing", " ".join(said.output.split())[:160], sep="|")
 """
 
 
@@ -229,6 +230,20 @@ UNKNOWN = {  # command lines: what is said of them
     "report 01_masks": "did you mean 'notebooks",
     "report -p x=1|report -p samplse=1": "unknown parameter",
     "trace x": "x is not there",
+    "trial --select first_k(k=-1)|sweep --select none,first_k(k=-1)": "k is -1",
+    "trial --select query_guided(layer=all)": "select 'query_guided' has no option 'layer'",
+    "trial --select query_guided(layers=al)": "layers is 'al'",
+    "trial --prepare with_neighbours(n=x)|prepare --out y --prepare with_neighbours(n=x)": "n is 'x'",
+    "prepare --out y --n -1": "n is -1",
+    "trial --prepare with_neighbours(search=x)": "search is 'x'",
+    "trial --prepare with_neighbours(embedder=x.npz)": "embedder 'x.npz'",
+    "trial --sparse bfla(mass=2)|trial --sparse by_head(over=bfla(mass=2))": "mass is 2",
+    "trial --sparse bfla --sparse-args mass=2": "mass is 2",
+    "leaderboard --out y --by x|leaderboard --results shipped --by x": "unknown by 'x'",
+    "trial --sparse xattention(threshold=2)": "threshold is 2",
+    "trial --correct fuse(theta=-1)": "theta is -1",
+    "trial --attend ape(scale=0)": "scale is 0",
+    "trial --mode superposition(paths=0)": "paths is 0",
     "trial --mode blok|sweep --mode full,blok": "unknown mode 'blok'",
     "models ordinary x y|models difference x y --base lab-full": "unknown model 'x'",
     "models convert x y": "there is no file x",
@@ -263,9 +278,53 @@ UNKNOWN = {  # command lines: what is said of them
 }
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[common", "error: plan "),
+        ("[[trials]]\nmodus = 'full'", "unknown field of a plan 'modus'"),
+        ("[[trials]]\nmode = 'half'", "unknown mode 'half'"),
+        ("[[trials]]\nmode = 3", "mode is 3"),
+        ("[[trials]]\nsamples = 'x'", "samples is 'x'"),
+        ("[common]\nmodel = 'x'\n[[trials]]\nmode = 'full'", "unknown model 'x'"),
+        ("[[trials]]\nselect = ['none', 'first_k(k=-1)']", "k is -1"),
+        ("[[trials]]\nmethod = 'x'", "unknown method 'x'"),
+    ],
+)
+def test_a_broken_plan_is_refused_before_anything_heavy_is_imported(text, message, tmp_path):
+    (tmp_path / "plan.toml").write_text(text)
+    ((code, heavy, said),) = watched([f"sweep --out {tmp_path}/out --plan {tmp_path}/plan.toml"])
+    assert (code, heavy) == ("2", "nothing") and message in said
+
+
+def test_runs_are_compared_without_a_model_library(tmp_path):
+    for mode in ("full", "block"):
+        told("trial", *QUICK, "--mode", mode, "--out", tmp_path / mode)
+    compare = f"compare {tmp_path}/full {tmp_path}/block"
+    for options, code, message in (
+        (" --base x", "2", "no run is named 'x'"),
+        (" --score x", "2", "a score 'x'"),
+        (f" {tmp_path}/./full", "2", "is named twice"),
+        ("", "0", ""),
+    ):
+        ((ended, heavy, said),) = watched([compare + options])
+        assert ended == code and message in said and not {"torch", "transformers"} & set(heavy.split(",")), said
+
+
+def test_a_parameter_of_a_notebook_is_refused_before_a_model_library_is_imported():
+    ((code, heavy, said),) = watched(["report notebooks/08_recompute_tradeoff.ipynb -p prepare=with_neighbours(n=-1)"])
+    assert (code, heavy) == ("2", "IPython") and said.startswith("error: parameter prepare")
+
+
 def test_a_trial_imports_no_library_of_tables_or_figures():
     ((code, heavy, _),) = watched([" ".join(["trial", *QUICK])])
     assert code == "0" and "torch" in heavy and not {"pandas", "plotly", "IPython"} & set(heavy.split(","))
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_no_option_is_cut_in_a_help_of_80_columns(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert re.findall(r"\S*\w…", told(name, "--help")) == []
 
 
 def test_help_versions_and_lists_of_what_is_there_import_nothing_heavy():

@@ -6,7 +6,7 @@ import pytest
 from tests.refusals import refused
 from workbench import data
 from workbench.data import Passage, Sample
-from workbench.data.sources import files
+from workbench.data.sources import files, folders
 
 OURS = {
     "id": "q1",
@@ -193,3 +193,10 @@ def test_fewer_passages_keep_the_supporting_ones_in_order(tmp_path):
     path = write(tmp_path / "a.jsonl", OURS | {"ctxs": ctxs, "supporting_titles": ["e", "b"]})
     assert [p.title for p in data.load(path, passages=3)[0].ctxs] == ["a", "b", "e"]
     assert [p.title for p in data.load(path, passages=2)[0].ctxs] == ["b", "e"]
+
+
+def test_a_markdown_heading_stays_with_what_follows_it(tmp_path):
+    wanted = ["# Bikes\n\nThe Velox has gears.", "## Boats\n\n### Old\n\nThe Marlin floats.", "# End"]
+    (tmp_path / "a.md").write_text("\n\n".join(wanted))
+    assert [one.text for one in folders.passages(tmp_path)] == wanted
+    assert [one.text for one in folders.read(tmp_path / "a.md").ctxs] == wanted

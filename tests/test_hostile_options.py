@@ -7,7 +7,6 @@ import sys
 from concurrent.futures import CancelledError
 from dataclasses import fields
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -44,7 +43,7 @@ BAD: list[Any] = [1.5, "a", None, [1], (1,), True, {}, -1, 0, float("nan"), floa
 
 def policies(package):
     for name in registry.names(package.__name__):
-        yield registry._policy(import_module(f"{package.__name__}.{name}"), registry._class(name))
+        yield registry.found(package.__name__, name)[0]
 
 
 def options():

@@ -91,7 +91,7 @@ def test_preparations_are_the_files_of_their_folder():
         ("with_neighbours(n=-1)", "n is -1"),
         ("with_neighbours(n=2.5)", "n is 2.5"),
         ("after_system(system=-1)", "system is -1"),
-        ("with_neighbours(n=2, search=fast)", "unknown search 'fast': allowed are faiss, exact"),
+        ("with_neighbours(n=2, search=fast)", "search is 'fast': it must be one of faiss, exact"),
         ("with_neighbours(n=2, embedder=no/such-model)", "embedder 'no/such-model'"),
     ],
 )

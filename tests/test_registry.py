@@ -1,6 +1,8 @@
 """Policies by name: what a spec says, and how a list of specs is cut."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -55,7 +57,9 @@ def test_a_policy_with_a_file_of_vectors_is_made_again_from_its_spec(tmp_path):
     embedders.save(path, CORPUS.texts, "tfidf")
     policy = prepare.named(f"with_neighbours(n=2, search=exact, embedder={str(path)!r})", corpus=CORPUS)
     assert policy.embedder == str(path) and prepare.named(registry.spec_of(policy), corpus=CORPUS) == policy
-    MethodConfig(mode="block", prepare=f"with_neighbours(n=2, embedder={tmp_path}/x.npz)").check()
+    MethodConfig(mode="block", prepare=f"with_neighbours(n=2, embedder={str(path)!r})").check()
+    missing = MethodConfig(mode="block", prepare=f"with_neighbours(n=2, embedder={tmp_path}/x.npz)")
+    refused("no such file of vectors", missing.check)
 
 
 def test_lists_within_brackets_stay_whole():
@@ -101,6 +105,23 @@ def test_what_is_no_spec_is_refused(spec):
 def test_an_option_that_is_not_allowed_is_refused_in_one_sentence(spec, message):
     assert refused(".", select.named, spec) == message
     assert select.named("first_k").k is None
+
+
+LIGHTLY = """import sys
+from workbench.methods import registry, unimported
+for kind in sys.argv[1:]:
+    for name in registry.shipped(package := f"workbench.methods.{kind}"):
+        print(kind, name, [each.name for each in registry.said(unimported.declared(package, name))], sep="|")
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+
+
+def test_the_options_of_every_policy_are_known_without_its_import():
+    kinds = ("modes", "prepare", "select", "correct", "attend", "sparse")
+    ran = subprocess.run([sys.executable, "-c", LIGHTLY, *kinds], capture_output=True, text=True, check=True)
+    for kind, name, options in (line.split("|") for line in ran.stdout.splitlines()):
+        policy, _ = registry.found(f"workbench.methods.{kind}", name)
+        assert str([each.name for each in registry.said(policy)]) == options, name
 
 
 # --- A selector from its text is one like any other, and text that is none is refused in a sentence

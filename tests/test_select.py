@@ -718,4 +718,4 @@ def test_none_chooses_nothing_and_all_chooses_everything(model, kv):
 
 def test_layers_are_refused_by_what_they_are():
     for bad in ((), ("a",), (True,), "middle", 3):
-        refused("layers", attention_maps.check_layers, bad, ("last",))
+        refused("layers", QueryGuided, layers=bad)

@@ -280,6 +280,7 @@ def test_a_plan_lists_grids_of_trials_and_names_their_rows(folder, tmp_path):
         ("[[trials]]\nmodus = 'full'", "'modus'"),
         ("[[trials]]\nmode = 'half'", "half"),
         ("[[trials]]\nlabel = 3", "label 3"),
+        ("trials = [1]", "lists no"),
         (None, "not there"),
     ],
 )

@@ -17,7 +17,7 @@ Each is held against the same request without the attacker.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -100,7 +100,9 @@ class Arm:
     reached: float
 
 
-def arms(loaded: Loaded, victims: Sequence[Victim], neighbours: Sequence[int], search: str = "exact") -> list[Arm]:
+def arms(
+    loaded: Loaded, victims: Sequence[Victim], neighbours: Sequence[int], search: Literal["faiss", "exact"] = "exact"
+) -> list[Arm]:
     """Return both kinds of key, and preparation with each number of neighbours.
 
     Of the attacker's text, and of a harmless one.

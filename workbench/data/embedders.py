@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,5 @@ def _sentence_transformer(embedder: str) -> Any:
 
 
 def _package(module: str, package: str, embedder: str) -> None:
-    try:
-        import_module(module)
-    except ImportError:
-        raise BadInput(f"embedder {embedder!r} needs the package {package}: pip install {package}") from None
+    if find_spec(module) is None:
+        raise BadInput(f"embedder {embedder!r} needs the package {package}: pip install {package}")

@@ -128,7 +128,8 @@ def filled(record: dict[str, Any], field: str) -> list[Any]:
     """Return the list in a field; BadInput where it is missing, empty or no list."""
     value = record.get(field)
     if not isinstance(value, list) or not value:
-        raise BadInput(f"field '{field}' {_state(record, field)}; a list of at least one is needed")
+        folder = " (questions alone stand in a folder beside their documents: --data FOLDER)" * (field == "ctxs")
+        raise BadInput(f"field '{field}' {_state(record, field)}; a list of at least one is needed{folder}")
     return value
 
 

@@ -21,14 +21,6 @@ ELEMENTS = 1 << 26  # most logits in memory at a time
 Layers = str | tuple[int, ...]
 
 
-def check_layers(layers: Layers, words: tuple[str, ...]) -> None:
-    """Refuse a choice of layers that is neither one of `words` nor a list of layer numbers (from the end where < 0)."""
-    if isinstance(layers, str) and layers in words:
-        return
-    if not isinstance(layers, tuple) or not layers or any(type(layer) is not int for layer in layers):
-        raise BadInput(f"layers is {layers!r}: it is {', '.join(words)} or layer numbers in brackets, as in (0, -1)")
-
-
 def layers_of(model: PreTrainedModel, layers: Layers) -> list[int]:
     """Return the layer numbers of "all", of "last" or of a list, which may count from the end.
 
@@ -139,13 +131,6 @@ def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers =
                 received[:first] += share[:, :first].sum(0)
         found.append(Crossing(paid, received))
     return found
-
-
-def check_softmax(over: str) -> None:
-    if over not in ("block", "documents", "context", "prompt"):
-        raise BadInput(
-            f"softmax is {over!r}: within each 'block', over all 'documents', over the 'context' or the whole 'prompt'"
-        )
 
 
 def from_question(

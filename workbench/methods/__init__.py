@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from workbench.methods.method import ReadyRequest as ReadyRequest
     from workbench.methods.method import finish as finish
 
+POLICIES = ("prepare", "select", "correct", "attend", "sparse")  # kinds, each a folder
+
 # Imported when they are asked for: names of methods are known, as for `--help`, without torch.
 
 _LAZY = ("Method", "ReadyRequest", "finish")

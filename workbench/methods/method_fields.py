@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from workbench.core import Positions
 from workbench.core.errors import BadInput, not_allowed
-from workbench.methods import registry
+from workbench.methods import POLICIES, registry, unimported
 
 ModelName = Annotated[str, "Checkpoint folder or name (see `workbench models`)"]
 DataName = Annotated[str, "A name (`workbench data` lists them), a file, a folder of documents or hf:NAME"]
@@ -35,8 +35,15 @@ REUSE = ("positions", "prepare", "select", "ratio", "charged", "correct", "atten
 
 def check_mode(spec: str) -> None:
     """Raise BadInput for an unknown mode."""
-    if registry.parse(spec)[0] not in MODES:
+    name, options = registry.parse(spec)
+    if name not in MODES:
         raise not_allowed("mode", spec, MODES)
+    if name == "block" and options:
+        raise BadInput(
+            f"mode {spec!r} is not understood: the choices of mode block are options, as --prepare and --select"
+        )
+    if options:
+        unimported.check("workbench.methods.modes", spec)
 
 
 def check_positions(name: Any) -> None:
@@ -118,6 +125,9 @@ def check_choices(given: Mapping[str, Any]) -> None:
     if mode != "block" and odd:
         name = registry.parse(mode)[0]
         raise BadInput(f"{odd[0]} {given[odd[0]]!r} is for mode block: mode {name} reuses no cached blocks")
+    for kind in POLICIES:
+        if isinstance(spec := given.get(kind), str) and spec != "none":
+            unimported.check(f"workbench.methods.{kind}", spec)
     check_positions(given.get("positions", MethodFields.positions))
     check_ratio(given.get("ratio", MethodFields.ratio))
     if (charged := given.get("charged")) is not None and not 0 < charged <= 1:

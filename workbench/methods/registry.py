@@ -62,6 +62,11 @@ def check_spec(package: str, spec: str, **given: Any) -> None:
             check_value(policy, declared, options[declared.name])
 
 
+def said(policy: type) -> list[Field[Any]]:
+    """Return the fields of a policy that a spec may say."""
+    return [each for each in fields(policy) if each.init and each.repr]
+
+
 def required(policy: type) -> list[str]:
     """Return the names of fields without a default."""
     return [each.name for each in fields(policy) if each.init and each.default is each.default_factory is MISSING]
@@ -70,13 +75,18 @@ def required(policy: type) -> list[str]:
 def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, dict[str, Any]]:
     """Return the class and the options that `spec` describes; options named in `given` are not for a spec to say."""
     name, options = check_name(package, spec)
-    what = package.rpartition(".")[2]
-    policy = own.policy(package, name) or _policy(import_module(f"{package}.{name}"), _class(name))
-    allowed = [field.name for field in fields(policy) if field.init and field.name not in given]
-    if unknown := [option for option in options if option not in allowed]:
-        said = f"{', '.join(allowed) or 'it has no options'}{meant(unknown[0], allowed)}"
-        raise BadInput(f"{what} {name!r} has no option {unknown[0]!r}; allowed: {said}")
+    policy = own.policy(package, name) or _policy(import_module(f"{package}.{name}"), name)
+    check_known(package, name, policy, options, given)
     return policy, options
+
+
+def check_known(package: str, name: str, policy: type, options: Collection[str], given: Collection[str] = ()) -> None:
+    """Raise BadInput for an option that a policy does not have, or that is not for a spec to say."""
+    allowed = [field.name for field in said(policy) if field.name not in given]
+    if unknown := [option for option in options if option not in allowed]:
+        kind = package.rpartition(".")[2].removesuffix("s")
+        names = f"{', '.join(allowed) or 'it has no options'}{meant(unknown[0], allowed)}"
+        raise BadInput(f"{kind} {name!r} has no option {unknown[0]!r}; allowed: {names}")
 
 
 def check_name(package: str, spec: str) -> tuple[str, dict[str, Any]]:
@@ -95,7 +105,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 def spec_of(policy: Any) -> str:
     """Return the spec of a policy in full: `with_neighbours(n=10, embedder=tfidf)`; fields not shown are left out."""
     name = own.name_of(policy) or type(policy).__module__.rpartition(".")[2]
-    options = [f"{field.name}={_plain(getattr(policy, field.name))}" for field in fields(policy) if field.repr]
+    options = [f"{each.name}={_plain(getattr(policy, each.name))}" for each in said(type(policy))]
     return f"{name}({', '.join(options)})" if options else name
 
 
@@ -167,15 +177,18 @@ def check_value(policy: type, declared: Field[Any], value: Any) -> None:
 
 
 def _policy(module: ModuleType, name: str) -> type:
-    """Return the dataclass of a module whose name begins with `name`."""
-    classes = (x for x in vars(module).values() if is_dataclass(x) and x.__module__ == module.__name__)
-    return next(x for x in classes if isinstance(x, type) and x.__name__.startswith(name))
+    """Return the dataclass of a module that carries the name of its file."""
+    return next(x for x in vars(module).values() if carries(x, name) and x.__module__ == module.__name__)
 
 
-def _class(name: str) -> str:
-    """`first_k` → `FirstK`; a word that Python keeps for itself ends in an underscore: `none` → `None_`."""
+def carries(found: Any, name: str) -> bool:
+    """Return whether a dataclass carries the name of a file.
+
+    `first_k` → `FirstK`; a word that Python keeps for itself ends in an underscore: `none` → `None_`.
+    """
     camel = name.title().replace("_", "")
-    return f"{camel}_" if iskeyword(camel) else camel
+    begin = f"{camel}_" if iskeyword(camel) else camel
+    return isinstance(found, type) and is_dataclass(found) and found.__name__.startswith(begin)
 
 
 def _plain(value: Any) -> str:

@@ -5,12 +5,11 @@ predicted from the prompt as the method computed it and from the answer's tokens
 Neither needs long decoding, and the second needs no labels. They tell methods apart where few answers match.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,12 +24,10 @@ from workbench.methods.answered import Answered, Generation
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
-from workbench.metrics.answers import Score, bootstrap_columns
 from workbench.models.spec import attach
 
 ROWS = 512  # rows of logits that are taken to log-probabilities at a time
 FIELDS = tuple("nll nll_full kl_gold agree_gold nll_own nll_own_full kl agree kl_first agree_first".split())
-OWN = ("kl", "kl_first", "agree", "agree_first")  # means of these and of the gold answer's nll are in a record
 Tokens = tuple[int, ...]
 Predict = Callable[[Sequence[Tokens]], list[Tensor]]  # of the answers of a batch: what `predict` returns
 
@@ -184,60 +181,6 @@ def scores(known: Sequence[Reference], predicted: Sequence[Tensor]) -> list[dict
     table = _by_token(torch.cat([one.logits.to(ours.device) for one in known]), ours, targets.to(ours.device))
     lengths = [len(one.gold) + len(one.own) for one in known]
     return [_means(part, len(one.gold)) for part, one in zip(table.split(lengths), known, strict=True)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quality(Score):
-    """`Score`, and fidelity to full attention in nats with bootstrap 95% intervals; None where it was not measured.
-
-    compared   questions that were compared with full attention
-    nll        per token of the gold answer; None where no question has one
-    nll_extra  nll less that of full attention
-    kl, agree  over full attention's own answer; kl_first, agree_first of its first token
-    """
-
-    compared: int | None = None
-    nll: float | None = None
-    nll_low: float | None = None
-    nll_high: float | None = None
-    nll_extra: float | None = None
-    nll_extra_low: float | None = None
-    nll_extra_high: float | None = None
-    kl: float | None = None
-    kl_low: float | None = None
-    kl_high: float | None = None
-    kl_first: float | None = None
-    kl_first_low: float | None = None
-    kl_first_high: float | None = None
-    agree: float | None = None
-    agree_low: float | None = None
-    agree_high: float | None = None
-    agree_first: float | None = None
-    agree_first_low: float | None = None
-    agree_first_high: float | None = None
-
-
-def summary(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Any]:
-    """Return the fields that `Quality` adds to `Score`, of rows of `compare`."""
-    gold = [[row["nll"], row["nll"] - row["nll_full"]] for row in rows if row["nll"] is not None]
-    own = [[row[name] for name in OWN] for row in rows]
-    return {"compared": len(rows), **_intervals(("nll", "nll_extra"), gold, seed), **_intervals(OWN, own, seed)}
-
-
-def of_answered(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, Any] | None:
-    """Return `summary` of the rows whose question full attention answers (`full_em`); None without gold answers."""
-    known = [row for row in rows if row.get("full_em") is not None]
-    return summary([row for row in known if row["full_em"]], seed) if known else None
-
-
-def _intervals(names: Sequence[str], values: list[list[float]], seed: int) -> dict[str, float | None]:
-    """Return the mean of every column of `values` [n, C] with its bootstrap interval, None without rows."""
-    if not values:
-        return {f"{name}{end}": None for name in names for end in ("", "_low", "_high")}
-    table = np.array(values)
-    low, high = bootstrap_columns(table, seed)
-    ends = {"": table.mean(0), "_low": low, "_high": high}
-    return {f"{name}{end}": float(column[i]) for i, name in enumerate(names) for end, column in ends.items()}
 
 
 def _by_token(full: Tensor, ours: Tensor, targets: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -106,11 +107,11 @@ MANY = 50  # differences beyond which Wilcoxon's statistic is taken as normal, a
 
 def _tested(gaps: np.ndarray) -> list[float]:
     """Return the p-values of paired differences [pairs, n] around 0; questions without a difference are left out."""
-    from scipy import special, stats
+    from scipy import stats
 
     sizes = np.abs(gaps)
     moved, more = (gaps != 0).sum(1), (gaps > 0).sum(1)
-    p = np.minimum(1.0, 2 * special.bdtr(np.minimum(more, moved - more), moved, 0.5))  # the sign test
+    p = _sign_test(more, moved - more)
     uneven = np.where(sizes > 0, sizes, np.inf).min(1) < sizes.max(1)
     many = np.flatnonzero(uneven & (moved > MANY))
     if len(many):  # one call, which leaves zeros out
@@ -118,6 +119,13 @@ def _tested(gaps: np.ndarray) -> list[float]:
     for at in np.flatnonzero(uneven & (moved <= MANY)):
         p[at] = stats.wilcoxon(gaps[at][gaps[at] != 0]).pvalue
     return p.tolist()
+
+
+def _sign_test(more: Any, less: Any) -> Any:
+    """Return the two-sided p-value, or several, of so many differences above and below 0."""
+    from scipy.special import bdtr
+
+    return np.minimum(1.0, 2 * bdtr(np.minimum(more, less), more + less, 0.5))
 
 
 def _groups(average: np.ndarray, p: dict[tuple[int, int], float]) -> tuple[tuple[int, ...], ...]:
@@ -190,14 +198,11 @@ def mcnemar(one: Values, other: Values) -> McNemar:
     Exact and two-sided: of the questions that one of them alone answers, each is as likely to be either's (McNemar
     1947). Raises BadInput for other values than 0 and 1.
     """
-    from scipy.stats import binomtest  # heavy, and not on every machine that measures
-
     table = _table(one, other)
     if odd := sorted({float(value) for value in table.flat} - {0.0, 1.0}):
         raise BadInput(f"McNemar's test is of right (1) and wrong (0) answers: {odd[0]:g} is neither")
     first, second = int((table[0] > table[1]).sum()), int((table[1] > table[0]).sum())
-    p = binomtest(first, first + second).pvalue if first + second else 1.0
-    return McNemar(first, second, float(p))
+    return McNemar(first, second, float(_sign_test(first, second)))
 
 
 def bits_explained(method: Values, reuse: Values, full: Values | None = None, seed: int = 0) -> Explained:

@@ -24,7 +24,9 @@ def judge_claims(
     paper: Annotated[
         str | None, typer.Option(help="block1, block2, fusionrag, bfla, compact, cacheblend, epic or ours")
     ] = None,
-    details: Annotated[bool, typer.Option(help="The evidence of every verdict: numbers, intervals, n")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="The evidence of every verdict: numbers, intervals, n")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, a record a claim and place")] = False,
 ) -> None:
     """Judge what the papers claim on any results: what holds, what fails, what to measure."""

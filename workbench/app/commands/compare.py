@@ -3,10 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +20,7 @@ from workbench.methods.presets import options
 
 if TYPE_CHECKING:
     from workbench.experiments.trials.runs import Run
+    from workbench.experiments.trials.trial import Trial
 
 MODELS = "Where a RUN is a model"  # panel of `--help`
 
@@ -65,39 +66,49 @@ def compare(
     named = [text for text in run if is_model(text)]
     _check_asked(ctx, named)
 
-    with progress("comparing"), importing():  # torch, pandas and plotly: not for `--help`
-        from workbench.app.reports import compared_page
-        from workbench.app.reports.compared_page import report
-        from workbench.app.reports.figure_files import write_figure
+    with progress("comparing"), importing():  # pandas: not for `--help`
         from workbench.experiments.trials import runs as reading
         from workbench.experiments.trials.record import label_of
         from workbench.experiments.trials.run_differences import check_asked, compared, planned
-        from workbench.experiments.trials.trial import Trial
-        from workbench.plots.reports.run_differences import differences
 
     asked = {"data": source, "samples": samples, "seed": seed, "passages": passages, "device": device}
-    trials = {text: Trial(model=text, **options(method, asked)) for text in named}
+    trials = _trials(named, options(method, asked)) if named else {}
     words = {name: f"{Path(name).name}, {label_of(trial.settings())}" for name, trial in trials.items()}
     read = {text: reading.read(text) for text in run if text not in trials}
     read |= {name: [planned(words[name], trial.settings())] for name, trial in trials.items()}
+    if twice := [text for i, text in enumerate(run) if os.path.realpath(text) in map(os.path.realpath, run[:i])]:
+        raise BadInput(f"{twice[0]!r} is named twice: each RUN is compared with the others")
     check_asked(_named([each for text in run for each in read[text]]), base, score or ())
     for name, trial in trials.items():
         with progress(f"answering with {name}") as advance:
             record, rows = trial.run_each(advance)
         read[name] = [reading.of_record(record, rows, name, words[name])]
+    from workbench.app.reports import compared_page
+
     found = compared(_named([each for text in run for each in read[text]]), base, score or ())
     if markdown is not None:
         write_text(markdown, compared_page.markdown(found))
     if html is not None:
         write_text(html, compared_page.page(found))
     if figure is not None:
+        from workbench.app.reports.figure_files import write_figure
+        from workbench.plots.reports.run_differences import differences
+
         write_figure(differences(found), figure)
     if as_json:
         print(json.dumps(found.to_json(), default=str))
     else:
         Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160).print(
-            report(found)
+            compared_page.report(found)
         )
+
+
+def _trials(named: Sequence[str], fields: Mapping[str, Any]) -> "dict[str, Trial]":
+    """Return the trials of models."""
+    with progress("comparing"), importing():  # torch and transformers: not for what was answered already
+        from workbench.experiments.trials.trial import Trial
+
+    return {text: Trial(model=text, **fields) for text in named}
 
 
 def _folders(run: Path) -> list[Path]:

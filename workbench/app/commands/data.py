@@ -81,7 +81,8 @@ def _totals(every: Sequence[Sample], shown: int) -> str:
     asked = f"{len(every):,} question{'s' * (len(every) > 1)}"
     parts = [f"{shown} of {asked}" if shown < len(every) else asked]
     parts += [f"{_range(held)} passages each, {passages:,} different ones"]
-    return ", ".join(parts + [f"{unanswered:,} without an answer"] * bool(unanswered))
+    parts += [f"{unanswered:,} without an answer"] * bool(unanswered)
+    return ", ".join(parts) + "; * supports the answer" * any(sample.supporting_titles for sample in every)
 
 
 def _prompt(

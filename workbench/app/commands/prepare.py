@@ -9,7 +9,7 @@ import typer
 from workbench.app.commands.trial import MethodFile
 from workbench.app.console.options import AsJson, of_fields, taking
 from workbench.app.console.text import plain, progress, show
-from workbench.methods import registry
+from workbench.methods import registry, unimported
 from workbench.methods.preprocessing.fields import PreparationFields
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def prepare(
     options |= {key: value for key, value in (("n", n), ("embedder", embedder)) if value is not None}
     if options:
         given["prepare"] = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
+        unimported.check("workbench.methods.prepare", given["prepare"])
     with progress("preparing", f"whole shards are kept in {given['out']}, and the same command goes on") as advance:
         from workbench.methods.preprocessing.precompute import Preparation  # torch and transformers: not for `--help`
 

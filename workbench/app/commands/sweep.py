@@ -10,10 +10,13 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from workbench.app.commands.trial import MethodFile, trial
+from workbench.app.console.option_checks import check_named
 from workbench.app.console.options import OUTPUT, option, parse, taking
 from workbench.app.console.text import importing, progress
 from workbench.core import spec_parser
 from workbench.core.errors import BadInput
+from workbench.core.utils import annotations
+from workbench.experiments.sweeps.sweep_plan import FIELDS, parts
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
 from workbench.methods.method_fields import check_mode, check_ratio
 from workbench.methods.presets import options
@@ -75,21 +78,20 @@ def sweep(
             raise BadInput(f"--{odd[0].replace('_', '-')} is for trials: parameters of notebooks are -p NAME=LIST")
         run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
         return
-    if plan is not None and not plan.exists():
-        raise BadInput(f"plan {str(plan)!r} is not there")
     lists = {
         name: [_value(name, entry) for entry in spec_parser.split(text)]
         for name, text in given.items()
         if text is not None
     }
-    for name, value in ((name, value) for name, values in lists.items() for value in values):
-        _check(name, value)
+    for each in [lists, *(part.lists for part in (parts(plan, lists) if plan else ()))]:
+        for name, value in ((name, value) for name, values in each.items() for value in values):
+            _check(name, value)
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
     with progress("sweeping"), importing():  # torch, transformers, pandas: not for `--help`
         from workbench.app.console.sweep_report import show_sweep
         from workbench.experiments.sweeps import sweep as sweeps
-        from workbench.experiments.sweeps.sweep_grid import FIELDS, cases, read_plan
+        from workbench.experiments.sweeps.sweep_grid import cases, read_plan
         from workbench.experiments.trials.trial import Trial
 
     if "model" not in lists and plan is None:
@@ -136,10 +138,14 @@ def _check(name: str, value: Any) -> None:
     """Refuse an entry of a list that no trial takes, whatever the others are."""
     if name == "ratio":
         check_ratio(options(None, {"ratio": value})["ratio"])
-    elif name == "mode":
+        return
+    if name in FIELDS:
+        annotations.check(name, value, get_type_hints(TrialFields)[name])
+    if name == "mode":
         check_mode(value)
-    else:
+    elif value is not None:
         check_numbers({name: value})
+        check_named(f"--{name}", str(value), asking=name == "data")
 
 
 def _value(name: str, text: str) -> Any:

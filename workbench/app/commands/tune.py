@@ -33,8 +33,8 @@ LINES = 5  # rows of the curve to a line, where no bar is watched
 app = typer.Typer(add_completion=False)
 
 
-def _option(help: str, panel: str | None = None) -> typer.models.OptionInfo:
-    return typer.Option(help=help, rich_help_panel=panel)
+def _option(help: str, panel: str | None = None, shown: bool | str = True) -> typer.models.OptionInfo:
+    return typer.Option(help=help, rich_help_panel=panel, show_default=shown)
 
 
 @app.command(epilog="Example: workbench tune --model lab-full --data lab --out runs/block --steps 300 --lr 5e-4")
@@ -53,7 +53,9 @@ def tune(
     save_every: Annotated[int, _option("Steps between two states to resume from")] = 500,
     device: Annotated[str, _option("cpu, cuda or cuda:N")] = "cpu",
     workers: Annotated[int, _option("Processes that draw and pack samples")] = 0,
-    minutes: Annotated[float, _option("Stop after this long, from the first step on; to go on later")] = float("inf"),
+    minutes: Annotated[
+        float, _option("Stop after this long, from the first step on; to go on later", shown="no limit")
+    ] = float("inf"),
     attention: Annotated[str, _option("tiles: FlexAttention, compiled; parts: torch's own; auto: tiles on a GPU")] = (
         "auto"
     ),

@@ -10,6 +10,7 @@ from typing import Any
 from workbench.app.console.text import importing, progress
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.files import check_place, is_file
+from workbench.methods import POLICIES
 
 OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
 INPUTS = ("store", "prepared")  # options that name a folder to read
@@ -23,7 +24,6 @@ NEEDED = {  # option: what refuses an unknown value, before anything heavy is im
     "--engine": "workbench.methods.method_fields.check_engine",
 }
 ASKING = ("trial", "sweep", "leaderboard", "serve-bench")  # commands whose --data are questions
-POLICIES = ("prepare", "select", "correct", "attend", "sparse")
 NAMES = NEEDED | {  # the same of options that may be "none" in a list
     **{f"--{kind}": f"workbench.methods.{kind}" for kind in POLICIES},
     "--dtype": "workbench.models.model_names.check_dtype",
@@ -89,17 +89,20 @@ def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> 
 
         given = [name for name in split(value or "") if name]
     if not ctx.params.get("results") or param.name == "results":  # results may be of what is not here
-        module, _, check = NAMES[param.opts[0]].rpartition(".")
         for name in map(str, given):
-            if "://" in name or (name == "none" and param.opts[0] not in NEEDED):
-                continue
-            if check == "check_name" and ctx.command.name in ASKING and param.name == "data":
-                check = "check_questions"
-            if check in POLICIES:
-                import_module("workbench.methods.registry").check_name(f"{module}.{check}", name)
-            else:
-                getattr(import_module(module), check)(name)
+            check_named(param.opts[0], name, ctx.command.name in ASKING and param.name == "data")
     return own(ctx, param, value) if own else value
+
+
+def check_named(option: str, name: str, asking: bool = False) -> None:
+    """Raise BadInput for an unknown value of an option that names something; `asking`: data has to be questions."""
+    if option not in NAMES or "://" in name or (name == "none" and option not in NEEDED):
+        return
+    module, _, check = NAMES[option].rpartition(".")
+    if check in POLICIES:
+        import_module("workbench.methods.unimported").check(f"{module}.{check}", name)
+    else:
+        getattr(import_module(module), "check_questions" if asking else check)(name)
 
 
 def _placed(here: bool, own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:

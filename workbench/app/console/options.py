@@ -20,8 +20,12 @@ Command = TypeVar("Command", bound=Callable[..., None])
 def option(
     name: str, kind: Any, default: Any, help: str, panel: str | None = None, metavar: str | None = None
 ) -> Parameter:
-    """Return the keyword argument of a command that becomes the option `--name`; `default` None: it may be left out."""
-    about = typer.Option(help=help, rich_help_panel=panel, metavar=metavar)
+    """Return the keyword argument of a command that becomes the option `--name`; `default` None: it may be left out.
+
+    What is off unless it is asked for has no `--no-name`.
+    """
+    names = [f"--{name.replace('_', '-')}"] if kind is bool and default is False else []
+    about = typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
     kind = kind | None if default is None else kind
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])
 

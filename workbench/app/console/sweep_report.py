@@ -26,7 +26,7 @@ def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
             console.print(f"[bold yellow]{plain(note)}[/]")
         console.print(Group(*_trials(table, varied, narrow=console.width < WIDE)))
     wide = console.width >= WIDE
-    said = "95% intervals" if wide else f"{READ}; intervals: at {WIDE} columns"
+    said = "95% intervals" if wide else f"{READ}; 95% intervals: in a terminal {WIDE} columns wide"
     console.print(f"[dim]{said} · results in {plain(str(out))}[/]")
     if len(table) and table["kind"].eq("all").sum() > 1:
         console.print(f"[dim]Next: workbench compare {plain(str(out))} (differences, with intervals)[/]")

@@ -186,15 +186,13 @@ def _index() -> str:
     published = [
         (
             "[psr](psr.md)" if name == "psr" else f"`{name}`",
-            each.title,
-            escaped(each.source),
+            f"{each.title}: {escaped(each.source)}",
             each.follows,
             _choice(name),
         )
         for name, each in METHODS.items()
     ]
-    parts += ["## Published methods", table(("name", "published as", "source", "follows", "choice"), published)]
-    parts.append("```{toctree}\n:hidden:\n:titlesonly:\n\npsr\n```")
+    parts += ["## Published methods", table(("name", "published as", "follows", "choice"), published)]
     for folder, (heading, said, _) in KINDS.items():
         entries = [
             (f"[{name}]({folder}-{name}.md)", _head(folder, name), follows(folder, name)) for name in names(folder)
@@ -202,6 +200,7 @@ def _index() -> str:
         parts += [f"## {heading}", said, table(("name", "what it does", "follows"), entries)]
         listed = "\n".join(f"{folder}-{name}" for name in names(folder))
         parts.append(f"```{{toctree}}\n:hidden:\n:titlesonly:\n\n{listed}\n```")
+    parts.append("```{toctree}\n:hidden:\n:titlesonly:\n\npsr\n```")
     return "\n\n".join(parts) + "\n"
 
 

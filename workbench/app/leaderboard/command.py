@@ -14,6 +14,7 @@ from workbench.app.console.options import OUTPUT, of_fields, taking
 from workbench.app.console.text import importing, plain, progress
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import check_folder, write_text
+from workbench.experiments.leaderboard import check_by
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
 from workbench.methods import own
 from workbench.methods.method_fields import MethodFields
@@ -81,6 +82,7 @@ def leaderboard(
 ) -> None:
     """Rank methods on the same questions within a charged budget: quality, what they cost, which are told apart."""
     check_numbers({name: value for name, value in given.items() if value is not None})
+    check_by(by)
     if (out is None) == (results is None):
         raise BadInput("give --out FOLDER to measure, or --results FOLDER (or shipped) to rank what was measured")
     if out is not None:

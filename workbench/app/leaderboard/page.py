@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.app.console.text import in_full, labels, plain
-from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing
+from workbench.experiments.leaderboard import HIGHER
+from workbench.experiments.leaderboard.ranking import Board, Standing
 from workbench.methods.presets import METHODS
 from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports import leaderboard as drawn
@@ -129,7 +130,7 @@ def _asked(row: Mapping[str, str]) -> tuple[str, str]:
 
 def report(board: Board) -> Group:
     """Return a board as tables: quality, what the questions do not tell apart, costs, kinds of question."""
-    ranked = f"{drawn.head()[board.by]}, {'higher' if HIGHER[board.by] else 'lower'} first"
+    ranked = f"mean rank (avg) of {drawn.head()[board.by]}, {'higher' if HIGHER[board.by] else 'lower'} is better"
     listed = _listed(board)
     short = labels([entry.method for entry in listed])
     parts: list[RenderableType] = [

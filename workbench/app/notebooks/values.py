@@ -44,6 +44,7 @@ def is_policy(kind: str, spec: str) -> bool:
     """
     if spec in {path.stem for path in (Path(__file__).parents[2] / "methods" / kind).glob("[!_]*.py")}:
         return True
+    import_module("workbench.methods.unimported").check(f"workbench.methods.{kind}", spec)
     import_module("workbench.methods.registry").check_spec(f"workbench.methods.{kind}", spec)
     return True
 

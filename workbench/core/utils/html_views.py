@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHOWN = 40  # lines of a table; more are counted
 CELLS = 64  # cells a side of a picture
@@ -24,7 +25,7 @@ def _cell(value: object) -> str:
     return escape(text if len(text) <= 200 else text[:199] + "…")
 
 
-def ranges(positions: Tensor, most: int = 12) -> str:
+def ranges(positions: "Tensor", most: int = 12) -> str:
     """Return rising positions as ranges: 0–3, 7, 9–20; further ones are counted."""
     breaks = (positions[1:] != positions[:-1] + 1).nonzero().flatten() + 1
     parts = positions.tensor_split(breaks.cpu())
@@ -41,7 +42,7 @@ def size(count: float) -> str:
     raise AssertionError
 
 
-def picture(shares: Tensor, side: int = 192) -> str:
+def picture(shares: "Tensor", side: int = 192) -> str:
     """Return shares [I, J] from 0 to 1 as a picture in the colour of the text: at most 64 × 64 cells, by their mean."""
     small = _reduced(shares.float().cpu())
     rows, columns = small.shape
@@ -57,6 +58,8 @@ def picture(shares: Tensor, side: int = 192) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box} {form} style="{style}">{"".join(cells)}</svg>'
 
 
-def _reduced(shares: Tensor) -> Tensor:
+def _reduced(shares: "Tensor") -> "Tensor":
+    from torch.nn.functional import adaptive_avg_pool2d  # records are shown without torch
+
     rows, columns = (min(CELLS, side) for side in shares.shape)
-    return torch.nn.functional.adaptive_avg_pool2d(shares[None], (rows, columns))[0]
+    return adaptive_avg_pool2d(shares[None], (rows, columns))[0]

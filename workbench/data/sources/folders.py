@@ -3,7 +3,7 @@
 documents    text, Markdown and PDF (by `pypdf`), at any depth; a passage is titled by its document's name
 questions    one file of `files`' endings directly in the folder, whose records need a question; answers are optional
 
-by       paragraphs (default, as `segment.text` cuts), sentences, words or tokens
+by       paragraphs (default; cut as `segment.text` does, Markdown headings not alone), sentences, words or tokens
 size     sentences, words or tokens of a passage; 6, 120 and 160 where it is not given
 overlap  of them that a passage begins with again; 0
 model    whose tokens they are: a checkpoint folder, or the name of a shipped or fetched model
@@ -26,6 +26,7 @@ from workbench.data.sample import Passage, Sample, plain
 from workbench.data.sources import files
 
 PLAIN = (".txt", ".md")
+HEADING = re.compile(r"#{1,6} .+")
 MOST = 1 << 30  # pieces that a text is cut into: all
 QUESTIONS = ("question", "input", "ctxs", "context", "paragraphs")  # fields of a record of a file of questions
 
@@ -33,11 +34,11 @@ QUESTIONS = ("question", "input", "ctxs", "context", "paragraphs")  # fields of 
 def read(path: str | Path) -> Sample | None:
     """Return the passages of a file as those of one sample; None for a file of something else.
 
-    Plain text is cut as `segment.text` cuts it. Raises BadInput for a file that cannot be read, or holds no text.
+    Plain text is cut in paragraphs. Raises BadInput for a file that cannot be read, or holds no text.
     """
     path = Path(path)
     if path.suffix in PLAIN:
-        ctxs = [Passage("", piece.strip()) for piece in segment.text(text(path), MOST)]
+        ctxs = [Passage("", piece.strip()) for piece in _paragraphs(text(path))]
     elif path.name.endswith(files.ENDINGS) and is_file(path):
         records = files.records(path)
         if not all(map(_is_passage, records)):
@@ -154,11 +155,23 @@ def _nearest(questions: list[str], pool: list[Passage], number: int) -> list[lis
 
 def _pieces(text: str, by: str, size: int, overlap: int, model: str | None) -> list[str]:
     if by == "paragraphs":
-        return segment.text(text, MOST)
+        return _paragraphs(text)
     if model is not None:
         return _tokens(text, size, overlap, assets.tokenizer_file(model))
     units = text.split() if by == "words" else re.split(r"(?<=[.!?…])\s+|\n\s*\n", text.strip())
     return [" ".join(units[start : start + size]) for start in _starts(units, size, overlap)]
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Cut a text as `segment.text` does, a Markdown heading with what follows it: alone it would answer nothing."""
+    pieces, ahead = list[str](), ""
+    for piece in segment.text(text, MOST):
+        if HEADING.fullmatch(piece.strip()):
+            ahead += piece
+        else:
+            pieces.append(ahead + piece)
+            ahead = ""
+    return [*pieces, ahead]
 
 
 def _tokens(text: str, size: int, overlap: int, file: Path) -> list[str]:

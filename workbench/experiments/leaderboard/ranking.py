@@ -12,13 +12,12 @@ import numpy as np
 import pandas as pd
 
 from workbench.core.errors import BadInput, not_allowed
+from workbench.experiments.leaderboard import HIGHER, check_by
 from workbench.metrics.answers import bootstraps, wilson
 from workbench.metrics.paired import Ranks, ranks
 from workbench.results import METHOD, Results, expanded
 from workbench.results.summary import RIGHT
 
-# Measures, and whether more is better; the first that is known ranks.
-HIGHER = {"kl": False, "nll": False, "em": True, "f1": True, "contains": True}
 ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # trials of these were asked the same
 TRIAL = [*ASKED, *METHOD]
 ANSWERED = ["question", "kind", "device", *HIGHER]  # what else is read of answers
@@ -148,8 +147,7 @@ def boards(
 
     Raises BadInput for an unknown measure, a model or data that no results are of, and for results without a board.
     """
-    if by and by not in HIGHER:
-        raise not_allowed("by", by, HIGHER)
+    check_by(by)
     answers = _own(found.coded("answers", "trial", [*TRIAL, *ANSWERED]), model, data)
     costs = _costs(found)
     asked_alike = answers.groupby(ASKED, sort=False, dropna=False, observed=True)

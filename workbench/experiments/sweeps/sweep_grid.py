@@ -1,30 +1,13 @@
 """The trials of a sweep: every combination of lists of fields, once; what is wrong in a list, before any runs.
 
-Plans are TOML files that list trials, for `workbench sweep --plan FILE`.
-
-[common]                  # fields of every trial, as options of `workbench trial` are named
-model = "lab-full"
-samples = 500
-
-[[trials]]                # one trial, or all combinations of the lists
-mode = "block"
-select = ["none", "query_guided"]
-ratio = [0.05, 0.15]
-
-[[trials]]
-label = "fine-tuned"      # stands as the method of its rows
-model = "runs/seed-1/model"
-training_of = "my-model"  # stands as the model of its rows, beside the seed that the folder was trained with
-
 Checked are models, dtypes, devices, data, layouts, judges, what sparse methods were fitted to, folders of prepared
 blocks, the length of every prompt, what methods need of a model, and charged budgets. Passages with fewer neighbours
 than asked for are told.
 """
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import product
@@ -35,13 +18,15 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 
 from workbench import data, models
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, first_line, meant, not_allowed, shown
+from workbench.core.errors import BadInput, first_line
 from workbench.core.utils.files import digest
 from workbench.data import chat_template
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.data.sources import folders
 from workbench.engine.decoding import check_length
+from workbench.experiments.sweeps import sweep_plan
+from workbench.experiments.sweeps.sweep_plan import FIELDS
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
 from workbench.experiments.trials.trial_measures import check_context
@@ -220,7 +205,6 @@ def _check_choices(trial: Trial, model: _Model, prompts: Sequence[Prompt]) -> No
         prepare.said(method.prepare, model.context, prompts)
 
 
-FIELDS = tuple(field.name for field in fields(Trial))
 READ = 1 << 26
 
 
@@ -255,13 +239,7 @@ def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[C
     A field in a list that does not apply (a ratio where nothing is selected, a selector of full attention) is left at
     its default there, so combinations that come to the same trial are run once.
     """
-    for name, values in lists.items():
-        if name not in (*FIELDS, "method"):
-            raise BadInput(
-                f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}{meant(name, FIELDS)}"
-            )
-        if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
-            raise BadInput(f"{name} is {shown(values)}: a list of at least one value is needed")
+    sweep_plan.check_lists(lists)
     trials: dict[Trial, Case] = {}
     for values in product(*lists.values()):
         given = dict(zip(lists, values, strict=True))
@@ -298,44 +276,18 @@ def _state(path: Path, size: int, changed: int) -> list[Any]:
     return [path.name, digest(path)] if size <= READ else [path.name, size, changed]
 
 
-LABELS = ("label", "training_of")
-Lists = dict[str, Sequence[Any]]
-
-
 def read_plan(path: Path, given: Mapping[str, Sequence[Any]]) -> list[Case]:
     """Return the trials of a plan, each once; `given` stands in place of what the plan says of the same fields.
 
-    A model that a trial of the plan names itself stays.
-
     Raises BadInput for a file that is no plan.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"plan {str(path)!r} is not there") from None
-    except (OSError, ValueError) as problem:
-        raise BadInput(f"plan {str(path)!r} cannot be read: {problem}") from None
-    common, trials = content.get("common", {}), content.get("trials", [])
-    if odd := sorted(set(content) - {"common", "trials"}):
-        raise not_allowed("table of a plan", odd[0], ("common", "trials"))
-    if not isinstance(common, dict) or not isinstance(trials, list) or not trials:
-        raise BadInput(f"plan {str(path)!r} lists no [[trials]]")
-    found = [case for one in trials for case in _cases(common, one, given)]
+    found = [case for part in sweep_plan.parts(path, given) for case in _cases(part)]
     return list({(case.trial, case.method): case for case in found}.values())
 
 
-def _cases(common: Mapping[str, Any], one: Mapping[str, Any], given: Mapping[str, Sequence[Any]]) -> Iterator[Case]:
-    for name in (*common, *one):
-        if name not in (*FIELDS, *LABELS, "method"):
-            raise not_allowed("field of a plan", name, (*FIELDS, *LABELS, "method"))
-    told = {"model": "lab-full", **common, **one}
-    lists: Lists = {name: value if isinstance(value, list) else [value] for name, value in told.items()}
-    labels = [lists.pop(name, [""])[0] for name in LABELS]
-    if odd := [name for name in labels if not isinstance(name, str)]:
-        raise BadInput(f"label {shown(odd[0])} of a plan: a text is needed")
-    label, training_of = labels
-    lists |= {name: values for name, values in given.items() if name != "model" or "model" not in one}
+def _cases(part: sweep_plan.Part) -> Iterator[Case]:
     base = {name: getattr(Trial, name, None) for name in FIELDS}
-    for case in cases(base, lists):
-        origin = {"model": training_of, "training_seed": models.training_seed(case.trial.model)} if training_of else {}
-        yield replace(case, method=label or case.method, origin=tuple(origin.items()))
+    for case in cases(base, part.lists):
+        name, model = part.training_of, case.trial.model
+        origin = {"model": name, "training_seed": models.training_seed(model)} if name else {}
+        yield replace(case, method=part.label or case.method, origin=tuple(origin.items()))

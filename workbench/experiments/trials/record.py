@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.errors import BadInput
 from workbench.core.utils import html_views
 from workbench.core.utils import versions as installed
 from workbench.metrics.answers import Score
-from workbench.metrics.fidelity import Quality
 from workbench.metrics.latency import Quantiles
+from workbench.metrics.quality import Quality
+
+if TYPE_CHECKING:
+    import torch
 
 LATER = (
     "faithfulness",
@@ -145,8 +146,10 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | installed.versions()
 
 
-def device_name(device: torch.device) -> str:
+def device_name(device: "torch.device") -> str:
     """Return the accelerator's product name, or the processor with the threads torch uses."""
+    import torch  # heavy, and not needed by records that are read
+
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name, threads = platform.processor() or platform.machine(), torch.get_num_threads()

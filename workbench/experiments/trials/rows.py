@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from workbench.core.utils.files import write_text
 from workbench.experiments.trials.record import Record
-from workbench.metrics.fidelity import Quality
+from workbench.metrics.quality import Quality
 from workbench.results import METHOD, Writer, this_run
 from workbench.results.reader import table_of
 from workbench.results.schema import Answer, Origin

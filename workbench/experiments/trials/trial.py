@@ -44,11 +44,11 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.preprocessing.precompute import kind_of
 from workbench.methods.sparse._small import for_short_prompts
-from workbench.metrics import fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.faithfulness import check_judge, judge
 from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
 from workbench.metrics.latency import WARM, WARM_UP, Quantiles, measure, quantiles
+from workbench.metrics.quality import of_answered
 from workbench.metrics.tiles.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore, Store
@@ -149,7 +149,7 @@ class Trial(TrialFields, MethodConfig):
             **costs(model, prompts, generations),
             trial=self.settings() | ({} if self.charged is None else {"ratio": getattr(method, "ratio", None)}),
             by_kind=trial_measures.by_kind(rows, samples, self.seed),
-            answered=fidelity.of_answered(rows, self.seed),
+            answered=of_answered(rows, self.seed),
             ttft_s=ttft,
             ttft_full_s=full,
             prompt_tokens=mean([len(prompt) for prompt in prompts]),

@@ -25,8 +25,9 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics import answers, cost, fidelity
 from workbench.metrics.answers import Records
-from workbench.metrics.fidelity import Quality, Reference, Tokens
+from workbench.metrics.fidelity import Reference, Tokens
 from workbench.metrics.latency import Quantiles
+from workbench.metrics.quality import Quality, summary
 from workbench.models.loading import Loaded
 from workbench.store import UNLIMITED, MemoryStore, Store, fingerprint
 
@@ -48,7 +49,7 @@ def scores(answer: str, aliases: Sequence[str], before: str = "") -> dict[str, f
 def quality(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Any]:
     """Return the fields of `Quality` of some questions and their rows."""
     scored = answers.score([row["answer"] for row in rows], [sample.answers for sample in samples], seed)
-    return asdict(scored) | (fidelity.summary(rows, seed) if "kl" in rows[0] else {})
+    return asdict(scored) | (summary(rows, seed) if "kl" in rows[0] else {})
 
 
 def by_kind(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Quality]:

@@ -20,7 +20,7 @@ from workbench.engine.attention_backends import choice
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.engine.side_by_side import Parts, prefill_parts
 from workbench.methods import ReadyRequest
-from workbench.methods.registry import check_options
+from workbench.methods.registry import check_options, whole
 from workbench.models.spec import ModelSpec, attach
 from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint
 
@@ -56,14 +56,12 @@ class Superposition:
     $$P(d \mid q) \propto P(q \mid d)\, P(d)$$
     """
 
-    paths: int = 4
+    paths: int = whole(4, "at least 1 path is kept", least=1)
     prior: bool = True
     priors: dict[tuple[str, str, str], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.paths < 1:
-            raise BadInput(f"paths is {self.paths}: at least 1 path is kept")
 
     def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts without a document, or with a question of one token."""

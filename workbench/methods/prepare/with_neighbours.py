@@ -7,13 +7,14 @@ beforehand what it would see of them at request time.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Literal
 
 import numpy as np
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.data import embedders
-from workbench.data.retrieval_corpus import Corpus, check_search, nearest
+from workbench.data.retrieval_corpus import Corpus, nearest
 from workbench.engine.encoding import packs
 from workbench.methods import registry
 from workbench.methods.prepare import KV, Block, Prompt, before, contexts, shaped
@@ -22,6 +23,11 @@ from workbench.models.spec import attach
 from workbench.store import Store, collect, fetch, fingerprint, key_of
 
 TOKENS = 32768  # most, neighbours included, that are in work at one time; twice as many in pages, where they lie once
+
+
+def _there(_: str, embedder: object) -> None:
+    if isinstance(embedder, str):
+        embedders.check(embedder)
 
 
 @dataclass(frozen=True)
@@ -45,14 +51,13 @@ class WithNeighbours:
 
     corpus: Corpus = field(repr=False)
     n: int = registry.whole(10, "how many neighbours a passage is prepared with, 0 or more")
-    embedder: str = "tfidf"
-    search: str = registry.option("faiss", check_search)
+    embedder: str = registry.option("tfidf", _there)
+    search: Literal["faiss", "exact"] = "faiss"
     system: int = registry.system_blocks()
     table: np.ndarray = field(init=False, repr=False, compare=False)  # [N, n] numbers of every passage's neighbours
 
     def __post_init__(self) -> None:
         registry.check_options(self)
-        embedders.check(self.embedder)
         object.__setattr__(self, "table", nearest(self.corpus.texts, self.n, self.embedder, self.search))
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from workbench.methods.method_fields import DataName, DeviceName, LayoutName, ModelName
+from workbench.methods.method_fields import PREPARATIONS, DataName, DeviceName, LayoutName, ModelName
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,7 @@ class PreparationFields:
     model: ModelName
     out: Annotated[Path | str, "Folder or URL for the cached passages; run again to go on after an interruption"]
     data: DataName = "lab"
-    prepare: Annotated[str, "independent, after_system, behind_document or with_neighbours; options in brackets"] = (
-        "with_neighbours"
-    )
+    prepare: Annotated[str, f"{PREPARATIONS}; options in brackets"] = "with_neighbours"
     samples: Annotated[int | None, "Of lab: how many questions to take the passages of"] = None
     seed: Annotated[int, "Of lab: seed of the draw"] = 0
     passages: Annotated[int | None, "Of lab: passages a question"] = None

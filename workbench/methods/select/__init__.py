@@ -17,7 +17,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
-from workbench.engine.attention_maps import Layers, check_layers, check_softmax, from_question, layers_of, question_pass
+from workbench.engine.attention_maps import Layers, from_question, layers_of, question_pass
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry
 from workbench.methods.method_fields import check_ratio
@@ -38,6 +38,7 @@ __all__ = [
     "whole",
 ]
 PARTS = ("kv", "k", "v")
+OVER = ("block", "documents", "context", "prompt")
 
 
 def __dir__() -> list[str]:
@@ -45,13 +46,18 @@ def __dir__() -> list[str]:
 
 
 def layers(default: str | tuple[int, ...], *words: str) -> Any:
-    """Declare the option of layers: one of `words`, or layer numbers."""
-    return registry.option(default, lambda _, value: check_layers(value, words))
+    """Declare the option of layers: one of `words`, or layer numbers (from the end where below 0)."""
+
+    def fits(value: Any) -> bool:
+        return value in words or (type(value) is tuple and value != () and {*map(type, value)} == {int})
+
+    return ruled(default, f"it is {', '.join(words)} or layer numbers in brackets, as in (0, -1)", fits)
 
 
 def softmax(default: str = "block") -> Any:
     """Declare the option of what a softmax runs over."""
-    return registry.option(default, lambda _, value: check_softmax(value))
+    rule = "within each 'block', over all 'documents', over the 'context' or the whole 'prompt'"
+    return ruled(default, rule, OVER.__contains__)
 
 
 def part() -> Any:

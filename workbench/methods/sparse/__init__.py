@@ -8,7 +8,7 @@ code's an option by name. A method imports its types from here.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -20,12 +20,13 @@ from workbench.core.plan import Site
 from workbench.core.tiling.tile_selection import TileRule
 from workbench.core.tiling.tiles import Grid, Tiles, grid_of
 from workbench.engine.attention_backends import choice as backends
-from workbench.methods import registry
+from workbench.methods import registry, unimported
 
 __all__ = [
     "FITTED",
     "HERE",
     "LARGEST",
+    "OVER",
     "Grid",
     "OverSparse",
     "Prepare",
@@ -52,6 +53,15 @@ FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def check_over(_: str, value: Any) -> None:
+    """Refuse a spec of a method that there is not."""
+    if isinstance(value, str):
+        unimported.check("workbench.methods.sparse", value)
+
+
+OVER = {"check": check_over}  # of a field that is another method, or its spec
 
 
 def count(default: int, least: int = 0) -> Any:
@@ -141,7 +151,7 @@ class Sparse(ABC):
 class OverSparse(Sparse):
     """A method that changes what another one chooses: `over`, a method or its spec."""
 
-    over: Sparse | str = "flash_prefill"
+    over: Sparse | str = field(default="flash_prefill", metadata=OVER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,7 +231,5 @@ def check_count(what: str, value: Any, least: int = 0) -> None:
 
 def check_divides(part: str, small: int, whole: str, large: int) -> None:
     """Refuse a `whole` that is no multiple of its `part`."""
-    check_count(part, small, 1)
-    check_count(whole, large, 1)
     if large % small:
         raise BadInput(f"{whole} {large} is no multiple of {part} {small}: choose a {part} that divides it")

@@ -59,9 +59,9 @@ class Bfla(Sparse):
     THRESHOLD = "mass"
     STEPS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
 
-    block: int = 256
-    tile: int = 64
-    flat: int = 64
+    block: int = count(256, least=1)
+    tile: int = count(64, least=1)
+    flat: int = count(64, least=1)
     mass: float = fraction(0.99)
     local: int = count(8)
     sink: int = count(1)
@@ -72,9 +72,9 @@ class Bfla(Sparse):
     anchor: str = word("position", "chunk")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_divides("tile", self.tile, "block", self.block)
         check_divides("flat", self.flat, "block", self.block)
-        super().__post_init__()
 
     @property
     def size(self) -> int:

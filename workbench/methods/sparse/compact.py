@@ -1,12 +1,12 @@
 """CompactAttention: the choice of another method as one list of KV pages for the heads that are executed together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.core.tiling.tiles import grid_of
-from workbench.methods.sparse import HERE, Grid, OverSparse, Site, Sparse, Tiles, count
+from workbench.methods.sparse import HERE, OVER, Grid, OverSparse, Site, Sparse, Tiles, count
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Compact(OverSparse):
     $$\text{pages}(C, H) = \bigcup_{b \in C} \bigcup_{h \in H} K_{bh}$$
     """
 
-    over: Sparse | str = "flash_prefill(alpha=0.06)"
+    over: Sparse | str = field(default="flash_prefill(alpha=0.06)", metadata=OVER)
     heads: int = count(0)
 
     def group(self, heads: int, kv_heads: int) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,13 @@ from workbench.core.tiling.tile_selection import TileRule, smallest
 from workbench.core.utils.files import write_text
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
-from workbench.methods import seer_gate
-from workbench.methods.sparse import Grid, Sparse, Tiles, check_count, check_divides, check_share, fused, word
+from workbench.methods import registry, seer_gate
+from workbench.methods.sparse import Grid, Sparse, Tiles, check_count, check_divides, check_share, count, fused, word
+
+
+def _check_threshold(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        check_share(name, value)
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,9 @@ class Xattention(Sparse):
     THRESHOLD = "threshold"
     STEPS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
 
-    block: int = 128
-    stride: int = 8
-    threshold: float | str = 0.9
+    block: int = count(128, least=1)
+    stride: int = count(8, least=1)
+    threshold: float | str = registry.option(0.9, _check_threshold)
     profiled: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
     column: str = word("counted", "released")
     products: str = word("exact", "float8")
@@ -59,8 +65,6 @@ class Xattention(Sparse):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_divides("stride", self.stride, "block", self.block)
-        if not isinstance(self.threshold, str):
-            check_share("threshold", self.threshold)
 
     @property
     def fitted(self) -> bool:

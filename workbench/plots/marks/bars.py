@@ -67,15 +67,15 @@ def dots(
     left = 30 + round(6.6 * max(map(len, names)))
     wide = round((WIDTH - left - 24) * (1 - gap * (len(columns) - 1)) / len(columns))  # px, of a panel
     titled, size = _axis_titles([column.axis for column in columns], wide)
-    shifts = _shifts(columns, looks) if spread else {}
+    shifts = [_shifts(column, looks) if spread else {} for column in columns]
     for col, column in enumerate(columns, 1):
-        _marks(fig, col, column, names, looks, shifts)
+        _marks(fig, col, column, names, looks, shifts[col - 1])
         _axis(fig, col, column, wide, {"text": column.axis if col in titled else "", "font": {"size": size}})
     _name_once(fig)
     ticks = {"tickvals": list(range(len(names))), "ticktext": names, "ticks": ""}
     fig.update_yaxes(**ticks, range=[len(names) - 0.4, -0.6], showgrid=True, gridcolor=FAINT)
     panel_titles(fig, across=WIDTH - left - 24)
-    most = max((sum(of == name for of, _ in shifts) for name in names), default=1)
+    most = max(sum(of == name for of, _ in own) for own in shifts for name in names)
     tall = 20 + (7 * most if most > 1 else 0)
     lines = max(lines, legend_lines(look.name for look in looks.values()))
     heads = 16 * max(title.count("<br>") for title in titles)  # px of further lines
@@ -115,9 +115,9 @@ def _marks(
         )
 
 
-def _shifts(columns: Sequence[Column], looks: Mapping[str, Look]) -> dict[tuple[str, str], float]:
+def _shifts(column: Column, looks: Mapping[str, Look]) -> dict[tuple[str, str], float]:
     """Return how far the mark of every (row, series) stands off its row's line: only series of that row take room."""
-    present = {(r["name"], r["series"]) for column in columns for r in column.rows}
+    present = {(r["name"], r["series"]) for r in column.rows}
     shifts: dict[tuple[str, str], float] = {}
     for name in {name for name, _ in present}:
         own = [series for series in looks if (name, series) in present]

@@ -6,7 +6,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.core.errors import BadInput
-from workbench.experiments.leaderboard.ranking import HIGHER, Board, Standing, boards
+from workbench.experiments.leaderboard import HIGHER
+from workbench.experiments.leaderboard.ranking import Board, Standing, boards
 from workbench.methods.presets import METHODS
 from workbench.plots.marks import chart
 from workbench.plots.marks.lines import Panel, Series, line_chart

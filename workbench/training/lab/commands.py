@@ -22,7 +22,9 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="The lab mode
 def train_model(
     out: Annotated[Path, typer.Option(help="Folder of the run; run again with the same folder to go on")],
     seed: Annotated[int, typer.Option(help="Of weights and data")] = 0,
-    minutes: Annotated[float, typer.Option(help="Stop after this long, to go on later")] = float("inf"),
+    minutes: Annotated[
+        float, typer.Option(help="Stop after this long, to go on later", show_default="no limit")
+    ] = float("inf"),
     workers: Annotated[int, typer.Option(help="Processes that draw training text")] = 8,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Recipe setting, e.g. lr=0.002")] = None,
 ) -> None:

@@ -1,0 +1,83 @@
+"""Plans of sweeps, read without what trials need: TOML files that list trials, for `workbench sweep --plan FILE`.
+
+[common]                  # fields of every trial, as options of `workbench trial` are named
+model = "lab-full"
+samples = 500
+
+[[trials]]                # one trial, or all combinations of the lists
+mode = "block"
+select = ["none", "query_guided"]
+ratio = [0.05, 0.15]
+
+[[trials]]
+label = "fine-tuned"      # stands as the method of its rows
+model = "runs/seed-1/model"
+training_of = "my-model"  # stands as the model of its rows, beside the seed that the folder was trained with
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput, meant, not_allowed, shown
+from workbench.experiments.trials.trial_fields import TrialFields
+
+FIELDS = tuple(field.name for field in fields(TrialFields))
+LABELS = ("label", "training_of")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table of a plan: lists of values of fields, and what stands as the method and the model of their rows."""
+
+    lists: Mapping[str, Sequence[Any]]
+    label: str = ""
+    training_of: str = ""
+
+
+def parts(path: Path, given: Mapping[str, Sequence[Any]]) -> list[Part]:
+    """Return what a plan lists; `given` stands in place of what it says of the same fields.
+
+    A model that a trial of the plan names itself stays.
+
+    Raises BadInput for a file that is no plan.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"plan {str(path)!r} is not there") from None
+    except (OSError, ValueError) as problem:
+        raise BadInput(f"plan {str(path)!r} cannot be read: {problem}") from None
+    common, trials = content.get("common", {}), content.get("trials", [])
+    if odd := sorted(set(content) - {"common", "trials"}):
+        raise not_allowed("table of a plan", odd[0], ("common", "trials"))
+    if not all(isinstance(each, dict) for each in (common, *trials)) or not trials:
+        raise BadInput(f"plan {str(path)!r} lists no [[trials]]")
+    return [_part(common, one, given) for one in trials]
+
+
+def _part(common: Mapping[str, Any], one: Mapping[str, Any], given: Mapping[str, Sequence[Any]]) -> Part:
+    for name in (*common, *one):
+        if name not in (*FIELDS, *LABELS, "method"):
+            raise not_allowed("field of a plan", name, (*FIELDS, *LABELS, "method"))
+    told = {"model": "lab-full", **common, **one}
+    lists: dict[str, Sequence[Any]] = {name: x if isinstance(x, list) else [x] for name, x in told.items()}
+    labels = [lists.pop(name, [""])[0] for name in LABELS]
+    if odd := [name for name in labels if not isinstance(name, str)]:
+        raise BadInput(f"label {shown(odd[0])} of a plan: a text is needed")
+    lists |= {name: values for name, values in given.items() if name != "model" or "model" not in one}
+    check_lists(lists)
+    return Part(lists, *labels)
+
+
+def check_lists(lists: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse a list of what is no field of a trial, and what is no list."""
+    for name, values in lists.items():
+        if name not in (*FIELDS, "method"):
+            raise BadInput(
+                f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}{meant(name, FIELDS)}"
+            )
+        if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
+            raise BadInput(f"{name} is {shown(values)}: a list of at least one value is needed")

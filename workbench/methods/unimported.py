@@ -1,0 +1,86 @@
+"""Options of policies that are not imported: their files are read, so that faults are told without waiting for torch.
+
+Fields are declared as they are written there and in the folder's `__init__`, with the functions and constants beside
+them. A check that needs what only an import brings is left to the policy itself.
+"""
+
+import __future__
+
+import ast
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, make_dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from workbench.methods import registry
+
+LIGHT = ("workbench.core.errors", "workbench.data.embedders", registry.__name__, __name__)
+FLAGS = __future__.annotations.compiler_flag  # annotations of functions are not looked up
+
+
+def check(package: str, spec: str) -> None:
+    """Raise BadInput for a spec of an unknown policy, an option that it lacks, or a value that the option refuses."""
+    name, options = registry.check_name(package, spec)
+    if name not in registry.shipped(package):
+        return  # a user's own, which is imported
+    policy = declared(package, name)
+    registry.check_known(package, name, policy, options)
+    for field in fields(policy):
+        if field.name in options:
+            with suppress(NameError):
+                registry.check_value(policy, field, options[field.name])
+
+
+@cache
+def declared(package: str, name: str) -> type:
+    """Return a dataclass that has the fields of a policy, and nothing else of it."""
+    known: dict[str, Any] = {}
+    for node in sorted(_statements(package, name), key=lambda node: isinstance(node, ast.ClassDef)):
+        if isinstance(node, ast.ClassDef):
+            known[node.name] = _fields(node, known)
+        elif isinstance(node, ast.FunctionDef | ast.Assign | ast.ImportFrom):
+            with suppress(NameError):
+                exec(compile(ast.Module([node], []), name, "exec", FLAGS), known)
+    return next(made for made in reversed(known.values()) if registry.carries(made, name))
+
+
+def _statements(package: str, name: str) -> Iterator[ast.stmt]:
+    """Yield what a folder and the file of a policy say, of imports those that are light."""
+    spec = find_spec(package)
+    for folder in (spec.submodule_search_locations if spec else None) or []:
+        for file in ("__init__", name):
+            for node in ast.parse((Path(folder) / f"{file}.py").read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    node.names = [each for each in node.names if _is_light(node.module, each.name)]
+                    if not node.names:
+                        continue
+                yield node
+
+
+def _is_light(module: str, name: str) -> bool:
+    """Return whether what is imported from a module comes without a heavy import."""
+    return module.partition(".")[0] in sys.stdlib_module_names or module in LIGHT or f"{module}.{name}" in LIGHT
+
+
+def _fields(node: ast.ClassDef, known: dict[str, Any]) -> type:
+    """Return a dataclass of the fields that a class declares, and of those of its bases."""
+    made: list[tuple[str, Any, Any]] = []
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            kind, default = _value(each.annotation, known, Any), _value(each.value, known, None)
+            made.append((each.target.id, kind, default))
+    named = (known.get(base.id) for base in node.bases if isinstance(base, ast.Name))
+    bases = tuple(base for base in named if isinstance(base, type) and is_dataclass(base))
+    return make_dataclass(node.name, made, bases=bases, kw_only=True)
+
+
+def _value(node: ast.expr | None, known: dict[str, Any], otherwise: Any) -> Any:
+    """Return what an expression says, or something else where it needs what is not imported."""
+    try:
+        return eval(compile(ast.Expression(node), "declared", "eval"), known) if node else otherwise
+    except NameError:
+        return otherwise
