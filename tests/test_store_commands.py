@@ -381,7 +381,7 @@ def test_serving_is_measured_by_state_and_mode_beside_its_baselines(paged, folde
     counted = [row for rows in runs(models.load(folder), TINY, paged) for row in rows]
     found = Results({}).with_rows("counts", counted, experiment="serving").counts("serving")
     table = expanded(scores(found), "scheduler")
-    assert len(table) == 15 and (table.ttft_ms > 0).all() and set(table.blocks) == {6}
+    assert len(table) == 21 and (table.ttft_ms > 0).all() and set(table.blocks) == {6}
     reuse = table[table.method == "reuse"]
     assert set(reuse.kind) == {"hot", "warm", "cold"} and (reuse.reused == 1).all()
     rows = table.set_index(["method", "ratio"]).rows_computed

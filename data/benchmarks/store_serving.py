@@ -116,7 +116,7 @@ def reordered(prompts: Sequence[Prompt]) -> list[Prompt]:
     return made
 
 
-def runs(loaded: Loaded, load: dict[str, Any], paged: bool, kinds: Sequence[str]) -> Any:
+def runs(loaded: Loaded, load: dict[str, Any], paged: bool, kinds: Sequence[str] = KINDS) -> Any:
     """Yield the rows of `results.Count` of one run after the other, of these of KINDS."""
     prompts = drawn(load, loaded.spec.vocabulary)
     setting = {name: value for name, value in load.items() if name not in ("seed", "ratio")}

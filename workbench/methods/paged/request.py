@@ -162,7 +162,7 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
         if [len(kv) for kv in kvs] != [len(block) for block in request.prompt.context]:
             raise BadInput(f"{len(kvs)} cached KVs do not fit the {len(request.prompt.context)} blocks of a prompt")
         request.context = blocks.place(kvs)
-    choices = [Choice(None)] * len(group)
+    choices = [RowChoice(None)] * len(group)
     if method.select:
         choices = chosen_over_pages(runner, method, prompts, [r.context for r in group], blocks.make_room)
     for request, (some, scores, request.copy), kvs in zip(group, choices, cached, strict=True):
@@ -226,7 +226,7 @@ def _last_rows(ready: ReadyRequest) -> bool:
     return in_steps(ready) and int(rows[0]) > 0 and end == len(ready.request.kv) == int(rows[-1]) + 1
 
 
-class Choice(NamedTuple):
+class RowChoice(NamedTuple):
     """Context rows to compute again, the scores [T] that they were chosen by, and a copy that was read for it."""
 
     rows: Tensor | None
@@ -241,7 +241,7 @@ def chosen_over_pages(
     contexts: Sequence[Sequence[Cached]],
     room: Callable[[int], object] = bool,
     wait: Callable[[int], None] | None = None,
-) -> list[Choice]:
+) -> list[RowChoice]:
     """Choose context rows by the scores of the method's selector, which reads blocks in their pages.
 
     Question-guided ones ask a captured step; others that read keys and values get a copy. `room(pages)` makes room
@@ -269,5 +269,5 @@ def chosen_over_pages(
     chosen = []
     for score, prompt, kv in zip(scores, prompts, kvs, strict=True):
         known = without_system(score.float().cpu(), prompt, select.system)
-        chosen.append(Choice(choose(known, prompt, method.ratio, system=select.system), known, kv))
+        chosen.append(RowChoice(choose(known, prompt, method.ratio, system=select.system), known, kv))
     return chosen
