@@ -125,7 +125,7 @@ def _packs(requests: Sequence[PageRequest]) -> Iterator[list[PageRequest]]:
 
 
 MOST = 32  # requests that are decoded together
-PROMPTS = 16384  # tokens of prompts that are begun together
+PROMPTS = 32768  # tokens of prompts that are begun together
 QUANTUM = 8  # tokens that are decoded before others may join
 FORCED = 1024  # tokens of answers, padding included, that are predicted in one step
 
