@@ -295,7 +295,7 @@ class Runner:
         return spare[-1]
 
     def holds(self, shape: Hashable) -> bool:
-        """Whether the step of this bucket is captured."""
+        """Return whether the step of this bucket is captured."""
         return (shape.coarse if self.coarse and isinstance(shape, Bucket) else shape) in self.captured
 
     def _bucket(

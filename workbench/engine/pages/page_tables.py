@@ -183,9 +183,8 @@ def context_of(
         shift = np.full_like(shift, length - (cached + slots).max())
     shifted = positions != "naive" and bool(shift.any())
     if len(order):
-        numbers, slots, first, shift, place = (
-            x[_pages_in(order, place)] for x in (numbers, slots, first, shift, place)
-        )
+        which = _pages_in(order, place)
+        numbers, slots, first, shift, place = (x[which] for x in (numbers, slots, first, shift, place))
     partial = bool((slots[:-1] != size).any())
     runs = 1
     if run > 1 and shifted:

@@ -197,6 +197,8 @@ class Pool(PageStorage):
                 f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"
             )
         check_positions(positions)
+        if len(order) and sorted(order) != list(range(len(context))):
+            raise BadInput(f"order is {shown(order)}: each of the numbers 0 to {len(context) - 1} once is needed")
         given = self.owners.given
         table = self._context(context, positions, 1 if len(chosen) else self.run, given, () if len(chosen) else order)
         length = table.length

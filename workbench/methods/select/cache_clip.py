@@ -45,7 +45,6 @@ class CacheClip(Select):
     helper: str | None = None
     layers: str | tuple[int, ...] = layers("last", "last", "all")
     window: int = whole(8, "how many neighbouring tokens share a score, 1 or more", least=1)
-
     group: int = whole(4096, "how many tokens a helper reads together, 1 or more", least=1)
 
     def __post_init__(self) -> None:

@@ -16,10 +16,8 @@ from workbench.methods.serving.tickets import Engine, Queues, Ticket, Wait
 from workbench.store.events import Events
 
 STALL = 1e-4  # seconds; less is no pause of the engine
+TOKENS = 8192  # that one prefill computes where several requests share it: so many keep a GPU busy, as in vLLM
 Waits = Mapping[str, Wait]  # by the name of a request
-
-
-TOKENS = 8192  # computed by one prefill, where several requests share it; so many keep a GPU busy (as in vLLM)
 
 
 def rows_of(method: Method, ticket: Ticket) -> int:
