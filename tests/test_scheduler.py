@@ -11,6 +11,7 @@ from tests.refusals import refused
 from tests.scheduler_cases import BLOCKS, MODEL, PROMPTS, finished, one_by_one, paged, ran, served, simulated
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.encoding import encode_many
+from workbench.engine.pages.page_tables import common_pages
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.select.first_k import FirstK
@@ -20,6 +21,7 @@ from workbench.methods.serving import MODES, NoRoom, Scheduler
 from workbench.methods.serving.contiguous import ContiguousEngine
 from workbench.methods.serving.paged import PagedEngine
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine
+from workbench.methods.serving.tickets import Ticket
 from workbench.methods.sparse.random import RandomTiles
 from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore, fingerprint, key_of
 from workbench.store.events import Events, busy, idle_share
@@ -298,6 +300,20 @@ def test_prefills_that_fill_a_step_alone_do_not_wait_for_one_another(mode, token
     assert [len(group) for group in prefills(scheduler)] == sizes
     assert [ticket.first for ticket in tickets] == sorted(ticket.first for ticket in tickets)
     assert len({ticket.first for ticket in tickets}) == len(sizes)
+
+
+def test_requests_read_blocks_in_the_order_in_which_they_came_into_pages():
+    """So those of one batch read what they share at about the same time, and a common beginning stays one."""
+    engine, tables = paged(90), []
+    for number, (order, read) in enumerate([((1, 0, 2), (1, 0, 2)), ((1, 0, 3), (1, 0, 3)), ((3, 2, 0), (0, 2, 3))]):
+        ticket = Ticket(f"{number}", Prompt((*(BLOCKS[i] for i in order), BLOCKS[1])), 2)
+        engine.load(ticket)
+        engine.prefill([ticket], [None])
+        pages = {i: engine.pages.cached(key).pages.tolist() for i, key in zip(order, ticket.held.keys, strict=True)}
+        tables.append(ticket.held.paged.table)
+        expected = [page for i in read for page in pages[i]]
+        assert tables[-1].numbers.tolist()[: len(expected)] == expected
+    assert common_pages(tables[:2]) == 2
 
 
 class Device(PagedEngine):

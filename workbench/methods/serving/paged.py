@@ -198,7 +198,7 @@ class PagedEngine:
                 held.rows = choice.rows
         with self.pages.lock:
             reserve = len(prompt.question) + ticket.max_new_tokens
-            order = sorted(range(len(context)), key=held.keys.__getitem__)  # the same for every request
+            order = sorted(range(len(context)), key=lambda i: context[i].serial)  # the same for every request
             held.paged = self.pool.open(context, reserve, held.rows, self.method.positions, order=order)
             self.pages.kept(held.own)
             held.own = 0
