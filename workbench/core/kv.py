@@ -41,6 +41,7 @@ class Derived:
 
 _NBYTES = attrgetter("nbytes")
 
+JOINED = 1 << 26  # most numbers in one tensor where it is not on a CPU: larger ones are allocated layer by layer
 Tensors = list[torch.Tensor]
 Stacked = tuple[torch.Tensor, torch.Tensor] | None
 Shapes = Sequence[tuple[int, int]]  # heads and head width of every layer
@@ -64,9 +65,11 @@ def side_by_side(
     """Make tensors [H, capacity, D], one a layer: parts of one tensor where all layers have one shape.
 
     What is done to every layer alike is then one call (`layered`). `make` is torch.zeros or torch.empty. `joined`:
-    whether they may be parts of one; None: on a CPU.
+    whether they may be parts of one; None: on a CPU, and elsewhere where that is small.
     """
-    joined = torch.device(options.get("device") or "cpu").type == "cpu" if joined is None else joined
+    if joined is None:
+        numbers = capacity * sum(heads * width for heads, width in shapes)
+        joined = numbers <= JOINED or torch.device(options.get("device") or "cpu").type == "cpu"
     if len(set(shapes)) == 1 and joined:
         heads, width = shapes[0]
         return list(make(len(shapes), heads, capacity, width, **options).unbind())
@@ -193,6 +196,9 @@ class KV:
         """Copy tokens [begin, end) of this run, still rotated for the positions they had."""
         if not 0 <= begin < end <= len(self):
             raise BadInput(f"cannot slice tokens {begin}:{end} of a KV of {len(self)} tokens")
+        if (whole := self.stacked()) is not None:  # one copy of all layers
+            parts = [x[:, :, begin:end].clone(memory_format=torch.contiguous_format).unbind() for x in whole]
+            return KV(list(parts[0]), list(parts[1]), self.start + begin)
         return KV(
             [x[:, begin:end].clone(memory_format=torch.contiguous_format) for x in self.keys],
             [x[:, begin:end].clone(memory_format=torch.contiguous_format) for x in self.values],
