@@ -10,7 +10,6 @@ from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
 from workbench.experiments.trials import record, trial_measures
-from workbench.experiments.trials import trial as trials
 from workbench.experiments.trials.record import FIDELITY, LATER, Record, dumps
 from workbench.experiments.trials.trial import Trial, batches
 from workbench.methods.generation import Generation
@@ -97,10 +96,8 @@ def test_progress_is_told_after_every_prompt_of_full_attention_and_every_batch(f
     assert told == [(done, 6) for done in (0, 1, 2, 3, 4, 4, 5, 6, 6)]
 
 
-def test_batches_keep_the_order_and_both_limits(monkeypatch):
-    monkeypatch.setattr(trials, "BATCH_TOKENS", {"cpu": 12, "cuda": 30})
-    assert list(batches([5, 5, 5, 20, 5], most=2)) == [[0, 1], [2], [3], [4]]
-    assert list(batches([5, 5, 5, 20, 5], most=3, device="cuda")) == [[0, 1, 2], [3, 4]]
+def test_batches_keep_the_order_and_both_limits():
+    assert list(batches([5, 5, 5, 20, 5], most=2, tokens=12)) == [[0, 1], [2], [3], [4]]
     assert list(batches([1] * 5, most=3)) == [[0, 1, 2], [3, 4]]
 
 

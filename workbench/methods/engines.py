@@ -227,13 +227,17 @@ def pages_of(model: PreTrainedModel) -> Pages:
     return kept
 
 
+def room(model: PreTrainedModel) -> int:
+    """Return the tokens of a pool that is made now, without more being asked for."""
+    spec = attach(model)
+    if spec.device.type != "cuda":
+        return LEAST_TOKENS
+    torch.cuda.empty_cache()
+    each = sum(2 * heads * width for heads, width in spec.shapes) * spec.dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(spec.device)
+    return max(LEAST_TOKENS, min(TOKENS, free // 4 // each))
+
+
 def _pool(model: PreTrainedModel, needed: int) -> Pool:
     """Make a pool of `needed` pages, or of more where memory allows."""
-    spec = attach(model)
-    tokens = LEAST_TOKENS
-    if spec.device.type == "cuda":
-        torch.cuda.empty_cache()
-        each = sum(2 * heads * width for heads, width in spec.shapes) * spec.dtype.itemsize
-        free, _ = torch.cuda.mem_get_info(spec.device)
-        tokens = max(tokens, min(TOKENS, free // 4 // each))
-    return Pool(model, 1 + max(needed, tokens // PAGE), PAGE)
+    return Pool(model, 1 + max(needed, room(model) // PAGE), PAGE)

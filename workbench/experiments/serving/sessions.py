@@ -173,7 +173,7 @@ def answered(
     first: list[Generation] = []
     for mode in modes:
         store, said = MemoryStore(UNLIMITED), list[Generation]()
-        for group in batches([len(prompt) for prompt in tokenized], batch, loaded.model.device.type):
+        for group in batches([len(prompt) for prompt in tokenized], batch):
             said += _generated(loaded, [tokenized[i] for i in group], mode, store, max_new_tokens)
             if progress:
                 progress(len(rows) + len(said), len(tokenized) * len(modes))

@@ -37,7 +37,7 @@ from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
 from workbench.methods.answered import Generation
 from workbench.methods.config import MethodConfig
-from workbench.methods.engines import choose_engine
+from workbench.methods.engines import choose_engine, room
 from workbench.methods.method import SamplingParams
 from workbench.methods.method_fields import check_engine
 from workbench.methods.modes.full import Full
@@ -56,7 +56,7 @@ from workbench.store.urls import opened
 from workbench.store.views import KeepingStore
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
-BATCH_TOKENS = {"cpu": 1 << 14, "cuda": 1 << 16}  # of prompts that are answered together, whatever `batch` says
+BATCH_TOKENS = 16384  # of prompts that are computed together, whatever `batch` says, or half of a pool on a GPU
 # Fields that earlier versions lack.
 LATER = ("faithfulness", "fidelity", "layout", "store", "receipt", "engine", "charged")
 FULL_TIMED = 5  # prompts on which full attention is timed, at most
@@ -252,7 +252,7 @@ class Trial(TrialFields, MethodConfig):
                 progress(len(generations) + ended, len(prompts))
 
         tell()
-        for batch in batches([len(prompt) for prompt in prompts], self.batch, model.device.type):
+        for batch in batches([len(prompt) for prompt in prompts], self.batch, max(BATCH_TOKENS, room(model) // 2)):
             if watch:
                 watch.expect(batch, tell)
             stage("answering")
@@ -278,9 +278,9 @@ def _spec(name: str, given: Any) -> str:
     raise BadInput(f"{name} is {shown(given)}: a name, or {what} as those of workbench.methods.{name}, is needed")
 
 
-def batches(lengths: Sequence[int], most: int, device: str = "cpu") -> Iterator[list[int]]:
-    """Yield indices in order, grouped to at most `most` requests and a device's tokens (a longer prompt goes alone)."""
-    group, tokens = list[int](), BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
+def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Yield indices in order, grouped to at most `most` requests and `tokens` tokens (a longer prompt goes alone)."""
+    group: list[int] = []
     for i, length in enumerate(lengths):
         if group and (len(group) == most or sum(lengths[j] for j in group) + length > tokens):
             yield group

@@ -125,7 +125,7 @@ def _packs(requests: Sequence[PageRequest]) -> Iterator[list[PageRequest]]:
 
 
 MOST = 32  # requests that are decoded together
-PROMPTS = 32768  # tokens of prompts that are begun together
+PROMPTS = 16384  # tokens of prompts that are begun together, or a quarter of the pool
 QUANTUM = 8  # tokens that are decoded before others may join
 FORCED = 1024  # tokens of answers, padding included, that are predicted in one step
 
@@ -239,7 +239,7 @@ class PagedAnswers:
                 break
             pages += needed(request, self.pool.size)
             tokens += len(request.prompt)
-            if group and tokens > PROMPTS:
+            if group and tokens > max(PROMPTS, self.pool.pages * self.pool.size // 4):
                 break
             if not self._room(pages):
                 break
