@@ -60,7 +60,9 @@ def beside_full(result: Record, answers: Records) -> Group:
         for note in (not_noted(result.note), _unknown_text(result), _idle(result.trial))
         if note
     ]
-    return Group(head, *notes, table, f"[dim]{_meaning(result, compared)}[/]", f"[dim]{plain(_next(result))}[/]")
+    return Group(
+        head, *notes, table, f"[dim]{_meaning(result, answers, compared)}[/]", f"[dim]{plain(_next(result))}[/]"
+    )
 
 
 def _speedup(result: Record, full: latency.Quantiles) -> str:
@@ -94,7 +96,7 @@ def _alone(result: Record, score: str) -> tuple[str, str]:
     return f"{value:.3f}", f"{low:.3f} to {high:.3f}"
 
 
-def _meaning(result: Record, compared: bool) -> str:
+def _meaning(result: Record, answers: Records, compared: bool) -> str:
     if not compared:
         return "Every token is computed: other methods are compared with this."
     full = result.ttft_full_s
@@ -102,7 +104,10 @@ def _meaning(result: Record, compared: bool) -> str:
     fewest = min(result.ttft_s.n, full.n) if full else 0
     ends = f" and {latency.spread_words(fewest)}" if fewest >= latency.CLAIMED else ""
     times = f" Times: median{ends} of {counted}." if full else ""
-    return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{times}"
+    scored = [row for row in answers if row["em"] is not None]
+    is_any_exact = any(row["em"] or row.get("full_em") for row in scored)
+    read = " No answer is exact, with either: read KL and F1." if scored and not is_any_exact else ""
+    return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{read}{times}"
 
 
 def _unknown_text(result: Record) -> str:
