@@ -78,6 +78,15 @@ def test_a_trial_claims_a_speedup_from_enough_requests_and_of_fewer_tokens(run, 
     assert ("speedup 10× (2.5 to 40)" in line) == claims and ("no speedup" in line) != claims
 
 
+@pytest.mark.parametrize("sparsity", [{}, {"tiles": 0.29, "mass": 0.68, "error": 0.1, "seconds": 0.0}])
+def test_a_sparse_trial_says_how_many_tiles_it_keeps_and_what_they_hold(run, sparsity):
+    record = Record.from_json(json.loads(run("trial", "--mode", "block", *QUICK, "--json").stdout))
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(beside_full(replace(record, sparsity=sparsity or None), []))
+    told = [line for line in console.export_text().splitlines() if "29%" in line and "68%" in line]
+    assert len(told) == bool(sparsity)
+
+
 def test_a_trial_without_an_exact_answer_says_what_to_read_instead(run):
     record = Record.from_json(json.loads(run("trial", "--mode", "block", *QUICK, "--json").stdout))
 

@@ -53,6 +53,9 @@ def beside_full(result: Record, answers: Records) -> Group:
     table.add_row("first token, ms", *times)
     of_full = (f"{result.prompt_tokens:.0f}", f"{result.rows_computed / result.prompt_tokens:.0%}")
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", *(of_full if compared else ()))
+    if kept := result.sparsity:
+        beside = ("100%", f"{kept['mass']:.0%} of the attention") if compared else ()
+        table.add_row("tiles kept", f"{kept['tiles']:.0%}", *beside)
     asked = f"{len(answers)} questions" if len(answers) > 1 else "1 question"
     head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/], {asked}"
     notes = [
@@ -76,7 +79,8 @@ def _speedup(result: Record, full: latency.Quantiles) -> str:
     if abs(result.rows_computed / result.prompt_tokens - 1) <= latency.SAME_WORK and not result.sparsity:
         return "no speedup: as many tokens computed"
     value, low, high = latency.ratio(latency.timed(full), latency.timed(ours))
-    return f"speedup {value:.3g}× ({low:.3g} to {high:.3g})"
+    said = f"speedup {value:.3g}×" if value >= 1 else f"{value:.3g}× as fast"
+    return f"{said} ({low:.3g} to {high:.3g})"
 
 
 def _paired(answers: Records, score: str) -> tuple[str, str, str]:

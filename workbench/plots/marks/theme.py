@@ -223,8 +223,8 @@ GAP_OF_DECADES = 52  # px of "1,000,000" and the room around it
 
 
 def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, Any]:
-    """Return the ticks of a logarithmic axis: powers of ten where they span over three (as 10³ where
-    they are large or small), else 1-2-5 steps.
+    """Return the ticks of a logarithmic axis: powers of ten where they span over three (as 1M or 10⁻⁶
+    where they are large or small), else 1-2-5 steps.
 
     A horizontal axis of `wide` px has fewer where their labels would touch. Large numbers with fewer than two powers of
     ten between them have plotly's own steps.
@@ -234,7 +234,7 @@ def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, A
     if high > 6 and floor(log10(max(positive))) <= ceil(log10(min(positive))):
         return {"exponentformat": "SI"}
     if (high - low > 3 and (high > 6 or low < -3)) or high > 6:
-        return {"dtick": 1, "exponentformat": "power"}
+        return {"dtick": 1, "exponentformat": "SI" if low >= 0 else "power"}
     decade = inf if wide is None else wide / max(0.1, log10(max(positive) / min(positive)))
     if high - low > 3:
         apart = max(1, ceil(GAP_OF_DECADES / decade))
