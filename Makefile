@@ -28,8 +28,8 @@ help: ## list the targets
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, e.g. make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): torch and some $(PACKAGES) packages, a few minutes the first time$(if $(UV),, (uv takes a third))."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(if $(UV),$(UV) pip install --python $(BIN)/python $(WANTED) || {) \
 	  $(COUNTED) & counter=$$!; \
 	  $(BIN)/python -c '$(PIP)' install --disable-pip-version-check --no-compile $(WANTED); \

@@ -78,6 +78,28 @@ def test_a_trial_claims_a_speedup_from_enough_requests_and_of_fewer_tokens(run, 
     assert ("speedup 10× (2.5 to 40)" in line) == claims and ("no speedup" in line) != claims
 
 
+@pytest.mark.parametrize("sparsity", [{}, {"tiles": 0.29, "mass": 0.68, "error": 0.1, "seconds": 0.0}])
+def test_a_sparse_trial_says_how_many_tiles_it_keeps_and_what_they_hold(run, sparsity):
+    record = Record.from_json(json.loads(run("trial", "--mode", "block", *QUICK, "--json").stdout))
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(beside_full(replace(record, sparsity=sparsity or None), []))
+    told = [line for line in console.export_text().splitlines() if "29%" in line and "68%" in line]
+    assert len(told) == bool(sparsity)
+
+
+def test_a_trial_without_an_exact_answer_says_what_to_read_instead(run):
+    record = Record.from_json(json.loads(run("trial", "--mode", "block", *QUICK, "--json").stdout))
+
+    def said(*scores: tuple[float, float]) -> str:
+        rows = [{"em": own, "f1": own, "contains": own, "full_em": full, "full_f1": full} for own, full in scores]
+        console = Console(width=200, record=True, file=StringIO())
+        console.print(beside_full(record, rows))
+        (line,) = (line for line in console.export_text().splitlines() if line.startswith("If an interval"))
+        return line
+
+    assert said((0, 0), (0, 0)) != said((0, 1), (0, 0)) == said((1, 1), (1, 0))
+
+
 def test_both_reports_of_a_trial_say_once_that_a_lab_model_knows_its_corpus_alone(run):
     record = Record.from_json(json.loads(run("trial", "--mode", "block", *QUICK, "--json").stdout))
     record = replace(record, trial={**record.trial, "model": "lab-full", "data": "mine.jsonl"})
@@ -226,6 +248,8 @@ UNKNOWN = {  # command lines: what is said of them
     "trial --sparse x|sweep --sparse none,x": "unknown sparse 'x'",
     "store stats x|store verify x|store gc x --budget 1MB|store explain x --model lab-full": "no folder of cached",
     "claims --results x|leaderboard --results x|report --results x": "no results at 'x'",
+    "encode x": "did you mean 'store encode'",
+    "convert x": "did you mean 'models convert'",
     "report x.ipynb": "no notebook file",
     "report 01_masks": "did you mean 'notebooks",
     "report -p x=1|report -p samplse=1": "unknown parameter",
@@ -424,6 +448,17 @@ def test_where_no_person_watches_a_line_a_minute_says_how_long_the_rest_takes():
         "sweeping: 140 of 200 after 1 h 2 min, 37 min left",
     ]
     assert [text.duration(seconds) for seconds in (45, 720, 12_000)] == ["45 s", "12 min", "3 h 20 min"]
+
+
+def test_time_left_is_not_underestimated_where_the_part_at_work_is_slow():
+    now = [0.0]
+    pace = text.Pace("notebooks", lambda: now[0])
+    for at, done in ((0, 0), (8, 1)):
+        now[0] = float(at)
+        pace(done, 4)
+    soon = pace.left()
+    now[0] = 68.0
+    assert (soon, pace.left()) == (", 24 s left", ", 42 s left")
 
 
 def test_a_line_says_what_long_work_is_at_before_anything_is_counted():

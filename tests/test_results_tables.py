@@ -353,9 +353,11 @@ def test_a_caption_counts_models_and_data_sets_where_they_are_many():
 @pytest.mark.parametrize(
     ("values", "ticks"),
     [
-        ([16e9, 20e9], {"exponentformat": "power"}),  # a power of ten alone, or none, says no scale
-        ([5e7, 1.2e8], {"exponentformat": "power"}),
-        ([2e9, 1.1e11], {"dtick": 1, "exponentformat": "power"}),
+        ([16e9, 20e9], {"exponentformat": "SI"}),  # a power of ten alone, or none, says no scale
+        ([5e7, 1.2e8], {"exponentformat": "SI"}),
+        ([2e9, 1.1e11], {"dtick": 1, "exponentformat": "SI"}),
+        ([2e-7, 1], {"dtick": 1, "exponentformat": "power"}),
+        ([9, 4000], {"tickvals": [1, 10, 100, 1000, 10_000], "ticktext": ["1", "10", "100", "1,000", "10,000"]}),
     ],
 )
 def test_a_logarithmic_axis_has_several_ticks(values, ticks):
@@ -382,3 +384,18 @@ def test_labels_of_a_logarithmic_axis_do_not_touch(values, wide, labels):
 def test_a_correction_that_chooses_tokens_itself_is_told_with_its_ratio(correct, name):
     rows = swept(mode="block", select="none", prepare="independent", correct=correct, ratio=0.2)
     assert set(method_names.named(rows).name) == {name}
+
+
+@pytest.mark.parametrize(
+    ("rows", "by", "named"),
+    [
+        ([("a", "shipped", "x"), ("b", "shipped", "x")], "", False),
+        ([("a", "shipped", "x"), ("b", "here", "x")], "", True),
+        ([("a", "shipped", "x"), ("b", "shipped", "x")], "model", True),
+    ],
+    ids=["one source", "two sources", "one model"],
+)
+def test_a_dot_plot_has_a_legend_where_it_tells_something(rows, by, named):
+    table = pd.DataFrame([{"y": y, "source": source, "model": model, "value": 1.0} for y, source, model in rows])
+    figure = chart.dot_plot(table, y="y", by=by, title="t")
+    assert any(trace.showlegend for trace in figure.data) == named

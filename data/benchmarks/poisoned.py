@@ -27,7 +27,7 @@ from torch import Tensor
 
 from workbench import data, models
 from workbench.core.kv import KV
-from workbench.experiments.trials.trial import Progress
+from workbench.core.utils.watched import Progress
 from workbench.methods import select
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams

@@ -72,7 +72,7 @@ class Commands(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise not_allowed("command", args[0], COMMANDS)
+            raise _inside(args[0]) or not_allowed("command", args[0], COMMANDS)
         name, command, rest = super().resolve_command(ctx, args)
         try:
             os.getcwd()
@@ -102,6 +102,15 @@ class Commands(typer.core.TyperGroup):
             where = f"{brief(problem.filename)}: " if problem.filename else ""
             typer.echo(f"error: {where}{problem.strerror}; nothing half-written is left of it", err=True)
             raise typer.Exit(2) from None
+
+
+def _inside(name: str) -> BadInput | None:
+    """Return the error, not raised, that names the group of a command which is typed without it, as `encode`."""
+    for group in ("store", "models"):  # which import little
+        commands = typer.main.get_command(import_module(COMMANDS[group][0], "workbench.app.commands").app)
+        if name in getattr(commands, "commands", {}):
+            return BadInput(f"unknown command {name!r}: did you mean '{group} {name}'?")
+    return None
 
 
 app = typer.Typer(

@@ -133,8 +133,11 @@ class Pace:
         done, total = self.counted or (0, 0)
         if done <= self.first or done >= total:
             return ""
-        rest = (self.at - self.since) * (total - done) / (done - self.first) - (self.clock() - self.at)
-        return f", {duration(max(rest, 1))} left"
+        now, parts = self.clock(), done - self.first
+        each = max(
+            (self.at - self.since) / parts, (now - self.since) / (parts + 1)
+        )  # the part at work may be a slow one
+        return f", {duration(max(each * (total - done) - (now - self.at), 1))} left"
 
 
 class Told(Pace):

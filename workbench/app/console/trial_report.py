@@ -53,6 +53,9 @@ def beside_full(result: Record, answers: Records) -> Group:
     table.add_row("first token, ms", *times)
     of_full = (f"{result.prompt_tokens:.0f}", f"{result.rows_computed / result.prompt_tokens:.0%}")
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", *(of_full if compared else ()))
+    if kept := result.sparsity:
+        beside = ("100%", f"{kept['mass']:.0%} of the attention") if compared else ()
+        table.add_row("tiles kept", f"{kept['tiles']:.0%}", *beside)
     asked = f"{len(answers)} questions" if len(answers) > 1 else "1 question"
     head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/], {asked}"
     notes = [
@@ -60,7 +63,9 @@ def beside_full(result: Record, answers: Records) -> Group:
         for note in (not_noted(result.note), _unknown_text(result), _idle(result.trial))
         if note
     ]
-    return Group(head, *notes, table, f"[dim]{_meaning(result, compared)}[/]", f"[dim]{plain(_next(result))}[/]")
+    return Group(
+        head, *notes, table, f"[dim]{_meaning(result, answers, compared)}[/]", f"[dim]{plain(_next(result))}[/]"
+    )
 
 
 def _speedup(result: Record, full: latency.Quantiles) -> str:
@@ -74,7 +79,8 @@ def _speedup(result: Record, full: latency.Quantiles) -> str:
     if abs(result.rows_computed / result.prompt_tokens - 1) <= latency.SAME_WORK and not result.sparsity:
         return "no speedup: as many tokens computed"
     value, low, high = latency.ratio(latency.timed(full), latency.timed(ours))
-    return f"speedup {value:.3g}× ({low:.3g} to {high:.3g})"
+    said = f"speedup {value:.3g}×" if value >= 1 else f"{value:.3g}× as fast"
+    return f"{said} ({low:.3g} to {high:.3g})"
 
 
 def _paired(answers: Records, score: str) -> tuple[str, str, str]:
@@ -94,7 +100,7 @@ def _alone(result: Record, score: str) -> tuple[str, str]:
     return f"{value:.3f}", f"{low:.3f} to {high:.3f}"
 
 
-def _meaning(result: Record, compared: bool) -> str:
+def _meaning(result: Record, answers: Records, compared: bool) -> str:
     if not compared:
         return "Every token is computed: other methods are compared with this."
     full = result.ttft_full_s
@@ -102,7 +108,10 @@ def _meaning(result: Record, compared: bool) -> str:
     fewest = min(result.ttft_s.n, full.n) if full else 0
     ends = f" and {latency.spread_words(fewest)}" if fewest >= latency.CLAIMED else ""
     times = f" Times: median{ends} of {counted}." if full else ""
-    return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{times}"
+    scored = [row for row in answers if row["em"] is not None]
+    is_any_exact = any(row["em"] or row.get("full_em") for row in scored)
+    read = " No answer is exact, with either: read KL and F1." if scored and not is_any_exact else ""
+    return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{read}{times}"
 
 
 def _unknown_text(result: Record) -> str:

@@ -34,6 +34,7 @@ from workbench.core.errors import BadInput, shown
 from workbench.core.utils.annotations import check as check_value
 from workbench.core.utils.annotations import fits, plain, words
 from workbench.core.utils.files import write_atomically, write_text
+from workbench.core.utils.watched import BATCH, OPENED
 
 if TYPE_CHECKING:
     import pandas
@@ -65,7 +66,6 @@ def __dir__() -> list[str]:
 FINDING = "finding"  # its name in metrics.json
 HERE = "here"  # source of what a notebook measures itself
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
-BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
 READER, SMALL_READER = "smollm2-reader", "lab-full"
 SHOWN = {  # prompts that full attention answers right and plain reuse wrong, and that recomputing 15% repairs
     READER: {"data": "bridges-sample", "sample": 0, "passages": 8, "sparse": "xattention(block=16)"},
@@ -219,7 +219,7 @@ def is_live() -> bool:
     shell = get_ipython()
     if shell is None or os.environ.get(BATCH):
         return False
-    return "__vsc_ipynb_file__" in shell.user_ns or not {"JPY_SESSION_NAME", "COLAB_RELEASE_TAG"}.isdisjoint(os.environ)
+    return "__vsc_ipynb_file__" in shell.user_ns or not set(OPENED).isdisjoint(os.environ)
 
 
 def results(places: str | Sequence[str]) -> "Results":

@@ -32,6 +32,7 @@ from workbench.app.reports import html, thumbnail
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
 from workbench.core.utils.stages import stage
+from workbench.core.utils.watched import BATCH
 
 HERE = Path(__file__).resolve().parents[3]  # the folder that holds the package
 
@@ -76,7 +77,7 @@ class NotebookWorkers:
         self.alive: set[subprocess.Popen[bytes]] = set()
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
         self.environment = os.environ | {
-            notebook.BATCH: "1",
+            BATCH: "1",
             "PLOTLY_RENDERER": "plotly_mimetype",  # a figure is stored once
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # bars stick in a stored notebook
             "TQDM_DISABLE": "1",

@@ -12,11 +12,12 @@ from typing import Any
 
 from workbench.core.errors import BadInput, not_allowed
 from workbench.core.utils import runner
+from workbench.core.utils.watched import Progress, watched
 from workbench.experiments.leaderboard.ranking import Board, boards
 from workbench.experiments.sweeps import sweep as sweeps
 from workbench.experiments.sweeps import sweep_grid
 from workbench.experiments.sweeps.sweep_grid import Case, cases
-from workbench.experiments.trials.trial import Progress, Trial
+from workbench.experiments.trials.trial import Trial
 from workbench.methods.presets import METHODS
 from workbench.models.loading import Loaded
 from workbench.results import read
@@ -149,12 +150,14 @@ def leaderboard(
     """Measure `methods` (none: all) on the questions of `base`, and return a board a budget, methods ranked.
 
     `out` keeps what is measured: the same call goes on after an interruption. What is left out is warned of, with the
-    reason. Raises BadInput as `planned` does, and `Failed` where a trial failed.
+    reason. Without `progress` a bar is shown where a person watches. Raises BadInput as `planned` does, and `Failed`
+    where a trial failed.
     """
     plan = planned(base, methods, budgets, loaded=loaded)
     for note in plan.left_out:
         warnings.warn(f"left out: {note}", stacklevel=2)
-    outcome = measure(plan, Path(out), jobs, progress, loaded)
+    with watched("leaderboard", progress) as tell:
+        outcome = measure(plan, Path(out), jobs, tell, loaded)
     if outcome.failures:
         raise sweeps.Failed(outcome)
     return boards(read(str(out)), plan.budgets, by, base.model, base.data)

@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
+from workbench.core.utils.watched import Progress
 from workbench.data import layouts, segment
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.data.sources.chat import Request
 from workbench.data.sources.game import RULES, Frame
 from workbench.engine.forward import prefill_many
-from workbench.experiments.trials.trial import Progress, batches
+from workbench.experiments.trials.trial import batches
 from workbench.experiments.trials.trial_measures import scores
 from workbench.methods import Method
 from workbench.methods.answered import Generation

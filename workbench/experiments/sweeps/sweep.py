@@ -27,11 +27,12 @@ from workbench.core.errors import BadInput
 from workbench.core.utils import runner
 from workbench.core.utils.files import write_text
 from workbench.core.utils.runner import Outcome, Workers, check_jobs, dealt
+from workbench.core.utils.watched import Progress, watched
 from workbench.experiments.sweeps import sweep_grid
 from workbench.experiments.sweeps.sweep_grid import Case, cases, files_of
 from workbench.experiments.trials import rows
 from workbench.experiments.trials.record import Record
-from workbench.experiments.trials.trial import Progress, Trial
+from workbench.experiments.trials.trial import Trial
 from workbench.methods.own_function import is_function
 from workbench.metrics.answers import Records
 from workbench.models.loading import Loaded
@@ -184,11 +185,11 @@ def sweep(
     """Return one row a trial and kind of question, over all combinations of `lists`; other fields are those of `base`.
 
     A list is named after a field of `Trial`, or `method` for published ones. Without `out` nothing is kept on disk.
-    `cluster` as in `run`.
+    `cluster` as in `run`. Without `progress` a bar is shown where a person watches.
     Raises BadInput before the first trial, and `Failed` after the last where some failed.
     """
-    with TemporaryDirectory() as scratch:
-        outcome = run(cases(asdict(base), lists), Path(out or scratch), jobs, progress, loaded, cluster=cluster)
+    with TemporaryDirectory() as scratch, watched("sweep", progress) as tell:
+        outcome = run(cases(asdict(base), lists), Path(out or scratch), jobs, tell, loaded, cluster=cluster)
     if outcome.failures:
         raise Failed(outcome)
     return outcome.table

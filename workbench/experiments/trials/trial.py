@@ -1,7 +1,7 @@
 """A trial: one model, one data set, one method; it returns a Record."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from itertools import zip_longest
 from typing import Any
@@ -13,6 +13,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.annotations import check_fields
 from workbench.core.utils.stages import stage
+from workbench.core.utils.watched import Progress, watched
 from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
@@ -55,7 +56,6 @@ from workbench.store import MemoryStore, Store
 from workbench.store.urls import opened
 from workbench.store.views import KeepingStore
 
-Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # of prompts that are computed together, whatever `batch` says, or half of a pool on a GPU
 # Fields that earlier versions lack.
 LATER = ("faithfulness", "fidelity", "layout", "store", "receipt", "engine", "charged")
@@ -98,10 +98,12 @@ class Trial(TrialFields, MethodConfig):
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Record:
         """Answer every question, measure, score.
 
-        `loaded` is the model where it is in memory already (`models.load`); `progress` is called after every batch.
+        `loaded` is the model where it is in memory already (`models.load`); `progress` is called after every
+        batch; without it a bar is shown where a person watches.
         Raises BadInput, before any work, for unknown names, broken files and a prompt over the model's context.
         """
-        return self.run_each(progress, loaded)[0]
+        with watched(self.model, progress) as tell:
+            return self.run_each(tell, loaded)[0]
 
     def run_each(
         self, progress: Progress | None = None, loaded: Loaded | None = None, store: MemoryStore | None = None

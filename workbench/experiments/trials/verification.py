@@ -21,12 +21,12 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.masks import block_attention
 from workbench.core.plan import Plan
+from workbench.core.utils.watched import Progress
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.chunked import prefill_chunked
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, prefill
 from workbench.experiments.trials.record import device_name, versions
-from workbench.experiments.trials.trial import Progress
 from workbench.methods import finish, select
 from workbench.methods.modes.reuse import Reuse
 from workbench.models import float8

@@ -52,6 +52,7 @@ def dots(
     *,
     spread: bool = False,
     lines: int = 1,
+    named: bool = True,
     **texts: Unpack[Texts],
 ) -> go.Figure:
     """Draw values of many methods in panels side by side: one row a name, one mark a series in it.
@@ -59,6 +60,7 @@ def dots(
     looks    series → colour, symbol and name; its order is the legend's
     spread   the marks of a row stand over one another, not on one line
     lines    that the legend takes
+    named    there is a legend
     """
     names = list(dict.fromkeys(r["name"] for column in columns for r in column.rows))
     titles = [column.title for column in columns]
@@ -71,15 +73,15 @@ def dots(
     for col, column in enumerate(columns, 1):
         _marks(fig, col, column, names, looks, shifts[col - 1])
         _axis(fig, col, column, wide, {"text": column.axis if col in titled else "", "font": {"size": size}})
-    _name_once(fig)
+    _name_once(fig) if named else fig.update_traces(showlegend=False)
     ticks = {"tickvals": list(range(len(names))), "ticktext": names, "ticks": ""}
     fig.update_yaxes(**ticks, range=[len(names) - 0.4, -0.6], showgrid=True, gridcolor=FAINT)
     panel_titles(fig, across=WIDTH - left - 24)
     most = max(sum(of == name for of, _ in own) for own in shifts for name in names)
     tall = 20 + (7 * most if most > 1 else 0)
-    lines = max(lines, legend_lines(look.name for look in looks.values()))
+    lines = max(lines, legend_lines(look.name for look in looks.values())) if named else 0
     heads = 16 * max(title.count("<br>") for title in titles)  # px of further lines
-    above = {"above": 46 + 20 * lines + heads, "legend": 26 + heads}
+    above = {"above": (46 if named else 28) + 20 * lines + heads, "legend": 26 + heads}
     return finish(fig, height=tall * len(names) + 12, below=56, left=left, **above, **texts)
 
 

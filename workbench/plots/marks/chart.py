@@ -138,6 +138,7 @@ def dot_plot(
     rows = rows.dropna(subset=[x]).reset_index(drop=True)
     if rows.empty:
         return None
+    more.setdefault("named", bool(by) or rows.source.nunique() > 1)  # the caption names a single source
     by = by or "source"
     rows = rows.assign(**{by: rows[by].astype(object).where(rows[by].notna(), "–")})
     groups = _groups(rows, rows, by, look)

@@ -219,8 +219,12 @@ def _lines(text: str, width: int) -> list[str]:
     return [line for part in text.split("<br>") for line in wrap(part, width, break_on_hyphens=False)]
 
 
+GAP_OF_DECADES = 52  # px of "1,000,000" and the room around it
+
+
 def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, Any]:
-    """Return the ticks of a logarithmic axis: powers of ten where they span over three, else 1-2-5 steps.
+    """Return the ticks of a logarithmic axis: powers of ten where they span over three (as 1M or 10⁻⁶
+    where they are large or small), else 1-2-5 steps.
 
     A horizontal axis of `wide` px has fewer where their labels would touch. Large numbers with fewer than two powers of
     ten between them have plotly's own steps.
@@ -228,10 +232,14 @@ def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, A
     positive = [value for value in values if value > 0] or [1.0]
     low, high = floor(log10(min(positive))), ceil(log10(max(positive)))
     if high > 6 and floor(log10(max(positive))) <= ceil(log10(min(positive))):
-        return {"exponentformat": "power"}
-    if high - low > 3 or high > 6:
-        return {"dtick": 1, "exponentformat": "power"}
+        return {"exponentformat": "SI"}
+    if (high - low > 3 and (high > 6 or low < -3)) or high > 6:
+        return {"dtick": 1, "exponentformat": "SI" if low >= 0 else "power"}
     decade = inf if wide is None else wide / max(0.1, log10(max(positive) / min(positive)))
+    if high - low > 3:
+        apart = max(1, ceil(GAP_OF_DECADES / decade))
+        steps = [10.0**power for power in range(low, high + 1, apart)]
+        return {"tickvals": steps, "ticktext": [_step(step) for step in steps]}
     longest = GAP + 12 * LETTER * max(len(_step(value)) for value in (10.0**low, 10.0**high))
     digits = (1, 2, 5) if decade * 0.3 > longest else (1, 3) if decade * 0.47 > longest else (1,)
     steps = [digit * 10.0**power for power in range(low, high + 1) for digit in digits]

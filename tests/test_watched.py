@@ -1,0 +1,42 @@
+"""A call from Python shows how far it is where a person watches, and is silent elsewhere."""
+
+import sys
+
+import pytest
+
+from workbench.core.utils.stages import heard, stage
+from workbench.core.utils.watched import BATCH, OPENED, watched
+
+
+def own(done, total):
+    """Stand for a callback of the caller."""
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variables", "given", "listened", "shows"),
+    [
+        (True, [], None, False, True),
+        (False, [OPENED[0]], None, False, True),
+        (False, [], None, False, False),
+        (False, [OPENED[0], BATCH], None, False, False),
+        (True, [], own, False, False),
+        (True, [], None, True, False),
+    ],
+    ids=["a terminal", "an open notebook", "a log", "a notebook in batch", "the caller shows it", "a command shows it"],
+)
+def test_a_bar_is_shown_where_a_person_watches(monkeypatch, capsys, terminal, variables, given, listened, shows):
+    for name in (*OPENED, BATCH):
+        monkeypatch.delenv(name, raising=False)
+    for name in variables:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    stages = []
+    with heard(stages.append) if listened else watched("outer", own), watched("a sweep", given) as tell:
+        stage("loading a model")
+        for done in range(3):
+            if tell:
+                tell(done, 2)
+    said = capsys.readouterr().err
+    assert ("a sweep" in said and "loading a model" in said) == shows
+    assert (said == "") != shows
+    assert shows or tell is given
