@@ -361,8 +361,11 @@ def test_requests_whose_blocks_lie_in_pages_pass_the_loaders_while_others_are_co
 def test_what_is_done_while_a_device_computes_changes_no_answer(mode):
     expected, engine = one_by_one("block", 4), paged(9, kind=Device)
     engine.load = lambda ticket, arrived=None: PagedEngine.load(engine, ticket, arrived)
-    tickets, _ = ran(engine, mode, 4, PROMPTS * 2, batch=2)
-    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected] * 2
+    for _ in range(1 if mode == "sync" else 5):  # threads decide whether something is due while one is computed
+        tickets, _ = ran(engine, mode, 4, PROMPTS * 2, batch=2)
+        assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected] * 2
+        if engine.did:
+            break
     assert bool(engine.did) == (mode != "sync"), "synchronous: the paper's baseline does nothing meanwhile"
 
 
