@@ -165,7 +165,7 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
     choices = [RowChoice(None)] * len(group)
     if method.select:
         choices = chosen_over_pages(runner, method, prompts, [r.context for r in group], blocks.make_room)
-    for request, (some, scores, request.copy), kvs in zip(group, choices, cached, strict=True):
+    for request, (some, scores, copy), kvs in zip(group, choices, cached, strict=True):
         prompt, rows = request.prompt, request.prompt.question
         if method.correct and not method.correct.over_pages(blocks, prompt, request.context):
             blocks.unpin(request.context)
@@ -178,6 +178,7 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
             request.paged = blocks.pool.open(request.context, reserve, some, method.positions)
         else:
             request.paged = blocks.pool.blank(reserve)
+        request.copy = None if method.correct else copy  # what was read for a choice was not corrected yet
         rows = rows if some is None else torch.cat((some, rows))
         seen = method.attend.plan(prompt, rows, scores) if method.attend else {}
         request.ready = method.start(runner.model, prompt, NOTHING, rows, **seen)
