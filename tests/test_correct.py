@@ -208,11 +208,16 @@ def test_kvcomm_and_superposition_move_keys_by_kernels_on_a_gpu_as_elsewhere(mod
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 
 
+READS = {"select": select.named("kv_deviation(layer=1)"), "ratio": 0.3}  # a choice that reads a copy of the cache
+
+
 @INTERPRETED
-@pytest.mark.parametrize("changes", [{}, {"prepare": AfterSystem(), "select": select.named("first_k(k=2)")}])
+@pytest.mark.parametrize("few", [1024, 0], ids=["in steps", "over copies"])
+@pytest.mark.parametrize("changes", [{}, {"prepare": AfterSystem(), "select": select.named("first_k(k=2)")}, READS])
 def test_kvcomm_corrects_cached_pages_into_pages_of_a_request_as_it_does_an_assembled_cache(
-    model, changes, monkeypatch
+    model, changes, few, monkeypatch
 ):
+    monkeypatch.setattr("workbench.methods.paged.request.LARGE", few)
     store, one = MemoryStore(1 << 30), SamplingParams(max_new_tokens=3)
     mixed = Prompt((*PROMPT.blocks[:2], OTHER.blocks[2], *PROMPT.blocks[3:]))
     batches = [PROMPT], [OTHER, PROMPT], [prompt_of(*SIZES, seed=2), PROMPT], [mixed, PROMPT]

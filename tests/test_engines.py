@@ -73,8 +73,11 @@ def test_tokens_rows_and_receipts_of_a_method_are_those_of_the_other_engine(meth
         assert one.receipt.blocks == other.receipt.blocks
 
 
+@pytest.mark.parametrize("few", [1024, 8], ids=["in steps", "over copies"])
 @pytest.mark.parametrize("name", SELECTORS)
-def test_a_selector_chooses_over_pages_what_it_chooses_over_a_copy(name):
+def test_a_selector_chooses_over_pages_what_it_chooses_over_a_copy(name, few, monkeypatch):
+    for module in ("request", "chosen_rows"):
+        monkeypatch.setattr(f"workbench.methods.paged.{module}.LARGE", few)
     method = Reuse(select=selectors.named(name), ratio=0.4)
     plain, paged = both(method)
     assert paged == plain

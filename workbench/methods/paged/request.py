@@ -1,9 +1,9 @@
 """A prompt on its way to an answer over pages, and how methods begin it: its page table over blocks in place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +21,13 @@ from workbench.engine.graphs.batch_buckets import LARGE
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
-from workbench.engine.pages.paged_question import from_question
 from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Generation
 from workbench.methods.engines import why_not_captured
 from workbench.methods.method import SamplingParams
 from workbench.methods.modes.reuse import Reuse, as_computed
+from workbench.methods.paged.chosen_rows import RowChoice, chosen_over_pages
 from workbench.methods.request_report import Receipt, timed
-from workbench.methods.select import QuestionGuided, choose, without_system
 from workbench.models.spec import spec_for
 from workbench.store import Store
 
@@ -164,7 +163,8 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
         request.context = blocks.place(kvs)
     choices = [RowChoice(None)] * len(group)
     if method.select:
-        choices = chosen_over_pages(runner, method, prompts, [r.context for r in group], blocks.make_room)
+        contexts = [request.context for request in group]
+        choices = chosen_over_pages(runner, method, prompts, contexts, blocks.make_room, copies=True)
     for request, (some, scores, copy), kvs in zip(group, choices, cached, strict=True):
         prompt, rows = request.prompt, request.prompt.question
         if method.correct and not method.correct.over_pages(blocks, prompt, request.context):
@@ -225,50 +225,3 @@ def _last_rows(ready: ReadyRequest) -> bool:
     rows = ready.request.plan.rows
     end = int(rows[0]) + len(rows)
     return in_steps(ready) and int(rows[0]) > 0 and end == len(ready.request.kv) == int(rows[-1]) + 1
-
-
-class RowChoice(NamedTuple):
-    """Context rows to compute again, the scores [T] that they were chosen by, and a copy that was read for it."""
-
-    rows: Tensor | None
-    scores: Tensor | None = None
-    copy: KV | None = None
-
-
-def chosen_over_pages(
-    runner: Runner,
-    method: Reuse,
-    prompts: Sequence[Prompt],
-    contexts: Sequence[Sequence[Cached]],
-    room: Callable[[int], object] = bool,
-    wait: Callable[[int], None] | None = None,
-) -> list[RowChoice]:
-    """Choose context rows by the scores of the method's selector, which reads blocks in their pages.
-
-    Question-guided ones ask a captured step; others that read keys and values get a copy. `room(pages)` makes room
-    for a question; `wait(layer)` returns when a layer of the blocks is there.
-    """
-    select, pool = method.select, runner.pool
-    assert select is not None
-    kvs: Sequence[KV | None] = [None] * len(prompts)
-    if isinstance(select, QuestionGuided) and select.softmax != "prompt" and method.positions != "naive":
-        scores = []
-        for prompt, context in zip(prompts, contexts, strict=True):
-            question = prompt.tokens[prompt.question]
-            room(-(-len(question) // pool.size))
-            asked = (select.layers, select.last, wait, select.softmax, select.system)
-            scores.append(from_question(runner, context, question, *asked).cpu())
-    elif not select.reads_cache:
-        scores = list(select.scores(runner.model, prompts, ()))
-    else:
-        if wait is not None:
-            for layer in range(len(pool.keys)):
-                wait(layer)
-        pairs = zip(prompts, contexts, strict=True)
-        kvs = read = [pool.gather(context, len(prompt.question), method.positions) for prompt, context in pairs]
-        scores = select.many(runner.model, prompts, read)
-    chosen = []
-    for score, prompt, kv in zip(scores, prompts, kvs, strict=True):
-        known = without_system(score.float().cpu(), prompt, select.system)
-        chosen.append(RowChoice(choose(known, prompt, method.ratio, system=select.system), known, kv))
-    return chosen

@@ -20,7 +20,7 @@ from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.methods import ReadyRequest
 from workbench.methods.answered import Generation
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.paged.request import chosen_over_pages
+from workbench.methods.paged.chosen_rows import chosen_over_pages
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.request_report import receipts_of, timed
 from workbench.methods.select import QuestionGuided, budget

@@ -1,0 +1,80 @@
+"""Context rows that a request computes again, chosen over its pages."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.engine.graphs.batch_buckets import LARGE
+from workbench.engine.graphs.cuda_graphs import Runner
+from workbench.engine.pages.paged_prompt import Cached
+from workbench.engine.pages.paged_question import from_question
+from workbench.engine.pages.stream_order import fetched
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.select import QuestionGuided, budget, choose, without_system
+
+
+class RowChoice(NamedTuple):
+    """Context rows to compute again, the scores [T] that they were chosen by, and a copy of the pages, if one was made.
+
+    A copy was read for the choice, or is what so many rows are computed on.
+    """
+
+    rows: Tensor | None
+    scores: Tensor | None = None
+    copy: KV | None = None
+
+
+def chosen_over_pages(
+    runner: Runner,
+    method: Reuse,
+    prompts: Sequence[Prompt],
+    contexts: Sequence[Sequence[Cached]],
+    room: Callable[[int], object] = bool,
+    wait: Callable[[int], None] | None = None,
+    copies: bool = False,
+) -> list[RowChoice]:
+    """Choose context rows by the scores of the method's selector, which reads blocks in their pages.
+
+    Question-guided ones ask a captured step; others that read keys and values get a copy. `room(pages)` makes room
+    for a question; `wait(layer)` returns when a layer of the blocks is there. `copies`: rows that are computed on a
+    copy get it here, so that a GPU fills it while the host chooses.
+    """
+    select, pool = method.select, runner.pool
+    assert select is not None
+    pairs = zip(prompts, contexts, strict=True)
+    asked = [(context, len(prompt.question), method.positions) for prompt, context in pairs]
+    kvs: list[KV | None] = [None] * len(prompts)
+    if isinstance(select, QuestionGuided) and select.softmax != "prompt" and method.positions != "naive":
+        scores = []
+        for prompt, context in zip(prompts, contexts, strict=True):
+            question = prompt.tokens[prompt.question]
+            room(-(-len(question) // pool.size))
+            how = (select.layers, select.last, wait, select.softmax, select.system)
+            scores.append(from_question(runner, context, question, *how))
+    elif not select.reads_cache:
+        scores = list(select.scores(runner.model, prompts, ()))
+    else:
+        for layer in range(len(pool.keys)) if wait is not None else ():
+            wait(layer)
+        read = [pool.gather(*one) for one in asked]
+        scores = select.many(runner.model, prompts, read)
+        kvs = [*read]
+    arriving = [fetched(score) for score in scores]
+    for number, prompt in enumerate(prompts) if copies else ():
+        if kvs[number] is None and _on_copy(method, prompt):
+            kvs[number] = pool.gather(*asked[number])
+    chosen = []
+    for score, prompt, kv in zip(arriving, prompts, kvs, strict=True):
+        known = without_system(score().float(), prompt, select.system)
+        chosen.append(RowChoice(choose(known, prompt, method.ratio, system=select.system), known, kv))
+    return chosen
+
+
+def _on_copy(method: Reuse, prompt: Prompt) -> bool:
+    """Return whether it is known before the choice that its rows are computed on a copy."""
+    if method.correct or method.ratio is None or method.select is None:
+        return False
+    return budget(prompt, method.ratio, method.select.system) + len(prompt.question) > LARGE
