@@ -36,7 +36,7 @@ def configure(width: int, dtype: torch.dtype) -> Config:
         return Config(32, 32, 4, 1)
     if width > 128:
         return Config(128, 64, 8, 2)
-    return Config(128, 128 if width <= 64 else 64, 8, 3)
+    return Config(128, 128, 8, 3) if width <= 64 else Config(64, 64, 4, 2)
 
 
 def reference(
@@ -75,12 +75,12 @@ def _span(
 @jit
 def _encode(
     q, keys, values, out, cu_seqlens, scale, q_head, q_token, key_head, key_token, value_head, value_token, out_head,
-    out_token, row_tiles, GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N:
+    out_token, heads, row_tiles, GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N:
     tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0) // row_tiles
-    tile = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
-    head = tl.program_id(1).to(tl.int64)
+    place, head = tl.program_id(0) // heads, (tl.program_id(0) % heads).to(tl.int64)  # heads share keys in the cache
+    block = place // row_tiles
+    tile = row_tiles - 1 - place % row_tiles  # the last rows see most: they begin first
     first = tl.load(cu_seqlens + block).to(tl.int64)
     length = (tl.load(cu_seqlens + block + 1) - first).to(tl.int32)
     if tile * BLOCK_M >= length:
@@ -122,8 +122,8 @@ def launch(
     tensors = q, keys, values, out, cu_seqlens, log2_scale(scale, width)
     strides = *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2]
     constants = {"GROUP": heads // len(keys), "D": width, "DP": padded_width(width), "BLOCK_M": config.rows}
-    _encode[(tiles * (len(cu_seqlens) - 1), heads)](
-        *tensors, *strides, tiles, **constants, BLOCK_N=config.keys, **config.launch
+    _encode[(tiles * (len(cu_seqlens) - 1) * heads,)](
+        *tensors, *strides, heads, tiles, **constants, BLOCK_N=config.keys, **config.launch
     )
     return out
 

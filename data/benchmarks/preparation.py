@@ -5,19 +5,21 @@
 
 writes timings and counts of experiment "preparation" into a results folder. First every passage is encoded behind the
 system prompt, once: each is a neighbour of others. Then passages are computed over the cached blocks of their
-neighbours, `--together` at a time; a sample is one such call, and what it made is dropped, as 1,000 passages take
-67 GB. Passages are of topics, so that neighbours are shared, as those of a corpus are.
+neighbours, `--together` at a time, one call behind the other as a corpus is prepared: the GPU is waited for at the end.
+A sample is what it worked from one call's end to the next's; what was made is dropped, as 1,000 passages take 67 GB.
+Passages are of topics, so that neighbours are shared, as those of a corpus are.
 
 rate            operations of the passages' own rows, products and attention, in a second, 10^12
 of_product      that over the rate of a product of 8192³ on the same GPU
 of_own_product  that over the rate of the layers' own products, of as many rows as are computed together
 encoded_once    blocks encoded a passage, before and during: 1 where no neighbour is encoded a second time
-host_share      share of the time until the host has handed all work on
+host_share      time that the host took to hand all work on, as a share of the whole
 seconds         of all passages, in one run: encoding their neighbours, and what is computed over them
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -90,14 +92,27 @@ def own_products(scene: Scene, rows: int) -> float:
     return 2.0 * rows * sum(w.numel() for w in weights) / min(times) * 1e3
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, float]:
-    """Milliseconds of a call until the device is idle, and the part until the host had handed on all work."""
+def timed(works: Sequence[Callable[[], Any]]) -> tuple[list[float], float]:
+    """Milliseconds that the device takes for each of several calls in a row, and the host until all are handed on."""
     wait()
     begin = perf_counter()
-    work()
-    handed = perf_counter()
+    marks = [mark()]
+    for work in works:
+        work()
+        marks.append(mark())
+    handed = (perf_counter() - begin) * 1e3
     wait()
-    return (perf_counter() - begin) * 1e3, (handed - begin) * 1e3
+    return [between(*pair) for pair in pairwise(marks)], handed
+
+
+def mark() -> Any:
+    """Return a mark behind all that was handed to the device: an event, or on a CPU the time."""
+    return torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)) if GPU else perf_counter()
+
+
+def between(begin: Any, end: Any) -> float:
+    """Milliseconds between two marks."""
+    return float(begin.elapsed_time(end)) if GPU else (end - begin) * 1e3
 
 
 def operations(scene: Scene, passages: int, size: int, neighbours: int) -> float:
@@ -113,9 +128,8 @@ def measured(given: Any, scene: Scene) -> tuple[list[dict[str, Any]], list[dict[
     prompts, store = prompts_of(scene, corpus, given.together), FrontStore(SYSTEM)
     method = WithNeighbours(corpus, given.neighbours, search="exact")
     method(scene.model, prompts[:1], FrontStore(SYSTEM))  # kernels are compiled
-    once, _ = timed(partial(encoded, scene, corpus, prompts[0].blocks[0], store))
-    samples = [timed(partial(method, scene.model, [prompt], store)) for prompt in prompts]
-    both = [ms for ms, _ in samples]
+    (once,), _ = timed([partial(encoded, scene, corpus, prompts[0].blocks[0], store)])
+    both, handed = timed([partial(method, scene.model, [prompt], store) for prompt in prompts])
     rows = given.together * size
     flops = operations(scene, len(corpus), size, given.neighbours)
     rate, own = flops / sum(both) * 1e3, own_products(scene, rows)
@@ -125,7 +139,7 @@ def measured(given: Any, scene: Scene) -> tuple[list[dict[str, Any]], list[dict[
         "rate": rate / 1e12,
         "of_own_product": rate / own,
         "encoded_once": (store.encoded - 1) / len(corpus),
-        "host_share": sum(handed for _, handed in samples) / sum(both),
+        "host_share": handed / sum(both),
     }
     counts |= {"of_product": rate / roof().product} if GPU else {}
     name = f"{given.together} passages of {size} behind {given.neighbours} neighbours"

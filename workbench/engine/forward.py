@@ -22,9 +22,10 @@ from workbench.core.kv import KV
 from workbench.core.masks import causal
 from workbench.core.plan import Plan
 from workbench.core.utils import annotations
+from workbench.core.utils.wide_copies import sent
 from workbench.engine.assembly import empty
 from workbench.engine.attention_backends import choice as backends
-from workbench.engine.attention_backends.attention import PlannedRequest, sent
+from workbench.engine.attention_backends.attention import PlannedRequest
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
 from workbench.engine.layers.fused_layers import packed_layers, reason_against
 from workbench.engine.layers.module_watch import ModuleWatch

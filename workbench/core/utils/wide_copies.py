@@ -1,7 +1,9 @@
 """Copies of tokens [H, T, D] that lie apart: torch moves them number by number, so 8 bytes count as one where they may.
 
-Layouts that do not allow it are copied as they are.
+Layouts that do not allow it are copied as they are. Copies between host and device do not wait for the other's work.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,3 +36,24 @@ def taken(source: Tensor, at: Tensor) -> Tensor:
     wide = _wide(source)[0]
     found = wide[:, at] if at.ndim == 1 else wide.gather(1, at[..., None].expand(-1, -1, wide.shape[-1]))
     return found.view(source.dtype)
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """Return `x` on `device`, without waiting for what a GPU still has to do."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not x.is_cuda else x.to(device)
+
+
+def fetched(x: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy `x` to the host; return what waits for it, and not for what a GPU is given meanwhile."""
+    if not x.is_cuda:
+        return lambda: x
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    host.copy_(x, non_blocking=True)
+    there = torch.cuda.Event()
+    there.record()
+
+    def waited() -> Tensor:
+        there.synchronize()
+        return host
+
+    return waited

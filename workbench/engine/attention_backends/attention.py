@@ -30,7 +30,7 @@ from workbench.core.kv import KV
 from workbench.core.masks import MaskRule, causal, visible, window
 from workbench.core.plan import Plan, Site
 from workbench.core.tiling.tiles import Tiles
-from workbench.core.utils.wide_copies import copy, index_copy
+from workbench.core.utils.wide_copies import copy, index_copy, sent
 from workbench.engine.attention_backends import choice as backends
 from workbench.engine.attention_backends.attention_problem import problem_of
 from workbench.engine.attention_backends.listed_columns import by_kernels
@@ -171,11 +171,6 @@ class Piece:
     bias: Tensor | None = None  # [r, C] or [Hq, r, C], 0 where visible and -inf elsewhere; None: all is visible
     is_causal: bool = False
     blind: Tensor | None = None  # [r] or [Hq, r] bool, rows that see nothing: their result is 0
-
-
-def sent(x: Tensor, device: torch.device) -> Tensor:
-    """Return `x` on `device`, without waiting for what a GPU still has to do."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not x.is_cuda else x.to(device)
 
 
 class PlannedRequest:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 from workbench.core.kv import KV, layered
-from workbench.core.utils.wide_copies import index_copy, taken
+from workbench.core.utils.wide_copies import index_copy, sent, taken
 from workbench.engine.attention_backends.choice import kernel, kernel_over_pages
 from workbench.engine.forward import packed_logits
 from workbench.engine.pages.page_tables import batch_of
@@ -33,12 +33,13 @@ class OwnRows:
         places = [torch.from_numpy(prompt.places) for prompt in prompts]
         numbers = torch.arange(sum(map(len, places))).split([*map(len, places)])
         at = pad_sequence(places, batch_first=True, padding_value=-1)
-        self.rows = torch.cat(places).long().to(pool.device)
-        self.slots = torch.from_numpy(np.concatenate([p.own for p in prompts])).long().to(pool.device)
-        self.at = at.int().to(pool.device)
+        self.rows = sent(torch.cat(places).long(), pool.device)
+        self.slots = sent(torch.from_numpy(np.concatenate([p.own for p in prompts])).long(), pool.device)
+        self.at = sent(at.int(), pool.device)
         padding = at.flatten() < 0
-        self.packed = pad_sequence(list(numbers), batch_first=True).flatten().to(pool.device) if padding.any() else None
-        self.kept = (~padding).nonzero()[:, 0].to(pool.device)
+        packed = pad_sequence(list(numbers), batch_first=True).flatten()
+        self.packed = sent(packed, pool.device) if padding.any() else None
+        self.kept = sent((~padding).nonzero()[:, 0], pool.device)
 
     def attend(self, x: LayerInput) -> Tensor | None:
         """Write the fresh keys and values, then attend: [Hq, R, D]."""
@@ -71,7 +72,7 @@ def encode_behind(
             prompts.append(pool.open(context, len(block)) if context else pool.blank(len(block)))
             stack.callback(pool.close, prompts[-1])
         request = OwnRows(pool, prompts)
-        ids = torch.cat([block.ids for block in blocks]).to(pool.device)
+        ids = sent(torch.cat([block.ids for block in blocks]), pool.device)
         with pool.in_order():
             with suppress(StopForward):
                 packed_logits(model, ids, request.rows, [request], request.rows[:0])

@@ -15,9 +15,8 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, side_by_side
 from workbench.core.utils.annotations import Count, check, checked
-from workbench.core.utils.wide_copies import copy, index_copy, taken
+from workbench.core.utils.wide_copies import copy, index_copy, sent, taken
 from workbench.engine.assembly import Positions, check_positions, shifts_of
-from workbench.engine.attention_backends.attention import sent
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
 from workbench.engine.attention_backends.choice import named, rerotate
 from workbench.engine.encoding import packed_pass, packs
@@ -88,7 +87,7 @@ class PageStorage:
         """Encode blocks, each alone, into the pages of `cached`: packed into few forward passes, without padding."""
         passes = []
         for group in packs([len(block) for block in blocks]):
-            slots = self.slots(*[cached[i] for i in group]).to(self.device)
+            slots = sent(self.slots(*[cached[i] for i in group]), self.device)
 
             def write(x: LayerInput, at: Tensor = slots) -> None:
                 index_copy(self.keys[x.layer], at, x.k)
@@ -106,7 +105,7 @@ class PageStorage:
             return
         slots = self.slots(*cached)
         runs = _runs(slots)
-        where = slots.to(self.device) if len(runs) > RUNS else None
+        where = sent(slots, self.device) if len(runs) > RUNS else None
         with self.in_order():
             for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
                 whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
@@ -174,7 +173,7 @@ class PageStorage:
             kv.reserve(reserve)
         else:
             kv = self.spec.empty(length, reserve)
-        slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
+        slots, places = (sent(torch.from_numpy(x[:rows]).long(), self.device) for x in (prompt.own, prompt.places))
         with self.in_order():
             for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
                 index_copy(theirs, places, taken(mine, slots))

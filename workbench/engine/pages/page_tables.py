@@ -15,6 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from workbench.core.page_table import INVALID_POS, Paged
+from workbench.core.utils.wide_copies import sent
 from workbench.engine.assembly import Positions
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -121,7 +122,7 @@ def batch_of(tables: Sequence[PageTable], device: torch.device) -> Paged:
     """Return the tables of B prompts as kernels take them, shorter ones padded with pages that no row sees."""
 
     def padded(parts: Sequence[Ints], fill: int = INVALID_POS) -> torch.Tensor:
-        return pad_sequence([torch.from_numpy(x) for x in parts], batch_first=True, padding_value=fill).to(device)
+        return sent(pad_sequence([torch.from_numpy(x) for x in parts], batch_first=True, padding_value=fill), device)
 
     numbers, positions = padded([t.numbers for t in tables], EMPTY), padded([t.every_position() for t in tables])
     first, last, most = (padded([getattr(t, part) for t in tables]) for part in ("first", "last", "page_max"))

@@ -11,7 +11,6 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
 
 Current = Callable[[], Any]  # the stream that a thread queues on now; None: there is none, or a graph is captured on it
 
@@ -47,19 +46,3 @@ class StreamOrder:
         finally:
             with self._lock:
                 self._ended[stream] = stream.record_event()
-
-
-def fetched(x: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy `x` to the host; return what waits for it, and not for what a GPU is given meanwhile."""
-    if not x.is_cuda:
-        return lambda: x
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    host.copy_(x, non_blocking=True)
-    there = torch.cuda.Event()
-    there.record()
-
-    def waited() -> Tensor:
-        there.synchronize()
-        return host
-
-    return waited

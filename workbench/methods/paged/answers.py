@@ -82,10 +82,10 @@ def _compute_copied(runner: Runner, group: Sequence[PageRequest]) -> None:
     """Compute requests on copies of their pages, layer by layer as they are filled; `_write_back` is left to do."""
     ready, waits, pool = list[ReadyRequest](), list[Wait | None](), runner.pool
     for request in group:
-        paged, one = request.paged, request.ready
-        assert paged is not None and one is not None
+        one = request.ready
+        assert one is not None
         wait: Wait | None = None
-        asked = request.context, len(request.prompt) - paged.length, request.positions
+        asked = request.context, len(request.prompt) - sum(map(len, request.context)), request.positions
         if not request.context:
             request.copy = pool.spec.empty(len(request.prompt))
         elif request.copy is None and one.chunk:
@@ -96,6 +96,9 @@ def _compute_copied(runner: Runner, group: Sequence[PageRequest]) -> None:
         waits.append(wait)
     for request, row in zip(group, finish(runner.model, ready, waits), strict=True):
         request.logits = row
+        if request.table is not None and (request.keep or request.limit > 1):
+            request.table()
+        request.table = None
 
 
 def _write_back(runner: Runner, request: PageRequest) -> None:

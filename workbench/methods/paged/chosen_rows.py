@@ -7,11 +7,11 @@ from torch import Tensor
 
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
+from workbench.core.utils.wide_copies import fetched
 from workbench.engine.graphs.batch_buckets import LARGE
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.engine.pages.paged_question import from_question
-from workbench.engine.pages.stream_order import fetched
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select import QuestionGuided, budget, choose, without_system
 
@@ -57,8 +57,9 @@ def chosen_over_pages(
     elif not select.reads_cache:
         scores = list(select.scores(runner.model, prompts, ()))
     else:
-        for layer in range(len(pool.keys)) if wait is not None else ():
-            wait(layer)
+        if wait is not None:
+            for layer in range(len(pool.keys)):
+                wait(layer)
         read = [pool.gather(*one) for one in asked]
         scores = select.many(runner.model, prompts, read)
         kvs = [*read]

@@ -1,7 +1,8 @@
 """A prompt on its way to an answer over pages, and how methods begin it: its page table over blocks in place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -40,6 +41,7 @@ class PageRequest:
     rows     of its own pages that are rows of the prompt; the others are the answer's
     context  blocks that it reads, pinned; `paged` its page table; `ready` as the method began it
     copy     what its rows were computed on, until they are in its pages
+    table    makes its page table, where its rows are computed before that
     """
 
     prompt: Prompt
@@ -58,6 +60,7 @@ class PageRequest:
     ready: ReadyRequest | None = None
     logits: Tensor | None = None
     copy: KV | None = None
+    table: Callable[[], None] | None = None
     receipt: Receipt | None = None
     first: float = 0.0
     ended: float | None = None
@@ -173,16 +176,26 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
             begin_copied(runner, blocks, [request], method.begin_over(runner.model, [prompt], [kvs]))
             continue
         reserve = len(rows) + request.limit
-        blocks.make_room(-(-(reserve + (0 if some is None else len(some))) // blocks.pool.size))
-        if request.context:
-            request.paged = blocks.pool.open(request.context, reserve, some, method.positions)
-        else:
-            request.paged = blocks.pool.blank(reserve)
+        table = partial(_open, request, blocks, reserve, some)
         request.copy = None if method.correct else copy  # what was read for a choice was not corrected yet
         rows = rows if some is None else torch.cat((some, rows))
         seen = method.attend.plan(prompt, rows, scores) if method.attend else {}
         request.ready = method.start(runner.model, prompt, NOTHING, rows, **seen)
-        request.paged.apart = apart_of(request.ready)
+        if in_steps(request.ready):
+            table()
+        else:  # a GPU computes the rows on a copy meanwhile
+            request.table = table
+
+
+def _open(request: PageRequest, blocks: BlockPages, reserve: int, recompute: Tensor | None) -> None:
+    """Make the page table of a request over its context."""
+    blocks.make_room(-(-(reserve + (0 if recompute is None else len(recompute))) // blocks.pool.size))
+    if request.context:
+        request.paged = blocks.pool.open(request.context, reserve, recompute, request.positions)
+    else:
+        request.paged = blocks.pool.blank(reserve)
+    assert request.ready is not None
+    request.paged.apart = apart_of(request.ready)
 
 
 def begin_blank(blocks: BlockPages, group: Sequence[PageRequest]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -205,20 +206,20 @@ def choose(
         raise BadInput(
             f"scores of {tuple(scores.shape)} for a context of {prompt.starts[-1]} tokens: one each is needed"
         )
-    if bool(scores.isnan().any()):
-        raise BadInput(f"{int(scores.isnan().sum())} scores are nan: the keys and values of this prompt are damaged")
-    scores = scores.cpu()
-    always = scores == torch.inf
-    scored = scores.masked_fill(always, -torch.inf)
-    most = int((scored > -torch.inf).sum())
+    known = scores.cpu().numpy()
+    if (bad := int(np.isnan(known).sum())) > 0:
+        raise BadInput(f"{bad} scores are nan: the keys and values of this prompt are damaged")
+    always = known == np.inf
+    scored = np.where(always, -np.inf, known)
+    most = int((scored > -np.inf).sum())
     wanted = tokens if ratio is None else budget(prompt, ratio, system)
     count = most if wanted is None else min(wanted, most)
     if count:  # ranks of the others do not matter: no sort
-        least = scored.kthvalue(len(scored) - count + 1).values
+        least = np.partition(scored, len(scored) - count)[len(scored) - count]
         above = scored > least
-        always = always | above
-        always[(scored == least).nonzero()[: count - int(above.sum()), 0]] = True
-    return always.nonzero()[:, 0]
+        always |= above
+        always[np.flatnonzero(scored == least)[: count - int(above.sum())]] = True
+    return torch.from_numpy(np.flatnonzero(always))
 
 
 def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) -> list[KV]:
