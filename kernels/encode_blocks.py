@@ -36,7 +36,7 @@ def configure(width: int, dtype: torch.dtype) -> Config:
         return Config(32, 32, 4, 1)
     if width > 128:
         return Config(128, 64, 8, 2)
-    return Config(128, 128, 8, 3) if width <= 64 else Config(64, 64, 4, 2)
+    return Config(128, 128, 8, 3) if width <= 64 else Config(64, 32, 4, 3)
 
 
 def reference(

@@ -1,4 +1,4 @@
-"""Triton, and Gluon for Hopper, where they are installed; kernels launched by `relaunching.Relaunched`.
+"""Triton, and Gluon for Hopper, where they are installed.
 
 Elsewhere stand-ins let kernels be defined and modules be imported, so that every `reference` works; a `launch` refuses.
 """
@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from workbench.kernels._shared.relaunching import relaunched
 
 
 class _Language:
@@ -25,16 +23,16 @@ def _keep(function: Callable[..., Any]) -> Callable[..., Any]:
 try:
     import triton
     import triton.language as tl
-    from triton import jit as triton_jit
+    from triton import jit
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:
     triton = TensorDescriptor = None
-    tl, triton_jit = _Language, _keep
+    tl, jit = _Language, _keep
 
 try:
     if triton is None or [int(part) for part in triton.__version__.split(".")[:2]] < [3, 6]:
         raise ImportError("Gluon was another language before Triton 3.6")
-    from triton.experimental.gluon import jit as plain_gluon_jit
+    from triton.experimental.gluon import jit as gluon_jit
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import (
         fence_async_shared,
@@ -47,7 +45,7 @@ try:
 
     async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # before Triton 3.7
 except ImportError:
-    gl, plain_gluon_jit = _Language, _keep
+    gl, gluon_jit = _Language, _keep
     async_load = fence_async_shared = mbarrier = warpgroup_mma = warpgroup_mma_wait = GluonDescriptor = None
 
 
@@ -57,17 +55,6 @@ try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:
     gdc_launch_dependents = gdc_wait = None
-
-
-def jit(function: Callable[..., Any]) -> Any:
-    """Make a Triton kernel of a function, or what other kernels call."""
-    return relaunched(triton_jit(function))
-
-
-def gluon_jit(function: Callable[..., Any]) -> Any:
-    """Make a Gluon kernel of a function, or what other kernels call."""
-    return relaunched(plain_gluon_jit(function))
-
 
 OVERLAP = True  # kernels begin while those before them end (programmatic dependent launch), on GPUs that can
 
