@@ -160,14 +160,17 @@ class FusedLayers:
         `repeated`: passes of so many rows follow one another. From the second on, all between attentions is replayed.
         Raises StopForward where no request needs a further layer.
         """
-        slots = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
-        attend, place_of = registered(), getattr(requests[0], "place", None) if len(requests) == 1 else None
+        only = requests[0] if len(requests) == 1 else None
+        attend, place_of = registered(), getattr(only, "place", None)
+        slots = getattr(only, "slots", None) if place_of else None
+        if slots is None:
+            slots = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
 
         def attention(number: int, qkv: Tensor, cos: Tensor, sin: Tensor, last: bool) -> Tensor:
             layer, module = self.layers[number], self.decoder.layers[number].self_attn
             heads, width = len(layer.qkv[0]) // module.head_dim, module.head_dim
             heads = (heads - len(layer.o[0][0]) // width) // 2
-            place = place_of(number) if place_of else None  # of a cache, where nothing has to be copied then
+            place = place_of(number) if place_of else None  # a cache, at `slots`: nothing has to be copied then
             k, v = cos.new_empty(2, heads, len(ids), width) if place is None else place
             q = self._rope_and_cache(qkv, cos, sin, slots, k, v, layer.norms, layer.eps)
             out, _ = attend(

@@ -34,18 +34,23 @@ class OwnRows:
         numbers = torch.arange(sum(map(len, places))).split([*map(len, places)])
         at = pad_sequence(places, batch_first=True, padding_value=-1)
         self.rows = sent(torch.cat(places).long(), pool.device)
-        self.slots = sent(torch.from_numpy(np.concatenate([p.own for p in prompts])).long(), pool.device)
+        self.slots = sent(torch.from_numpy(np.concatenate([p.own for p in prompts])), pool.device)
         self.at = sent(at.int(), pool.device)
         padding = at.flatten() < 0
         packed = pad_sequence(list(numbers), batch_first=True).flatten()
         self.packed = sent(packed, pool.device) if padding.any() else None
         self.kept = sent((~padding).nonzero()[:, 0], pool.device)
 
+    def place(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return where fresh keys and values of a layer are written, at `slots`."""
+        return self.pool.keys[layer], self.pool.values[layer]
+
     def attend(self, x: LayerInput) -> Tensor | None:
         """Write the fresh keys and values, then attend: [Hq, R, D]."""
-        keys, values = self.pool.keys[x.layer], self.pool.values[x.layer]
-        index_copy(keys, self.slots, x.k)
-        index_copy(values, self.slots, x.v)
+        keys, values = self.place(x.layer)
+        if x.k.data_ptr() != keys.data_ptr():  # else they were written there
+            index_copy(keys, self.slots.long(), x.k)
+            index_copy(values, self.slots.long(), x.v)
         if x.last:
             return None
         q = x.q if self.packed is None else x.q[:, self.packed]
@@ -76,7 +81,7 @@ def encode_behind(
         with pool.in_order():
             with suppress(StopForward):
                 packed_logits(model, ids, request.rows, [request], request.rows[:0])
-            parts = request.slots.split([*map(len, blocks)])
+            parts = request.slots.long().split([*map(len, blocks)])
             return [_read(pool, at, prompt.length) for at, prompt in zip(parts, prompts, strict=True)]
 
 
