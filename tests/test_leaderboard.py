@@ -26,7 +26,7 @@ from workbench.methods import correct, finish, select
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
-from workbench.methods.presets import METHODS
+from workbench.methods.presets import METHODS, name_of
 from workbench.metrics.cost import charged_share, rows_charged
 from workbench.metrics.paired import holm, ranks
 from workbench.plots.marks.method_names import named
@@ -203,7 +203,7 @@ def written(folder, seed: int = 0) -> results.Results:
 def test_a_board_ranks_what_a_budget_holds_beside_full_attention(tmp_path):
     found = written(tmp_path)
     (board,) = boards(found, (0.2,))
-    assert [(one.method, one.rank) for one in board.entries] == [("query-guided", 1), ("first-k", 2), ("none", 3)]
+    assert [(one.method, one.rank) for one in board.entries] == [("query-guided", 1), ("first-k", 2), ("full-reuse", 3)]
     assert [one.method for one in board.over] == ["kv-deviation"] and board.over[0].rank is None
     assert board.full.charged == 1 and board.full.scores["kl"][0] == 0 and board.together == ()
     best = board.entries[0]
@@ -222,12 +222,28 @@ def test_figures_name_methods_as_they_are_published_or_in_the_words_of_other_fig
     assert len(shown) == 24 and shown <= words | METHODS.keys() and shown & words and shown & METHODS.keys()
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_known_by_its_fields_at_any_ratio_and_whatever_it_was_called(name):
+    if name == "tuned-recompute":  # its model's, not a choice
+        return
+    fields = {"positions": "re-encoded", "prepare": "independent", "sparse": "none"} | dict(METHODS[name].fields)
+    assert name_of(fields) == name and name_of({**fields, "sparse": "bfla"}) is None
+    if fields.get("ratio"):
+        assert name_of({**fields, "ratio": 0.07, "charged": 0.1}) == name
+
+
+def test_fusionrag_has_its_name_on_boards_of_shipped_results_at_every_budget():
+    found = boards(results.read(["shipped"]), model="smollm2-reader", data="manuals-test", whole=0)
+    (line,) = (line for line in drawn.curves(found).data if line.name == "fusionrag")
+    assert [round(share, 2) for share in line.x] == [0.05, 0.1, 0.15, 0.2, 0.3]
+
+
 def test_without_a_budget_that_of_the_results_is_taken_and_a_measure_can_be_named(tmp_path):
     found = written(tmp_path)
     (board,) = boards(found)
-    assert board.budget == 0.15 and {one.method for one in board.entries} == {"none", "first-k"}
+    assert board.budget == 0.15 and {one.method for one in board.entries} == {"full-reuse", "first-k"}
     (board,) = boards(found, (0.5,), by="em")
-    assert board.entries[-1].method == "none" and ("query-guided", "kv-deviation") in board.together
+    assert board.entries[-1].method == "full-reuse" and ("query-guided", "kv-deviation") in board.together
     refused("unknown by 'speed'", boards, found, by="speed")
     refused("no 9 methods of one model", boards, found, least=9)
     refused("unknown model 'another': allowed are", boards, found, model="another")
@@ -237,7 +253,7 @@ def test_without_a_budget_that_of_the_results_is_taken_and_a_measure_can_be_name
 def test_a_budget_that_no_two_methods_keep_gives_a_board_of_all_at_what_they_charge(tmp_path):
     (board,) = boards(written(tmp_path), (0.001, 0.05))
     assert (board.budget, board.unmet, board.over) == (None, 0.05, ())
-    assert [one.method for one in board.entries] == ["query-guided", "kv-deviation", "first-k", "none"]
+    assert [one.method for one in board.entries] == ["query-guided", "kv-deviation", "first-k", "full-reuse"]
     shown = " ".join(invoke("--results", tmp_path, "--budgets", "0.05").stdout.split())
     assert "(the cheapest computes 3%)" in shown and "the cheapest computes 3%" in page.page([board])
     assert boards(written(tmp_path), (0.2,))[0].unkept == ""
@@ -282,6 +298,15 @@ def test_a_page_holds_what_is_published_of_a_method_beside_its_score_here(tmp_pa
     (row,) = page._board(0, known)["reported"]
     assert row[:2] == ("ProphetKV", "arXiv:2602.02579") and row[2] == METHODS["prophetkv"].reported
     assert row[3].startswith("EM 100.0%, ") and "Published, and here" in page.page([known])
+
+
+def test_curves_join_the_budgets_of_a_method_and_a_page_may_show_one_budget_alone(tmp_path):
+    found = boards(written(tmp_path), (0.05, 0.15, 0.2, 0.5))
+    lines = {line.name.split(" + ")[-1]: list(line.x) for line in drawn.curves(found).data}
+    assert sorted(lines.values()) == sorted([share] for share in SHARES.values()) and lines["full-reuse"] == [0.03]
+    assert drawn.curves(found[:1]) is None
+    shown = page.page(found, budget=0.2)
+    assert shown.count('class="sorts"') == 1 and shown.count("Over the charged share") == 1
 
 
 def test_a_page_loads_nothing_and_keeps_texts_of_users_as_text(tmp_path):

@@ -131,6 +131,24 @@ METHODS = {
 }
 
 
+TUNED = "tuned-recompute"  # a model's, not a choice of its own
+ALIKE = {"with_neighbours(n=10, search=exact)": "with_neighbours", "none": ""}  # both searches find the same
+
+
+def name_of(fields: Mapping[str, Any]) -> str | None:
+    """Return the published method that fields of a trial choose, at whatever ratio; None where they choose none."""
+    return next((name for name, each in METHODS.items() if name != TUNED and _key(each.fields) == _key(fields)), None)
+
+
+def _key(fields: Mapping[str, Any]) -> list[Any]:
+    """Return what tells methods apart: fields but the ratio, and whether a selector says how many itself."""
+    given = {name: ALIKE.get(value, value) for name, value in fields.items() if name not in ("ratio", "charged")}
+    given = {"positions": "re-encoded", "prepare": "independent"} | {
+        key: value for key, value in given.items() if value
+    }
+    return [given, "select" in given and fields.get("ratio") is None]
+
+
 def check_name(method: str) -> None:
     """Raise BadInput for an unknown method."""
     if method not in METHODS:

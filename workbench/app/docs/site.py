@@ -1,7 +1,7 @@
 """The documentation as a static site that needs no network: `make docs`, or `python -m workbench.app.docs.site`.
 
-docs/ holds what is written by hand. Pages of methods and the API reference are made of docstrings, by autodoc. A site
-that was built from the same files is left as it is.
+docs/ holds what is written by hand. Pages of methods and the API reference are made of docstrings, by autodoc, and
+`leaderboard.html` of the shipped results. A site that was built from the same files is left as it is.
 """
 
 import hashlib
@@ -20,8 +20,10 @@ ROOT = Path(__file__).resolve().parents[3]
 SITE = ROOT / "runs" / "docs"
 NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml")
 READ = "docs/**/*.md docs/**/*.css docs/**/*.svg docs/**/*.png docs/*.py workbench/**/*.py kernels/**/*.py".split()
+READ += "workbench/plots/pages/*.html data/benchmarks/*/trial@*.parquet".split()
 OTHER = ("__pycache__", "*.json", "picture.py", "measured.py", "tutorial.py")  # in docs/, and no pages
 STAMP = ".built_from"
+BOARDS, BUDGET = "leaderboard.html", 0.15  # a page of shipped results, and the charged share whose tables it shows
 LIMIT_S = 120  # a report waits no longer for it
 
 
@@ -54,6 +56,7 @@ def build(site: Path = SITE) -> Path:
         shutil.rmtree(made / ".doctrees", ignore_errors=True)
         shutil.rmtree(site, ignore_errors=True)
         shutil.copytree(made, site)
+    write_text(site / BOARDS, _boards())
     write_text(site / STAMP, state)
     return site / "index.html"
 
@@ -111,6 +114,15 @@ def _made() -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
 
     yield "methods", docs_methods.pages(ROOT)
     yield "api", docs_methods.api(ROOT)
+
+
+def _boards() -> str:
+    """Return the leaderboards of shipped results: at one budget, and curves over all."""
+    from workbench import results
+    from workbench.app.leaderboard import page
+    from workbench.experiments.leaderboard import ranking
+
+    return page.page([board for board in ranking.boards(results.read()) if board.budget], budget=BUDGET)
 
 
 def _state() -> str:

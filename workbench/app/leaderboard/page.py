@@ -17,10 +17,22 @@ from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports import leaderboard as drawn
 
 
-def page(boards: Sequence[Board], notes: Sequence[str] = ()) -> str:
-    """Return the page; `notes` say what was left out."""
-    shown = [_board(number, board) for number, board in enumerate(boards)]
+def page(boards: Sequence[Board], notes: Sequence[str] = (), budget: float | None = None) -> str:
+    """Return the page; `notes` say what was left out. Of boards of several budgets that of `budget` alone is shown."""
+    shown: list[dict[str, Any]] = []
+    for _, group in groupby(boards, _same):
+        same = list(group)
+        few = [one for one in same if one.budget == budget] or same
+        shown += [_board(len(shown) + number, board) for number, board in enumerate(few)]
+        if figure := drawn.curves(same):
+            first = shown[-len(few)]
+            first["figures"].insert(0, (f"curves-{len(shown)}", inert(json.loads(figure.to_json()))))
     return render("leaderboard", title="Leaderboard", boards=shown, head=list(drawn.head().values()), notes=list(notes))
+
+
+def _same(board: Board) -> tuple[Any, ...]:
+    """Return what boards share that stand on one figure."""
+    return board.source, board.model, board.data, board.passages, board.run, board.by
 
 
 def _board(number: int, board: Board) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.files import check_folder, write_text
 from workbench.results import SHIPPED
 
+LINKS = [("docs/index.html", "Documentation"), (f"docs/{docs_site.BOARDS}", "Leaderboard")]
 NAME = re.compile(r"\w[\w .-]*")  # of notebooks: it becomes a folder and an address
 
 
@@ -86,7 +87,7 @@ def run(
                 run.name: run for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered), advance)
             }
             missing = fetching.missing()
-            links = [("docs/index.html", "Documentation")] if building.put(out / "docs") else []
+            links = LINKS if building.put(out / "docs") else []
             if building.wanted and not links:
                 typer.echo("the documentation was not built: `make docs` says why", err=True)
     lab, ours = ([finished[task.name] for task in part if task.name in finished] for part in (tasks, real_tasks))

@@ -13,6 +13,7 @@ import pandas as pd
 
 from workbench.core.errors import BadInput, not_allowed
 from workbench.experiments.leaderboard import HIGHER, check_by
+from workbench.methods.presets import METHODS, name_of
 from workbench.metrics.answers import bootstraps, wilson
 from workbench.metrics.paired import Ranks, ranks
 from workbench.results import METHOD, Results, expanded
@@ -222,7 +223,7 @@ def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) 
         fields |= {"charged": cost["charged"]} if "charged" in cost else {}
         full = first["mode"] == "full"
         entry = Standing(
-            first["method"],
+            first["method"] if first["method"] in METHODS else name_of(fields) or first["method"],
             fields,
             len(rows["question"]),
             charged=1.0 if full else cost.get("charged_share"),

@@ -1,5 +1,7 @@
 """A leaderboard drawn: which methods are told apart, what quality costs, and kinds of question."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,6 +19,8 @@ from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, fini
 from workbench.results import Results
 
 MOST, NAME = 24, 68  # methods that are drawn; letters of a name
+RATIO = re.compile(r" at \d+%$")  # of a name
+DASHES = ("solid", "dot", "dash")
 
 
 def of_results(found: Results, budget: float, model: str = "", data: str = "") -> go.Figure | None:
@@ -112,15 +116,55 @@ def front(board: Board) -> go.Figure:
         hover = f"<b>{escaped(said(entry))}</b><br>%{{x:.1%}} charged: {measure.say(value)}"
         ends = [entry.charged or 0.0], [value], [low], [high]
         lines.append(Series(escaped(said(entry)), *ends, hover, look=look, size=9, mode="markers"))
-    across = {"title_text": "charged share of the prompt's tokens", "tickformat": ".0%", "gridcolor": FAINT}
-    up = {"title_text": measure.axis, "gridcolor": FAINT, **({"tickformat": ".0%"} if measure.percent else {})}
     return line_chart(
-        [Panel("", lines, across, up)],
+        [Panel("", lines, *_axes(measure))],
         bars=True,
         height=360,
         title=f"Quality against what a request computes: {escaped(board.title)}",
         caption=f"95% intervals over questions; rings are over the budget. {escaped(about(board))}",
     )
+
+
+def curves(boards: Sequence[Board]) -> go.Figure | None:
+    """Draw the measure that ranks against the charged share, a line a method within budgets of the same questions.
+
+    None of fewer than two budgets. Of many methods the published ones are drawn.
+    """
+    if len({board.budget for board in boards}) < 2:
+        return None
+    first, measure = boards[0], measure_of(boards[0])
+    found: dict[str, dict[float, tuple[float, float, float]]] = {}
+    for entry in (entry for board in boards for entry in board.entries):
+        if entry.charged is not None and first.by in entry.scores:
+            found.setdefault(RATIO.sub("", said(entry)), {})[entry.charged] = entry.scores[first.by]
+    if len(found) > MOST:
+        found = {name: points for name, points in found.items() if name in METHODS}
+    full = first.full and first.full.scores.get(first.by)
+    beside = f" Full attention: {measure.say(full[0])}." if full else ""
+    hover = f"%{{x:.1%}} charged: %{{y:{'.1%' if measure.percent else '.3f'}}}"
+    lines = []
+    for at, (name, points) in enumerate(found.items()):
+        look = Look(BLOCKS[at % len(BLOCKS)], dash=DASHES[at // len(BLOCKS) % len(DASHES)])
+        mean, low, high = zip(*(points[share] for share in sorted(points)), strict=True)
+        mode = "lines+markers" if len(points) > 1 else "markers"
+        lines.append(Series(escaped(name), sorted(points), mean, low, high, hover, look=look, mode=mode))
+    return line_chart(
+        [Panel("", lines, *_axes(measure))],
+        bars=True,
+        height=460,
+        title=f"Over the charged share: {escaped(first.model)} on {escaped(first.data)}",
+        caption=f"95% intervals over questions; a click on a name hides it.{beside} {escaped(about(first))}",
+    )
+
+
+def _axes(measure: Measure) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return plotly's settings of the charged share across, and of a measure up."""
+    across = {"title_text": "charged share of the prompt's tokens", "tickformat": ".0%", "gridcolor": FAINT}
+    return across, {
+        "title_text": measure.axis,
+        "gridcolor": FAINT,
+        **({"tickformat": ".0%"} if measure.percent else {}),
+    }
 
 
 def kinds(board: Board) -> go.Figure | None:
