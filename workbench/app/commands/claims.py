@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False)
 def judge_claims(
     results: Annotated[list[str] | None, typer.Option(help=PLACES, show_default="shipped")] = None,
     paper: Annotated[
-        str | None, typer.Option(help="block1, block2, fusionrag, bfla, compact, cacheblend, epic or ours")
+        str | None, typer.Option(help="block1, block2, fusionrag, bfla, compact, cacheblend, epic, newer or ours")
     ] = None,
     details: Annotated[
         bool, typer.Option("--details", help="The evidence of every verdict: numbers, intervals, n")

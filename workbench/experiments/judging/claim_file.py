@@ -1,6 +1,7 @@
 """What the papers claim, as data: `data/claims.json` holds every numbered table and figure, a row a finding.
 
-Of papers whose figures are not all followed (CacheBlend, EPIC) and of this workbench it holds single claims.
+Of papers whose figures are not all followed (CacheBlend, EPIC, newer methods) and of this workbench it holds single
+claims.
 
 {"papers": {name: title}, "methods": {name: selector}, "items": [{item, sentence, published, missing, claims: […]}]}
 """
