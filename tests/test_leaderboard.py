@@ -10,6 +10,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import workbench
+from tests.own_method import RULES
 from tests.random_models import prompt_of
 from tests.refusals import refused
 from workbench import data, results
@@ -293,7 +294,7 @@ def test_boards_stand_beside_full_attention_of_which_their_measure_is_not_known(
 
 def test_a_page_holds_what_is_published_of_a_method_beside_its_score_here(tmp_path):
     (board,) = boards(written(tmp_path), (0.2,))
-    names = dict(zip(("query-guided", "first-k"), ("prophetkv", "epic"), strict=True))
+    names = dict(zip(("query-guided", "first-k"), ("prophetkv", "link0"), strict=True))
     known = replace(board, entries=tuple(replace(e, method=names.get(e.method, "mine")) for e in board.entries))
     (row,) = page._board(0, known)["reported"]
     assert row[:2] == ("ProphetKV", "arXiv:2602.02579") and row[2] == METHODS["prophetkv"].reported
@@ -376,6 +377,13 @@ def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, method_f
     entries = json.loads(ended.stdout)["boards"][0]["entries"]
     found = {one["method"]: one["fields"].get("select") for one in entries}
     assert found == {"full-reuse": None, "last_ones": "last_ones"}
+
+
+def test_a_correction_and_an_attention_rule_of_a_file_are_ranked_too(folder, tmp_path, method_file):
+    method_file.write_text(RULES)
+    asked = ["--model", folder, *QUICK, "--method", "full-reuse", "--method-file", method_file]
+    (board,) = json.loads(invoke(*asked, "--budgets", "0.5", "--out", tmp_path / "out", "--json").stdout)["boards"]
+    assert {one["method"] for one in board["entries"]} == {"full-reuse", "as_they_are", "all_before"}
 
 
 @pytest.mark.parametrize(

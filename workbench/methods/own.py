@@ -3,9 +3,9 @@
     workbench trial --method-file last_tokens.py --select last_tokens
     Trial("lab-full", mode="block", select=LastTokens())
 
-A file holds policies as those of `methods.select`, `methods.prepare` and `methods.sparse` do, one frozen dataclass or
-more; each is known by its class's name, `LastTokens` as `last_tokens`. An installed package names its own in
-`[project.entry-points."workbench.select"]`, as `last_tokens = "its.module:LastTokens"` (or `.prepare`, `.sparse`).
+A file holds policies as those of `methods.select`, `prepare`, `correct`, `attend` and `sparse` do, one frozen dataclass
+or more; each is known by its class's name, `LastTokens` as `last_tokens`. An installed package names its own in
+`[project.entry-points."workbench.select"]`, as `last_tokens = "its.module:LastTokens"` (or `.prepare`, `.sparse`, …).
 """
 
 import inspect
@@ -25,7 +25,8 @@ from typing import Any
 from workbench.core.errors import BadInput, brief, shown
 
 FILES = "WORKBENCH_METHOD_FILES"  # paths, so that processes begun from this one know them too
-KINDS = ("select", "prepare", "sparse")
+BASES = {"select": "Select", "sparse": "Sparse", "correct": "Correct", "attend": "Attend"}
+KINDS = (*BASES, "prepare")
 FAULTS = (
     SyntaxError,
     ImportError,
@@ -99,8 +100,8 @@ def register(found: type) -> str:
     kind, name = _kind(found), _name(found)
     if not kind:
         raise BadInput(
-            f"{shown(found)} is no policy: a frozen dataclass is needed that extends Select or Sparse, or whose "
-            "objects are called with (model, prompts, store)"
+            f"{shown(found)} is no policy: a frozen dataclass is needed that extends Select, Sparse, Correct or "
+            "Attend, or whose objects are called with (model, prompts, store)"
         )
     module = f"workbench.methods.{kind}"
     if (Path(import_module(module).__path__[0]) / f"{name}.py").is_file():
@@ -143,7 +144,7 @@ def _load(path: Path) -> None:
         raise BadInput(f"method file {brief(path)} fails: {type(problem).__name__}: {brief(problem)}") from problem
     held = [x for x in vars(module).values() if inspect.isclass(x) and x.__module__ == spec.name and _kind(x)]
     if not held:
-        raise BadInput(f"method file {brief(path)} holds no policy: a frozen dataclass that extends Select or Sparse")
+        raise BadInput(f"method file {brief(path)} holds no policy: a frozen dataclass that extends Select or another")
     for each in held:
         register(each)
     _read[path] = changed
@@ -160,7 +161,7 @@ def _name(found: type) -> str:
 def _kind(found: Any) -> str:
     if not inspect.isclass(found) or not is_dataclass(found):
         return ""
-    for kind, base in (("select", "Select"), ("sparse", "Sparse")):
+    for kind, base in BASES.items():
         if issubclass(found, getattr(import_module(f"workbench.methods.{kind}"), base)):
             return kind
     call = next((vars(each)["__call__"] for each in found.__mro__ if "__call__" in vars(each)), None)

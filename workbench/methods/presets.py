@@ -37,7 +37,13 @@ _block: Callable[..., dict[str, Any]] = partial(dict, mode="block")
 _after_system = partial(_block, prepare="after_system")
 METHODS = {
     "full": Published("Full attention", "Vaswani et al., arXiv:1706.03762", {"mode": "full"}, follows=""),
-    "block": Published("Block-Attention", "arXiv:2409.15355, section 2", _block(), follows="released code"),
+    "block": Published(
+        "Block-Attention",
+        "arXiv:2409.15355, section 2",
+        _block(),
+        "48.0% where full attention has 67.9%, and 68.4% once the model is tuned for it",
+        follows="released code",
+    ),
     "prompt-cache": Published("PromptCache", "arXiv:2311.04934", _block(positions="naive"), follows="a description"),
     "superposition": Published("Superposition", "arXiv:2404.06910", {"mode": "superposition"}),
     "full-reuse": Published(
@@ -45,9 +51,25 @@ METHODS = {
         "FusionRAG (Wang et al., From Prefix Cache to Fusion RAG Cache, arXiv:2601.12904), section 2.2.1",
         _after_system(),
     ),
-    "cacheblend": Published("CacheBlend", "arXiv:2405.16444", _after_system(select="kv_deviation", ratio=0.15)),
-    "cache-craft": Published("Cache-Craft", "arXiv:2502.15734", _after_system(select="cache_craft", ratio=None)),
-    "epic": Published("EPIC", "arXiv:2410.15332", _block(select="first_k", ratio=0.15), follows="released code"),
+    "cacheblend": Published(
+        "CacheBlend",
+        "arXiv:2405.16444",
+        _after_system(select="kv_deviation", ratio=0.15),
+        "the quality of full attention, the first token 2.2 to 3.3 times sooner",
+    ),
+    "cache-craft": Published(
+        "Cache-Craft",
+        "arXiv:2502.15734",
+        _after_system(select="cache_craft", ratio=None),
+        "the quality of full attention at a quarter of its computation",
+    ),
+    "epic": Published(
+        "EPIC",
+        "arXiv:2410.15332",
+        _block(select="first_k", ratio=0.15),
+        "negligible or no loss of accuracy, the first token up to 8 times sooner",
+        follows="released code",
+    ),
     "prophetkv": Published(
         "ProphetKV",
         "arXiv:2602.02579",
@@ -76,13 +98,24 @@ METHODS = {
     ),
     "sam-kv": Published(
         "SAM-KV",
-        "as in arXiv:2604.13226's code",
+        "arXiv:2508.11661, as in arXiv:2604.13226's code",
         _block(select="sam_kv", ratio=None, correct="fuse", attend="chosen"),
+        "no accuracy lost at 15% of the context's length",
         follows="a reimplementation",
     ),
-    "a3": Published("A³", "arXiv:2511.17560", _block(select="a3", ratio=0.15), follows="a reimplementation"),
+    "a3": Published(
+        "A³",
+        "arXiv:2511.17560",
+        _block(select="a3", ratio=0.15),
+        "better scores than four other methods, the first token twice as soon",
+        follows="a reimplementation",
+    ),
     "ape": Published(
-        "APE", "arXiv:2502.05431", _after_system(positions="shared", attend="ape"), follows="released code"
+        "APE",
+        "arXiv:2502.05431",
+        _after_system(positions="shared", attend="ape"),
+        "98% of full attention's score on retrieved passages",
+        follows="released code",
     ),
     "turborag": Published("TurboRAG, composite positions", "arXiv:2410.07590", _block(positions="shared")),
     "link0": Published("EPIC, LegoLink-0", "arXiv:2410.15332", _block(prepare="link0"), follows="released code"),
@@ -109,24 +142,39 @@ METHODS = {
         _block(correct="agent_kv_shift", ratio=0.1),
         "F1 of 0.491 where full attention has 0.509, ProphetKV 0.357 and CacheBlend 0.290, on LoCoMo at 10% recomputed",
     ),
-    "kvcomm": Published("KVCOMM", "arXiv:2510.12872", _block(correct="kvcomm"), follows="released code"),
-    "kv-packet": Published("KV Packet", "arXiv:2604.13226", _block(prepare="packet"), follows="released code"),
+    "kvcomm": Published(
+        "KVCOMM",
+        "arXiv:2510.12872",
+        _block(correct="kvcomm"),
+        "no quality lost, over 70% of the passages reused, among agents",
+        follows="released code",
+    ),
+    "kv-packet": Published(
+        "KV Packet",
+        "arXiv:2604.13226",
+        _block(prepare="packet"),
+        "F1 comparable to full attention's, next to nothing computed",
+        follows="released code",
+    ),
     "kvlink": Published(
         "KVLink",
         "arXiv:2502.16002",
         _block(prepare="packet", select="first_k(k=5, last=True)", ratio=None),
+        "4% more accurate than earlier methods on average, the first token up to 96% sooner",
         follows="released code",
     ),
     "tuned-recompute": Published(
         "Tuned for concatenation, and recomputed",
         "arXiv:2609.09768",
         _block(select="kv_deviation", ratio=0.15),
+        "9.7 points better on RULER at 124K, the first token 80% sooner",
         follows="a description",
     ),
     "fusionrag": Published(
         "FusionRAG",
         "Wang et al., From Prefix Cache to Fusion RAG Cache, arXiv:2601.12904, section 3",
         _block(prepare="with_neighbours", select="query_guided", ratio=0.15),
+        "56% to 100% of what full reuse loses won back on multi-hop questions, the first token 2.7 to 3.9 times sooner",
     ),
 }
 

@@ -19,7 +19,7 @@ PUBLISHED = f"A published method by name; the options below change it. {', '.joi
 MethodFile = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Python file with methods of your own, for --select, --prepare and --sparse by name (docs: Add a method)",
+        help="Python file with methods of your own, for --select, --prepare, --correct, … by name (docs: Add a method)",
         callback=own.use,
         is_eager=True,
         rich_help_panel=METHOD,

@@ -18,6 +18,7 @@ from workbench.experiments.sweeps import sweep as sweeps
 from workbench.experiments.sweeps import sweep_grid
 from workbench.experiments.sweeps.sweep_grid import Case, cases
 from workbench.experiments.trials.trial import Trial
+from workbench.methods import correct
 from workbench.methods.presets import METHODS
 from workbench.models.loading import Loaded
 from workbench.results import read
@@ -27,6 +28,8 @@ BUDGETS = (0.15,)
 OWN: dict[str, dict[str, Any]] = {
     "select": {"prepare": "after_system", "ratio": 0.15},
     "prepare": {},
+    "correct": {},
+    "attend": {"select": "query_guided", "ratio": 0.15},
     "sparse": {"mode": "full"},
 }
 
@@ -63,7 +66,7 @@ def planned(
     if not shares:
         raise BadInput(left_out[0] if left_out else "budgets is empty: a share above 0, at most 1, is needed")
     wanted = [(name, {"method": [name]}) for name in dict.fromkeys((FULL, *(methods or METHODS)))]
-    wanted += [(name, {"mode": ["block"], kind: [name], **_lists(OWN[kind])}) for kind, name in own]
+    wanted += [(name, {"mode": ["block"], kind: [name], **_lists(_own(kind, name))}) for kind, name in own]
     running, refused, wrong = _checked(base, wanted, shares, loaded, here)
     if not any(case.trial.charged for case in running):
         unpriced = _checked(base, wanted, (), loaded, here)
@@ -80,6 +83,11 @@ def planned(
         why = "".join(f"; {one}" for one in dict.fromkeys(refused))
         raise BadInput(f"two methods beside full attention are needed to rank, there is {alone}{why}")
     return Planned(tuple(running), tuple(shares), tuple(dict.fromkeys([*left_out, *refused])))
+
+
+def _own(kind: str, name: str) -> dict[str, Any]:
+    """Return the other fields of a method of the reader's own; a correction that chooses tokens has a ratio."""
+    return OWN[kind] | ({"ratio": 0.15} if kind == "correct" and correct.named(name).chooses else {})
 
 
 def _checked(

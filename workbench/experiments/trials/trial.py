@@ -68,7 +68,7 @@ SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attenti
 class Trial(TrialFields, MethodConfig):
     """A method on a model and questions, as `TrialFields` says.
 
-    In Python, `prepare`, `select` and `sparse` may be policies themselves, `select` a function of (prompt) or of
+    In Python, the policies of `own.KINDS` may be given themselves, `select` a function of (prompt) or of
     (model, prompt, kv) too (`methods.own_function`), and `data` samples (`data.load`).
     Validates itself: BadInput for a value that is not allowed, before anything is loaded.
     """

@@ -1,4 +1,4 @@
-"""The ends of every passage, and blocks that other passages and the question ask for (SAM-KV)."""
+"""The ends of every passage, and blocks that other passages and the question ask for (SAM-KV, 2508.11661)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
