@@ -30,6 +30,19 @@ def test_a_page_of_a_method_shows_its_formula_and_search_finds_it(lab, site):
         assert (reader.left_the_machine, reader.problems) == ([], [])
 
 
+def test_the_leaderboard_of_shipped_results_is_a_page_that_the_guide_leads_to_and_sorts(lab, site):
+    with lab.page(site / "guide" / "leaderboard.html") as reader:
+        reader.page.locator('a[href="../leaderboard.html"]').click()
+        reader.page.wait_for_load_state()
+        table = reader.page.locator("table.sorts").first
+        names = table.locator("tbody tr td:nth-child(2)").all_inner_texts()
+        assert {"prophetkv", "cacheblend"} <= {name.strip() for name in names}
+        table.locator("th button", has_text="method").click()
+        found = [name.strip() for name in table.locator("tbody tr td:nth-child(2)").all_inner_texts()]
+        assert found == sorted(found, key=str.lower) and sorted(found) == sorted(name.strip() for name in names)
+        assert (reader.left_the_machine, reader.problems) == ([], [])
+
+
 def test_a_site_can_be_moved(lab, site, tmp_path):
     shutil.copytree(site, tmp_path / "a folder")
     with lab.page(tmp_path / "a folder" / "index.html") as reader:
