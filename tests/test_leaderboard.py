@@ -348,7 +348,7 @@ def test_the_command_measures_ranks_and_goes_on(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Trial, "run_each", None)  # nothing is measured again
     again = invoke(*asked, "--out", tmp_path / "out", "--json")
     found = json.loads(again.stdout)
-    assert [board["budget"] for board in found["boards"]] == [0.3, 0.5] and len(found["left_out"]) == 5
+    assert [board["budget"] for board in found["boards"]] == [0.3, 0.5] and len(found["left_out"]) == 4
     epic = next(one for one in found["boards"][0]["entries"] if one["method"] == "epic")
     assert 0.25 < epic["charged"] <= 0.3 and epic["fields"]["charged"] == 0.3
     ranked = invoke("--results", tmp_path / "out", "--budgets", "0.5", "--json")
@@ -400,6 +400,10 @@ def test_a_correction_and_an_attention_rule_of_a_file_are_ranked_too(folder, tmp
         (
             ("--out", "x", "--method", "epic,cacheblend", "--budgets", "0.3,2"),
             "there is epic; cacheblend: charged 0.3: kv_",
+        ),
+        (
+            ("--out", "x", "--method", "epic,cacheblend", "--budgets", "0.29,0.3"),
+            "there is epic; cacheblend: charged 0.29, charged 0.3: kv_",
         ),
         (("--out", "x", "--html", "no/where.html"), "--html"),
         (("--results", "nowhere"), "no results at 'nowhere'"),

@@ -4,6 +4,7 @@
 print(board.title, board.table)
 """
 
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ from workbench.results import read
 
 FULL = "full"
 BUDGETS = (0.15,)
+OF_BUDGET = re.compile(r"(charged [\d.e-]+)?(.*)", re.DOTALL)  # why a trial cannot run
 OWN: dict[str, dict[str, Any]] = {
     "select": {"prepare": "after_system", "ratio": 0.15},
     "prepare": {},
@@ -78,7 +80,7 @@ def planned(
     if not running or running[0].method != FULL:
         count = len(running) + sum(map(len, wrong.values()))
         raise BadInput(sweep_grid.told(wrong, count) if wrong else f"{FULL}: it cannot run")
-    if len(running) < 3:
+    if len({case.method for case in running}) < 3:
         alone = running[1].method if len(running) > 1 else "none"
         why = "".join(f"; {one}" for one in dict.fromkeys(refused))
         raise BadInput(f"two methods beside full attention are needed to rank, there is {alone}{why}")
@@ -107,7 +109,11 @@ def _checked(
             refused.append(f"{name}: {problem}")
     wrong = sweep_grid.problems([case.trial for case in found], loaded, here)
     why = {trial: problem for problem, trials in wrong.items() for trial in trials}
-    refused += [f"{case.method}: {why[case.trial]}" for case in found if case.trial in why]
+    too_much: dict[tuple[str, str], list[str]] = {}  # (method, why) → budgets
+    for case in (case for case in found if case.trial in why):
+        of, reason = OF_BUDGET.match(why[case.trial]).groups()  # type: ignore[union-attr]
+        too_much.setdefault((case.method, reason), []).append(of)
+    refused += [f"{name}: {', '.join(filter(None, of))}{reason}" for (name, reason), of in too_much.items()]
     return [case for case in found if case.trial not in why], refused, wrong
 
 
