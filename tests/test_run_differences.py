@@ -112,6 +112,11 @@ def test_answers_that_differ_stand_side_by_side():
         for run, word in ((FULL, "red"), (REUSE, "silver"))
     )
     assert compared([full, reuse]).answers() == [("1", "e1", "red", "silver")]
+    asked = "when " * 40
+    worded = [replace(run, answers=[{**row, "asked": asked} for row in run.answers]) for run in (full, reuse)]
+    Console(file=(out := StringIO()), width=80).print(compared_page.report(compared(worded)))
+    line = next(line for line in out.getvalue().splitlines() if "when" in line)
+    assert line.startswith("when when") and line.split()[-2:] == ["red", "silver"] and len(line) <= 80
     assert any(title == "Answers that differ" for title, _, _ in compared_page.tables(compared([full, reuse])))
 
 

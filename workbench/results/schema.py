@@ -57,6 +57,7 @@ class Answer(Origin):
 
     question: str  # id of the sample: methods are compared on equal ids of equal data
     kind: str = ""  # kind of question, where the data has kinds
+    asked: str = ""  # the question itself
     answer: str = ""
     expected: str = ""
     em: float | None = None  # exact match, 0 or 1

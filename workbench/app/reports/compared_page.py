@@ -15,7 +15,8 @@ from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports.run_differences import difference_rows, differences, said
 
 COST = ("run", "cost", "value", "of the base", "range", "requests")
-LONGEST = 60  # letters of an answer
+LONGEST, SHORT = 60, 15  # letters of an answer on a page, and on the console
+WIDTH = 80  # of a console
 DIFFERENCES = ("run", "score", "value", "base", "difference", "95% interval", "questions")
 
 Table = tuple[str, Sequence[str], list[Sequence[str]]]
@@ -31,7 +32,13 @@ def tables(found: RunComparison, brief: bool = False) -> Iterable[Table]:
     if differing := found.answers():
         others = [run.name for run in found.runs if run is not found.base]
         head = ("question", "expected", found.base.name, *others)
-        yield "Answers that differ", head, [tuple(map(_brief, row)) for row in differing]
+        answers = SHORT if brief else LONGEST
+        asked = max(SHORT, WIDTH - len(head[1:]) * (SHORT + 2)) if brief else LONGEST  # letters that answers leave
+        yield (
+            "Answers that differ",
+            head,
+            [(_cut(q, asked), *(_cut(one, answers) for one in row)) for q, *row in differing],
+        )
     for title, what in (("Parameters that differ", found.parameters), ("Versions that differ", found.versions)):
         if what:
             yield title, ("", *names), [(key, *map(_text, values)) for key, values in what.items()]
@@ -82,9 +89,9 @@ def _scaled(value: float, digits: int = 4) -> str:
     return f"{scaled:{form}}{('', '', ' M', ' G', ' T')[power]}"
 
 
-def _brief(text: str) -> str:
+def _cut(text: str, longest: int) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _text(value: Any) -> str:
@@ -117,7 +124,9 @@ def report(found: RunComparison) -> Group:
             continue
         table = rich_table.Table(box=None, pad_edge=False)
         for number, name in enumerate(head):
-            table.add_column(plain(name), justify="left" if number < 2 else "right", overflow="fold")
+            table.add_column(
+                plain(name), justify="left" if number < 2 or head[0] == "question" else "right", overflow="fold"
+            )
         for row in rows:
             table.add_row(*map(plain, row))
         parts += [table, ""]

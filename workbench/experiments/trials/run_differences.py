@@ -93,7 +93,7 @@ class RunComparison:
         for row in self.base.answers:
             each = [str(row.get("answer", "")), *(by_id.get(row["id"], "–") for by_id in said)]
             if len(set(each)) > 1:
-                found.append((str(row["id"]), str(row.get("expected") or "–"), *each))
+                found.append((str(row.get("asked") or row["id"]), str(row.get("expected") or "–"), *each))
         return found[:most]
 
     def to_json(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ OF_ANSWER = {"em": answers.exact_match, "f1": answers.f1, "contains": answers.co
 def row(sample: Sample, answer: str, compared: dict[str, Any] | None) -> dict[str, Any]:
     """Return the row of a question and its answer; `compared` is what `fidelity.compare` says of it."""
     expected = sample.answers[0] if sample.answers else None
-    about = {"id": sample.id, "kind": sample.kind, "answer": answer, "expected": expected}
+    about = {"id": sample.id, "kind": sample.kind, "asked": sample.question, "answer": answer, "expected": expected}
     return about | scores(answer, sample.answers) | (compared or {})
 
 
