@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, get_args, get_origin
@@ -448,6 +449,15 @@ def test_where_no_person_watches_a_line_a_minute_says_how_long_the_rest_takes():
         "sweeping: 140 of 200 after 1 h 2 min, 37 min left",
     ]
     assert [text.duration(seconds) for seconds in (45, 720, 12_000)] == ["45 s", "12 min", "3 h 20 min"]
+
+
+def test_a_log_is_not_silent_for_more_than_ten_seconds_of_the_first_minute():
+    now, said = [0.0], [0.0]
+    told = text.Told("a trial", lambda line: said.append(now[0]), lambda: now[0])
+    for second in range(61):
+        now[0] = float(second)
+        told.tick()
+    assert max(after - before for before, after in pairwise([*said, 60.0])) <= 10
 
 
 def test_time_left_is_not_underestimated_where_the_part_at_work_is_slow():

@@ -19,7 +19,7 @@ from workbench.core.errors import printable
 from workbench.core.utils.stages import heard
 
 EVERY = 60  # seconds between two lines
-SOON = (1.0, 8.0)  # seconds from the start to the first lines
+SOON = (1.0, *range(8, 60, 10))  # seconds from the start to the lines of the first minute
 
 
 def plain(text: str) -> str:
@@ -141,7 +141,7 @@ class Pace:
 
 
 class Told(Pace):
-    """Says how things stand: a line after `SOON` seconds each, then one a minute."""
+    """Says how things stand: a line after each of `SOON` seconds, then one a minute."""
 
     def __init__(self, what: str, say: Callable[[str], None], clock: Callable[[], float] = monotonic):
         super().__init__(what, clock)
@@ -197,7 +197,7 @@ def importing() -> Iterator[None]:
 def progress(what: str, kept: str = "nothing was kept") -> Iterator[Callable[[int, int], None]]:
     """Show a bar with the time left on stderr; call what it yields with (done, of how many).
 
-    Where no person watches, as in the log of a job, lines stand for the bar: after 1 and 8 seconds, then every minute.
+    Where no person watches, as in the log of a job, lines stand for the bar: those of `SOON`, then one a minute.
     `kept` is said where a person stops the work: what is there already, and how to go on.
     """
     shown = _bar if sys.stderr.isatty() else _lines
