@@ -8,12 +8,16 @@ UV := $(shell command -v uv 2>/dev/null)
 WANTED := --constraint constraints.txt --editable '.[dev]'
 READY := $(VENV)/.ready
 PACKAGES := 200
-# pip is silent while it unpacks: every 5 seconds how many packages are there, and how long the others take
-COUNTED = (now=0; begun=0; while sleep 5 && kill -0 $$$$ 2>/dev/null; do now=$$((now + 5)); \
+# pip is silent while it unpacks: every 5 seconds how many packages are there, and once a fifth is, how long the others
+# take: a guess is told where more is there than before, and does not grow
+COUNTED = (now=0; begun=0; before=0; left=$$((1 << 30)); while sleep 5 && kill -0 $$$$ 2>/dev/null; do now=$$((now + 5)); \
   there=$$(ls $(VENV)/lib/python3*/site-packages | grep -c 'dist-info$$'); \
-  if [ $$there -lt 5 ]; then begun=$$now; continue; fi; left=$$((($(PACKAGES) - there) * (now - begun) / there)); \
-  [ $$left -gt 0 ] && rest="about $$left s left" || rest="the last files are written"; \
-  echo "  $$there of about $(PACKAGES) packages are unpacked, $$rest"; done)
+  if [ $$there -lt 5 ]; then begun=$$now; continue; fi; rest=; \
+  if [ $$there -ge $(PACKAGES) ]; then rest=", the last files are written"; \
+  elif [ $$there -gt $$before ] && [ $$there -ge $$(($(PACKAGES) / 5)) ]; then \
+    guess=$$((($(PACKAGES) - there) * (now - begun) / there)); left=$$((guess < left ? guess : left)); \
+    [ $$left -eq 0 ] || rest=", about $$left s left"; fi; before=$$there; \
+  echo "  after $$now s: $$there of about $(PACKAGES) packages are unpacked$$rest"; done)
 
 # pip without its two lines that name every package
 PIP := import logging, runpy, sys; [logging.getLogger("pip._internal." + part).addFilter(lambda line: \
