@@ -13,11 +13,10 @@ from workbench.core.masks import Sees, causal
 from workbench.core.plan import Backend, Plan
 from workbench.core.utils import annotations
 from workbench.engine.forward import run
+from workbench.models.model_names import check_length
 from workbench.models.spec import spec_for
 
 LOWEST_TEMPERATURE = 1e-6  # quotients of logits stay finite
-AMPLE = 4096  # new tokens that may be asked of any model
-MOST_NEW_TOKENS = 1 << 20  # of a model whose context is unknown
 Tokens = list[int | None]  # one entry per request; None: this request has ended
 
 
@@ -214,13 +213,6 @@ def forward_step(model: PreTrainedModel, requests: list[DecodeRequest], reserve:
         plan = Plan(torch.tensor([len(request.kv) - 1]), request.sees, backend=request.backend)
         parts.append((torch.tensor(request.tokens[-1:]), plan, request.kv))
     return [step.logits for step in run(model, parts) if step.logits is not None]
-
-
-def check_length(count: int, context: int | None) -> None:
-    """Refuse more new tokens than a model of `context` tokens can ever hold; up to AMPLE end there by themselves."""
-    if count > max(AMPLE, most := context or MOST_NEW_TOKENS):
-        whose = "the model's context, prompt included" if context else "the most where the model's context is unknown"
-        raise BadInput(f"max_new_tokens is {shown(count)}: {most:,} is {whose}")
 
 
 def check_options(count: int, temperature: float, top_p: float, stops: Sequence[str], tokenizer: Any) -> None:

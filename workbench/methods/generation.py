@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, not_allowed, shown
 from workbench.core.utils.stages import stage
-from workbench.engine.decoding import Tokens, by_request, check_length, decode, text_of
+from workbench.engine.decoding import Tokens, by_request, decode, text_of
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Answered, Generation
@@ -24,6 +24,7 @@ from workbench.methods.modes.superposition import Superposition
 from workbench.methods.paged.answers import MOST, PagedAnswers
 from workbench.methods.paged.request import generation_of, requests_of
 from workbench.methods.request_report import WatchedStore, receipts_of, timed
+from workbench.models.model_names import check_length
 from workbench.models.spec import spec_for
 from workbench.store import UNLIMITED, MemoryStore, Store
 from workbench.store.fetching import checked

@@ -14,6 +14,7 @@ from dataclasses import fields, is_dataclass, make_dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from workbench.methods import registry
@@ -33,11 +34,23 @@ def check(package: str, spec: str) -> None:
         if field.name in options:
             with suppress(NameError):
                 registry.check_value(policy, field, options[field.name])
+    made = SimpleNamespace(**{field.name: field.default for field in fields(policy)} | options)
+    for node in _statements(package, name):  # what options have to be to each other
+        inside = node.body if isinstance(node, ast.ClassDef) and node.name == policy.__name__ else []
+        for each in (one for part in inside if getattr(part, "name", "") == "__post_init__" for one in part.body):
+            if isinstance(each, ast.Expr) and ast.unparse(each).startswith("check_"):
+                with suppress(NameError):
+                    exec(compile(ast.Module([each], []), name, "exec"), _known(package, name) | {"self": made})
+
+
+def declared(package: str, name: str) -> type:
+    """Return a dataclass that has the fields of a policy, and nothing else of it."""
+    return next(made for made in reversed(_known(package, name).values()) if registry.carries(made, name))
 
 
 @cache
-def declared(package: str, name: str) -> type:
-    """Return a dataclass that has the fields of a policy, and nothing else of it."""
+def _known(package: str, name: str) -> dict[str, Any]:
+    """Return what the folder and the file of a policy declare: its light functions and constants, and dataclasses."""
     known: dict[str, Any] = {}
     for node in sorted(_statements(package, name), key=lambda node: isinstance(node, ast.ClassDef)):
         if isinstance(node, ast.ClassDef):
@@ -45,7 +58,7 @@ def declared(package: str, name: str) -> type:
         elif isinstance(node, ast.FunctionDef | ast.Assign | ast.ImportFrom):
             with suppress(NameError):
                 exec(compile(ast.Module([node], []), name, "exec", FLAGS), known)
-    return next(made for made in reversed(known.values()) if registry.carries(made, name))
+    return known
 
 
 def _statements(package: str, name: str) -> Iterator[ast.stmt]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "bfloat16", "float16", "float8-products")
+AMPLE = 4096  # new tokens that may be asked of any model
+MOST_NEW_TOKENS = 1 << 20  # of a model whose context is unknown
 
 
 def names() -> list[str]:
@@ -91,3 +93,10 @@ def _cached(name: str) -> Path | None:
         return Path(snapshot_download(name, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError, ValueError):
         return None
+
+
+def check_length(count: int, context: int | None) -> None:
+    """Refuse more new tokens than a model of `context` tokens can ever hold; up to AMPLE end there by themselves."""
+    if count > max(AMPLE, most := context or MOST_NEW_TOKENS):
+        whose = "the model's context, prompt included" if context else "the most where the model's context is unknown"
+        raise BadInput(f"max_new_tokens is {shown(count)}: {most:,} is {whose}")

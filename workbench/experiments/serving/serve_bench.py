@@ -28,7 +28,6 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.utils.stages import stage
 from workbench.data import Sample
-from workbench.engine.decoding import check_length
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.paged_pool import Pool
 from workbench.experiments.serving.serve_fields import ServeFields, check_load
@@ -45,6 +44,7 @@ from workbench.methods.serving.scheduler import Mode
 from workbench.metrics.answers import Records
 from workbench.metrics.latency import Quantiles, quantiles
 from workbench.models.loading import Loaded
+from workbench.models.model_names import check_length
 from workbench.store import UNLIMITED, FolderStore, HostTier, MemoryStore, StoreTier, TieredStore
 from workbench.store.events import Events, idle_share
 from workbench.store.tiering.pages import PageTier

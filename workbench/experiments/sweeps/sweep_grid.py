@@ -24,7 +24,6 @@ from workbench.data import chat_template
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.data.sources import folders
-from workbench.engine.decoding import check_length
 from workbench.experiments.sweeps import sweep_plan
 from workbench.experiments.sweeps.sweep_plan import FIELDS
 from workbench.experiments.trials import budget
@@ -43,7 +42,7 @@ from workbench.models.checkpoints import base_folder
 from workbench.models.families import decoder_config
 from workbench.models.loading import Loaded
 from workbench.models.model_card import UNREADABLE, layout_of, tokenizer_of
-from workbench.models.model_names import check_device, check_dtype
+from workbench.models.model_names import check_device, check_dtype, check_length
 from workbench.models.weights import soft_tokens
 from workbench.store.urls import opened
 

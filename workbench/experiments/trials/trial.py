@@ -18,7 +18,6 @@ from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
 from workbench.data.sources import files as given_samples
-from workbench.engine.decoding import check_length
 from workbench.experiments.trials import budget, trial_measures
 from workbench.experiments.trials.record import Record, device_name, versions
 from workbench.experiments.trials.trial_fields import TrialFields
@@ -52,6 +51,7 @@ from workbench.metrics.latency import WARM, WARM_UP, Quantiles, measure, quantil
 from workbench.metrics.quality import of_answered
 from workbench.metrics.tiles.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
+from workbench.models.model_names import check_length
 from workbench.store import MemoryStore, Store
 from workbench.store.urls import opened
 from workbench.store.views import KeepingStore

@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from workbench import data
 from workbench.core.errors import BadInput
 from workbench.methods.method_fields import DataName, DeviceName, LayoutName, MethodFields, ModelName, check_choices
+from workbench.models import model_card
+from workbench.models.model_names import AMPLE, check_length, folder
 
 LEAST = {"samples": 1, "batch": 1, "max_new_tokens": 1, "timed": 1, "seed": 0}
 
@@ -49,6 +52,10 @@ def check_fields(given: Mapping[str, Any]) -> None:
     check_choices(given)
     if (store := given.get("store")) is not None and (given.get("mode") != "block" or given.get("prepared")):
         raise BadInput(f"store {store!r} is for mode block, and stands for prepared: give one of them")
+    if (passages := given.get("passages")) is not None and data.is_generated(given["data"]):
+        data.load(given["data"], 1, given.get("seed", 0), passages)
+    if (count := given.get("max_new_tokens", 0)) > AMPLE:
+        check_length(count, model_card.describe(folder(given["model"]))["context"])
 
 
 def check_numbers(given: Mapping[str, Any]) -> None:

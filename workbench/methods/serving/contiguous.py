@@ -16,7 +16,6 @@ from workbench.engine.decoding import (
     DecodeRequest,
     StopStrings,
     TokenChoice,
-    check_length,
     check_options,
     eos_ids,
     forward_step,
@@ -33,6 +32,7 @@ from workbench.methods.preprocessing.lookups import Asked
 from workbench.methods.request_report import Lookup, WatchedStore, receipts_of, timed
 from workbench.methods.serving.computation import rows_of
 from workbench.methods.serving.tickets import Arrived, OnHost, Ticket, Wait
+from workbench.models.model_names import check_length
 from workbench.models.spec import spec_for
 from workbench.store import Store
 

@@ -18,12 +18,12 @@ from workbench.app.explore.editor.html import MIME, page, summary
 from workbench.app.explore.editor.text import PromptReader, piece_id
 from workbench.core.errors import BadInput, not_allowed
 from workbench.core.utils.files import check_file, write_text
-from workbench.engine.decoding import check_length
 from workbench.methods.registry import is_whole
 from workbench.methods.select import check_budget
 from workbench.models import model_names
 from workbench.models.given import Given, Model, loaded_of, reading_of
 from workbench.models.loading import Loaded
+from workbench.models.model_names import check_length
 from workbench.plots.marks.styles import SELECTORS
 
 RATIOS = (0.05, 0.15, 0.4)

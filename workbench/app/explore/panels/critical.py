@@ -13,13 +13,14 @@ from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.data.sample import Sample
 from workbench.engine.assembly import assemble
-from workbench.engine.decoding import by_request, check_length, decode, text_of
+from workbench.engine.decoding import by_request, decode, text_of
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry, select
 from workbench.methods.prepare import Prepare
 from workbench.metrics.answers import exact_match
 from workbench.metrics.kv.kv_deviation import full_attention_kv, repair
 from workbench.models.loading import Loaded
+from workbench.models.model_names import check_length
 from workbench.plots.kv.deviation import repaired
 from workbench.plots.marks.styles import SELECTORS, reuse_name
 from workbench.plots.tokens.chosen_tokens import Choice, coloured
