@@ -1,6 +1,17 @@
 """A workbench for cached-block attention: reuse, move, recompute and sparsely attend a prompt's keys and values.
 
 The nouns and the verbs. Each is imported when it is first used, so that `import workbench` costs nothing.
+
+    import workbench
+
+    model, tokenizer, layout = workbench.load("lab-full")  # ships; or a name, or a checkpoint folder
+    prompts = layout.prompts(workbench.data.load("lab", samples=4), tokenizer)
+    full = workbench.generate(model, tokenizer, prompts, stop=layout.stop)
+    reused = workbench.generate(model, tokenizer, prompts, mode="block", stop=layout.stop)
+    print([(one.text, other.text, other.rows_reused) for one, other in zip(full, reused)])
+
+`workbench.explore.prompt("lab-full", prompts[0])` shows one prompt in a notebook, `workbench.Trial("lab-full").run()`
+scores a method beside full attention, `workbench.sweep` and `workbench.leaderboard` compare several.
 """
 
 from importlib import import_module

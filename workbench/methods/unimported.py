@@ -37,8 +37,11 @@ def check(package: str, spec: str) -> None:
     made = SimpleNamespace(**{field.name: field.default for field in fields(policy)} | options)
     for node in _statements(package, name):  # what options have to be to each other
         inside = node.body if isinstance(node, ast.ClassDef) and node.name == policy.__name__ else []
-        for each in (one for part in inside if getattr(part, "name", "") == "__post_init__" for one in part.body):
-            if isinstance(each, ast.Expr) and ast.unparse(each).startswith("check_"):
+        for part in inside:
+            begins = isinstance(part, ast.FunctionDef) and part.name == "__post_init__"
+            for each in (one for one in ast.walk(part) if begins and isinstance(one, ast.Expr)):
+                if not ast.unparse(each).startswith("check_"):
+                    continue
                 with suppress(NameError):
                     exec(compile(ast.Module([each], []), name, "exec"), _known(package, name) | {"self": made})
 
