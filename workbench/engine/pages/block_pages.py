@@ -59,9 +59,14 @@ class BlockPages:
                     self._gone.append(key)
                 else:
                     self._drop(key)
-        for key in [key for key, (_, cached) in self._entries.items() if id(cached) not in self._pins]:
-            if self.pool.free >= pages:
+        free, idle = self.pool.free, list[int]()
+        for key, (_, cached) in self._entries.items():  # as few as are needed: of thousands, by every block that comes
+            if free >= pages:
                 break
+            if id(cached) not in self._pins:
+                idle.append(key)
+                free += len(cached.numbers)
+        for key in idle:
             self._drop(key)
 
     def place(self, kvs: Sequence[KV]) -> list[Cached]:
