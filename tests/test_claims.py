@@ -28,7 +28,7 @@ SHIPPED = {  # what the shipped results say; every other item is open
     CONFIRMED: """block1-fig-1 block1-fig-2 block1-fig-3 block1-table-2 block2-fig-1 block2-fig-2 block2-fig-3
                   block2-table-3 fusionrag-fig-4 fusionrag-fig-5 fusionrag-fig-6 fusionrag-fig-7
                   fusionrag-fig-8 fusionrag-fig-10 fusionrag-fig-12 bfla-fig-1 bfla-table-1 bfla-table-2
-                  compact-fig-3 compact-fig-4 ours-claim-3""",
+                  compact-fig-3 compact-fig-4 cacheblend-claim-3 epic-claim-3 ours-claim-3""",
 }
 ANSWERS = {"table": "answers", "experiment": "trial", "measure": "em", "how": "difference"}
 COUNTS = {"table": "counts", "experiment": "deviation", "measure": "left", "how": "value"}
