@@ -13,7 +13,7 @@ rate            operations of the passages' own rows, products and attention, in
 of_product      that over the rate of a product of 8192³ on the same GPU
 of_own_product  that over the rate of the layers' own products, of as many rows as are computed together
 encoded_once    blocks encoded a passage, before and during: 1 where no neighbour is encoded a second time
-host_share      time that the host took to hand all work on, as a share of the whole
+host_share      share of the time until the host has handed all work on
 seconds         of all passages, in one run: encoding their neighbours, and what is computed over them
 """
 
@@ -93,16 +93,16 @@ def own_products(scene: Scene, rows: int) -> float:
 
 
 def timed(works: Sequence[Callable[[], Any]]) -> tuple[list[float], float]:
-    """Milliseconds that the device takes for each of several calls in a row, and the host until all are handed on."""
+    """Milliseconds that the device takes for each of several calls in a row, and the host's share of the whole."""
     wait()
     begin = perf_counter()
     marks = [mark()]
     for work in works:
         work()
         marks.append(mark())
-    handed = (perf_counter() - begin) * 1e3
+    handed = perf_counter() - begin
     wait()
-    return [between(*pair) for pair in pairwise(marks)], handed
+    return [between(*pair) for pair in pairwise(marks)], handed / (perf_counter() - begin)
 
 
 def mark() -> Any:
@@ -129,7 +129,7 @@ def measured(given: Any, scene: Scene) -> tuple[list[dict[str, Any]], list[dict[
     method = WithNeighbours(corpus, given.neighbours, search="exact")
     method(scene.model, prompts[:1], FrontStore(SYSTEM))  # kernels are compiled
     (once,), _ = timed([partial(encoded, scene, corpus, prompts[0].blocks[0], store)])
-    both, handed = timed([partial(method, scene.model, [prompt], store) for prompt in prompts])
+    both, share = timed([partial(method, scene.model, [prompt], store) for prompt in prompts])
     rows = given.together * size
     flops = operations(scene, len(corpus), size, given.neighbours)
     rate, own = flops / sum(both) * 1e3, own_products(scene, rows)
@@ -139,7 +139,7 @@ def measured(given: Any, scene: Scene) -> tuple[list[dict[str, Any]], list[dict[
         "rate": rate / 1e12,
         "of_own_product": rate / own,
         "encoded_once": (store.encoded - 1) / len(corpus),
-        "host_share": handed / sum(both),
+        "host_share": share,
     }
     counts |= {"of_product": rate / roof().product} if GPU else {}
     name = f"{given.together} passages of {size} behind {given.neighbours} neighbours"

@@ -40,7 +40,8 @@ def check(package: str, spec: str) -> None:
         for part in inside:
             begins = isinstance(part, ast.FunctionDef) and part.name == "__post_init__"
             for each in (one for one in ast.walk(part) if begins and isinstance(one, ast.Expr)):
-                if not ast.unparse(each).startswith("check_"):
+                said = ast.unparse(each)
+                if not said.startswith("check_") or "(self)" in said:  # one by one they were looked at
                     continue
                 with suppress(NameError):
                     exec(compile(ast.Module([each], []), name, "exec"), _known(package, name) | {"self": made})

@@ -9,7 +9,7 @@ import typer
 from workbench.app.console.options import OUTPUT, of_fields, taking
 from workbench.app.console.text import importing, progress, show
 from workbench.core.utils.files import check_folder
-from workbench.experiments.trials.trial_fields import TrialFields, check_fields
+from workbench.experiments.trials.trial_fields import TrialFields, check_fields, check_sizes
 from workbench.methods import own
 from workbench.methods.method_fields import MethodFields
 from workbench.methods.presets import METHODS, options, tiles
@@ -62,7 +62,9 @@ def trial(
     if out is not None:
         check_folder("--out", out)
     given["sparse"] = tiles(given["sparse"], sparse_args)
-    check_fields(options(method, {name: value for name, value in given.items() if value is not None}))
+    asked = options(method, {name: value for name, value in given.items() if value is not None})
+    check_fields(asked)
+    check_sizes(asked)
     with progress(f"{Path(given['model']).name} on {Path(given['data']).name}") as advance:
         with importing():  # torch and transformers: not for `--help`
             from workbench.app.console.trial_report import beside_full, report

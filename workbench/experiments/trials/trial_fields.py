@@ -52,6 +52,10 @@ def check_fields(given: Mapping[str, Any]) -> None:
     check_choices(given)
     if (store := given.get("store")) is not None and (given.get("mode") != "block" or given.get("prepared")):
         raise BadInput(f"store {store!r} is for mode block, and stands for prepared: give one of them")
+
+
+def check_sizes(given: Mapping[str, Any]) -> None:
+    """Raise BadInput for more passages than generated data have, and more new tokens than a model's context."""
     if (passages := given.get("passages")) is not None and data.is_generated(given["data"]):
         data.load(given["data"], 1, given.get("seed", 0), passages)
     if (count := given.get("max_new_tokens", 0)) > AMPLE:
