@@ -67,7 +67,7 @@ FINDING = "finding"  # its name in metrics.json
 HERE = "here"  # source of what a notebook measures itself
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
 READER, SMALL_READER = "smollm2-reader", "lab-full"
-SHOWN = {  # prompts that full attention answers right and plain reuse wrong, and that recomputing 10% or more repairs
+SHOWN = {  # prompts that full attention answers right, plain reuse wrong, and recomputing at 26 shares of 10 to 60% right
     READER: {
         "data": "bridges-sample",
         "sample": 0,

@@ -74,7 +74,7 @@ def planned(
         unpriced = _checked(base, wanted, (), loaded, here)
         if len(unpriced[0]) > len(running):
             left_out.append(
-                f"budgets: no ratio keeps {max(shares):.0%} of these prompts, so each method runs at its own"
+                f"budgets: none of these methods keeps {max(shares):.0%} of these prompts: each runs at its own ratio"
             )
             running, refused, wrong = unpriced
     if not running or running[0].method != FULL:
