@@ -67,7 +67,7 @@ FINDING = "finding"  # its name in metrics.json
 HERE = "here"  # source of what a notebook measures itself
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
 READER, SMALL_READER = "smollm2-reader", "lab-full"
-SHOWN = {  # prompts that full attention answers right, plain reuse wrong, and recomputing at 26 shares of 10 to 60% right
+SHOWN = {  # prompts answered right by full attention, wrong by plain reuse, right with 10 to 60% recomputed (26 shares)
     READER: {
         "data": "bridges-sample",
         "sample": 0,
