@@ -156,6 +156,12 @@ def test_the_budget_is_met_exactly_by_the_best_tokens(sizes, ratio, system, data
     assert choose(scores, prompt, tokens=wanted, system=system).tolist() == rows
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_scores_of_any_dtype_choose_rows_with_or_without_a_gradient(dtype):
+    scores = torch.tensor([0, 0, 1, 2, 3, 2], dtype=dtype, requires_grad=True)
+    assert choose(scores, prompt_of(2, 4, 3), tokens=2).tolist() == [3, 4]
+
+
 def test_without_a_ratio_the_selector_says_how_many():
     prompt = prompt_of(2, 4, 3)
     scores = torch.tensor([-torch.inf, -torch.inf, 1, -torch.inf, 3, 2])

@@ -206,7 +206,7 @@ def choose(
         raise BadInput(
             f"scores of {tuple(scores.shape)} for a context of {prompt.starts[-1]} tokens: one each is needed"
         )
-    known = scores.cpu().numpy()
+    known = scores.detach().double().cpu().numpy()  # any float dtype, exactly
     if (bad := int(np.isnan(known).sum())) > 0:
         raise BadInput(f"{bad} scores are nan: the keys and values of this prompt are damaged")
     always = known == np.inf
