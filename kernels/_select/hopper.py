@@ -236,7 +236,7 @@ def _squares(
 def descriptor(x: Tensor, stride: int, squares: int) -> "GluonDescriptor":
     """[B, H, T, D] as [B, H, stride, T // stride, D]: tiles of `squares` by LINE bytes, zeros behind the last."""
     batch, head, token = x.stride()[:3]
-    layout = pipe.layout(5, LINE, 8 * x.element_size())
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=LINE, element_bitwidth=8 * x.element_size(), rank=5)
     shape = [x.shape[0], x.shape[1], stride, x.shape[2] // stride, x.shape[3]]
     return GluonDescriptor(
         x, shape, [batch, head, token, token * stride, 1], [1, 1, 1, squares, LINE // x.element_size()], layout

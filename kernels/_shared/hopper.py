@@ -20,8 +20,6 @@ unpacked and packed again, 64 instructions of 520 a step.
 """
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,14 +55,9 @@ def aligned(x: Tensor) -> bool:
 
 def descriptor(x: Tensor, tokens: int, channels: int | None = None) -> "GluonDescriptor":
     """Tiles of `tokens` by D, or by so many `channels`, of x [..., T, D]."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=x.ndim)
     box = [1] * (x.ndim - 2) + [tokens, channels or x.shape[-1]]
-    return GluonDescriptor(x, list(x.shape), list(x.stride()), box, layout(x.ndim))
-
-
-@cache
-def layout(rank: int, line: int = 128, bits: int = 16) -> Any:
-    """Return how the copy engine lays tiles of `rank` axes out in shared memory, `line` bytes interleaved."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=line, element_bitwidth=bits, rank=rank)
+    return GluonDescriptor(x, list(x.shape), list(x.stride()), box, layout)
 
 
 @gluon_jit
