@@ -1,8 +1,10 @@
 """Policies by name: what a spec says, and how a list of specs is cut."""
 
+import ast
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from workbench.core.plan import Plan
 from workbench.data import embedders
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.methods import prepare, registry, select
+from workbench.methods import prepare, registry, select, unimported
 from workbench.methods.config import MethodConfig
 from workbench.methods.select import choose
 
@@ -210,3 +212,19 @@ def test_a_copy_keeps_nothing_of_the_original():
     assert kv.derived(0).completed("x", 6, lambda value, first: (value, first)) == ("theirs", 4)
     kv.changed(1)
     assert kv.derived(0).completed("x", 6, lambda value, first: first) == 1
+
+
+def test_a_check_under_a_condition_is_left_to_the_policy_itself(monkeypatch):
+    source = """
+class Some:
+    def __post_init__(self):
+        check_options(self)
+        check_less(self.a, self.b)
+        if self.c:
+            check_less(self.b, self.a)
+"""
+    monkeypatch.setattr(unimported, "_statements", lambda package, name: iter(ast.parse(source).body))
+    compared = []
+    for rule in unimported._rules("of no package", "some", "Some"):
+        exec(rule, {"check_less": lambda *pair: compared.append(pair), "self": SimpleNamespace(a=1, b=2, c=False)})
+    assert compared == [(1, 2)]

@@ -14,7 +14,7 @@ from dataclasses import fields, is_dataclass, make_dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 from workbench.methods import registry
@@ -35,16 +35,9 @@ def check(package: str, spec: str) -> None:
             with suppress(NameError):
                 registry.check_value(policy, field, options[field.name])
     made = SimpleNamespace(**{field.name: field.default for field in fields(policy)} | options)
-    for node in _statements(package, name):  # what options have to be to each other
-        inside = node.body if isinstance(node, ast.ClassDef) and node.name == policy.__name__ else []
-        for part in inside:
-            begins = isinstance(part, ast.FunctionDef) and part.name == "__post_init__"
-            for each in (one for one in ast.walk(part) if begins and isinstance(one, ast.Expr)):
-                said = ast.unparse(each)
-                if not said.startswith("check_") or "(self)" in said:  # one by one they were looked at
-                    continue
-                with suppress(NameError):
-                    exec(compile(ast.Module([each], []), name, "exec"), _known(package, name) | {"self": made})
+    for rule in _rules(package, name, policy.__name__):
+        with suppress(NameError, AttributeError):
+            exec(rule, _known(package, name) | {"self": made})
 
 
 def declared(package: str, name: str) -> type:
@@ -63,6 +56,16 @@ def _known(package: str, name: str) -> dict[str, Any]:
             with suppress(NameError):
                 exec(compile(ast.Module([node], []), name, "exec", FLAGS), known)
     return known
+
+
+@cache
+def _rules(package: str, name: str, policy: str) -> list[CodeType]:
+    """Compile what a policy checks of its options together: lines of `__post_init__` under no condition."""
+    classes = [node for node in _statements(package, name) if isinstance(node, ast.ClassDef) and node.name == policy]
+    begins = [part for node in classes for part in node.body if getattr(part, "name", "") == "__post_init__"]
+    lines = [line for part in begins if isinstance(part, ast.FunctionDef) for line in part.body]
+    said = [line for line in lines if isinstance(line, ast.Expr) and ast.unparse(line).startswith("check_")]
+    return [compile(ast.Module([line], []), name, "exec") for line in said if "(self)" not in ast.unparse(line)]
 
 
 def _statements(package: str, name: str) -> Iterator[ast.stmt]:
