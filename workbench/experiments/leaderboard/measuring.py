@@ -4,7 +4,6 @@
 print(board.title, board.table)
 """
 
-import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from workbench.experiments.leaderboard.ranking import Board, boards
 from workbench.experiments.sweeps import sweep as sweeps
 from workbench.experiments.sweeps import sweep_grid
 from workbench.experiments.sweeps.sweep_grid import Case, cases
+from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import correct
 from workbench.methods.presets import METHODS
@@ -26,7 +26,6 @@ from workbench.results import read
 
 FULL = "full"
 BUDGETS = (0.15,)
-OF_BUDGET = re.compile(r"(charged [\d.e-]+)?(.*)", re.DOTALL)  # why a trial cannot run
 OWN: dict[str, dict[str, Any]] = {
     "select": {"prepare": "after_system", "ratio": 0.15},
     "prepare": {},
@@ -111,8 +110,9 @@ def _checked(
     why = {trial: problem for problem, trials in wrong.items() for trial in trials}
     too_much: dict[tuple[str, str], list[str]] = {}  # (method, why) → budgets
     for case in (case for case in found if case.trial in why):
-        of, reason = OF_BUDGET.match(why[case.trial]).groups()  # type: ignore[union-attr]
-        too_much.setdefault((case.method, reason), []).append(of)
+        reason, of = why[case.trial], budget.said(case.trial.charged)
+        of = of if of and reason.startswith(of) else ""
+        too_much.setdefault((case.method, reason.removeprefix(of)), []).append(of)
     refused += [f"{name}: {', '.join(filter(None, of))}{reason}" for (name, reason), of in too_much.items()]
     return [case for case in found if case.trial not in why], refused, wrong
 

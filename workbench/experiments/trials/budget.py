@@ -25,6 +25,11 @@ STEPS = 10_000  # in which a ratio is solved
 TRIED = 8  # prompts on which a correction, whose rows depend on its cache, is tried
 
 
+def said(charged: float | None) -> str:
+    """Return how a refusal begins that is of this budget alone; "" of none."""
+    return "" if charged is None else f"charged {charged:.3g}"
+
+
 def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], charged: float) -> Method:
     """Return the method with the largest ratio whose charged share, mean over `prompts`, is at most `charged`.
 
@@ -41,7 +46,7 @@ def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], ch
     scored = float(np.mean([charged_share(runs, layers, len(p)) for runs, p in zip(passes, prompts, strict=True)]))
     if asked + scored > charged:
         raise BadInput(
-            f"charged {charged:.3g}: {' and '.join(map(registry.spec_of, choosing))} computes {asked + scored:.1%} of "
+            f"{said(charged)}: {' and '.join(map(registry.spec_of, choosing))} computes {asked + scored:.1%} of "
             f"a prompt before a token is recomputed (selection {scored:.1%}, question {asked:.1%})"
         )
 
