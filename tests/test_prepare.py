@@ -22,6 +22,8 @@ from workbench.engine import encoding
 from workbench.engine import forward as engine
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode
+from workbench.engine.layers.fused_layers import FusedLayers
+from workbench.engine.pages import behind_context
 from workbench.methods import prepare
 from workbench.methods.engines import PAGE, pages_of
 from workbench.methods.prepare import _behind
@@ -204,6 +206,17 @@ def test_a_batch_gives_what_single_prompts_give(spec, monkeypatch):
         for a, b in zip(kvs, alone, strict=True):
             assert a.start == b.start
             near(a, b)
+
+
+def test_layers_that_are_fused_write_rows_behind_passages_where_they_stay(monkeypatch):
+    model, store = model_of(), MemoryStore()
+    chunks = [Prompt((*PASSAGES[:n], PASSAGES[3])) for n in (1, 3)]
+    cached = [fetch(model, chunk.context, store) for chunk in chunks]
+    wanted = over_pages(model, chunks, cached)
+    monkeypatch.setattr(engine, "packed_layers", lambda model: FusedLayers(model, False))
+    monkeypatch.setattr(behind_context, "index_copy", None)  # nothing is left to copy
+    for one, other in zip(over_pages(model, chunks, cached), wanted, strict=True):
+        near(one, other)
 
 
 @settings(max_examples=20)
