@@ -59,10 +59,12 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule) -> Tensor:
 
 @jit
 def _means(
-    keys, high, low, length, start, places, heads, key_batch, key_head, key_token, BLOCK: tl.constexpr, TOKENS:
-    tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
+    keys, high, low, rows, length, start, places, heads, key_batch, key_head, key_token, BLOCK: tl.constexpr, TOKENS:
+    tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     j, one = start + tl.program_id(0), tl.program_id(1)
+    if ROWS:
+        j += (tl.load(rows) // BLOCK).to(tl.int32)
     at, col = j * BLOCK + tl.arange(0, TOKENS), tl.arange(0, DP)
     keys += (one // heads).to(tl.int64) * key_batch + (one % heads).to(tl.int64) * key_head
     inside = (tl.arange(0, TOKENS) < BLOCK) & (at < length)
@@ -71,9 +73,10 @@ def _means(
     mean = tl.sum(k, 0) / tl.minimum(length - j * BLOCK, BLOCK)
     first = mean.to(high.dtype.element_ty)
     target = (one.to(tl.int64) * places + j) * DP + col
-    tl.store(high + target, first)
+    there = (col >= 0) & (j * BLOCK < length)
+    tl.store(high + target, first, mask=there)
     if SPLIT:
-        tl.store(low + target, (mean - first.to(tl.float32)).to(low.dtype.element_ty))
+        tl.store(low + target, (mean - first.to(tl.float32)).to(low.dtype.element_ty), mask=there)
 
 
 @jit
@@ -146,11 +149,13 @@ def _logits(config: Config, q: Tensor, shape: torch.Size, rows: Tensor, means: M
     return score
 
 
-def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0, capacity: int = 0) -> Means:
+def pooled(
+    keys: Tensor, block: int, means: Means | None = None, first: int | Tensor = 0, capacity: int = 0
+) -> Means:
     """Mean keys of [B, H, T, D], with room for a cache of `capacity` tokens.
 
     `means` of an earlier chunk are completed in place from the block of token `first` on, and nothing before it is
-    read.
+    read; where `first` are rows [R] without a gap, the blocks that hold them are, and the host does not know which.
     """
     need_triton("choose_flash_prefill")
     keys = rows_first(keys)
@@ -160,11 +165,15 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0,
         shape = batch, heads, max(blocks, -(-capacity // block)), wide
         high = torch.empty(shape, dtype=keys.dtype, device=keys.device)
         means = Means(high, torch.empty_like(high) if split else high, block)
-    start = first // block
-    if start < blocks:
-        tensors = keys, means.high, means.low, length, start, means.high.shape[2], heads
+    if isinstance(first, Tensor):
+        rows, start, count = first, 0, -(-len(first) // block) + 1
+    else:
+        rows, start, count = keys, first // block, blocks - first // block
+    if count > 0:
+        tensors = keys, means.high, means.low, rows, length, start, means.high.shape[2], heads
         constants = {"BLOCK": block, "TOKENS": triton.next_power_of_2(block), "D": width, "DP": wide, "SPLIT": split}
-        _means[(blocks - start, batch * heads)](*tensors, *keys.stride()[:3], **constants, num_warps=2)
+        constants["ROWS"] = rows is first
+        _means[(count, batch * heads)](*tensors, *keys.stride()[:3], **constants, num_warps=2)
     return means
 
 

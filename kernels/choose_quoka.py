@@ -57,13 +57,15 @@ def _score(
 ):  # fmt: skip
     PRECISION: tl.constexpr = "tf32" if PARTS > 1 else "ieee"
     head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    base = (request * heads + head) * votes
     token, col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, DP)
+    before = tl.load(past + request * length + token, mask=token < length, other=0) != 0
+    votes = tl.where(tl.max(before.to(tl.int32), 0) > 0, votes, 0)  # nothing of the past: nothing is multiplied
     k_at = keys + request * key_batch + head.to(tl.int64) * key_head + token.to(tl.int64)[:, None] * key_token
     k = tl.load(k_at + col[None, :], mask=(token < length)[:, None] & (col < D)[None, :], other=0.0)
     wide = k.to(tl.float32)
     norm = tl.maximum(tl.sqrt(tl.sum(wide * wide, 1)), LEAST)
     top = tl.full([BLOCK_N], float("-inf"), tl.float32)
-    base = (request * heads + head) * votes
     for first in range(0, votes, BLOCK_V):
         vote = first + tl.arange(0, BLOCK_V)
         at, inside = (base + vote)[:, None] * D + col[None, :], (vote < votes)[:, None] & (col < D)[None, :]
@@ -72,7 +74,6 @@ def _score(
             vote_part = tl.load(parts + part * apart + at, mask=inside, other=0.0)
             s = tl.dot(k, tl.trans(vote_part), s, input_precision=PRECISION)
         top = tl.maximum(top, tl.max(tl.where((vote < votes)[None, :], s, float("-inf")), 1))
-    before = tl.load(past + request * length + token, mask=token < length, other=0) != 0
     found = tl.where(before, top / norm, float("-inf"))
     tl.store(score + (request * heads + head) * length + token, found, mask=token < length)
 
@@ -88,9 +89,18 @@ def launch(votes: Tensor, keys: Tensor, past: Tensor, count: int, *, config: Con
 
 
 def listed(
-    votes: Tensor, keys: Tensor, past: Tensor, count: int, *, config: Config | None = None
+    votes: Tensor,
+    keys: Tensor,
+    past: Tensor,
+    count: int,
+    needed: Tensor | None = None,
+    *,
+    config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose as `launch` does, and list the tokens, too: ([B, H, count] int32, rising, [B, H, T] bool)."""
+    """Choose as `launch` does, and list the tokens, too: ([B, H, count] int32, rising, [B, H, T] bool).
+
+    `needed` [1]: how many of the `count` are chosen, where the device alone knows it; what is behind is unwritten.
+    """
     need_triton("choose_quoka")
     config, keys = config or configure(keys.dtype), rows_first(keys)
     batch, heads, length, width = keys.shape
@@ -105,7 +115,7 @@ def listed(
     _score[(triton.cdiv(length, config.keys), heads, batch)](
         *tensors, *keys.stride()[:3], **constants, BLOCK_N=config.keys, **config.launch
     )
-    places, taken = largest.launch(score.flatten(0, 1), count)
+    places, taken = largest.launch(score.flatten(0, 1), count, needed)
     return places.view(batch, heads, count), taken.view(batch, heads, length)
 
 

@@ -123,14 +123,14 @@ def test_every_method_is_prefilled_in_chunks_and_every_length_is_reported(monkey
     for entry in found.values():
         json.dumps(entry)
         rows = {row["who"]: row for row in entry["contestants"]}
-        assert list(rows) == [method.name for method in chunked.methods(64)]
+        assert list(rows) == [method.name for method in chunked.methods(scene)]
         assert not [row["problem"] for row in rows.values() if "problem" in row]
         assert rows["ours, dense"]["density"] == 1 > rows["xattention"]["density"]
         assert rows["ours"]["ratio"] == 1
 
 
 def test_tokens_in_a_copy_give_what_a_mask_over_all_of_them_gives():
-    method = next(one for one in chunked.methods(128) if one.name == "quoka")
+    method = next(one for one in chunked.methods(scene_of(True, 128)) if one.name == "quoka")
     queries, keys, values = (torch.randn(heads, tokens, 16) for heads, tokens in ((4, 32), (2, 96), (2, 96)))
     rows = torch.arange(64, 96)
     assert method.sparse(queries, keys, rows).listed is None, "nobody says that the rows are the last"

@@ -22,6 +22,7 @@ from workbench.engine.forward import PrefillRequest, prefill
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.layers import fused_layers, gemm_dispatch
 from workbench.engine.pages.paged_pool import Pool
+from workbench.methods import seer_gate, sparse
 from workbench.methods import select as selectors
 from workbench.methods.engines import pages_of
 from workbench.methods.generation import answer, generate
@@ -31,8 +32,10 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.prepare._behind import assembled, over_pages
 from workbench.methods.sparse.bfla import Bfla
+from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.quoka import Quoka
 from workbench.methods.sparse.random import RandomTiles
+from workbench.methods.sparse.seer_attention import SeerAttention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PROMPT = prompt_of(13, 7, 11, 5)
@@ -289,6 +292,46 @@ def test_chunks_that_are_replayed_compute_what_they_compute_one_by_one(dtype, ti
         for mine, theirs in zip(found[4, shift], found[1 << 30, shift], strict=True):
             near(mine, theirs, 0.01)
     assert not torch.equal(found[4, 0][0], found[4, 5][0])
+
+
+REPLAYED = (
+    "flash_prefill(block=64, alpha=0.9)",
+    "xattention(block=64, stride=8, threshold=0.5)",
+    "bfla(block=128, tile=64, flat=32, mass=0.5)",
+    "window(block=64, local=1)",
+    "random(block=64)",
+    "quoka(keep=0.3)",
+    "compact(over=flash_prefill(block=128, alpha=0.95))",
+)
+
+
+@pytest.mark.parametrize("spec", (*REPLAYED, "seer_attention", "compact over seer_attention"))
+def test_chunks_of_a_sparse_method_that_are_replayed_are_those_computed_one_by_one(spec, monkeypatch):
+    """Two prompts, each in a cache of its own; what is behind the last written row is not a number."""
+    model, found = wide(torch.bfloat16), []
+    if spec.endswith("seer_attention"):
+        gate = SeerAttention(threshold=0.1, trained=seer_gate.new(model).requires_grad_(False))
+        method = Compact(gate) if spec != "seer_attention" else gate
+    else:
+        method = sparse.named(spec)
+    assert method.replays
+    graphs, made = [], chunked.ChunkGraph
+    monkeypatch.setattr(chunked, "ChunkGraph", lambda *given: graphs.append(made(*given)) or graphs[-1])
+    for least in (6, 1 << 30):
+        monkeypatch.setattr(chunked, "REPLAYED", least)
+        for shift in (0, 5):
+            kv = empty(model, len(LONG))
+            for x in kv.tensors():
+                x.fill_(torch.nan)
+            plan = Plan(torch.arange(len(LONG)), sparse=method)
+            request = PrefillRequest((LONG.tokens + shift) % 90, plan, kv)
+            found.append([chunked.prefill_chunked(model, request, 256, 2).logits, *kv.tensors()])
+    torch.cuda.synchronize()
+    assert [graph.why_uncaptured for graph in graphs] == ["", ""] and all(graph._replay for graph in graphs)
+    for mine, theirs in zip(found[:2], found[2:], strict=True):
+        for x, y in zip(mine, theirs, strict=True):
+            near(x, y, 0.02)
+    assert not torch.equal(found[0][0], found[1][0])
 
 
 def test_tokens_that_a_chunk_chooses_are_attended_to_in_a_copy(monkeypatch):

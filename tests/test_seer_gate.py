@@ -114,7 +114,7 @@ def test_a_chunk_pools_its_own_keys_alone_and_those_that_were_changed(gate, monk
 
     def asked(begin, end):
         rows, part = torch.arange(begin, end), keys[:, :end]
-        found = gate(1, q[:, begin:end], part, Grid(rows, end, 8), derived)
+        found = gate(1, q[:, begin:end], part, Grid(rows, end, 8), Site(1, derived=derived))
         counts, pooled[:] = pooled[:], []
         torch.testing.assert_close(found, gate(1, q[:, begin:end], part, Grid(rows, end, 8)), atol=1e-5, rtol=1e-5)
         pooled.clear()

@@ -47,8 +47,17 @@ def _digit(histogram, needed, DIGITS: tl.constexpr):
 
 
 @jit
+def _needed(needed):
+    """How many are taken: a number, or where it lies on the device."""
+    if needed.dtype.is_ptr():
+        needed = tl.load(needed).to(tl.int32)
+    return needed
+
+
+@jit
 def _count_digits(scores, histograms, length, needed, PLACE: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr):
     """Count the digits of one place among the numbers that share the places before with the least that is taken."""
+    needed = _needed(needed)
     row = tl.program_id(1).to(tl.int64)
     number, alike = _whole(scores, row, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), length)
     at = histograms + row * ALL
@@ -85,6 +94,7 @@ def _against(scores, histograms, row, token, length, needed, ALL: tl.constexpr):
 @jit
 def _count(scores, histograms, counts, length, needed, BLOCK: tl.constexpr, ALL: tl.constexpr):
     """Count what of a part is above the least that is taken, and what is equal to it."""
+    needed = _needed(needed)
     tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     token = tile * BLOCK + tl.arange(0, BLOCK)
     above, equal, _ = _against(scores, histograms, row, token, length, needed, ALL)
@@ -108,6 +118,7 @@ def _write(
     TILES: tl.constexpr,
 ):
     """Write the places of what is taken of a part, behind those of the parts before."""
+    needed = _needed(needed)
     tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     token = tile * BLOCK + tl.arange(0, BLOCK)
     above, equal, missing = _against(scores, histograms, row, token, length, needed, ALL)
@@ -123,8 +134,11 @@ def _write(
     tl.store(taken + row * length + token, chosen, mask=token < length)
 
 
-def launch(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; `count` of T numbers at most."""
+def launch(scores: Tensor, count: int, needed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; `count` of T numbers at most.
+
+    `needed` [1] int: how many of these `count` are taken, where the device alone knows it; what is behind is unwritten.
+    """
     need_triton("best")
     rows, length = scores.shape
     places = torch.empty(rows, count, dtype=torch.int32, device=scores.device)
@@ -135,11 +149,12 @@ def launch(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     histograms = torch.zeros(rows, ALL, dtype=torch.int32, device=scores.device)
     counts = torch.empty(rows, tiles, 2, dtype=torch.int32, device=scores.device)
     grid, sizes = (tiles, rows), {"BLOCK": BLOCK, "ALL": ALL}
+    some = count if needed is None else needed
     for place in range(3):
-        _count_digits[grid](scores, histograms, length, count, PLACE=place, **sizes, num_warps=8)
-    _count[grid](scores, histograms, counts, length, count, **sizes, num_warps=8)
+        _count_digits[grid](scores, histograms, length, some, PLACE=place, **sizes, num_warps=8)
+    _count[grid](scores, histograms, counts, length, some, **sizes, num_warps=8)
     parts = {"TILES": triton.next_power_of_2(tiles)}
-    _write[grid](scores, histograms, counts, places, taken, length, count, count, **sizes, **parts, num_warps=8)
+    _write[grid](scores, histograms, counts, places, taken, length, some, count, **sizes, **parts, num_warps=8)
     return places, taken
 
 

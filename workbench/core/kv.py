@@ -38,6 +38,19 @@ class Derived:
         self._kept[name] = value, length
         return value
 
+    def room(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what is kept as `name`, made if it is not there: a pass that is replayed completes it on the device.
+
+        Whoever replays it says by `reached` of how many tokens it is then.
+        """
+        if name not in self._kept:
+            self._kept[name] = make(), 0
+        return self._kept[name][0]
+
+    def reached(self, until: int) -> None:
+        """All that is kept is now of the first `until` tokens."""
+        self._kept = {name: (value, until) for name, (value, _) in self._kept.items()}
+
 
 _NBYTES = attrgetter("nbytes")
 

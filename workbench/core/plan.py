@@ -27,6 +27,7 @@ class Site:
     length: int | None = None  # tokens of the whole prompt, of which rows and keys may be a part; None: they are all
     derived: Derived | None = field(default=None, repr=False, compare=False)  # kept beside the keys; None: nothing is
     last: bool = False  # the rows are known to be the last of the keys, without a gap
+    replayed: bool = False  # with other rows, which the device alone knows; keys are those of the whole prompt
 
 
 @dataclass(frozen=True, eq=False)

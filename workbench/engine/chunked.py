@@ -11,9 +11,11 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import causal, visible
 from workbench.core.plan import Plan
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
+from workbench.engine.graphs.chunk_graph import ChunkGraph, replays
 
 ELEMENTS = 1 << 24  # most pairs of rows that are asked at a time whether one sees the other
 MANY = 4  # passes of as many rows, from which it pays to capture what lies between attentions
+REPLAYED = 6  # chunks of a prompt, from which it pays to capture whole chunks
 
 
 def prefill_chunked(
@@ -41,17 +43,33 @@ def prefill_chunked_many(
 
 
 def passes(model: PreTrainedModel, requests: Sequence["ChunkedRequest"]) -> Iterator[int]:
-    """Prefill the i-th chunks of all requests in one pass, and yield i + 1: on a GPU the pass has only begun then."""
+    """Prefill the i-th chunks of all requests in one pass, and yield i + 1: on a GPU the pass has only begun then.
+
+    Between its first and its last, chunks of a single request are replayed, where they can be.
+    """
     count = max((len(one.rows) for one in requests), default=0)
     together = [[one for one in requests if number < len(one.rows)] for number in range(count)]
     rows = [sum(len(one.rows[number]) for one in current) for number, current in enumerate(together)]
+    graph = _graph_of(model, requests)
     for number, current in enumerate(together):
+        if graph is not None and 0 < number < count - 1 and not current[0].logits_of(number):
+            graph.compute(current[0].rows[number])
+            current[0].backends |= graph.backends
+            yield number + 1
+            continue
         most = max(one.logits_of(number) for one in current)
         parts = [one.request(number, most) for one in current]
         outputs = prefill_many(model, parts, most or 1, repeated=rows.count(rows[number]) >= MANY)
         for one, output in zip(current, outputs, strict=True):
             one.take(number, output)
         yield number + 1
+
+
+def _graph_of(model: PreTrainedModel, requests: Sequence["ChunkedRequest"]) -> ChunkGraph | None:
+    """Return what replays the chunks of a request; None where they are few or cannot be replayed."""
+    if len(requests) != 1 or len(requests[0].rows) < REPLAYED:
+        return None
+    return ChunkGraph(model, requests[0].whole) if replays(model, requests[0].whole, requests[0].chunk) else None
 
 
 def check_chunk(plan: Plan, chunk: int) -> None:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.core.kv import Derived
+from workbench.core.plan import Site
 from workbench.core.rope import Pairing, cos_sin, pairing_of, rotate, rotated
 from workbench.core.tiling.tiles import Grid, folded, means
 from workbench.core.utils.files import write_atomically
@@ -48,39 +47,61 @@ class Gate(torch.nn.Module):
 
     def __init__(self, shape: GateShape, spec: ModelSpec, heads: int):
         super().__init__()
-        self.shape, self.inv_freq = shape, [x.detach().cpu() for x in spec.inv_freq]
+        self.shape = shape
+        for layer, table in enumerate(spec.inv_freq):
+            self.register_buffer(f"inv_freq_{layer}", table.detach().clone(), persistent=False)
+        theirs = shape.theta ** -(torch.arange(0, shape.width, 2, device="cpu") / shape.width)
+        self.register_buffer("table", theirs, persistent=False)
         sizes = [((heads, d, shape.width), (h, 3 * d, shape.width)) for h, d in spec.shapes]
         self.query = torch.nn.ParameterList([_drawn(*q) for q, _ in sizes])
         self.key = torch.nn.ParameterList([_drawn(*k) for _, k in sizes])
 
-    def forward(self, layer: int, queries: Tensor, keys: Tensor, grid: Grid, derived: Derived | None = None) -> Tensor:
+    def forward(self, layer: int, queries: Tensor, keys: Tensor, grid: Grid, site: Site | None = None) -> Tensor:
         """[Hq, I, J] fp32 logits from queries [Hq, R, D] and keys [H, T, D] as attention sees them; -inf ahead.
 
-        `derived`: what is kept beside these keys, so that a chunk pools its own alone.
+        What is kept beside these keys, `site.derived`, lets a chunk pool its own alone.
         """
-        block, freq, pairing = self.shape.block, self.inv_freq[layer], self.shape.pairing
-        ours = means(rotate(queries.float(), -grid.rows, freq, pairing), block)
-        q = rotated(ours @ self.query[layer], *cos_sin(grid.first, self._table, queries.device))
-        complete = partial(self._pooled, layer, keys)
-        k = complete(None, 0) if derived is None else derived.completed((self, layer), keys.shape[1], complete)
+        ours = means(rotate(queries.float(), -grid.rows, self._angles(layer), self.shape.pairing), self.shape.block)
+        q = rotated(ours @ self.query[layer], *cos_sin(grid.first, self.table, queries.device))
+        k = self._pooled(layer, keys, grid, site or Site())
         logits = (q.unflatten(0, (len(k), -1)) @ k[:, None].mT).flatten(0, 1) * self.shape.width**-0.5
         return logits.masked_fill(~grid.causal, -torch.inf)
 
-    @property
-    def _table(self) -> Tensor:
-        return self.shape.theta ** -(torch.arange(0, self.shape.width, 2) / self.shape.width)
+    def _angles(self, layer: int) -> Tensor:
+        table: Tensor = getattr(self, f"inv_freq_{layer}")
+        return table
 
-    def _pooled(self, layer: int, keys: Tensor, known: Tensor | None, first: int) -> Tensor:
-        """Return [H, J, width] of keys [H, T, D]: those of whole blocks before token `first` as they are `known`."""
-        block = self.shape.block
-        begin = 0 if known is None else first // block
-        if known is not None and begin * block >= keys.shape[1]:
-            return known[:, :begin]
-        places = torch.arange(begin * block, keys.shape[1], device=keys.device)
-        fresh = rotate(keys[:, begin * block :].float(), -places, self.inv_freq[layer], self.shape.pairing)
-        starts = places[::block]
-        made = rotated(pooled(fresh, block) @ self.key[layer], *cos_sin(starts, self._table, keys.device))
-        return made if known is None or not begin else torch.cat((known[:, :begin], made), 1)
+    def _pooled(self, layer: int, keys: Tensor, grid: Grid, site: Site) -> Tensor:
+        """Return [H, J, width] of keys [H, T, D]; of earlier chunks as they are kept beside the keys."""
+        block, length, derived = self.shape.block, keys.shape[1], site.derived
+        if derived is None:
+            return self._of(layer, keys, torch.arange(length, device=keys.device))
+        places = -(-max(length, site.length or 0) // block)
+
+        def room() -> Tensor:
+            return keys.new_zeros(len(keys), places, self.shape.width, dtype=torch.float32)
+
+        if site.replayed:  # the rows are whole blocks
+            kept: Tensor = derived.room((self, layer), room)
+            return kept.index_copy_(1, grid.first // block, self._of(layer, keys[:, grid.rows], grid.rows))
+
+        def complete(known: Tensor | None, first: int) -> Tensor:
+            if known is None or known.shape[1] < places:
+                known, first = room(), 0
+            begin = first // block * block
+            if begin < length:
+                at = torch.arange(begin, length, device=keys.device)
+                known[:, begin // block : -(-length // block)] = self._of(layer, keys[:, begin:], at)
+            return known
+
+        whole: Tensor = derived.completed((self, layer), length, complete)
+        return whole[:, : -(-length // block)]
+
+    def _of(self, layer: int, keys: Tensor, places: Tensor) -> Tensor:
+        """Pool keys [H, T, D] at `places` [T], which begin with a block: [H, J, width]."""
+        fresh = rotate(keys.float(), -places, self._angles(layer), self.shape.pairing)
+        starts = places[:: self.shape.block]
+        return rotated(pooled(fresh, self.shape.block) @ self.key[layer], *cos_sin(starts, self.table, keys.device))
 
     def save(self, path: Path, training: dict[str, Any] | None = None, half: bool = False) -> None:
         """Write weights, shape and how they were trained (JSON values) to one file, whole or not at all.

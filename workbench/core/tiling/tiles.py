@@ -263,17 +263,20 @@ class Grid:
 _RECENT: deque[tuple[int, Grid]] = deque(maxlen=8)  # with the version of the rows
 
 
-def grid_of(rows: Tensor, length: int, size: int) -> Grid:
+def grid_of(rows: Tensor, length: int, size: int, replayed: bool = False) -> Grid:
     """Return the grid of these very rows: that of the layer before, with all it has found, while they are as they were.
 
-    Rows whose changes torch does not count (inference tensors), and captured ones, get a grid of their own.
+    Rows whose changes torch does not count (inference tensors) get a grid of their own, and captured ones, too, but
+    where they are captured once only, all layers together (`replayed`).
     """
-    if rows.is_inference() or (rows.is_cuda and torch.cuda.is_current_stream_capturing()):
+    capturing = rows.is_cuda and torch.cuda.is_current_stream_capturing()
+    if rows.is_inference() or (capturing and not replayed):
         return Grid(rows, length, size)
-    for version, grid in tuple(_RECENT):
-        if grid.rows is rows and version == rows._version and (grid.length, grid.size) == (length, size):
+    version = -1 if capturing else rows._version
+    for known, grid in tuple(_RECENT):
+        if grid.rows is rows and version == known and (grid.length, grid.size) == (length, size):
             return grid
-    _RECENT.append((rows._version, Grid(rows, length, size)))
+    _RECENT.append((version, Grid(rows, length, size)))
     return _RECENT[-1][1]
 
 

@@ -180,6 +180,8 @@ class PlannedRequest:
     wait   is called with the number of a layer before its cached keys and values are read: they may still be on the way
     """
 
+    replayed = False  # the pass may be captured, and replayed with other rows
+
     def __init__(
         self,
         plan: Plan,
@@ -270,7 +272,8 @@ class PlannedRequest:
         own = 1.0 if x.scale is None else x.scale * x.q.shape[-1] ** 0.5
         queries = x.q if abs(own - 1) < 1e-6 else x.q * own
         last = self._whole and self._end == keys.shape[1]
-        tiles = self.plan.sparse(queries, keys, rows, Site(x.layer, len(self.kv), self.kv.derived(x.layer), last))
+        site = Site(x.layer, len(self.kv), self.kv.derived(x.layer), last, self.replayed)
+        tiles = self.plan.sparse(queries, keys, rows, site)
         if tiles is not None and not isinstance(tiles, Tiles):
             raise BadInput(f"sparse chooses {shown(tiles)}: Tiles are needed")
         if tiles is not None:
@@ -282,7 +285,7 @@ class PlannedRequest:
             target = cached[:, self._first : self._end]
             if target.data_ptr() != fresh.data_ptr():  # else it was written in its `place`
                 copy(target, fresh)
-        else:
+        elif cached.data_ptr() != fresh.data_ptr():
             index_copy(cached, self.rows.to(cached.device), fresh)
 
     def _kept(self, rows: Tensor, end: int, size: int | None, dtype: torch.dtype) -> Iterable[Piece]:

@@ -85,12 +85,15 @@ class Sparse(ABC):
 
     THRESHOLD  the option by which a method keeps more or less
     STEPS      values of it that keep ever more
+    REPLAYS    whether a choice may be captured on a GPU and replayed for later chunks (`Site.replayed`): it then
+               depends on rows that the device alone knows, and keys that are not written yet change nothing
 
     Options made with `count` and `fraction` are checked.
     """
 
     THRESHOLD: ClassVar[str] = ""
     STEPS: ClassVar[tuple[float, ...]] = ()
+    REPLAYS: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         registry.check_options(self)
@@ -112,6 +115,11 @@ class Sparse(ABC):
         """
         return 0
 
+    @property
+    def replays(self) -> bool:
+        """REPLAYS, under these options."""
+        return self.REPLAYS
+
     @abstractmethod
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         """Choose tiles of `size` tokens, with `grid.tiles`."""
@@ -120,7 +128,7 @@ class Sparse(ABC):
         """Choose tiles for queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D] of positions 0 … T - 1."""
         if len(queries) % len(keys):
             raise BadInput(f"{len(queries)} query heads cannot share {len(keys)} KV heads")
-        return self.choose(queries, keys, grid_of(rows.to(keys.device), keys.shape[1], self.size), site)
+        return self.choose(queries, keys, grid_of(rows.to(keys.device), keys.shape[1], self.size, site.replayed), site)
 
     @property
     def fitted(self) -> bool:
@@ -167,6 +175,10 @@ class OverSparse(Sparse):
     @property
     def size(self) -> int:
         return self.inner.size
+
+    @property
+    def replays(self) -> bool:
+        return self.inner.replays
 
     @property
     def threshold_steps(self) -> tuple[str, tuple[float, ...]]:

@@ -90,6 +90,10 @@ class Bfla(Sparse):
     def rows_together(self) -> int:
         return self.block if self.anchor == "position" else 0
 
+    @property
+    def replays(self) -> bool:
+        return (self.rescue, self.anchor) == ("tiles", "position")
+
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         group, plain = len(queries) // len(keys), (self.rescue, self.anchor) == ("tiles", "position")
         kept = fused("choose_bfla", queries, keys, grid.rows, self.rule, self.flat) if plain else None

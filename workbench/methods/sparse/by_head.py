@@ -42,6 +42,10 @@ class ByHead(OverSparse):
     def rows_together(self) -> int:
         return self.inner.rows_together
 
+    @property
+    def replays(self) -> bool:
+        return False  # kinds of heads are an index that the host makes
+
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         heads = len(queries)
         if len(self.kinds) > heads:

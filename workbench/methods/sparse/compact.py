@@ -41,11 +41,11 @@ class Compact(OverSparse):
         return group
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> Tiles:
-        return self.merged(self.inner(queries, keys, rows, site), len(keys), rows, keys.shape[1])
+        return self.merged(self.inner(queries, keys, rows, site), len(keys), rows, keys.shape[1], site.replayed)
 
-    def merged(self, choice: Tiles, kv_heads: int, rows: Tensor, length: int) -> Tiles:
+    def merged(self, choice: Tiles, kv_heads: int, rows: Tensor, length: int, replayed: bool = False) -> Tiles:
         """Return the union of `choice`, over `rows` and `length` keys, with the chunk itself."""
-        grid = grid_of(rows.to(choice.kept.device), length, choice.size)
+        grid = grid_of(rows.to(choice.kept.device), length, choice.size, replayed)
         group = self.group(len(choice.kept), kv_heads)
         return Tiles(united(choice.paged().kept, group, grid), choice.size, shared=group, alike=True)
 

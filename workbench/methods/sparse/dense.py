@@ -11,6 +11,8 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count
 class Dense(Sparse):
     """Every tile that a row can see; `block` tokens a tile."""
 
+    REPLAYS = True
+
     block: int = count(64, least=1)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:

@@ -31,6 +31,7 @@ class FlashPrefill(Sparse):
     $$S_{ij} = \sum_{q \in i} \exp \left( \frac{q \cdot \bar k_j}{\sqrt{D}} \right)$$
     """
 
+    REPLAYS = True
     THRESHOLD = "alpha"
     STEPS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
 
@@ -53,16 +54,19 @@ class FlashPrefill(Sparse):
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         rule = self.rule(grid.length if site.length is None else site.length)
-        kept_means = {"means": partial(self._means, keys, site, site.derived)} if site.derived else {}
+        kept_means = {"means": partial(self._means, keys, grid, site, site.derived)} if site.derived else {}
         kept = fused("choose_flash_prefill", queries, keys, grid.rows, rule, **kept_means)
         if kept is None:
             score = tile_selection.flash_prefill(queries, keys, grid.rows, self.block)
             kept = tile_selection.kept(score, grid.rows, grid.length, rule, logits=True)
         return Tiles(kept, self.block)
 
-    def _means(self, keys: Tensor, site: Site, derived: Derived, kernel: Any) -> Any:
+    def _means(self, keys: Tensor, grid: Grid, site: Site, derived: Derived, kernel: Any) -> Any:
         """Return the kernel's mean keys of all blocks: those of earlier chunks are kept beside the keys."""
-        length = keys.shape[1]
+        length, name = keys.shape[1], ("mean keys", self.block)
+        if site.replayed:
+            means = derived.room(name, lambda: kernel.pooled(keys[None], self.block))
+            return kernel.pooled(keys[None], self.block, means, grid.rows)
 
         def complete(means: Any, first: int) -> Any:
             if (
@@ -71,7 +75,7 @@ class FlashPrefill(Sparse):
                 means, first = None, 0
             return kernel.pooled(keys[None], self.block, means, first, capacity=site.length or length)
 
-        return derived.completed(("mean keys", self.block), length, complete)
+        return derived.completed(name, length, complete)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
         """Return [Hq, I, J] fp32: S normalised over j; -1 where no row of the block sees the key block in whole."""

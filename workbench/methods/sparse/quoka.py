@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from workbench.core.tiling import tiles as grids
 from workbench.engine.attention_backends import choice as backends
@@ -44,7 +44,13 @@ class Quoka(Sparse):
     block: int = count(128, least=1)
     group: str = word("queries", "scores")
 
+    @property
+    def replays(self) -> bool:
+        return self.group == "queries"
+
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        if site.replayed:
+            return self._in_replay(queries, keys, grid)
         past = ~torch.zeros(grid.length, dtype=torch.bool, device=keys.device).index_fill_(0, grid.rows, True)
         count = round(self.keep * (grid.length - len(grid.rows)))  # a number that the host knows without waiting
         module = backends.kernel("choose_quoka")
@@ -62,6 +68,23 @@ class Quoka(Sparse):
                 return replace(tiles, listed=rising(seen, count + own))
             return replace(tiles, listed=torch.cat((places.long(), grid.rows.expand(len(places), -1)), 1))
         return tiles
+
+    def _in_replay(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tiles:
+        """Choose where the device alone knows how many tokens are past: lists have room for those of a whole prompt.
+
+        Behind the tokens chosen and the rows themselves they go on with tokens that no row sees.
+        """
+        token, first = torch.arange(grid.length, device=keys.device), grid.rows[:1]
+        most = round(self.keep * grid.length)
+        needed = (self.keep * first.double()).round().int()
+        votes, past = self.votes(queries, len(keys)), (token < first)[None]
+        choose = backends.kernel("choose_quoka").listed
+        places, chosen = (x[0] for x in choose(votes[None, :, 0], keys[None], past, most, needed))
+        at = torch.arange(most + len(grid.rows), device=keys.device)
+        own = (first + at - needed).clamp(0, grid.length - 1)
+        listed = torch.where(at < needed, pad(places, (0, len(grid.rows))), own)
+        nothing = torch.zeros(1, *grid.shape, dtype=torch.bool, device=keys.device)
+        return replace(grid.tiles(nothing, len(queries), chosen), listed=listed)
 
     def votes(self, queries: Tensor, kv_heads: int) -> Tensor:
         """[H, 1, V, D] or [H, Hq / H, V, D] fp32: what votes for the tokens of a KV head."""

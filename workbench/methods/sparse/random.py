@@ -19,6 +19,7 @@ class RandomTiles(Sparse):
     """
 
     THRESHOLD = "share"
+    REPLAYS = True
     STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.9)
 
     block: int = count(64, least=1)

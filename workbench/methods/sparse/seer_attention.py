@@ -34,6 +34,7 @@ class SeerAttention(Sparse):
     \ge \text{threshold}$$
     """
 
+    REPLAYS = True
     THRESHOLD = "threshold"
     STEPS = (0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 1e-4)
 
@@ -59,7 +60,7 @@ class SeerAttention(Sparse):
         if self.trained is None:
             raise BadInput("SeerAttention has no gate yet: call its ready(model) first")
         with torch.no_grad():
-            share = self.trained(site.layer, queries, keys, grid, site.derived).softmax(-1)
+            share = self.trained(site.layer, queries, keys, grid, site).softmax(-1)
         if self.top:
             best = share.topk(min(self.top, share.shape[-1]), -1).indices
             kept = torch.zeros_like(share, dtype=torch.bool).scatter_(-1, best, True)

@@ -18,6 +18,7 @@ class Strided(Sparse):
     """
 
     THRESHOLD = "stride"
+    REPLAYS = True
     STEPS = (64, 32, 16, 12, 8, 6, 4, 3, 2)
 
     block: int = count(64, least=1)

@@ -17,6 +17,7 @@ class Window(Sparse):
     """
 
     THRESHOLD = "local"
+    REPLAYS = True
     STEPS = (0, 1, 2, 4, 8, 12, 16, 24, 32)
 
     block: int = count(64, least=1)

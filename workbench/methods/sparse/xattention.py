@@ -77,6 +77,10 @@ class Xattention(Sparse):
     def rows_together(self) -> int:
         return self.block if self.column == "counted" else 0
 
+    @property
+    def replays(self) -> bool:
+        return self.column == "counted"
+
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         if isinstance(self.threshold, str) and not self.profiled:
             raise BadInput(f"the thresholds in {self.threshold} are not read yet: call ready(model) first")

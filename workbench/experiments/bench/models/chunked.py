@@ -3,8 +3,7 @@
 One pass over the longest prompt gives the times of the shorter ones on its way: what was taken until there. The model
 has random weights, so thresholds are set for a density, on the last chunk of a shorter prompt. Methods run on the
 engine as it is, one prompt at a time; QUOKA's tokens are gathered into a copy, all else is read in place. How much a
-method keeps is counted in a run of its own, which is not timed. SeerAttention's gate is drawn at random and keeps
-pooled keys from chunk to chunk; its rotations are left out, so its time is the least that such a gate takes.
+method keeps is counted in a run of its own, which is not timed. SeerAttention's gate is drawn at random.
 """
 
 from collections.abc import Iterator
@@ -15,46 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.plan import Plan, Site
-from workbench.core.tiling.tile_selection import TileRule
-from workbench.core.tiling.tiles import Grid, Tiles
+from workbench.core.plan import Plan
 from workbench.engine.assembly import empty
 from workbench.engine.chunked import ChunkedRequest, passes
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.experiments.bench import timing
-from workbench.experiments.bench.kernels.chunk_attention import KeptGate
 from workbench.experiments.bench.kernels.workloads import Counted, KernelWorkload
 from workbench.experiments.bench.models.whole_model import GPU, Scene
 from workbench.experiments.bench.run import result
 from workbench.experiments.bench.timing import Roof, Time
 from workbench.experiments.bench_reports import DENSE, dense_time
+from workbench.methods import seer_gate
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.flash_prefill import FlashPrefill
 from workbench.methods.sparse.quoka import Quoka
+from workbench.methods.sparse.seer_attention import SeerAttention
 from workbench.methods.sparse.xattention import Xattention
 
 LENGTHS = (16, 32, 64, 128)  # units
 DENSITY, SHARE = 0.15, 0.25  # of the causal tiles; of those that a union keeps, and of the tokens that QUOKA keeps
 DEEP, FIT, HALVINGS = 4, 32, 8  # layers, units of the prompt and steps by which a threshold is set
 RUNS = 2  # timed runs of each method, at least; one of the whole prompt comes before them
-
-
-@dataclass(frozen=True)
-class DrawnGate(Sparse):
-    """SeerAttention by gates drawn at random, one for every layer (`chunk_attention.KeptGate`)."""
-
-    THRESHOLD = "mass"
-
-    block: int = 64
-    mass: float = 0.9
-    layers: dict[int, KeptGate] = field(default_factory=dict, repr=False, compare=False)
-
-    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
-        rule = TileRule(self.block, self.block, self.mass)
-        gate = self.layers.setdefault(site.layer, KeptGate(rule))
-        gate.rule = rule
-        return Tiles(gate.kept(queries[None], keys[None], grid)[0], self.block)
 
 
 @dataclass(frozen=True)
@@ -66,10 +47,11 @@ class ChunkedMethod:
     density: float | None = None
 
 
-def methods(unit: int) -> list[ChunkedMethod]:
+def methods(scene: Scene) -> list[ChunkedMethod]:
     """List the methods: dense attention first, then ours, the union over FlashPrefill."""
-    size = max(16, unit // 8)
-    flash, gate = FlashPrefill(block=size), DrawnGate(block=max(16, unit // 16))
+    size, half = max(16, scene.unit // 8), max(16, scene.unit // 16)
+    trained = seer_gate.new(scene.model, half).requires_grad_(False)
+    flash, gate = FlashPrefill(block=size), SeerAttention(block=half, trained=trained)
     return [
         ChunkedMethod(DENSE),
         ChunkedMethod("ours", Compact(flash), SHARE),
@@ -108,7 +90,8 @@ def fitted(scene: Scene, method: ChunkedMethod, units: int) -> ChunkedMethod:
     ids, kv = scene.ids(tokens), empty(scene.model, tokens)
     for number in range(units):
         chunk_of(scene, ids, kv, number, ChunkedMethod(""), layers)
-    masses = method.sparse.threshold_steps[0] != "alpha"
+    steps = method.sparse.threshold_steps[1]
+    masses = steps[0] < steps[-1]  # a share of the weight is kept, not what has a share of the largest
     low, high = 0.0, 7.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -179,7 +162,7 @@ def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, A
     listed = {length: listed[length] for length in lengths}
     times: dict[int, dict[str, Time | str]] = {length: {} for length in lengths}
     facts: dict[int, dict[str, dict[str, Any]]] = {length: {} for length in lengths}
-    for method in methods(scene.unit) if lengths else ():
+    for method in methods(scene) if lengths else ():
         for length in lengths:
             listed[length].candidates[method.name] = []
         begin = perf_counter()

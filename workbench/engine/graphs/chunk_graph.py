@@ -1,0 +1,132 @@
+"""The chunks of one long prompt as one CUDA graph of all layers, replayed with other rows.
+
+Under a sparse method the host takes longer to start a chunk's kernels than a GPU to run them. So a chunk attends over
+the whole KV of its prompt, written or not: which rows it holds is known on the device alone, and what stands behind
+them is hidden by their positions. Nothing then changes from chunk to chunk but token ids and positions, and every chunk
+is the same graph. It is captured once for each prompt, as it knows where the KV lies.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.masks import causal
+from workbench.core.plan import Plan
+from workbench.core.utils.wide_copies import sent
+from workbench.engine.attention_backends.attention import PlannedRequest
+from workbench.engine.forward import PrefillRequest, packed_logits
+from workbench.engine.layers.fused_layers import packed_layers
+from workbench.models.transformers_attention import StopForward, attend, registered
+
+
+class ReplayedRequest(PlannedRequest):
+    """A request of which the device alone knows the rows: `rows` [R] are written anew before each pass.
+
+    It attends over all of its KV.
+    """
+
+    replayed = True
+
+    def __init__(self, plan: Plan, request: PrefillRequest, device: torch.device):
+        super().__init__(plan, request.kv, device)
+        self.rows, self.slots = self.rows.clone(), self.rows.int()
+        self._whole, self._end = False, len(request.kv)
+
+    def place(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a layer, [H, T, D]: fresh ones are written at `slots` of them."""
+        return self.kv.keys[layer], self.kv.values[layer]
+
+
+class ChunkGraph:
+    """The chunks of one request that are a run of `rows` rows each and of which no logits are wanted.
+
+    The first one is computed as it is, and then captured; `why_uncaptured` says why later ones are not replayed.
+    """
+
+    def __init__(self, model: PreTrainedModel, request: PrefillRequest):
+        self.model, self.request = model, request
+        self.layers = request.plan.num_layers or len(request.kv.keys)
+        self.why_uncaptured = "" if model.device.type == "cuda" else "the model is not on a GPU"
+        self.backends: dict[int, str] = {}
+        self._pass: ReplayedRequest | None = None
+        self._replay: Callable[[], None] | None = None
+
+    def compute(self, rows: Tensor) -> None:
+        """Compute the chunk of rows [R], on the host: their keys and values of all layers."""
+        ids = self.request.tokens[rows.to(self.request.tokens.device)]
+        if self._pass is None:
+            plan = replace(self.request.plan, rows=rows, num_layers=self.layers)
+            self._pass = ReplayedRequest(plan, self.request, self.model.device)
+            self._ids = sent(ids, self.model.device).clone()
+            self._run()
+            self.backends = self._pass.backends
+        else:
+            self._pass.rows.copy_(sent(rows, self.model.device))
+            self._pass.slots.copy_(self._pass.rows)
+            self._ids.copy_(sent(ids, self.model.device))
+            if self._replay is None and not self.why_uncaptured:
+                self._capture()
+            (self._replay or self._run)()
+        for layer in range(self.layers):
+            self.request.kv.derived(layer).reached(int(rows[-1]) + 1)
+
+    def _run(self) -> None:
+        assert self._pass is not None
+        try:
+            packed_logits(self.model, self._ids, self._pass.rows, [self._pass], None)
+        except StopForward:
+            pass
+
+    def _capture(self) -> None:
+        memory = _MEMORY.setdefault(self.model.device, _Memory(self.model.device))
+        try:
+            self._replay = memory.captured(self._run)
+        except RuntimeError as problem:  # no memory is left, or something waits for the device
+            self.why_uncaptured = str(problem)
+
+
+class _Memory:
+    """What graphs of one GPU are captured in: a stream, and memory that all of them share, so they run one by one."""
+
+    def __init__(self, device: torch.device):
+        self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        self.last: torch.cuda.CUDAGraph | None = None  # holds the memory
+        self.done = torch.cuda.Event()
+
+    def captured(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Capture what work hands to the GPU, and return what replays it; nothing is computed yet."""
+        graph = torch.cuda.CUDAGraph()
+        self.done.synchronize()  # a graph is not given up while it runs
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(self.pool, capture_error_mode="thread_local")  # other threads may load
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        self.last = graph
+
+        def replay() -> None:
+            self.done.wait()
+            graph.replay()
+            self.done.record()
+
+        return replay
+
+
+_MEMORY: dict[torch.device, _Memory] = {}
+
+
+def replays(model: PreTrainedModel, request: PrefillRequest, chunk: int) -> bool:
+    """Whether chunks of a request may be replayed: under a sparse method that can be, by kernels on a GPU."""
+    plan, rows = request.plan, request.plan.rows
+    sparse = plan.sparse
+    if model.device.type != "cuda" or not getattr(sparse, "replays", False) or request.kv.keys[0].dtype.itemsize > 2:
+        return False
+    plain = plan.sees is causal and plan.backend is None and plan.adjust is None and not plan.return_queries
+    whole = max(int(getattr(sparse, "size", 1)), int(getattr(sparse, "rows_together", 0)), 1)
+    aligned = chunk % whole == 0 and int(rows[0]) % whole == 0 and len(rows) == int(rows[-1]) - int(rows[0]) + 1
+    return plain and aligned and registered() is attend and packed_layers(model) is not None
