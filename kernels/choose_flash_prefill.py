@@ -73,7 +73,7 @@ def _means(
     mean = tl.sum(k, 0) / tl.minimum(length - j * BLOCK, BLOCK)
     first = mean.to(high.dtype.element_ty)
     target = (one.to(tl.int64) * places + j) * DP + col
-    there = (col >= 0) & (j * BLOCK < length)
+    there = col < tl.where(j * BLOCK < length, DP, 0)
     tl.store(high + target, first, mask=there)
     if SPLIT:
         tl.store(low + target, (mean - first.to(tl.float32)).to(low.dtype.element_ty), mask=there)
@@ -149,9 +149,7 @@ def _logits(config: Config, q: Tensor, shape: torch.Size, rows: Tensor, means: M
     return score
 
 
-def pooled(
-    keys: Tensor, block: int, means: Means | None = None, first: int | Tensor = 0, capacity: int = 0
-) -> Means:
+def pooled(keys: Tensor, block: int, means: Means | None = None, first: int | Tensor = 0, capacity: int = 0) -> Means:
     """Mean keys of [B, H, T, D], with room for a cache of `capacity` tokens.
 
     `means` of an earlier chunk are completed in place from the block of token `first` on, and nothing before it is

@@ -17,11 +17,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from workbench.kernels._select import best as largest
+from workbench.kernels._select import votes as _votes
 from workbench.kernels._shared.attention import Config, rows_first
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
-__all__ = ["best", "cases", "configure", "launch", "listed", "reference", "takes"]
+__all__ = ["best", "cases", "configure", "launch", "listed", "reference", "takes", "votes_of", "with_rows"]
 
+votes_of = _votes.launch
 LEAST = tl.constexpr(1e-12)  # length of a key, as torch's `normalize` has it
 
 
@@ -52,7 +54,7 @@ def best(scores: Tensor, past: Tensor, count: int) -> Tensor:
 
 @jit
 def _score(
-    parts, keys, past, score, votes, apart, length, heads, key_batch, key_head, key_token, D: tl.constexpr,
+    ours, keys, past, score, votes, length, heads, key_batch, key_head, key_token, D: tl.constexpr,
     DP: tl.constexpr, PARTS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     PRECISION: tl.constexpr = "tf32" if PARTS > 1 else "ieee"
@@ -69,10 +71,12 @@ def _score(
     for first in range(0, votes, BLOCK_V):
         vote = first + tl.arange(0, BLOCK_V)
         at, inside = (base + vote)[:, None] * D + col[None, :], (vote < votes)[:, None] & (col < D)[None, :]
-        s = tl.dot(k, tl.trans(tl.load(parts + at, mask=inside, other=0.0)), input_precision=PRECISION)
-        for part in tl.static_range(1, PARTS):
-            vote_part = tl.load(parts + part * apart + at, mask=inside, other=0.0)
-            s = tl.dot(k, tl.trans(vote_part), s, input_precision=PRECISION)
+        rest = tl.load(ours + at, mask=inside, other=0.0)
+        s = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
+        for _ in tl.static_range(PARTS):
+            part = rest.to(k.dtype)
+            s = tl.dot(k, tl.trans(part), s, input_precision=PRECISION)
+            rest -= part.to(tl.float32)
         top = tl.maximum(top, tl.max(tl.where((vote < votes)[None, :], s, float("-inf")), 1))
     found = tl.where(before, top / norm, float("-inf"))
     tl.store(score + (request * heads + head) * length + token, found, mask=token < length)
@@ -104,19 +108,30 @@ def listed(
     need_triton("choose_quoka")
     config, keys = config or configure(keys.dtype), rows_first(keys)
     batch, heads, length, width = keys.shape
-    parts, rest = [], votes.float()
-    for _ in range(1 if keys.dtype == torch.float32 else 3):
-        parts.append(rest.to(keys.dtype))
-        rest = rest - parts[-1].float()
-    together = torch.stack(parts)
     score = torch.empty(batch, heads, length, device=keys.device)
-    tensors = together, keys, past.contiguous(), score, votes.shape[2], votes.numel(), length, heads
-    constants = {"D": width, "DP": padded_width(width), "PARTS": len(parts), "BLOCK_V": config.rows}
+    tensors = votes.float().contiguous(), keys, past.contiguous(), score, votes.shape[2], length, heads
+    parts = 1 if keys.dtype == torch.float32 else 3
+    constants = {"D": width, "DP": padded_width(width), "PARTS": parts, "BLOCK_V": config.rows}
     _score[(triton.cdiv(length, config.keys), heads, batch)](
         *tensors, *keys.stride()[:3], **constants, BLOCK_N=config.keys, **config.launch
     )
     places, taken = largest.launch(score.flatten(0, 1), count, needed)
     return places.view(batch, heads, count), taken.view(batch, heads, length)
+
+
+@jit
+def _behind(places, needed, rows, count, own, length, BLOCK: tl.constexpr):
+    head, at = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    chosen = tl.load(needed).to(tl.int32)
+    row = tl.load(rows + at - chosen, mask=(at >= chosen) & (at < chosen + own), other=length)
+    tl.store(places + head * count + at, row.to(tl.int32), mask=(at >= chosen) & (at < count))
+
+
+def with_rows(places: Tensor, needed: Tensor, rows: Tensor, length: int) -> Tensor:
+    """Write rows [R] behind the first `needed` [1] of `places` [H, K] of each head, and `length` behind these."""
+    heads, count = places.shape
+    _behind[(triton.cdiv(count, 1024), heads)](places, needed, rows, count, len(rows), length, BLOCK=1024)
+    return places
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:

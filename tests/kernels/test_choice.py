@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
+from tests.random_models import model_of
 from workbench.core.kv import Derived
 from workbench.core.plan import Site
 from workbench.core.tiling import tile_selection
@@ -15,13 +16,14 @@ from workbench.core.tiling.tiles import Tiles
 from workbench.engine.attention_backends import choice as backends
 from workbench.kernels import choose_bfla, choose_flash_prefill, choose_quoka, choose_xattention, tile_attention
 from workbench.kernels._pages.lists import make_lists, page_table, pages, tile_lists, union_of
-from workbench.kernels._select import best
+from workbench.kernels._select import best, copies, gate, votes
 from workbench.kernels._select import keep as _choose_keep
 from workbench.kernels._select import vectors as _choose_vectors
 from workbench.kernels._shared.attention import Config
-from workbench.methods import sparse
+from workbench.methods import seer_gate, sparse
 from workbench.methods.sparse import quoka
 from workbench.methods.sparse.compact import Compact
+from workbench.methods.sparse.seer_attention import SeerAttention
 from workbench.methods.sparse.xattention import Xattention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -339,3 +341,72 @@ def test_the_tokens_that_quoka_lists_are_those_of_its_mask(monkeypatch):
     wanted = quoka.Quoka(keep=0.3, block=32)(queries, keys, rows, Site(last=True))
     assert torch.equal(found.listed, wanted.listed) and torch.equal(found.columns, wanted.columns)
     assert found.listed.shape == (2, round(0.3 * 128) + 32)
+
+
+@pytest.mark.parametrize("needed", [1, 700, 1999])
+def test_the_best_are_found_where_the_device_alone_knows_how_many(needed):
+    scores = torch.randn(3, 4500, generator=torch.Generator().manual_seed(needed)).to(DEVICE)
+    places, taken = best.launch(scores, 2000, torch.tensor([needed], device=DEVICE))
+    wanted, mask = best.reference(scores, needed)
+    assert torch.equal(places[:, :needed], wanted) and torch.equal(taken, mask)
+
+
+def test_votes_are_those_of_a_stable_sort():
+    for arguments in votes.cases(DEVICE):
+        torch.testing.assert_close(votes.launch(*arguments), votes.reference(*arguments), atol=1e-5, rtol=1e-5)
+
+
+def test_listed_tokens_lie_side_by_side():
+    for arguments in copies.cases(DEVICE):
+        for found, wanted in zip(copies.launch(*arguments), copies.reference(*arguments), strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_a_gate_pools_multiplies_and_keeps_as_torch_does():
+    for x, at, pairing, weight in gate.cases(DEVICE):
+        block, freq = 16, 0.9 ** torch.arange(x.shape[-1] // 2, device=DEVICE)
+        table = 0.5 ** torch.arange(weight.shape[-1] // 2, device=DEVICE)
+        found = gate.projected(gate.pooled(x, at, freq, pairing, block), weight, at, table, block)
+        wanted = gate.reference(x, at, freq, pairing, weight, table, block)
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        logits = torch.randn(4, len(found[0]), -(-int(at[-1] + 1) // block), device=DEVICE) * 3
+        for threshold, tail in ((0.05, 200), (0.9, 0), (0.0, 1 << 20)):
+            arguments = logits, at, block, 0.5, threshold, tail
+            assert torch.equal(gate.kept(*arguments), gate.reference_kept(*arguments))
+
+
+REPLAYED = (
+    "flash_prefill(block=16, alpha=0.8, tail=1)",
+    "xattention(block=16, stride=4, threshold=0.6)",
+    "bfla(block=16, tile=16, flat=8, mass=0.7, local=1)",
+    "quoka(keep=0.3, block=16)",
+    "compact(over=flash_prefill(block=16, alpha=0.9))",
+    "window(block=16)",
+)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")
+def test_a_method_that_is_replayed_chooses_what_it_chooses_of_a_chunk(launched, monkeypatch):
+    """Keys behind the chunk are not numbers: nothing of them is read."""
+    monkeypatch.setattr(seer_gate, "on_gpu", lambda x: True)
+    monkeypatch.setattr(quoka, "on_gpu", lambda x: True)
+    model = model_of(head_dim=64, num_attention_heads=2, num_key_value_heads=1)
+    trained = seer_gate.new(model, 16).requires_grad_(False).to(DEVICE)
+    methods = [sparse.named(spec) for spec in REPLAYED]
+    q, k = states(torch.arange(LENGTH), heads=(2, 1))
+    for method in (*methods, SeerAttention(threshold=0.2, block=16, trained=trained)):
+        whole, parts = Derived(), Derived()
+        unwritten = torch.full_like(k, torch.nan)
+        for first in range(0, 144, 48):
+            rows, end = torch.arange(first, first + 48, device=DEVICE), first + 48
+            unwritten[:, first:end] = k[:, first:end]
+            given = q[:, first:end], k[:, :end], rows, Site(0, LENGTH, parts, True)
+            wanted = method(*given)
+            found = method(q[:, first:end], unwritten, rows, Site(0, LENGTH, whole, False, True))
+            if wanted.listed is not None:
+                count = wanted.listed.shape[1]
+                assert torch.equal(found.listed[:, :count].long(), wanted.listed)
+                assert bool((found.listed[:, count:] == LENGTH).all())
+                continue
+            blocks = wanted.kept.shape[2]
+            assert torch.equal(found.kept[..., :blocks], wanted.kept) and not found.kept[..., blocks:].any()

@@ -59,7 +59,7 @@ def passes(model: PreTrainedModel, requests: Sequence["ChunkedRequest"]) -> Iter
             continue
         most = max(one.logits_of(number) for one in current)
         parts = [one.request(number, most) for one in current]
-        outputs = prefill_many(model, parts, most or 1, repeated=rows.count(rows[number]) >= MANY)
+        outputs = prefill_many(model, parts, most or 1, repeated=graph is None and rows.count(rows[number]) >= MANY)
         for one, output in zip(current, outputs, strict=True):
             one.take(number, output)
         yield number + 1

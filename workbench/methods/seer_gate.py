@@ -18,6 +18,7 @@ from workbench.core.plan import Site
 from workbench.core.rope import Pairing, cos_sin, pairing_of, rotate, rotated
 from workbench.core.tiling.tiles import Grid, folded, means
 from workbench.core.utils.files import write_atomically
+from workbench.engine.attention_backends import choice as backends
 from workbench.models.families import decoder_config, family
 from workbench.models.spec import ModelSpec, attach
 
@@ -45,6 +46,8 @@ class Gate(torch.nn.Module):
     where their block begins (a query block: where its first row is).
     """
 
+    table: Tensor
+
     def __init__(self, shape: GateShape, spec: ModelSpec, heads: int):
         super().__init__()
         self.shape = shape
@@ -61,21 +64,44 @@ class Gate(torch.nn.Module):
 
         What is kept beside these keys, `site.derived`, lets a chunk pool its own alone.
         """
-        ours = means(rotate(queries.float(), -grid.rows, self._angles(layer), self.shape.pairing), self.shape.block)
-        q = rotated(ours @ self.query[layer], *cos_sin(grid.first, self.table, queries.device))
-        k = self._pooled(layer, keys, grid, site or Site())
-        logits = (q.unflatten(0, (len(k), -1)) @ k[:, None].mT).flatten(0, 1) * self.shape.width**-0.5
+        logits = self._products(layer, queries, keys, grid, site or Site()) * self.shape.width**-0.5
         return logits.masked_fill(~grid.causal, -torch.inf)
+
+    def kept(
+        self, layer: int, queries: Tensor, keys: Tensor, grid: Grid, site: Site, threshold: float, tail: int
+    ) -> Tensor | None:
+        """[Hq, I, J] bool by kernels: blocks of at least `threshold`, the row's own, all for the last `tail` blocks.
+
+        None where kernels do not take it.
+        """
+        if not self._by_kernels(keys, self._angles(layer), grid.shape[1]):
+            return None
+        whole, block = grid.length if site.length is None else site.length, self.shape.block
+        end = (-(-whole // block) - tail) * block if tail else whole
+        logits = self._products(layer, queries, keys, grid, site)
+        found: Tensor = backends.kernel("_select.gate").kept(
+            logits, grid.rows, block, self.shape.width**-0.5, threshold, end
+        )
+        return found
+
+    def _products(self, layer: int, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tensor:
+        q = self._projected(layer, queries, grid.rows)
+        k = self._of_keys(layer, keys, grid, site)
+        return (q.unflatten(0, (len(k), -1)).flatten(1, 2) @ k.mT).view(*q.shape[:2], -1)
 
     def _angles(self, layer: int) -> Tensor:
         table: Tensor = getattr(self, f"inv_freq_{layer}")
         return table
 
-    def _pooled(self, layer: int, keys: Tensor, grid: Grid, site: Site) -> Tensor:
+    def _by_kernels(self, x: Tensor, freq: Tensor, blocks: int = 1) -> bool:
+        weights = torch.is_grad_enabled() and self.key[0].requires_grad
+        return on_gpu(x) and not weights and bool(backends.kernel("_select.gate").takes(x.shape[-1], freq, blocks))
+
+    def _of_keys(self, layer: int, keys: Tensor, grid: Grid, site: Site) -> Tensor:
         """Return [H, J, width] of keys [H, T, D]; of earlier chunks as they are kept beside the keys."""
         block, length, derived = self.shape.block, keys.shape[1], site.derived
         if derived is None:
-            return self._of(layer, keys, torch.arange(length, device=keys.device))
+            return self._projected(layer, keys, torch.arange(length, device=keys.device), most=True)
         places = -(-max(length, site.length or 0) // block)
 
         def room() -> Tensor:
@@ -83,25 +109,47 @@ class Gate(torch.nn.Module):
 
         if site.replayed:  # the rows are whole blocks
             kept: Tensor = derived.room((self, layer), room)
-            return kept.index_copy_(1, grid.first // block, self._of(layer, keys[:, grid.rows], grid.rows))
+            return self._projected(layer, keys, grid.rows, most=True, indexed=True, out=kept)
 
         def complete(known: Tensor | None, first: int) -> Tensor:
-            if known is None or known.shape[1] < places:
-                known, first = room(), 0
+            if known is None:
+                known = room()
+            elif known.shape[1] < places:  # the prompt is longer than it was to be
+                known = torch.cat((known, known.new_zeros(len(known), places, self.shape.width)), 1)
             begin = first // block * block
             if begin < length:
                 at = torch.arange(begin, length, device=keys.device)
-                known[:, begin // block : -(-length // block)] = self._of(layer, keys[:, begin:], at)
+                self._projected(layer, keys[:, begin:], at, most=True, out=known)
             return known
 
         whole: Tensor = derived.completed((self, layer), length, complete)
         return whole[:, : -(-length // block)]
 
-    def _of(self, layer: int, keys: Tensor, places: Tensor) -> Tensor:
-        """Pool keys [H, T, D] at `places` [T], which begin with a block: [H, J, width]."""
-        fresh = rotate(keys.float(), -places, self._angles(layer), self.shape.pairing)
-        starts = places[:: self.shape.block]
-        return rotated(pooled(fresh, self.shape.block) @ self.key[layer], *cos_sin(starts, self.table, keys.device))
+    def _projected(
+        self,
+        layer: int,
+        x: Tensor,
+        at: Tensor,
+        most: bool = False,
+        indexed: bool = False,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Pool tokens x [H, T, D] at positions `at` [T], which begin with a block, and multiply: [H, J, width].
+
+        most     they are keys: maximum, minimum and mean of each block
+        indexed  `x` holds tokens of all positions
+        out      [H, P, width] of all blocks, of which those of `at` are written
+        """
+        block, freq, weight = self.shape.block, self._angles(layer), (self.key if most else self.query)[layer]
+        if self._by_kernels(x, freq):
+            kernel = backends.kernel("_select.gate")
+            vectors = kernel.pooled(x, at, freq, self.shape.pairing, block, most, indexed)
+            found: Tensor = kernel.projected(vectors, weight, at, self.table, block, out)
+            return found
+        x = rotate((x[:, at] if indexed else x).float(), -at, freq, self.shape.pairing)
+        made = (pooled if most else means)(x, block) @ weight
+        made = rotated(made, *cos_sin(at[::block], self.table, x.device))
+        return made if out is None else out.index_copy_(1, at[::block] // block, made)
 
     def save(self, path: Path, training: dict[str, Any] | None = None, half: bool = False) -> None:
         """Write weights, shape and how they were trained (JSON values) to one file, whole or not at all.
@@ -172,6 +220,11 @@ def identity(model: PreTrainedModel) -> str:
         some = flat[:: max(1, len(flat) // 4096)][:4096].to(torch.bfloat16).view(torch.int16).cpu()
         whole.update(f"{name} {tuple(x.shape)}".encode() + some.numpy().tobytes())
     return whole.hexdigest()[:32]
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Return whether kernels pool and choose there."""
+    return backends.on_gpu(x.device)
 
 
 def pooled(keys: Tensor, size: int) -> Tensor:

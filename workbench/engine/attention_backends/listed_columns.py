@@ -186,4 +186,5 @@ def over_columns(
     `columns` [H, K]: those of each KV head, as many of them before a row as in every other head.
     """
     ranks = torch.searchsorted(columns if columns.ndim == 1 else columns[0], rows, right=True) - 1
-    return plain(q, taken(keys, columns), taken(values, columns), ranks, scale)
+    copied_keys, copied_values = choice.kernel("_select.copies").launch(keys, values, columns)
+    return plain(q, copied_keys, copied_values, ranks, scale)

@@ -6,8 +6,10 @@ them is hidden by their positions. Nothing then changes from chunk to chunk but 
 is the same graph. It is captured once for each prompt, as it knows where the KV lies.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -41,9 +43,9 @@ class ReplayedRequest(PlannedRequest):
 
 
 class ChunkGraph:
-    """The chunks of one request that are a run of `rows` rows each and of which no logits are wanted.
+    """The chunks of one request, of equally many rows, of which no logits are wanted; not its first one.
 
-    The first one is computed as it is, and then captured; `why_uncaptured` says why later ones are not replayed.
+    What is kept beside the keys is made by that one. `why_uncaptured` says why chunks are not replayed.
     """
 
     def __init__(self, model: PreTrainedModel, request: PrefillRequest):
@@ -61,24 +63,27 @@ class ChunkGraph:
             plan = replace(self.request.plan, rows=rows, num_layers=self.layers)
             self._pass = ReplayedRequest(plan, self.request, self.model.device)
             self._ids = sent(ids, self.model.device).clone()
-            self._run()
-            self.backends = self._pass.backends
         else:
             self._pass.rows.copy_(sent(rows, self.model.device))
             self._pass.slots.copy_(self._pass.rows)
             self._ids.copy_(sent(ids, self.model.device))
-            if self._replay is None and not self.why_uncaptured:
-                self._capture()
-            (self._replay or self._run)()
+        known, shape = _BUILT.setdefault(self.model, set()), self._shape(len(rows))
+        if shape in known and self._replay is None and not self.why_uncaptured:
+            self._capture()
+        (self._replay or self._run)()
+        known.add(shape)
+        self.backends = self._pass.backends
         for layer in range(self.layers):
             self.request.kv.derived(layer).reached(int(rows[-1]) + 1)
 
+    def _shape(self, rows: int) -> Hashable:
+        """All that kernels are built for: a pass whose kernels are not built yet cannot be captured."""
+        return repr(self.request.plan.sparse), rows, len(self.request.kv), self.layers
+
     def _run(self) -> None:
         assert self._pass is not None
-        try:
+        with suppress(StopForward):
             packed_logits(self.model, self._ids, self._pass.rows, [self._pass], None)
-        except StopForward:
-            pass
 
     def _capture(self) -> None:
         memory = _MEMORY.setdefault(self.model.device, _Memory(self.model.device))
@@ -117,6 +122,7 @@ class _Memory:
         return replay
 
 
+_BUILT: WeakKeyDictionary[PreTrainedModel, set[Hashable]] = WeakKeyDictionary()  # passes that were run once
 _MEMORY: dict[torch.device, _Memory] = {}
 
 

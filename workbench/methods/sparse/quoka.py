@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import normalize
 
 from workbench.core.tiling import tiles as grids
 from workbench.engine.attention_backends import choice as backends
@@ -72,25 +72,25 @@ class Quoka(Sparse):
     def _in_replay(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tiles:
         """Choose where the device alone knows how many tokens are past: lists have room for those of a whole prompt.
 
-        Behind the tokens chosen and the rows themselves they go on with tokens that no row sees.
+        Behind the tokens chosen and the rows themselves they name a token that there is not.
         """
-        token, first = torch.arange(grid.length, device=keys.device), grid.rows[:1]
-        most = round(self.keep * grid.length)
+        module, first = backends.kernel("choose_quoka"), grid.rows[:1]
+        past = (torch.arange(grid.length, device=keys.device) < first)[None]
         needed = (self.keep * first.double()).round().int()
-        votes, past = self.votes(queries, len(keys)), (token < first)[None]
-        choose = backends.kernel("choose_quoka").listed
-        places, chosen = (x[0] for x in choose(votes[None, :, 0], keys[None], past, most, needed))
-        at = torch.arange(most + len(grid.rows), device=keys.device)
-        own = (first + at - needed).clamp(0, grid.length - 1)
-        listed = torch.where(at < needed, pad(places, (0, len(grid.rows))), own)
-        nothing = torch.zeros(1, *grid.shape, dtype=torch.bool, device=keys.device)
-        return replace(grid.tiles(nothing, len(queries), chosen), listed=listed)
+        room = round(self.keep * grid.length) + len(grid.rows)
+        votes = self.votes(queries, len(keys))[None, :, 0]
+        places = module.listed(votes, keys[None], past, room, needed)[0][0]
+        nothing = torch.zeros(1, 1, 1, dtype=torch.bool, device=keys.device).expand(len(queries), *grid.shape)
+        return Tiles(nothing, grid.size, listed=module.with_rows(places, needed, grid.rows, grid.length))
 
     def votes(self, queries: Tensor, kv_heads: int) -> Tensor:
         """[H, 1, V, D] or [H, Hq / H, V, D] fp32: what votes for the tokens of a KV head."""
+        count = max(1, round(self.queries * queries.shape[1]))
+        if self.group == "queries" and on_gpu(queries):
+            made: Tensor = backends.kernel("choose_quoka").votes_of(queries, kv_heads, count)
+            return made[:, None]
         unit = normalize(queries.float(), dim=-1)
         alike = (unit @ normalize(queries.float().mean(1), dim=-1)[..., None])[..., 0]  # [Hq, R]
-        count = max(1, round(self.queries * queries.shape[1]))
         unlike = alike.sort(dim=-1, stable=True).indices[:, :count]
         ours = unit.gather(1, unlike[..., None].expand(-1, -1, unit.shape[-1])).unflatten(0, (kv_heads, -1))
         return ours.mean(1, keepdim=True) if self.group == "queries" else ours

@@ -60,6 +60,10 @@ class SeerAttention(Sparse):
         if self.trained is None:
             raise BadInput("SeerAttention has no gate yet: call its ready(model) first")
         with torch.no_grad():
+            if not self.top:
+                chosen = self.trained.kept(site.layer, queries, keys, grid, site, self.threshold, self.tail)
+                if chosen is not None:
+                    return Tiles(chosen, self.block)
             share = self.trained(site.layer, queries, keys, grid, site).softmax(-1)
         if self.top:
             best = share.topk(min(self.top, share.shape[-1]), -1).indices

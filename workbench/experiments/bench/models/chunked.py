@@ -7,7 +7,7 @@ method keeps is counted in a run of its own, which is not timed. SeerAttention's
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 

@@ -1,0 +1,60 @@
+"""Listed tokens of keys and values, side by side in a copy.
+
+    launch(keys [H, T, D], values [H, T, D'], listed [K] or [H, K]) -> ([H, K, D], [H, K, D'])
+
+What a list names from T on is left unwritten.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from workbench.kernels._shared.attention import rows_first
+from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
+
+TOKENS = 64  # of a program
+
+
+def reference(keys: Tensor, values: Tensor, listed: Tensor) -> tuple[Tensor, Tensor]:
+    """By indices; 0 where there is no token."""
+    at = listed.long().expand(len(keys), -1)[..., None]
+    keys, values = (torch.cat((x, torch.zeros_like(x[:, :1])), 1) for x in (keys, values))
+    return tuple(x.gather(1, at.expand(-1, -1, x.shape[-1])) for x in (keys, values))  # type: ignore[return-value]
+
+
+@jit
+def _copy(
+    source, listed, out, count, length, list_head, head_step, token_step, D: tl.constexpr, DP: tl.constexpr, TOKENS:
+    tl.constexpr,
+):  # fmt: skip
+    head, at, col = tl.program_id(1), tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DP)
+    token = tl.load(listed + head * list_head + at, mask=at < count, other=length).to(tl.int64)
+    inside = (token < length)[:, None] & (col < D)[None, :]
+    x = tl.load(source + head.to(tl.int64) * head_step + token[:, None] * token_step + col[None, :], mask=inside)
+    tl.store(out + (head.to(tl.int64) * count + at)[:, None] * D + col[None, :], x, mask=inside)
+
+
+def launch(keys: Tensor, values: Tensor, listed: Tensor) -> tuple[Tensor, Tensor]:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1."""
+    need_triton("copies")
+    found, step = [], 0 if listed.ndim == 1 else listed.stride(0)
+    for source in map(rows_first, (keys, values)):
+        heads, length, width = source.shape
+        out = source.new_empty(heads, listed.shape[-1], width)
+        sizes = listed.shape[-1], length, step, *source.stride()[:2]
+        _copy[(triton.cdiv(listed.shape[-1], TOKENS), heads)](
+            source, listed, out, *sizes, D=width, DP=padded_width(width), TOKENS=TOKENS
+        )
+        found.append(out)
+    return found[0], found[1]
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Arguments on which `launch` must equal `reference`: one list for all heads, and one for each."""
+    draw = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(3, 90, width, generator=draw).to(device, dtype) for width in (48, 16))
+    one = torch.randperm(90, generator=draw)[:70].sort().values
+    each = torch.stack([torch.randperm(90, generator=draw)[:33].sort().values for _ in range(3)]).int()
+    yield keys, values, one.to(device)
+    yield keys, values, each.to(device)

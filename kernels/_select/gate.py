@@ -1,0 +1,173 @@
+"""SeerAttention's gate (`workbench.methods.seer_gate`): keys and queries pooled from before RoPE, and what is kept.
+
+    pooled(x [H, T, D], at [T], inv_freq [D/2], pairing, block, most) -> [H, J, D], or [H, J, 3 D]
+    projected(x [H, J, C], weight [H, C, W], at [T], table [W/2], block, out) -> out [H, J or P, W]
+    kept(logits [Hq, I, J], rows [R], block, scale, threshold, tail) -> [Hq, I, J] bool
+
+Angles are taken in fp64 and their turns left out, as in `core.rope`; all else is fp32.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from workbench.core.rope import Pairing, cos_sin, rotate, rotated
+from workbench.core.tiling.tiles import Grid, means
+from workbench.kernels._select.keep import _near
+from workbench.kernels._shared.attention import rows_first
+from workbench.kernels._shared.triton_import import jit, tl, triton
+
+PI2 = tl.constexpr(6.283185307179586)
+MOST = 1 << 13  # blocks of a row
+SIDE = 16  # blocks of a product
+
+
+@jit
+def _angle(position, table):
+    """(cos, sin) fp32 of positions [N] by inverse frequencies [M]."""
+    turns = position.to(tl.float64)[:, None] * table.to(tl.float64)[None, :] / PI2
+    angle = ((turns - tl.floor(turns)) * PI2).to(tl.float32)
+    return tl.cos(angle), tl.sin(angle)
+
+
+@jit
+def _pool(
+    x, at, freq, out, count, blocks, x_head, x_token, HALF: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, TOKENS:
+    tl.constexpr, NEOX: tl.constexpr, INDEXED: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    j, head = tl.program_id(0), tl.program_id(1)
+    inner, c = tl.arange(0, TOKENS), tl.arange(0, HP)
+    row = j * BLOCK + inner
+    inside = (inner < BLOCK) & (row < count)
+    position = tl.load(at + row, mask=inside, other=0)
+    token = position if INDEXED else row
+    one, other = (c, c + HALF) if NEOX else (2 * c, 2 * c + 1)
+    there = inside[:, None] & (c < HALF)[None, :]
+    x += head.to(tl.int64) * x_head + token.to(tl.int64)[:, None] * x_token
+    a = tl.load(x + one[None, :], mask=there, other=0.0).to(tl.float32)
+    b = tl.load(x + other[None, :], mask=there, other=0.0).to(tl.float32)
+    cos, sin = _angle(position, tl.load(freq + c, mask=c < HALF, other=0.0))
+    a, b = a * cos + b * sin, b * cos - a * sin  # rotated back
+    number = tl.minimum(count - j * BLOCK, BLOCK)
+    parts: tl.constexpr = 3 if ALL else 1
+    out += (head * blocks + j).to(tl.int64) * parts * 2 * HALF
+    if ALL:
+        tl.store(out + one, tl.max(tl.where(there, a, float("-inf")), 0), mask=c < HALF)
+        tl.store(out + other, tl.max(tl.where(there, b, float("-inf")), 0), mask=c < HALF)
+        tl.store(out + 2 * HALF + one, tl.min(tl.where(there, a, float("inf")), 0), mask=c < HALF)
+        tl.store(out + 2 * HALF + other, tl.min(tl.where(there, b, float("inf")), 0), mask=c < HALF)
+        out += 4 * HALF
+    tl.store(out + one, tl.sum(a, 0) / number, mask=c < HALF)
+    tl.store(out + other, tl.sum(b, 0) / number, mask=c < HALF)
+
+
+def pooled(
+    x: Tensor, at: Tensor, inv_freq: Tensor, pairing: Pairing, block: int, most: bool = False, indexed: bool = False
+) -> Tensor:
+    """Pool tokens at positions `at`, rotated back to before RoPE: mean, or maximum, minimum and mean (`most`).
+
+    `indexed`: `x` holds the tokens of all positions, of which those at `at` are pooled.
+    """
+    x, heads, half = rows_first(x), len(x), len(inv_freq)
+    blocks = triton.cdiv(len(at), block)
+    out = torch.empty(heads, blocks, (3 if most else 1) * 2 * half, device=x.device)
+    shape = {"HALF": half, "HP": triton.next_power_of_2(half), "BLOCK": block, "TOKENS": triton.next_power_of_2(block)}
+    shape |= {"NEOX": pairing == "neox", "INDEXED": indexed, "ALL": most}
+    _pool[(blocks, heads)](x, at, inv_freq, out, len(at), blocks, *x.stride()[:2], **shape, num_warps=8)
+    return out
+
+
+@jit
+def _project(
+    x, weight, at, table, out, blocks, channels, out_head, W2: tl.constexpr, WP: tl.constexpr, BLOCK: tl.constexpr,
+    SIDE: tl.constexpr, STEP: tl.constexpr, PLACED: tl.constexpr,
+):  # fmt: skip
+    head, j, c = tl.program_id(1), tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.arange(0, WP)
+    x += (head * blocks + j).to(tl.int64)[:, None] * channels
+    weight += head.to(tl.int64) * channels * 2 * W2
+    a, b = tl.zeros([SIDE, WP], tl.float32), tl.zeros([SIDE, WP], tl.float32)
+    for first in range(0, channels, STEP):
+        k = first + tl.arange(0, STEP)
+        some = tl.load(x + k[None, :], mask=(j < blocks)[:, None] & (k < channels)[None, :], other=0.0)
+        w_at, inside = weight + k[:, None] * (2 * W2) + c[None, :], (k < channels)[:, None] & (c < W2)[None, :]
+        a = tl.dot(some, tl.load(w_at, mask=inside, other=0.0), a, input_precision="ieee")
+        b = tl.dot(some, tl.load(w_at + W2, mask=inside, other=0.0), b, input_precision="ieee")
+    position = tl.load(at + j * BLOCK, mask=j < blocks, other=0)
+    cos, sin = _angle(position, tl.load(table + c, mask=c < W2, other=0.0))
+    place = position // BLOCK if PLACED else j
+    out += head * out_head + place.to(tl.int64)[:, None] * (2 * W2)
+    inside = (j < blocks)[:, None] & (c < W2)[None, :]
+    tl.store(out + c[None, :], a * cos - b * sin, mask=inside)
+    tl.store(out + W2 + c[None, :], b * cos + a * sin, mask=inside)
+
+
+def projected(x: Tensor, weight: Tensor, at: Tensor, table: Tensor, block: int, out: Tensor | None = None) -> Tensor:
+    """Multiply blocks of pooled tokens by the weight of each head, rotated to where every block begins.
+
+    `out` [H, P, W]: rows of all blocks of a prompt, of which those of these are written.
+    """
+    heads, blocks, channels = x.shape
+    width = weight.shape[-1]
+    found = torch.empty(heads, blocks, width, device=x.device) if out is None else out
+    shape = {"W2": width // 2, "WP": max(16, triton.next_power_of_2(width // 2)), "BLOCK": block, "SIDE": SIDE}
+    _project[(triton.cdiv(blocks, SIDE), heads)](
+        x, weight, at, table, found, blocks, channels, found.stride(0), **shape, STEP=32, PLACED=out is not None
+    )
+    return found
+
+
+@jit
+def _keep(
+    logits, rows, kept, count, blocks, scale, threshold, tail, BLOCK: tl.constexpr, JP: tl.constexpr, HALVINGS:
+    tl.constexpr,
+):  # fmt: skip
+    i, head, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    j, at = tl.arange(0, JP), (head * tiles + i).to(tl.int64) * blocks
+    end = tl.minimum((i + 1) * BLOCK, count)
+    first, last = tl.load(rows + i * BLOCK), tl.load(rows + end - 1)
+    seen = (j < blocks) & (j * BLOCK <= last)
+    x = tl.load(logits + at + j, mask=seen, other=float("-inf"))
+    weight = tl.exp((x - tl.max(x, 0)) * scale)
+    keep = weight >= tl.where(last >= tail, 0.0, threshold) * tl.sum(weight, 0)
+    keep |= _near(rows, i * BLOCK, end, first, last, j, 0, BLOCK, HALVINGS)
+    tl.store(kept + at + j, (keep & seen).to(tl.uint8), mask=j < blocks)
+
+
+def kept(logits: Tensor, rows: Tensor, block: int, scale: float, threshold: float, tail: int) -> Tensor:
+    """Keep blocks with at least `threshold` of a softmax, and the row's own; all from position `tail` on."""
+    heads, tiles, blocks = logits.shape
+    found = torch.empty(heads, tiles, blocks, dtype=torch.bool, device=logits.device)
+    shape = {"BLOCK": block, "JP": triton.next_power_of_2(blocks), "HALVINGS": block.bit_length()}
+    raw, rows = found.view(torch.uint8), rows.long().contiguous()
+    _keep[(tiles, heads)](logits, rows, raw, len(rows), blocks, scale, threshold, tail, **shape)
+    return found
+
+
+def takes(width: int, inv_freq: Tensor, blocks: int) -> bool:
+    """Whether the kernels take heads of `width` whose rotary channels are all of them, and rows of so many blocks."""
+    return triton is not None and 2 * len(inv_freq) == width <= 256 and blocks <= MOST
+
+
+def reference(
+    x: Tensor, at: Tensor, inv_freq: Tensor, pairing: Pairing, weight: Tensor, table: Tensor, block: int
+) -> Tensor:
+    """Means of blocks of `x` at positions `at`, projected: by torch."""
+    pooled_rows = means(rotate(x.float(), -at, inv_freq, pairing), block)
+    return rotated(pooled_rows @ weight, *cos_sin(at[::block], table, x.device))
+
+
+def reference_kept(logits: Tensor, rows: Tensor, block: int, scale: float, threshold: float, tail: int) -> Tensor:
+    """By torch."""
+    grid = Grid(rows, logits.shape[2] * block, block)
+    share = (logits * scale).masked_fill(~grid.causal, -torch.inf).softmax(-1)
+    return ((share >= threshold) | (grid.last >= tail)[:, None] | grid.own) & grid.causal
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, Pairing, Tensor]]:
+    """Tokens, positions, pairing and weights: far from the start, odd numbers of tokens, scattered, both pairings."""
+    for seed, (heads, count, width, gate, first) in enumerate(((2, 90, 32, 16, 0), (3, 64, 48, 32, 100_032))):
+        draw = torch.Generator().manual_seed(seed)
+        x, weight = torch.randn(heads, count, width, generator=draw), torch.randn(heads, width, gate, generator=draw)
+        at = torch.arange(first, first + count) if seed else torch.randperm(300, generator=draw)[:count].sort().values
+        yield x.to(device, dtype), at.to(device), "interleaved" if seed else "neox", weight.to(device)
