@@ -44,7 +44,7 @@ class Derived:
         Whoever replays it says by `reached` of how many tokens it is then.
         """
         if name not in self._kept:
-            if torch.cuda.is_current_stream_capturing():
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(f"{name} is not made while a graph is captured")
             self._kept[name] = make(), 0
         return self._kept[name][0]
