@@ -47,17 +47,12 @@ def _digit(histogram, needed, DIGITS: tl.constexpr):
 
 
 @jit
-def _needed(needed):
-    """How many are taken: a number, or where it lies on the device."""
-    if needed.dtype.is_ptr():
-        needed = tl.load(needed).to(tl.int32)
-    return needed
-
-
-@jit
-def _count_digits(scores, histograms, length, needed, PLACE: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr):
+def _count_digits(
+    scores, histograms, length, needed, PLACE: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr, TOLD: tl.constexpr
+):
     """Count the digits of one place among the numbers that share the places before with the least that is taken."""
-    needed = _needed(needed)
+    if TOLD:
+        needed = tl.load(needed).to(tl.int32)
     row = tl.program_id(1).to(tl.int64)
     number, alike = _whole(scores, row, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), length)
     at = histograms + row * ALL
@@ -92,9 +87,10 @@ def _against(scores, histograms, row, token, length, needed, ALL: tl.constexpr):
 
 
 @jit
-def _count(scores, histograms, counts, length, needed, BLOCK: tl.constexpr, ALL: tl.constexpr):
+def _count(scores, histograms, counts, length, needed, BLOCK: tl.constexpr, ALL: tl.constexpr, TOLD: tl.constexpr):
     """Count what of a part is above the least that is taken, and what is equal to it."""
-    needed = _needed(needed)
+    if TOLD:
+        needed = tl.load(needed).to(tl.int32)
     tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     token = tile * BLOCK + tl.arange(0, BLOCK)
     above, equal, _ = _against(scores, histograms, row, token, length, needed, ALL)
@@ -116,9 +112,11 @@ def _write(
     BLOCK: tl.constexpr,
     ALL: tl.constexpr,
     TILES: tl.constexpr,
+    TOLD: tl.constexpr,
 ):
     """Write the places of what is taken of a part, behind those of the parts before."""
-    needed = _needed(needed)
+    if TOLD:
+        needed = tl.load(needed).to(tl.int32)
     tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     token = tile * BLOCK + tl.arange(0, BLOCK)
     above, equal, missing = _against(scores, histograms, row, token, length, needed, ALL)
@@ -148,7 +146,7 @@ def launch(scores: Tensor, count: int, needed: Tensor | None = None) -> tuple[Te
     tiles, scores = triton.cdiv(length, BLOCK), scores.contiguous()
     histograms = torch.zeros(rows, ALL, dtype=torch.int32, device=scores.device)
     counts = torch.empty(rows, tiles, 2, dtype=torch.int32, device=scores.device)
-    grid, sizes = (tiles, rows), {"BLOCK": BLOCK, "ALL": ALL}
+    grid, sizes = (tiles, rows), {"BLOCK": BLOCK, "ALL": ALL, "TOLD": needed is not None}
     some = count if needed is None else needed
     for place in range(3):
         _count_digits[grid](scores, histograms, length, some, PLACE=place, **sizes, num_warps=8)

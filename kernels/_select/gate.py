@@ -18,7 +18,7 @@ from workbench.kernels._select.keep import _near
 from workbench.kernels._shared.attention import rows_first
 from workbench.kernels._shared.triton_import import jit, tl, triton
 
-PI2 = tl.constexpr(6.283185307179586)
+PI2, TURN = tl.constexpr(6.283185307179586), tl.constexpr(0.15915494309189535)
 MOST = 1 << 13  # blocks of a row
 SIDE = 16  # blocks of a product
 
@@ -26,7 +26,7 @@ SIDE = 16  # blocks of a product
 @jit
 def _angle(position, table):
     """(cos, sin) fp32 of positions [N] by inverse frequencies [M]."""
-    turns = position.to(tl.float64)[:, None] * table.to(tl.float64)[None, :] / PI2
+    turns = position.to(tl.float64)[:, None] * (table.to(tl.float64) * TURN)[None, :]
     angle = ((turns - tl.floor(turns)) * PI2).to(tl.float32)
     return tl.cos(angle), tl.sin(angle)
 
@@ -91,8 +91,8 @@ def _project(
         k = first + tl.arange(0, STEP)
         some = tl.load(x + k[None, :], mask=(j < blocks)[:, None] & (k < channels)[None, :], other=0.0)
         w_at, inside = weight + k[:, None] * (2 * W2) + c[None, :], (k < channels)[:, None] & (c < W2)[None, :]
-        a = tl.dot(some, tl.load(w_at, mask=inside, other=0.0), a, input_precision="ieee")
-        b = tl.dot(some, tl.load(w_at + W2, mask=inside, other=0.0), b, input_precision="ieee")
+        a = tl.dot(some, tl.load(w_at, mask=inside, other=0.0), a, input_precision="tf32x3")
+        b = tl.dot(some, tl.load(w_at + W2, mask=inside, other=0.0), b, input_precision="tf32x3")
     position = tl.load(at + j * BLOCK, mask=j < blocks, other=0)
     cos, sin = _angle(position, tl.load(table + c, mask=c < W2, other=0.0))
     place = position // BLOCK if PLACED else j
