@@ -26,7 +26,7 @@ from workbench.experiments.leaderboard.standings import (
     costs_of,
     entries_of,
 )
-from workbench.experiments.leaderboard.timed_apart import Timed, timed_apart
+from workbench.experiments.leaderboard.timed_apart import TimedApart, timed_apart
 from workbench.metrics.answers import bootstraps, wilson
 from workbench.metrics.paired import ranks
 from workbench.results import METHOD, Results
@@ -77,7 +77,7 @@ def boards(
     return [_beside(board, apart[board.source]) if board.source in apart else board for board in made]
 
 
-def _beside(board: Board, timed: Timed) -> Board:
+def _beside(board: Board, timed: TimedApart) -> Board:
     """Return a board with the speedups of methods that were timed apart."""
 
     def beside(entry: Standing) -> Standing:
