@@ -21,7 +21,7 @@ from workbench.results import Results
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 NUMBERED = {"block1": (4, 2), "block2": (5, 3), "fusionrag": (19, 2), "bfla": (1, 5), "compact": (5, 0)}
-CLAIMED = {"cacheblend": 3, "epic": 3, "newer": 8, "ours": 4}  # single claims, of abstracts and of the README
+CLAIMED = {"cacheblend": 3, "epic": 3, "newer": 15, "ours": 4}  # single claims, of abstracts and of the README
 SHIPPED = {  # what the shipped results say; every other item is open
     CONTRADICTED: """fusionrag-fig-3 fusionrag-fig-18 bfla-table-3 bfla-table-5 cacheblend-claim-1
                      epic-claim-1 ours-claim-2""",
@@ -346,7 +346,7 @@ def test_every_numbered_table_and_figure_is_listed_once_and_mechanisms_name_thei
         for number in range(1, count + 1)
     ]
     wanted += [f"{paper}-claim-{number}" for paper, count in CLAIMED.items() for number in range(1, count + 1)]
-    assert sorted(item.item for item in claims.items()) == sorted(wanted) and len(wanted) == 64
+    assert sorted(item.item for item in claims.items()) == sorted(wanted) and len(wanted) == 71
     for test in {claim.test for item in claims.items() for claim in item.claims if claim.kind == "mechanism"}:
         path, _, name = test.partition("::")
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))

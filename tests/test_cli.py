@@ -298,6 +298,7 @@ UNKNOWN = {  # command lines: what is said of them
     "trial --charged 2": "charged is 2.0",
     "trial --chunk 0": "--chunk is 0",
     "serve-bench --mode x|serve-bench --mode sync,x": "unknown mode 'x'",
+    "serve-bench --baselines x|serve-bench --baselines full,x": "unknown baseline 'x': allowed are full, prefix",
     "trial --model data|verify --model data": "data/config.json is missing",
     "verify --model y/x|trial --model ./x": "unknown model",
     "compare x y": "'x' is neither",

@@ -1,11 +1,13 @@
 """One budget and the leaderboard: what a request is charged, ratios solved for it, and rankings."""
 
+import io
 import json
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -215,6 +217,38 @@ def test_a_board_ranks_what_a_budget_holds_beside_full_attention(tmp_path):
     assert json.loads(json.dumps(board.to_json()))["entries"][0]["method"] == "query-guided"
 
 
+def test_a_board_shows_what_is_known_and_says_what_was_not_measured(tmp_path):
+    found = written(tmp_path)
+    rows = found.counts()
+    tables = {"answers": [found.answers()], "counts": [rows[rows.measure != "preprocess_ms"]], "timings": []}
+    (board,) = boards(results.Results({}, tables), (0.2,), by="em")
+    shown = shown_in_terminal(board)
+    assert "not measured: TTFT, ms; preprocess, ms/token" in shown and "EM - full, 95%" in shown and "F1" not in shown
+    (known,) = boards(found, (0.2,))
+    assert "not measured" not in shown_in_terminal(known) and "speedup" not in shown_in_terminal(known)
+    heads = page.page([board]), page.page([known])
+    assert [text.count('<button type="button">TTFT, ms</button>') for text in heads] == [0, 1]
+    assert "Not measured: TTFT, ms; preprocess, ms/token." in heads[0]
+
+
+def shown_in_terminal(board):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(page.report(board))
+    return " ".join(console.export_text().split())
+
+
+def test_a_method_that_was_timed_apart_has_its_speedup_where_it_charges_as_much(tmp_path):
+    charged = {"full": 1.0, "query-guided": 0.18, "first-k": 0.15, "full-reuse": 0.03}
+    with results.Writer(tmp_path, "methods@gpu", model="M", device="a GPU", setting={"length": 5000}) as out:
+        for number, (name, share) in enumerate(charged.items(), 1):
+            out.timings([{"method": name, "workload": "length 5000", "candidate": name, "ms": 600.0 / number}])
+            out.counts([{"method": name, "measure": "charged_share", "value": share}])
+    (board,) = boards(written(tmp_path), (0.2,))
+    speedups = {entry.method: entry.speedup for entry in (board.full, *board.entries)}
+    assert speedups == {"full": 1, "query-guided": 2, "first-k": None, "full-reuse": 4}
+    assert "speedup, timed apart" in (text := shown_in_terminal(board)) and "M over 5,000 tokens, a GPU" in text
+
+
 def test_figures_name_methods_as_they_are_published_or_in_the_words_of_other_figures():
     found = results.read(["shipped"])
     (board, *_) = boards(found, (0.2,), model="smollm2-reader", data="nq-held")
@@ -258,6 +292,8 @@ def test_a_budget_that_no_two_methods_keep_gives_a_board_of_all_at_what_they_cha
     shown = " ".join(invoke("--results", tmp_path, "--budgets", "0.05").stdout.split())
     assert "(the cheapest computes 3%)" in shown and "the cheapest computes 3%" in page.page([board])
     assert boards(written(tmp_path), (0.2,))[0].unkept == ""
+    tables = {"answers": [written(tmp_path).answers()], "counts": [], "timings": []}
+    assert "charge is not known, so no budget of 5%" in boards(results.Results({}, tables), (0.05,))[0].unkept
 
 
 def test_a_trial_of_an_earlier_version_is_the_same_trial(tmp_path):

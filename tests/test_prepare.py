@@ -200,7 +200,7 @@ def test_a_batch_gives_what_single_prompts_give(spec, monkeypatch):
     model, policy = model_of(), prepare.named(spec, corpus=CORPUS)
     prompts = [PROMPT, Prompt((SYSTEM, PASSAGES[1], PASSAGES[2], QUESTION)), Prompt((SYSTEM, PASSAGES[3], QUESTION))]
     together = policy(model, prompts, MemoryStore())
-    monkeypatch.setattr("workbench.methods.prepare.with_neighbours.TOKENS", 20)
+    monkeypatch.setattr("workbench.methods.prepare._behind.TOKENS", 20)
     for prompt, kvs in zip(prompts, together, strict=True):
         (alone,) = policy(model, [prompt], MemoryStore())
         for a, b in zip(kvs, alone, strict=True):

@@ -26,8 +26,10 @@ from workbench.data import embedders, token_text
 from workbench.data.retrieval_corpus import nearest
 from workbench.engine import attention_maps, encoding
 from workbench.engine.assembly import assemble, empty
-from workbench.engine.encoding import encode_many, packs
+from workbench.engine.chunk_past import Past, pasts, prefix_fit
+from workbench.engine.encoding import encode_many, even_packs, packs
 from workbench.engine.forward import prefill
+from workbench.engine.full_context import context_pass
 from workbench.methods import select
 from workbench.methods.generation import answer
 from workbench.methods.method import SamplingParams
@@ -35,8 +37,8 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
-from workbench.methods.select import budget, cache_clip, cache_craft, choose, context_pass, documents, qc_fuse
-from workbench.methods.select.cache_craft import CacheCraft, Past
+from workbench.methods.select import budget, choose, documents, qc_fuse
+from workbench.methods.select.cache_craft import CacheCraft
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.models.spec import attach
 from workbench.store import MemoryStore, fetch
@@ -557,7 +559,7 @@ def test_scores_of_another_tokenizer_are_carried_over_by_characters():
 
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=60), st.sampled_from([900, 2000, 8000, float("inf")]))
 def test_passages_of_a_helper_are_read_in_as_few_groups_as_fit_whatever_their_lengths(lengths, room):
-    even, fewest = cache_clip._even(lengths, room), packs(lengths, room)
+    even, fewest = even_packs(lengths, room), packs(lengths, room)
     assert [i for group in even for i in group] == list(range(len(lengths)))
     assert len(even) == len(fewest) and all(sum(lengths[i] for i in group) <= room for group in even)
     longest = [max(sum(lengths[i] for i in group) for group in groups) for groups in (even, fewest)]
@@ -653,7 +655,7 @@ def test_cache_craft_recomputes_cfo_of_each_chunk(model, kv, full, alpha):
 
 def test_a_chunk_behind_its_old_prefix_needs_nothing(model, kv):
     (attention,) = attention_maps.crossing(model, [PROMPT])
-    past = dict(zip((b.key for b in PROMPT.blocks[1:4]), cache_craft.pasts(PROMPT, attention), strict=True))
+    past = dict(zip((b.key for b in PROMPT.blocks[1:4]), pasts(PROMPT, attention), strict=True))
     again = CacheCraft(alpha=1.0, before=lambda block: past.get(block.key))
     assert again.rows(model, [PROMPT], [kv])[0].tolist() == []
     first = PROMPT.blocks[1].key
@@ -671,7 +673,8 @@ def test_a_chunk_that_was_measured_once_costs_later_prompts_nothing(model, kv, m
     asked, system = [], PROMPT.blocks[0]
     one, two, three, question = PROMPT.blocks[1:]
     monkeypatch.setattr(
-        cache_craft, "crossing", lambda *given: asked.append(given[1]) or attention_maps.crossing(*given)
+        "workbench.methods.select.cache_craft.crossing",
+        lambda *given: asked.append(given[1]) or attention_maps.crossing(*given),
     )
     selector, whole = CacheCraft(), context_pass(model, PROMPT, 3)
     assert selector.passes(model, PROMPT) == whole
@@ -690,12 +693,12 @@ def test_a_chunk_that_was_measured_once_costs_later_prompts_nothing(model, kv, m
 def test_prefix_fit_by_the_papers_formula():
     """β = Σ of inter over chunks kept / Σ over all; γ = discordant pairs / all pairs; β' = β (1 - γ)."""
     old = [("a", 1.0), ("b", 2.0), ("c", 5.0)]
-    assert cache_craft.prefix_fit(old, ["a", "b", "c"]) == 1
-    assert cache_craft.prefix_fit(old, ["x", "c"]) == 5 / 8
-    assert cache_craft.prefix_fit(old, ["b", "a", "c"]) == pytest.approx(1 - 1 / 3)
-    assert cache_craft.prefix_fit(old, ["c", "b"]) == pytest.approx(7 / 8 * (1 - 1))
-    assert cache_craft.prefix_fit(old, []) == 0
-    assert cache_craft.prefix_fit([], ["a"]) == 0 and cache_craft.prefix_fit([], []) == 1
+    assert prefix_fit(old, ["a", "b", "c"]) == 1
+    assert prefix_fit(old, ["x", "c"]) == 5 / 8
+    assert prefix_fit(old, ["b", "a", "c"]) == pytest.approx(1 - 1 / 3)
+    assert prefix_fit(old, ["c", "b"]) == pytest.approx(7 / 8 * (1 - 1))
+    assert prefix_fit(old, []) == 0
+    assert prefix_fit([], ["a"]) == 0 and prefix_fit([], []) == 1
 
 
 # --- by position and by chance

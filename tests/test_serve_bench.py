@@ -2,17 +2,24 @@
 
 import json
 import math
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from tests.commands import refused_command, told
+from tests.random_models import block_of
 from tests.refusals import refused
 from workbench import data, results
+from workbench.core.blocks import Prompt
+from workbench.experiments.serving.baselines import measure_baselines, reordered
 from workbench.experiments.serving.serve_bench import measure
+from workbench.methods.generation import generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.first_k import FirstK
-from workbench.methods.serving import MODES
+from workbench.methods.serving import MODES, Scheduler
+from workbench.methods.serving.prefix import PrefixEngine
+from workbench.store import MemoryStore
 
 QUICK = ("--samples", "4", "--passages", "2", "--max-new-tokens", "2")
 
@@ -39,6 +46,43 @@ def test_every_mode_is_measured_over_the_same_blocks(engine, start, loaded, prom
 def test_recomputed_tokens_are_counted(engine, loaded, prompts):
     (run,) = measure(loaded, prompts, ["layer"], Reuse(select=FirstK(), ratio=0.5), engine=engine, max_new_tokens=1)
     assert run.rows_computed > sum(len(prompt.question) for prompt in prompts) / len(prompts)
+
+
+# passages of every question by number → their order as reordered; tokens computed of the three, by prefix, reordered
+COUNTED = ("prefix", "moved")
+ORDERED = {
+    "the same": ([[1, 2], [1, 2], [1, 2]], [[1, 2], [1, 2], [1, 2]], [21, 4, 4], [21, 4, 4]),
+    "a shared beginning": ([[1, 2], [1, 3], [3, 1]], [[1, 2], [1, 3], [1, 3]], [21, 10, 16], [21, 10, 4]),
+    "nothing shared": ([[1, 2], [3, 4], [5, 6]], [[1, 2], [3, 4], [5, 6]], [21, 16, 16], [21, 16, 16]),
+    "a passage twice": ([[1, 1], [2, 1], [1, 2]], [[1, 1], [1, 2], [1, 2]], [21, 16, 10], [21, 10, 4]),
+}
+
+
+@pytest.mark.parametrize(("asked", "put", *COUNTED), ORDERED.values(), ids=ORDERED)
+@pytest.mark.parametrize("which", COUNTED)
+def test_prefix_caches_answer_as_full_attention_and_compute_what_stands_behind_the_prefix(
+    which, asked, put, prefix, moved, loaded
+):
+    blocks = [block_of(5, 9), *(block_of(6, seed) for seed in range(1, 7))]
+    prompts = [Prompt((blocks[0], *(blocks[i] for i in each), block_of(4, 20 + n))) for n, each in enumerate(asked)]
+    if which == "moved":
+        prompts = reordered(prompts, system=1)
+        assert [[blocks.index(block) for block in prompt.context[1:]] for prompt in prompts] == put
+    engine = PrefixEngine(loaded.model, loaded.tokenizer, MemoryStore())
+    with closing(Scheduler(engine, "request", batch=1)) as scheduler:
+        answers = [ticket.result(0) for ticket in scheduler.run(prompts, 4)]
+    whole = generate(loaded.model, loaded.tokenizer, prompts, "full", max_new_tokens=4)
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in whole]
+    assert [answer.rows_computed + answer.rows_reused for answer in answers] == list(map(len, prompts))
+    assert [answer.rows_computed for answer in answers] == {"prefix": prefix, "moved": moved}[which]
+
+
+def test_baselines_are_measured_over_the_same_questions(loaded, prompts):
+    runs = measure_baselines(loaded, prompts, ["full", "prefix", "reordered"], system=1, batch=1, max_new_tokens=1)
+    assert [run.name for run in runs] == ["full prefill", "prefix caching", "reordered prefix caching"]
+    full, prefix, moved = runs
+    assert full.rows_computed == sum(map(len, prompts)) / len(prompts) and full.hit_rate == 0
+    assert moved.rows_computed <= prefix.rows_computed < full.rows_computed and moved.hit_rate >= prefix.hit_rate > 0
 
 
 def test_questions_that_arrive_one_after_the_other_take_as_long_as_that(loaded, prompts):
@@ -75,6 +119,21 @@ def test_the_command_prints_and_writes_a_row_a_mode(folder, tmp_path):
         assert values.reused[run["mode"]] == run["hit_rate"] == 1
 
 
+def test_the_command_prints_and_writes_baselines_beside_the_modes(folder, tmp_path):
+    words = [folder, *QUICK, "--select", "first_k", "--mode", "layer", "--baselines", "prefix,full"]
+    said = json.loads(told("serve-bench", "--model", *words, "--json", "--out", tmp_path / "mine"))
+    methods = ["reuse", "prefix caching", "full prefill"]
+    assert [run["method"] for run in said["runs"]] == methods
+    found = results.read(tmp_path / "mine")
+    assert list(found.timings("serving").candidate) == ["layer", *methods[1:]]
+    rows = found.counts("serving").query("measure == 'rows_computed'").set_index("method")
+    assert list(rows.value) == [run["rows_computed"] for run in said["runs"]]
+    about = rows[["kind", "mode", "select", "ratio"]].agg(tuple, axis=1).to_dict()
+    assert about == {"reuse": ("cold", "block", "first_k", 0.15)} | dict.fromkeys(methods[1:], ("", "full", "none", 0))
+    printed = told("serve-bench", "--model", *words)
+    assert all(name in printed for name in ("async by layer", *methods[1:], "begin with nothing cached"))
+
+
 def test_without_json_a_table_names_every_mode(folder):
     said = told("serve-bench", "--model", folder, *QUICK)
     assert all(name in said for name in ("sync", "async by request", "async by layer"))
@@ -90,6 +149,8 @@ WRONG = {
     "max_new_tokens": ("--max-new-tokens", "0"),
     "mode": ("--mode", "sync,quick"),
     "no mode": ("--mode", ""),
+    "baseline": ("--baselines", "prefix,radix"),
+    "none and a baseline": ("--baselines", "none,full"),
     "start": ("--start", "lukewarm"),
     "engine": ("--engine", "steam"),
     "select": ("--select", "nobody"),
@@ -113,3 +174,4 @@ def test_wrong_arguments_are_refused_before_any_work(loaded, prompts, monkeypatc
     wrong = [{"modes": []}, {"modes": ["quick"]}, {"rate": 0.0}, {"rate": math.nan}, {"batch": 0}, {"loaders": 0}]
     for options in [*wrong, {"start": "x"}, {"engine": "x"}, {"max_new_tokens": 0}, {"prompts": []}]:
         refused(".", measure, loaded, **{"prompts": prompts, **options})
+    refused("unknown baseline 'radix'", measure_baselines, loaded, prompts, ["full", "radix"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_serving import CPU, drawn, reordered, runs
+from store_serving import CPU, drawn, runs
 from typer.testing import CliRunner
 
 from tests import tiny
@@ -21,6 +21,7 @@ from workbench import data, models
 from workbench.app import cli
 from workbench.core.utils.files import bytes_of
 from workbench.data.retrieval_corpus import Corpus
+from workbench.experiments.serving.baselines import reordered
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import prepare

@@ -10,7 +10,7 @@ from workbench import data
 from workbench.app.explore.panels.latency import store_explorer
 from workbench.experiments.latency import ttft
 from workbench.experiments.latency.ttft_model import TtftModel
-from workbench.experiments.serving import serve_bench
+from workbench.experiments.serving import tier_rounds
 from workbench.experiments.simulation.store_replay import GB, Machine, kv_bytes, replay, requests_of, summary
 from workbench.plots.reports import serving
 from workbench.results import schema
@@ -121,7 +121,7 @@ def test_tiers_are_timed_beside_full_attention(loaded, tmp_path):
 
 
 def test_receipts_of_requests_that_are_served_here_tell_each_round(loaded):
-    rows = serve_bench.answered(loaded, data.load("lab", 2, 0, 3), 2)
-    assert [row["round"] for row in rows[::2]] == list(serve_bench.ROUNDS) and all(row["equal"] for row in rows)
-    flat = pd.DataFrame(serve_bench.flat(rows)).groupby("round").sum(numeric_only=True)
+    rows = tier_rounds.answered(loaded, data.load("lab", 2, 0, 3), 2)
+    assert [row["round"] for row in rows[::2]] == list(tier_rounds.ROUNDS) and all(row["equal"] for row in rows)
+    flat = pd.DataFrame(tier_rounds.flat(rows)).groupby("round").sum(numeric_only=True)
     assert flat.reused["empty tiers"] < flat.reused["again"] and flat.bytes["memory empty, folder full"] > 0

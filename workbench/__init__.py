@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill, prefill_many
     from workbench.engine.graphs.cuda_graphs import Runner
     from workbench.engine.pages.paged_pool import Pool
+    from workbench.experiments.leaderboard.board import Board
     from workbench.experiments.leaderboard.measuring import leaderboard
-    from workbench.experiments.leaderboard.ranking import Board, boards
+    from workbench.experiments.leaderboard.ranking import boards
     from workbench.experiments.sweeps.sweep import sweep
     from workbench.experiments.trials.trial import Trial
     from workbench.methods.answered import Generation
@@ -60,8 +61,9 @@ _NAMES = {  # module: what it gives to this one
     "engine.encoding": "encode encode_many",
     "engine.forward": "PrefillOutput PrefillRequest prefill prefill_many",
     "engine.pages.paged_pool": "Pool",
+    "experiments.leaderboard.board": "Board",
     "experiments.leaderboard.measuring": "leaderboard",
-    "experiments.leaderboard.ranking": "Board boards",
+    "experiments.leaderboard.ranking": "boards",
     "experiments.sweeps.sweep": "sweep",
     "experiments.trials.trial": "Trial",
     "methods.generation": "Generation generate",

@@ -14,82 +14,29 @@ a second compare, times of so many requests that wait for each other do not.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from script import options, writer
 
 from workbench import models
 from workbench.core.blocks import Block, Prompt
-from workbench.core.kv import KV
-from workbench.core.plan import Pass, Plan
 from workbench.data.layouts import LAB
-from workbench.engine.assembly import empty
-from workbench.engine.forward import PrefillRequest
-from workbench.experiments.serving.serve_bench import counts, measure
-from workbench.experiments.simulation.simulated_caches import ReorderedPrefixCache
-from workbench.methods import Method, ReadyRequest
-from workbench.methods.modes.full import Full
+from workbench.experiments.serving.baselines import measure_baselines
+from workbench.experiments.serving.serve_bench import measure
+from workbench.experiments.serving.serve_fields import BASELINES
+from workbench.experiments.serving.served import counts
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.methods.serving import MODES
-from workbench.methods.serving.contiguous import ContiguousEngine, HeldBlocks
-from workbench.methods.serving.tickets import Ticket, Wait
 from workbench.models.loading import Loaded
-from workbench.store import fingerprint, key_of
-
-
-@dataclass
-class PrefixEngine(ContiguousEngine):
-    """Computes what stands behind the longest prefix of blocks in `store`, exactly.
-
-    It keeps the KV of every block under the chain of blocks before it, as vLLM's and SGLang's prefix caches do.
-    """
-
-    method: Method | str = field(default_factory=Full)
-
-    def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
-        """Compute the first tokens, and keep the blocks that were computed."""
-        ended = super().prefill(tickets, waits)
-        for ticket in tickets:
-            prompt, kv = ticket.prompt, ticket.held.ready.request.kv
-            first = int(ticket.held.ready.request.plan.rows[0])
-            for key, block, start in zip(self._chain(ticket), prompt.context, prompt.starts, strict=False):
-                if start >= first:
-                    self.store.put(key, kv.slice(start, start + len(block)).lock())
-        return ended
-
-    def _begin(self, ticket: Ticket, held: HeldBlocks) -> None:
-        prompt, found = ticket.prompt, list[KV]()
-        for key in self._chain(ticket):
-            if (kv := held.store.get(key)) is None:
-                break
-            found.append(kv)
-        length = sum(map(len, found))
-        kv = empty(self.model, len(prompt), self._reserve(ticket))
-        for mine, *parts in zip((*kv.keys, *kv.values), *((*one.keys, *one.values) for one in found), strict=True):
-            if parts:
-                mine[:, :length] = torch.cat([part.to(mine.device) for part in parts], 1)
-        rows = torch.arange(length, len(prompt))
-        passes = (Pass(range(length, len(prompt)), len(prompt)),)
-        request = PrefillRequest(prompt.tokens, Plan(rows), kv)
-        held.ready = ReadyRequest(request, passes, len(rows), length)
-
-    def _chain(self, ticket: Ticket) -> list[str]:
-        """Return the key of every context block behind those before it."""
-        model_key, blocks = fingerprint(self.model), ticket.prompt.context
-        return [key_of(model_key, self.model.dtype, block, blocks[:i]) for i, block in enumerate(blocks)]
-
 
 CPU: dict[str, Any] = {"blocks": 40, "block": 64, "per_question": 8, "question": 16, "answer": 4, "loaders": 2}
 CPU |= {"questions": 24, "baseline": 8, "chosen": 8, "batch": 8, "ratio": 0.15, "zipf": 1.0, "seed": 0}
 GPU = CPU | {"blocks": 2000, "block": 128, "per_question": 256, "question": 50, "answer": 8, "loaders": 4}
 GPU |= {"questions": 200, "baseline": 40, "chosen": 12, "batch": 16}
 KINDS = ["warm", "hot", "chosen", "cold", "baselines"]
-REORDERED = "reordered prefix caching"
-BASELINES = {"full prefill": ContiguousEngine, "prefix caching": PrefixEngine, REORDERED: PrefixEngine}
 
 
 def drawn(load: dict[str, Any], vocabulary: int) -> list[Prompt]:
@@ -103,17 +50,6 @@ def drawn(load: dict[str, Any], vocabulary: int) -> list[Prompt]:
         asked = Block(tuple(draw.integers(3, vocabulary, load["question"])))
         prompts.append(Prompt((*(corpus[i] for i in which), asked)))
     return prompts
-
-
-def reordered(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return prompts with their context blocks in the order that a reordering prefix cache gives them, one by one."""
-    numbers: dict[Block, int] = {}
-    cache, made = ReorderedPrefixCache(), list[Prompt]()
-    for prompt in prompts:
-        by_number = {numbers.setdefault(block, len(numbers)): block for block in prompt.context}
-        found = cache.serve(list(by_number))
-        made.append(Prompt((*(by_number[number] for number, _ in found), prompt.blocks[-1])))
-    return made
 
 
 def runs(loaded: Loaded, load: dict[str, Any], paged: bool, kinds: Sequence[str] = KINDS) -> Any:
@@ -138,12 +74,10 @@ def runs(loaded: Loaded, load: dict[str, Any], paged: bool, kinds: Sequence[str]
         served = measure(loaded, few, MODES, method, start=start, engine=engine, batch=batch, **shared)
         rows = counts(served, start, setting | {"batch": batch})
         yield [{"method": "reuse", "ratio": ratio, **row} for row in rows]
-    for name, kind in BASELINES.items() if "baselines" in kinds else ():
-        few = (reordered(prompts) if name == REORDERED else prompts)[: load["baseline"]]
-        two = shared | {"batch": min(2, load["batch"])}  # memory of whole prompts
-        served = measure(loaded, few, ["request"], Full(), start="empty", engine="contiguous", contiguous=kind, **two)
-        about = setting | {"batch": two["batch"]}
-        yield [{"method": name, "ratio": 0.0, **row, "kind": ""} for row in counts(served, "", about)]
+    few, two = prompts[: load["baseline"]], shared | {"batch": min(2, load["batch"])}  # memory of whole prompts
+    for name in BASELINES if "baselines" in kinds else ():
+        served = measure_baselines(loaded, few, [name], **two)
+        yield counts(served, "", setting | {"batch": two["batch"]})
 
 
 def main() -> None:

@@ -1,11 +1,14 @@
 """Tokens of two tokenizers over one text: where each ends, and scores of the one as scores of the other."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from workbench.core.blocks import Block
 
 
 def ends_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
@@ -48,3 +51,18 @@ def dealt(scores: Tensor, texts: Sequence[Shared]) -> Tensor:
     begins = torch.cat([text.begins + first for text, first in zip(texts, firsts, strict=False)])
     ends = torch.cat([text.ends + first for text, first in zip(texts, firsts, strict=False)])
     return (sums[ends] - sums[begins]).float()
+
+
+class Retokenized(NamedTuple):
+    """A block in the tokens of another tokenizer, and how these share characters with its own."""
+
+    read: Block
+    tokens: Shared
+
+
+@lru_cache(maxsize=2048)
+def retokenized(theirs: Any, ours: Any, tokens: tuple[int, ...]) -> Retokenized:
+    """Return a block of `ours` as the tokenizer `theirs` writes it; passages that come again are kept."""
+    text = ours.decode(tokens, clean_up_tokenization_spaces=False)
+    read = Block(tuple(theirs(text, add_special_tokens=False)["input_ids"]) or (0,))
+    return Retokenized(read, shared(ends_of(theirs, read.tokens), ends_of(ours, tokens)))

@@ -14,6 +14,7 @@ from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal, visible, window
 from workbench.core.plan import Choose, Pass, Plan
 from workbench.engine.assembly import empty
+from workbench.engine.encoding import watch
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.models.families import declared_window, decoder_config
 
@@ -172,6 +173,20 @@ def from_question(
                 total[here] += weights.sum((0, 1))
         found.append(total[: prompt.starts[-1]])
     return found
+
+
+def question_attention(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers) -> list[Tensor]:
+    """[T] attention that context tokens get from the question under full attention, summed over layers and heads."""
+    lengths, totals = [len(prompt) for prompt in prompts], [torch.zeros(len(p)).to(model.device) for p in prompts]
+
+    def see(layer: int, queries: Tensor, keys: Tensor) -> None:
+        for number, (q, k) in enumerate(zip(queries.split(lengths, 1), keys.split(lengths, 1), strict=True)):
+            rows = prompts[number].question
+            for _, scores in logits(model, layer, q[:, rows[0] :], k, rows):
+                totals[number] += scores.softmax(-1).sum((0, 1))
+
+    watch(model, [prompt.tokens for prompt in prompts], see, layers_of(model, layers))
+    return [total[: prompt.starts[-1]].cpu() for total, prompt in zip(totals, prompts, strict=True)]
 
 
 def question_pass(model: PreTrainedModel, prompt: Prompt, layers: Layers) -> Pass:

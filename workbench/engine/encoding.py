@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -183,3 +184,12 @@ def packs(lengths: Sequence[int], tokens: float = PACK) -> list[list[int]]:
         groups[-1].append(i)
         total += length
     return groups
+
+
+def even_packs(lengths: Sequence[int], room: float) -> list[list[int]]:
+    """Group neighbours of these lengths into as few groups as fit in `room` tokens, none much longer than another."""
+    fewest, total = packs(lengths, room), sum(lengths)
+    for most in np.arange(total / len(fewest), min(room, total), total / len(lengths) / 2):
+        if len(even := packs(lengths, most)) == len(fewest):
+            return even
+    return fewest

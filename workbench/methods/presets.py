@@ -35,6 +35,7 @@ class Published:
 
 _block: Callable[..., dict[str, Any]] = partial(dict, mode="block")
 _after_system = partial(_block, prepare="after_system")
+CACHEBLEND = "the quality of full attention, the first token 2.2 to 3.3 times sooner"  # reported of its whole system
 METHODS = {
     "full": Published("Full attention", "Vaswani et al., arXiv:1706.03762", {"mode": "full"}, follows=""),
     "block": Published(
@@ -44,18 +45,30 @@ METHODS = {
         "48.0% where full attention has 67.9%, and 68.4% once the model is tuned for it",
         follows="released code",
     ),
-    "prompt-cache": Published("PromptCache", "arXiv:2311.04934", _block(positions="naive"), follows="a description"),
-    "superposition": Published("Superposition", "arXiv:2404.06910", {"mode": "superposition"}),
+    "prompt-cache": Published(
+        "PromptCache",
+        "arXiv:2311.04934",
+        _block(positions="naive"),
+        "32.4% on 2WikiMultihopQA where full attention has 73.2%, in Block-Attention's comparison",
+        follows="a description",
+    ),
+    "superposition": Published(
+        "Superposition",
+        "arXiv:2404.06910",
+        {"mode": "superposition"},
+        "30.1% on 2WikiMultihopQA where full attention has 73.2%, in Block-Attention's comparison",
+    ),
     "full-reuse": Published(
         "Full Reuse",
         "FusionRAG (Wang et al., From Prefix Cache to Fusion RAG Cache, arXiv:2601.12904), section 2.2.1",
         _after_system(),
+        "F1 of 0.712 where full attention has 0.852, on TriviaQA; up to 55% lower on MuSiQue",
     ),
     "cacheblend": Published(
         "CacheBlend",
         "arXiv:2405.16444",
         _after_system(select="kv_deviation", ratio=0.15),
-        "the quality of full attention, the first token 2.2 to 3.3 times sooner",
+        CACHEBLEND,
     ),
     "cache-craft": Published(
         "Cache-Craft",
@@ -95,6 +108,7 @@ METHODS = {
         "CacheBlend, gradual filtering",
         "arXiv:2405.16444, section 4.3",
         _after_system(select="kv_deviation(fresh=True, stages=(0.3, 0.2))", ratio=0.15),
+        CACHEBLEND,
     ),
     "sam-kv": Published(
         "SAM-KV",
@@ -117,10 +131,19 @@ METHODS = {
         "98% of full attention's score on retrieved passages",
         follows="released code",
     ),
-    "turborag": Published("TurboRAG, composite positions", "arXiv:2410.07590", _block(positions="shared")),
+    "turborag": Published(
+        "TurboRAG, composite positions",
+        "arXiv:2410.07590",
+        _block(positions="shared"),
+        "the quality of full attention from a model fine-tuned for it, the first token 8.6 times sooner on average",
+    ),
     "link0": Published("EPIC, LegoLink-0", "arXiv:2410.15332", _block(prepare="link0"), follows="released code"),
     "mepic": Published(
-        "MEPIC", "arXiv:2512.16822", _block(select="first_k(k=16)", ratio=None), follows="a description"
+        "MEPIC",
+        "arXiv:2512.16822",
+        _block(select="first_k(k=16)", ratio=None),
+        "as accurate as other position-independent caches in down to half the memory, a fifth for long prompts",
+        follows="a description",
     ),
     "psr": Published(
         "PSR",

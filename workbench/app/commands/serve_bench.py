@@ -16,13 +16,13 @@ from workbench.core.utils.files import check_folder
 from workbench.experiments.serving.serve_fields import ServeFields
 
 if TYPE_CHECKING:
-    from workbench.experiments.serving.serve_bench import Served
+    from workbench.experiments.serving.served import Served
 
 app = typer.Typer(add_completion=False)
 OPTIONS = ("start", "engine", "rate", "batch", "loaders", "max_new_tokens", "seed")  # of `measure`
 
 
-@app.command(epilog="Example: workbench serve-bench --model lab-full --rate 8 --mode sync,layer --out runs/mine")
+@app.command(epilog="Example: workbench serve-bench --model lab-full --rate 8 --baselines prefix --out runs/mine")
 @taking(of_fields(ServeFields, defaults={}))
 def serve_bench(
     *,
@@ -38,7 +38,9 @@ def serve_bench(
     asked = ServeFields(**given)
     with progress("serving"), importing():  # torch and transformers: not for `--help`
         from workbench import data, models
-        from workbench.experiments.serving import serve_bench as bench
+        from workbench.experiments.serving import served
+        from workbench.experiments.serving.baselines import measure_baselines
+        from workbench.experiments.serving.serve_bench import measure
         from workbench.experiments.trials.record import device_name, versions
         from workbench.experiments.trials.trial_measures import check_context
         from workbench.methods.config import MethodConfig
@@ -57,21 +59,24 @@ def serve_bench(
         check_context(loaded.spec.context, samples, prompts)
         method = config.method(system=bool(loaded.layout.system))
         assert isinstance(method, Reuse)
-        origin = {**this_run(), **bench.origin(asked), "device": device_name(loaded.model.device)}
-        runs = bench.measure(loaded, prompts, asked.modes, method, **options, progress=advance)
+        origin = {**this_run(), **served.origin(asked), "device": device_name(loaded.model.device)}
+        runs = measure(loaded, prompts, asked.modes, method, **options, progress=advance)
+        same = {name: options[name] for name in options if name not in ("start", "engine")}
+        names, system = asked.without_reuse, int(bool(loaded.layout.system))
+        runs += measure_baselines(loaded, prompts, names, system=system, **same, progress=advance)
     if out is not None:
         origin["versions"] = versions() | data.versions(asked.data)
         with Writer(out, f"serving@{Path(asked.model).name}", **origin) as tables:
-            tables.timings(bench.timings(runs, bench.setting(asked)))
-            tables.counts(bench.counts(runs, asked.start, bench.setting(asked)))
+            tables.timings(served.timings(runs, served.setting(asked)))
+            tables.counts(served.counts(runs, asked.start, served.setting(asked)))
     about = {"model": asked.model, "data": asked.data, "device": origin["device"], "engine": runs[0].engine}
     line = json.dumps(about | {"start": asked.start, "rate": asked.rate, "runs": [run.to_json() for run in runs]})
     show(as_json, line, report(about, runs))
 
 
 def report(about: dict[str, str], runs: Sequence["Served"]) -> Group:
-    """Return a table with a row a mode."""
-    from workbench.experiments.serving.serve_bench import NAMES
+    """Return a table with a row a mode and baseline."""
+    from workbench.experiments.serving.served import NAMES, REUSE
 
     table = Table(box=None, pad_edge=False)
     for name in ("mode", "TTFT mean, ms", "median", "p95", "answers a second", "idle", "hit rate", "tokens computed"):
@@ -79,6 +84,8 @@ def report(about: dict[str, str], runs: Sequence["Served"]) -> Group:
     for run in runs:
         times = (f"{1e3 * seconds:.1f}" for seconds in (run.ttft_mean, run.ttft.p50, run.ttft.p95))
         shares = (f"{run.per_second:.2f}", f"{run.idle:.0%}", f"{run.hit_rate:.0%}", f"{run.rows_computed:.0f}")
-        table.add_row(NAMES[run.mode], *times, *shares)
+        table.add_row(NAMES.get(run.name, run.name), *times, *shares)
     head = f"[bold]{plain(about['model'])} on {plain(about['data'])}: {runs[0].questions} questions[/]"
-    return Group(head, "", table, "", f"[dim]{plain(about['device'])} · engine {plain(about['engine'])}[/]")
+    foot = f"[dim]{plain(about['device'])} · engine {plain(about['engine'])}[/]"
+    beside = "[dim]Baselines give each request a contiguous KV, and begin with nothing cached.[/]"
+    return Group(head, "", table, "", foot, *([beside] if any(run.method != REUSE for run in runs) else []))

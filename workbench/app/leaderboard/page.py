@@ -1,7 +1,7 @@
 """A leaderboard as one HTML page that loads nothing: tables that sort by a click on a heading, and their figures."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.app.console.text import in_full, labels, plain
+from workbench.app.leaderboard import columns
 from workbench.experiments.leaderboard import HIGHER
-from workbench.experiments.leaderboard.ranking import Board, Standing
+from workbench.experiments.leaderboard.board import Board
+from workbench.experiments.leaderboard.standings import Standing
 from workbench.methods.presets import METHODS
 from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports import leaderboard as drawn
@@ -27,7 +29,7 @@ def page(boards: Sequence[Board], notes: Sequence[str] = (), budget: float | Non
         if figure := drawn.curves(same):
             first = shown[-len(few)]
             first["figures"].insert(0, (f"curves-{len(shown)}", inert(json.loads(figure.to_json()))))
-    return render("leaderboard", title="Leaderboard", boards=shown, head=list(drawn.head().values()), notes=list(notes))
+    return render("leaderboard", title="Leaderboard", boards=shown, notes=list(notes))
 
 
 def _same(board: Board) -> tuple[Any, ...]:
@@ -37,16 +39,19 @@ def _same(board: Board) -> tuple[Any, ...]:
 
 def _board(number: int, board: Board) -> dict[str, Any]:
     figures = {"apart": drawn.critical(board), "front": drawn.front(board), "kinds": drawn.kinds(board)}
-    rows = [_row(board.full, "full")] if board.full else []
-    rows += [_row(entry, "first" if entry.rank == 1 else "") for entry in board.entries]
-    rows += [_row(entry, "over") for entry in board.over]
+    names = columns.measured(board)
+    rows = [_row(board.full, names, "full")] if board.full else []
+    rows += [_row(entry, names, "first" if entry.rank == 1 else "") for entry in board.entries]
+    rows += [_row(entry, names, "over") for entry in board.over]
     lines = [f"Not told apart: {'; '.join(group)}." for group in board.together]
     if board.over:
         lines.append(f"Over the budget: {'; '.join(entry.method for entry in board.over)}.")
+    lines += [f"{line[:1].upper()}{line[1:]}." for line in columns.costs(board)]
     return {
         "title": board.title,
         "about": f"{drawn.about(board)} Ranked by {drawn.measure_of(board).words}.",
         "unkept": f"{board.unkept[:1].upper()}{board.unkept[1:]}.",
+        "head": [columns.head()[name] for name in names],
         "rows": rows,
         "lines": lines,
         "reported": list(map(_reported, filter(_known, (*board.entries, *board.over)))),
@@ -65,30 +70,31 @@ def _known(entry: Standing) -> bool:
 def _reported(entry: Standing) -> tuple[str, str, str, str]:
     """Return a method, its source, what is reported there, and its score on this board beside full attention's."""
     published, name = METHODS[entry.method], next((one for one in REPORTED if one in entry.gaps), "")
-    here = f"{drawn.head()[name]} {drawn.cells(entry)[name][1]}, {drawn.ends(entry, name, 'gaps')}" if name else "–"
+    here = f"{columns.head()[name]} {columns.cells(entry)[name][1]}, {columns.gap(entry, name)}" if name else "–"
     return published.title, published.source, published.reported, here
 
 
-def _row(entry: Standing, look: str) -> dict[str, Any]:
-    found = drawn.cells(entry)
+def _row(entry: Standing, names: Sequence[str], look: str) -> dict[str, Any]:
+    found = columns.cells(entry)
     made = []
-    for name in drawn.head():
+    for name in names:
         value, text = found[name]
         key = entry.method if name == "method" else "" if value is None else f"{value:.9g}"
         cell = {"value": key, "text": text}
         if name in HIGHER:
-            cell |= {"ends": drawn.ends(entry, name), "gap": f"{drawn.ends(entry, name, 'gaps')} from full attention"}
+            cell |= {"ends": columns.ends(entry, name), "gap": f"{columns.gap(entry, name)} from full attention"}
         made.append(cell)
     return {"look": look, "cells": made}
 
 
 REPORTED = ("f1", "em", "kl")  # measures that stand beside what is published, the first that is known
 QUALITY = ("rank", "method", "average", *HIGHER)
-COSTS = ("method", "charged", "ttft", "storage", "preprocess", "front")
+COSTS = ("method", "charged", "ttft", "speedup", "storage", "preprocess", "front")
 SHORT = {
     "average": "avg",
     "preprocess": "prep, ms/tok",
-    "storage": "MB/1,000",
+    "storage": "MB/1,000 tok",
+    "speedup": "speedup",
     "method": "",
     "nll": "nll",
     "contains": "alias",
@@ -110,10 +116,10 @@ def index(boards: Sequence[Board]) -> Group:
         best = board.entries[0]
         alike = max((len(group) - 1 for group in board.together if best.method in group), default=0)
         ends = [one and one.scores.get(board.by) for one in (best, board.full)]
-        scores = [drawn.written(each[0] if each else None, board.by) for each in ends]
+        scores = [columns.written(each[0] if each else None, board.by) for each in ends]
         about = (board.model, board.data, board.passages, board.run, board.budget and f"{board.budget:.0%}", board.n)
         row = dict(zip(ABOUT, ("" if value is None else str(value) for value in about), strict=True))
-        row |= {"by": drawn.head()[board.by], "best": best.method, "score": scores[0], "full": scores[1]}
+        row |= {"by": columns.head()[board.by], "best": best.method, "score": scores[0], "full": scores[1]}
         rows.append(row | {"alike": f"{alike} of {len(board.entries)}"})
     shared = [name for name in (*ABOUT, "by") if len({row[name] for row in rows}) == 1]
     names = [name for name in rows[0] if name not in (*shared, "model", "data")]
@@ -142,17 +148,18 @@ def _asked(row: Mapping[str, str]) -> tuple[str, str]:
 
 def report(board: Board) -> Group:
     """Return a board as tables: quality, what the questions do not tell apart, costs, kinds of question."""
-    ranked = f"mean rank (avg) of {drawn.head()[board.by]}, {'higher' if HIGHER[board.by] else 'lower'} is better"
+    ranked = f"mean rank (avg) of {columns.head()[board.by]}, {'higher' if HIGHER[board.by] else 'lower'} is better"
     listed = _listed(board)
     short = labels([entry.method for entry in listed])
     parts: list[RenderableType] = [
         f"[bold]{plain(board.title)}[/]: {board.n} questions by {ranked}",
         f"[dim]{plain(board.device)}[/]",
         *([board.unkept] if board.unkept else []),
-        _table(QUALITY, listed, short, board.by),
+        _table(QUALITY, board, short, paired=True),
         *_groups(board, short),
         "",
-        _table(COSTS, listed, short, ""),
+        _table(COSTS, board, short),
+        *(f"[dim]{plain(line)}[/]" for line in columns.costs(board)),
     ]
     if any(entry.kinds for entry in board.entries):
         parts += ["", *_kinds(board, short)]
@@ -166,20 +173,24 @@ def _listed(board: Board) -> list[Standing]:
     return [*([board.full] if board.full else []), *board.entries, *board.over]
 
 
-def _table(columns: Sequence[str], entries: Iterable[Standing], short: Mapping[str, str], by: str) -> Table:
-    names = drawn.head()
+def _table(asked: Sequence[str], board: Board, short: Mapping[str, str], paired: bool = False) -> Table:
+    """Return the columns that are known; `paired` adds the interval of the difference from full attention's score."""
+    names, by = columns.head(), board.by
+    shown = [name for name in columns.measured(board) if name in asked]
+    of = "gaps" if board.full and by in board.full.gaps else "scores"
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
+    for name in shown:
         if name == "method":
             table.add_column(SHORT["method"], no_wrap=True)
         else:
             table.add_column(SHORT.get(name, names[name]), justify="right")
-    if by:
-        table.add_column(f"{names[by]}, 95%", style="dim", justify="right")
-    for entry in entries:
-        row = drawn.cells(entry)
-        interval = [drawn.ends(entry, by)] if by else []
-        table.add_row(*(Text(short[entry.method] if name == "method" else row[name][1]) for name in columns), *interval)
+    if paired:
+        head = f"{names[by]} - full, 95%" if of == "gaps" else f"{names[by]}, 95%"
+        table.add_column(head, style="dim", justify="right")
+    for entry in _listed(board):
+        row = columns.cells(entry)
+        interval = [columns.ends(entry, by, of)] if paired else []
+        table.add_row(*(Text(short[entry.method] if name == "method" else row[name][1]) for name in shown), *interval)
     return table
 
 
@@ -195,11 +206,11 @@ def _kinds(board: Board, short: Mapping[str, str]) -> list[RenderableType]:
     found: list[RenderableType] = []
     for begin in range(0, len(kinds), KINDS):
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column(drawn.head()[board.by], no_wrap=True)
+        table.add_column(columns.head()[board.by], no_wrap=True)
         for kind in kinds[begin : begin + KINDS]:
             table.add_column(plain(kind), justify="right", max_width=13)
         for entry in _listed(board):
-            row = [drawn.written(entry.kinds.get(kind), board.by) for kind in kinds[begin : begin + KINDS]]
+            row = [columns.written(entry.kinds.get(kind), board.by) for kind in kinds[begin : begin + KINDS]]
             table.add_row(Text(short[entry.method]), *row)
         found.append(table)
     return found

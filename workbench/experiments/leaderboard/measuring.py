@@ -13,7 +13,8 @@ from typing import Any
 from workbench.core.errors import BadInput, not_allowed
 from workbench.core.utils import runner
 from workbench.core.utils.watched import Progress, watched
-from workbench.experiments.leaderboard.ranking import Board, boards
+from workbench.experiments.leaderboard.board import Board
+from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.sweeps import sweep as sweeps
 from workbench.experiments.sweeps import sweep_grid
 from workbench.experiments.sweeps.sweep_grid import Case, cases

@@ -5,126 +5,34 @@ boards(results.read("runs/leaderboard"))
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from workbench.core.errors import BadInput, not_allowed
+from workbench.core.errors import BadInput
 from workbench.experiments.leaderboard import HIGHER, check_by
-from workbench.methods.presets import METHODS, name_of
+from workbench.experiments.leaderboard.board import Board
+from workbench.experiments.leaderboard.standings import (
+    ANSWERED,
+    ASKED,
+    TRIAL,
+    Ends,
+    Entry,
+    Scores,
+    Standing,
+    answers_of,
+    costs_of,
+    entries_of,
+)
+from workbench.experiments.leaderboard.timed_apart import TimedApart, timed_apart
 from workbench.metrics.answers import bootstraps, wilson
-from workbench.metrics.paired import Ranks, ranks
-from workbench.results import METHOD, Results, expanded
+from workbench.metrics.paired import ranks
+from workbench.results import METHOD, Results
 from workbench.results.summary import RIGHT
 
-ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # trials of these were asked the same
-TRIAL = [*ASKED, *METHOD]
-ANSWERED = ["question", "kind", "device", *HIGHER]  # what else is read of answers
-ABOUT = {"passages": "passages", "run": "training_seed"}  # fields of a board, and columns of results
 SLACK = 0.005  # by which a charged share may lie over a budget: shares of shipped results are rounded
-POLICIES = ("select", "correct", "attend", "sparse")
-NUMBERS = ("passages", "seed", "training_seed", "ratio", "chunk")
-COSTS = ("charged_share", "rows_charged", "rows_reused", "prompt_tokens", "bytes_loaded", "preprocess_ms")
-Ends = tuple[float, float, float]  # a mean and its 95% interval
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A method on a board.
-
-    rank           its place, from 1; None for full attention and for a method over the budget
-    average_rank   over the questions
-    scores         of each measure (mean, low, high), with its 95% interval over questions
-    gaps           of each measure the mean difference from full attention's, paired by question, with its interval
-    kinds          of each kind of question the mean of the measure that ranks
-    charged        share of the prompt's tokens that a request computes, selection included; None: not known
-    ttft_ms        median time to first token on this device
-    storage_mb     cached keys and values of 1,000 tokens of passages
-    preprocess_ms  per token of a passage, to encode it beforehand
-    front          no method of the board is better at a smaller or equal charged share
-    """
-
-    method: str
-    fields: dict[str, Any]
-    n: int
-    rank: int | None = None
-    average_rank: float | None = None
-    scores: dict[str, Ends] = field(default_factory=dict)
-    gaps: dict[str, Ends] = field(default_factory=dict)
-    kinds: dict[str, float] = field(default_factory=dict)
-    charged: float | None = None
-    ttft_ms: float | None = None
-    storage_mb: float | None = None
-    preprocess_ms: float | None = None
-    front: bool = False
-
-
-Scores = dict[str, np.ndarray]  # of a method: every question's number, kind and measures
-Entry = tuple[Standing, Scores]
-
-
-@dataclass(frozen=True)
-class Board:
-    """Methods on the same questions, ranked; `full` is full attention, `over` are methods over the budget.
-
-    `together` are groups of methods, by name, that these questions do not tell apart; `unmet` is the largest budget
-    asked for, where too few methods keep it, so that every method is ranked at what it charges. `run` is the model's
-    training seed.
-    """
-
-    source: str
-    model: str
-    data: str
-    by: str
-    budget: float | None
-    device: str
-    n: int
-    entries: tuple[Standing, ...]
-    full: Standing | None
-    over: tuple[Standing, ...]
-    ranks: Ranks
-    together: tuple[tuple[str, ...], ...]
-    unmet: float | None = None
-    passages: int | None = None
-    run: int | None = None
-
-    def __repr__(self) -> str:
-        best = f", best {self.entries[0].method!r}" if self.entries else ""
-        return f"Board({self.title}: {len(self.entries)} methods by {self.by}{best})"
-
-    @property
-    def title(self) -> str:
-        """Say which model, data and budget."""
-        within = "" if self.budget is None else f", at most {self.budget:.0%} charged"
-        return f"{self.model} on {self.data}{within}"
-
-    @property
-    def unkept(self) -> str:
-        """Say that the budget could not be kept, and how methods are ranked instead; "" where it could."""
-        least = min((e.charged for e in self.entries if e.charged), default=None)
-        if self.unmet is None or least is None:
-            return ""
-        few = f"no two methods keep a budget of {self.unmet:.0%} on these prompts (the cheapest computes {least:.0%})"
-        return f"{few}: all are ranked, each at what it charges"
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """Return a row a method, full attention first: rank, scores with their 95% intervals, and costs."""
-        rows = []
-        for one in filter(None, (self.full, *self.entries, *self.over)):
-            row: dict[str, Any] = {"method": one.method, "rank": one.rank}
-            for name, (value, low, high) in one.scores.items():
-                row |= {name: value, f"{name}_low": low, f"{name}_high": high}
-            rows.append(row | {name: getattr(one, name) for name in ("charged", "ttft_ms", "storage_mb", "front", "n")})
-        return pd.DataFrame(rows)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        about = asdict(self) | {"title": self.title}
-        tests = about.pop("ranks") | {"p": [[*pair, p] for pair, p in self.ranks.p.items()]}
-        return about | {"ranks": tests}
 
 
 def boards(
@@ -149,13 +57,13 @@ def boards(
     Raises BadInput for an unknown measure, a model or data that no results are of, and for results without a board.
     """
     check_by(by)
-    answers = _own(found.coded("answers", "trial", [*TRIAL, *ANSWERED]), model, data)
-    costs = _costs(found)
+    answers = answers_of(found.coded("answers", "trial", [*TRIAL, *ANSWERED]), model, data)
+    costs = costs_of(found)
     asked_alike = answers.groupby(ASKED, sort=False, dropna=False, observed=True)
     means = whole is not None and asked_alike.ngroups > whole
     made = []
     for _, asked in asked_alike:
-        entries = _entries(asked, costs)
+        entries = entries_of(asked, costs)
         wanted = budgets or sorted({e.fields["charged"] for e, _ in entries if e.fields.get("charged")}) or (None,)
         ranked = [board for budget in wanted if (board := _board(asked, entries, budget, by, least, means))]
         if not ranked and budgets and (board := _board(asked, entries, None, by, least, means)):
@@ -163,76 +71,21 @@ def boards(
         made += ranked
     if not made:
         raise BadInput(f"{' and '.join(found.sources)}: no {least} methods of one model were asked the same questions")
-    return made if not means or len(made) > (whole or 0) else boards(found, budgets, by, model, data, least)
+    if means and len(made) <= (whole or 0):
+        return boards(found, budgets, by, model, data, least)
+    apart = timed_apart(found)
+    return [_beside(board, apart[board.source]) if board.source in apart else board for board in made]
 
 
-def _own(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
-    for name, value in (("model", model), ("data", data)):
-        if value and len(answers) and value not in set(answers[name]):
-            raise not_allowed(name, value, sorted(set(answers[name])))
-        answers = answers[answers[name] == value] if value else answers
-    answers = _filled(answers[[*TRIAL, *ANSWERED]])
-    return answers.assign(trial=answers.groupby(TRIAL, sort=False, observed=True).ngroup())
+def _beside(board: Board, timed: TimedApart) -> Board:
+    """Return a board with the speedups of methods that were timed apart."""
 
+    def beside(entry: Standing) -> Standing:
+        return replace(entry, speedup=timed.speedup(entry.method, entry.charged))
 
-def _filled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows without gaps in the columns of TRIAL: -1 for a number, "" for a policy that is none."""
-    # Older results lack what is "none" today.
-    texts = {name: rows[name].astype(object).replace("none", "") for name in POLICIES}
-    return rows.assign(**texts, **{name: rows[name].fillna(-1) for name in NUMBERS})
-
-
-def _costs(found: Results) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Return of each trial what a request costs, as far as it is known, and the budget that its trial was asked for."""
-    counts, timed = (_filled(found.table(table, "trial")) for table in ("counts", "timings"))
-    counts = expanded(counts[counts.measure.isin(COSTS) & counts.kind.isin(["", "all"])], "charged")
-    known = counts.pivot_table("value", TRIAL, "measure", aggfunc="last").reindex(columns=COSTS)
-    known = known.join(counts.groupby(TRIAL).charged.last())
-    known = known.join(timed.groupby(TRIAL).ms.last().rename("ttft_ms"), how="outer")
-    full = known.rows_charged[known.index.get_level_values("mode") == "full"].groupby(ASKED).last()
-    whole = full.reindex(known.index.droplevel(list(METHOD))).to_numpy()  # full attention computes all tokens
-    known["charged_share"] = known.charged_share.fillna(
-        known.rows_charged / known.prompt_tokens.fillna(pd.Series(whole, known.index))
-    )
-    trials = known.to_dict("index").items()
-    return {trial: {name: value for name, value in row.items() if pd.notna(value)} for trial, row in trials}
-
-
-def _entries(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> list[Entry]:
-    """Return the methods that were asked, each with its answers."""
-    # A later row that tells less of a question does not take the place of one that tells more.
-    known = asked.sort_values("kl", key=pd.notna, kind="stable")
-    known = known.assign(**{name: pd.factorize(known[name])[0] for name in ("trial", "question")})
-    known = known.drop_duplicates(["trial", "question"], keep="last").sort_values("trial", kind="stable")
-    columns = {name: known[name].to_numpy() for name in ("question", "kind", *HIGHER)}
-    begin = np.flatnonzero(np.diff(known.trial, prepend=-1))
-    parts = {name: np.split(column, begin[1:]) for name, column in columns.items()}
-    groups = [
-        (key, {name: part[at] for name, part in parts.items()})
-        for at, key in enumerate(known[TRIAL].iloc[begin].itertuples(index=False, name=None))
-    ]
-    encoded: dict[str, float] = {}  # by preprocessing: methods that share one find its blocks in place
-    for key, _ in groups:
-        if (ms := costs.get(key, {}).get("preprocess_ms")) is not None:
-            prepare = key[TRIAL.index("prepare")]
-            encoded[prepare] = max(ms, encoded.get(prepare, 0.0))
-    made = []
-    for key, rows in groups:
-        cost, first = costs.get(key, {}), dict(zip(TRIAL, key, strict=True))
-        fields = {name: first[name] for name in METHOD[1:] if first[name] not in ("", -1)}
-        fields |= {"charged": cost["charged"]} if "charged" in cost else {}
-        full = first["mode"] == "full"
-        entry = Standing(
-            first["method"] if first["method"] in METHODS else name_of(fields) or first["method"],
-            fields,
-            len(rows["question"]),
-            charged=1.0 if full else cost.get("charged_share"),
-            ttft_ms=cost.get("ttft_ms"),
-            storage_mb=cost["bytes_loaded"] / cost["rows_reused"] / 1e3 if cost.get("rows_reused") else None,
-            preprocess_ms=None if full else encoded.get(first["prepare"]),
-        )
-        made.append((entry, rows))
-    return made
+    entries, full = tuple(map(beside, board.entries)), board.full and beside(board.full)
+    known = any(entry.speedup for entry in entries)
+    return replace(board, entries=entries, full=full, timed=timed.about) if known else board
 
 
 def _board(
@@ -276,8 +129,14 @@ def _board(
         tuple(made[len(order) : len(order) + len(over)]),
         ranked,
         tuple(tuple(names[at] for at in group) for group in ranked.together),
-        **{name: int(number) for name, at in ABOUT.items() if (number := asked[at].iloc[0]) >= 0},
+        passages=_number(asked.passages),
+        run=_number(asked.training_seed),
     )
+
+
+def _number(column: pd.Series) -> int | None:
+    """Return the number that all rows share, None where they have none."""
+    return int(column.iloc[0]) if column.iloc[0] >= 0 else None
 
 
 def _is_full(entry: Standing) -> bool:

@@ -7,144 +7,44 @@
 
 On a GPU requests share the pages of a pool and read cached blocks in place; on a CPU each has a contiguous KV.
 
-`answered`: three rounds of the same questions: with empty tiers, again, and with an empty memory over the folder that
-was filled.
+Baselines are in `baselines`, rows of results in `served`.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 from time import perf_counter, sleep
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.utils.stages import stage
-from workbench.data import Sample
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.paged_pool import Pool
-from workbench.experiments.serving.serve_fields import ServeFields, check_load
+from workbench.experiments.serving.serve_fields import check_load
+from workbench.experiments.serving.served import Served
 from workbench.methods import Method
 from workbench.methods.engines import PAGE, EngineChoice, choose_engine
-from workbench.methods.generation import generate
 from workbench.methods.method_fields import check_schedulers
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.serving import MODES, Engine, Scheduler, Ticket
 from workbench.methods.serving.contiguous import ContiguousEngine
 from workbench.methods.serving.paged import PagedEngine
 from workbench.methods.serving.scheduler import Mode
-from workbench.metrics.answers import Records
-from workbench.metrics.latency import Quantiles, quantiles
 from workbench.models.loading import Loaded
 from workbench.models.model_names import check_length
-from workbench.store import UNLIMITED, FolderStore, HostTier, MemoryStore, StoreTier, TieredStore
+from workbench.store import UNLIMITED, FolderStore, HostTier, StoreTier, TieredStore
 from workbench.store.events import Events, idle_share
 from workbench.store.tiering.pages import PageTier
 
-ROUNDS = ("empty tiers", "again", "memory empty, folder full")
-
-
-def answered(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 8) -> Records:
-    """Return a row a round and question: {round, question, answer, equal, ttft_ms, seconds by stage, receipt}.
-
-    `equal`: the answer has the tokens of `generate`, one question at a time, without scheduler and tiers.
-    """
-    loaded = Loaded(*loaded)
-    model, tokenizer, layout = loaded
-    prompts, method = layout.prompts(samples, tokenizer), Reuse(prepare=AfterSystem())
-    alone: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": layout.stop}
-    expected = [generate(model, tokenizer, [prompt], method, MemoryStore(), **alone)[0] for prompt in prompts]
-    rows: Records = []
-    with TemporaryDirectory() as place:
-        for name, store in zip(ROUNDS, _tiers_here(Path(place)), strict=True):
-            engine = ContiguousEngine(model, tokenizer, store, method, stop=layout.stop)
-            with closing(Scheduler(engine, "request", batch=len(prompts))) as scheduler:
-                tickets = scheduler.run(prompts, max_new_tokens)
-            for sample, ticket, other in zip(samples, tickets, expected, strict=True):
-                got = ticket.result(0)
-                row: dict[str, Any] = {"round": name, "question": sample.question, "answer": got.text.strip()}
-                row |= {"equal": got.tokens == other.tokens, "ttft_ms": 1e3 * got.ttft, "receipt": got.receipt}
-                rows.append(row)
-    return rows
-
-
-def _tiers_here(place: Path) -> Iterator[TieredStore]:
-    """Yield the tiers of every round."""
-    first = TieredStore([HostTier(), StoreTier(FolderStore(place / "blocks", new=True))], write="through")
-    yield first
-    yield first
-    yield TieredStore([HostTier(), StoreTier(FolderStore(place / "blocks"))])
-
-
-def flat(rows: Sequence[dict[str, Any]]) -> Records:
-    """Return the rows with counts in the place of receipts, for a table."""
-    return [
-        {name: value for name, value in row.items() if name != "receipt"}
-        | {
-            "reused": row["receipt"].count("reused"),
-            "shifted": row["receipt"].shifted,
-            "recomputed": row["receipt"].recomputed,
-            "encoded": row["receipt"].count("encoded"),
-            "computed": row["receipt"].count("computed"),
-            "bytes": sum(row["receipt"].bytes.values()),
-            "tiers": ", ".join(f"{size / 1e6:.1f} {tier}" for tier, size in row["receipt"].bytes.items()) or "–",
-            "misses": ", ".join(f"{n} {reason}" for reason, n in row["receipt"].misses.items()) or "–",
-        }
-        for row in rows
-    ]
-
-
-NAMES = {"sync": "sync", "request": "async by request", "layer": "async by layer"}
 WARM_UP = 2  # questions that a CPU answers before anything is timed
-
-
-@dataclass(frozen=True)
-class Served:
-    """The questions under one mode of the scheduler.
-
-    seconds         from the first arrival until the last answer
-    ttfts           seconds from arrival to first token, a question
-    idle            share of that time in which the engine computed nothing
-    hit_rate        share of the context blocks that were found in pages, memory or on disk
-    rows_computed   tokens computed for a question, the mean; blocks that are encoded for the cache are not counted
-    """
-
-    mode: str
-    engine: str
-    questions: int
-    seconds: float
-    ttfts: tuple[float, ...]
-    idle: float
-    hit_rate: float
-    rows_computed: float
-
-    @property
-    def ttft(self) -> Quantiles:
-        """Percentiles of the time to first token, in seconds."""
-        return quantiles(self.ttfts)
-
-    @property
-    def ttft_mean(self) -> float:
-        """Mean time to first token, in seconds."""
-        return float(np.mean(self.ttfts))
-
-    @property
-    def per_second(self) -> float:
-        """Answers a second."""
-        return self.questions / self.seconds
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        values = asdict(self) | {"per_second": self.per_second, "ttft_s": {"mean": self.ttft_mean} | asdict(self.ttft)}
-        return {name: value for name, value in values.items() if name != "ttfts"}
 
 
 def measure(
@@ -200,42 +100,6 @@ def measure(
                 progress(number, len(modes))
             served.append(bench.serve(mode, next(stores), prompts, arrivals))
     return served
-
-
-def origin(asked: ServeFields) -> dict[str, Any]:
-    """Return the columns that all rows share."""
-    names = ("model", "data", "passages", "select", "seed", "dtype")
-    shared = {name: value for name in names if (value := getattr(asked, name)) is not None}
-    ratio = 0.0 if asked.select == "none" else asked.ratio  # of what is recomputed
-    return {**shared, "method": "reuse", "mode": "block", "positions": "re-encoded", "ratio": ratio}
-
-
-def setting(asked: ServeFields) -> dict[str, Any]:
-    """Return what was asked for that no column holds; {scheduler} is added a row."""
-    return {name: getattr(asked, name) for name in ("rate", "engine", "batch", "loaders", "max_new_tokens")}
-
-
-def timings(runs: Sequence[Served], setting: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row of `results.Timing` a mode: milliseconds to the first token."""
-    return [
-        {"workload": "first token", "candidate": run.mode, "runs": run.questions}
-        | {"setting": {**setting, "scheduler": run.mode}}
-        | {"ms": 1e3 * run.ttft.p50, "p5": 1e3 * run.ttft.p5, "p95": 1e3 * run.ttft.p95}
-        | {"least": 1e3 * min(run.ttfts), "most": 1e3 * max(run.ttfts), "samples": [1e3 * one for one in run.ttfts]}
-        for run in runs
-    ]
-
-
-def counts(runs: Sequence[Served], start: str, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row of `results.Count` a mode and number, under the names of the page on serving."""
-    rows = []
-    for run in runs:
-        about = {"kind": start, "setting": {**setting, "scheduler": run.mode}, "n": run.questions}
-        values = {"ttft_ms": 1e3 * run.ttft_mean, "ttft_p50": 1e3 * run.ttft.p50, "ttft_p95": 1e3 * run.ttft.p95}
-        values |= {"per_second": run.per_second, "idle": run.idle, "reused": run.hit_rate}
-        values |= {"rows_computed": run.rows_computed}
-        rows += [{**about, "measure": name, "value": value} for name, value in values.items()]
-    return rows
 
 
 @dataclass

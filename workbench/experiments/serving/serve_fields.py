@@ -1,5 +1,6 @@
 """What `workbench serve-bench` is asked for; nothing heavy is imported, so that its `--help` is there at once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Annotated
@@ -8,6 +9,7 @@ from workbench.core.errors import BadInput, not_allowed
 from workbench.experiments.trials.trial_fields import check_numbers
 from workbench.methods.method_fields import SELECTORS, DataName, DeviceName, LayoutName, ModelName, check_schedulers
 
+BASELINES = {"full": "full prefill", "prefix": "prefix caching", "reordered": "reordered prefix caching"}
 STARTS = ("cold", "warm", "hot", "empty")
 
 
@@ -24,6 +26,12 @@ class ServeFields:
     mode: Annotated[
         str, "Scheduler modes, with commas between: sync, request (asynchronous by request), layer (by layer)"
     ] = "sync,request,layer"
+    baselines: Annotated[
+        str,
+        "Beside the modes, with commas between: full (full prefill), prefix (automatic prefix caching, as vLLM's and "
+        "SGLang's), reordered (prefix caching, passages in the order of which it finds most: ContextPilot, CacheWeaver)"
+        ". Default: none",
+    ] = "none"
     rate: Annotated[float | None, "Questions a second, at random moments; without it, all arrive at once"] = None
     start: Annotated[
         str, "Where cached blocks are at first: cold (disk), warm (memory), hot (pages), empty (encoded when missed)"
@@ -44,12 +52,24 @@ class ServeFields:
     def __post_init__(self) -> None:
         check_numbers(vars(self))
         check_schedulers(self.modes)
+        check_baselines(self.without_reuse)
         check_load(self.batch, self.loaders, self.max_new_tokens, self.start, self.rate)
 
     @property
     def modes(self) -> list[str]:
         """The scheduler modes by name, each once."""
         return list(dict.fromkeys(name.strip() for name in self.mode.split(",")))
+
+    @property
+    def without_reuse(self) -> list[str]:
+        """The baselines by name, each once."""
+        return [] if self.baselines == "none" else list(dict.fromkeys(map(str.strip, self.baselines.split(","))))
+
+
+def check_baselines(names: Sequence[str]) -> None:
+    """Raise BadInput for a name that is no baseline's."""
+    if odd := [name for name in names if name not in BASELINES]:
+        raise not_allowed("baseline", odd[0], [*BASELINES])
 
 
 def check_load(batch: int, loaders: int, max_new_tokens: int, start: str, rate: float | None) -> None:

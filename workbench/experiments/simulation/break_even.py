@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.experiments.latency.ttft_model import Floats, TtftModel
+from workbench.experiments.serving.serve_fields import BASELINES
 from workbench.experiments.simulation.simulated_caches import (
     BlockCache,
     Cache,
@@ -29,7 +30,7 @@ from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.results import over_draws
 
 RATIO = FUSION_RAG["ratio"]
-PREFIX, REORDERED, REUSE = "prefix caching", "reordered prefix caching", "block reuse"
+PREFIX, REORDERED, REUSE = BASELINES["prefix"], BASELINES["reordered"], "block reuse"
 RECOMPUTED = f"block reuse, {RATIO:.0%} recomputed"
 METHODS = (PREFIX, REORDERED, REUSE, RECOMPUTED)
 MEASURES = ("hit_rate", "ttft_ms")  # means over requests

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Adjust, Pass
+from workbench.engine.full_context import write
 from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.methods import registry
@@ -70,14 +71,6 @@ class Correct:
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         """Return what a request computes for it in any case, before tokens are recomputed."""
         return ()
-
-
-def write(kv: KV, truth: KV, num_layers: int) -> None:
-    """Put the first layers of `truth` in place of the same tokens of `kv`."""
-    for mine, theirs in ((kv.keys, truth.keys), (kv.values, truth.values)):
-        for layer in range(num_layers):
-            mine[layer][:, : len(truth)].copy_(theirs[layer])
-    kv.changed()
 
 
 def names() -> list[str]:

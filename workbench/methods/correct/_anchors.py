@@ -59,8 +59,10 @@ class Met:
 
 
 class Rule(Protocol):
-    """What `Kvcomm` holds: anchors by place, how alike a passage must be, and how offsets are weighed."""
+    """What `Kvcomm` holds: `most` anchors a place, how alike a passage must be, and how offsets are weighed."""
 
+    @property
+    def most(self) -> int: ...
     @property
     def anchors(self) -> dict[int, list[Anchor]]: ...
     @property
@@ -69,6 +71,16 @@ class Rule(Protocol):
     def temperature(self) -> float: ...
     @property
     def system(self) -> int: ...
+
+
+def held_of(rule: Rule, lengths: list[int]) -> list[list[Anchor]]:
+    """Return the anchors of each place that hold as many tokens; none of a place where there is one alone.
+
+    Nothing where nothing is ever corrected.
+    """
+    kept = [rule.anchors.get(place, []) for place, _ in enumerate(lengths, rule.system)] if rule.most else []
+    held = [[anchor for anchor in each if anchor.length >= n] for each, n in zip(kept, lengths, strict=False)]
+    return [each if len(each) > 1 else [] for each in held]
 
 
 def meet(far: Tensor, lengths: list[int], held: list[list[Anchor]], threshold: float, temperature: float) -> list[Met]:

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
+from workbench.engine.full_context import context_pass, exact, gap
 from workbench.methods.correct import KV, Correct, Correction, Pass, Prompt, write
 from workbench.methods.registry import is_number, ruled, whole
-from workbench.methods.select import context_pass, exact, gap
 
 
 @dataclass(frozen=True)

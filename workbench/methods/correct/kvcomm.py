@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from workbench.engine.full_context import context_pass, exact, write
 from workbench.engine.pages.block_pages import BlockPages
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.kernels._anchors.in_torch import InTorch
 from workbench.methods import registry
-from workbench.methods.correct import KV, Correct, Correction, Prompt, write
-from workbench.methods.correct._anchors import Anchor, count_used, cut, in_pages, keep, kernels, meet
+from workbench.methods.correct import KV, Correct, Correction, Prompt
+from workbench.methods.correct._anchors import Anchor, count_used, cut, held_of, in_pages, keep, kernels, meet
 from workbench.methods.registry import whole
-from workbench.methods.select import context_pass, exact
 from workbench.models.spec import ModelSpec, attach
 
 NOTHING = torch.tensor([], dtype=torch.int64)
@@ -60,7 +60,7 @@ class Kvcomm(Correct):
 
     def _one(self, model: PreTrainedModel, spec: ModelSpec, prompt: Prompt, kv: KV, rows: Tensor) -> Correction:
         starts, lengths = self._stretch(prompt)
-        held = self._held(lengths)
+        held = held_of(self, lengths)
         if not held:
             return Correction(rows)
         if any(held):
@@ -86,7 +86,7 @@ class Kvcomm(Correct):
         A corrected passage stays beside the cached one, for requests that have it in a place of the same anchors.
         """
         starts, lengths = self._stretch(prompt)
-        held, stale = self._held(lengths), context[self.system :]
+        held, stale = held_of(self, lengths), context[self.system :]
         if not held:
             return True
         corrected = in_pages(self, blocks, context, starts, held) if all(held) else None
@@ -96,15 +96,6 @@ class Kvcomm(Correct):
         context[self.system :] = [each.block for each in corrected]
         blocks.unpin(stale)
         return True
-
-    def _held(self, lengths: list[int]) -> list[list[Anchor]]:
-        """Return the anchors of each place that hold as many tokens; none of a place where there is one alone.
-
-        Nothing where nothing is ever corrected.
-        """
-        kept = [self.anchors.get(place, []) for place, _ in enumerate(lengths, self.system)] if self.most else []
-        held = [[anchor for anchor in each if anchor.length >= n] for each, n in zip(kept, lengths, strict=False)]
-        return [each if len(each) > 1 else [] for each in held]
 
     def _stretch(self, prompt: Prompt) -> tuple[list[int], list[int]]:
         """Return starts and lengths of the places."""

@@ -8,16 +8,30 @@ from transformers import PreTrainedModel
 from workbench.core.plan import Plan
 from workbench.engine.assembly import assemble
 from workbench.engine.attention_backends.choice import on_gpu
+from workbench.engine.encoding import packs
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.engine.pages.behind_context import encode_behind
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.methods.engines import PAGE, pages_of, why_not_pages
-from workbench.methods.prepare import KV, Prompt
+from workbench.methods.prepare import KV, Prompt, before, contexts, shaped
+from workbench.store import Store, fetch
+
+TOKENS = 32768  # most, neighbours included, that are in work at one time; twice as many in pages, where they lie once
 
 
 def pages_serve(model: PreTrainedModel) -> bool:
     """Say whether passages are computed over pages: on a GPU, for models whose layers kernels read there."""
     return on_gpu(model.device) and not why_not_pages(model)
+
+
+def behind_system(model: PreTrainedModel, chunks: Sequence[Prompt], store: Store, system: int) -> list[KV]:
+    """Compute the KV of the last block of every chunk over the `after_system` KV of the blocks before it."""
+    done: list[KV] = []
+    for group in packs([len(chunk) for chunk in chunks], TOKENS * (2 if pages_serve(model) else 1)):
+        here = [chunks[i] for i in group]
+        cached = shaped(here, fetch(model, contexts(here), store, before(here, system)))
+        done += computed_behind(model, here, cached)
+    return done
 
 
 def computed_behind(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:

@@ -6,6 +6,7 @@ beforehand what it would see of them at request time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Literal
 
@@ -15,14 +16,11 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.data import embedders
 from workbench.data.retrieval_corpus import Corpus, nearest
-from workbench.engine.encoding import packs
 from workbench.methods import registry
 from workbench.methods.prepare import KV, Block, Prompt, before, contexts, shaped
-from workbench.methods.prepare._behind import computed_behind, pages_serve
+from workbench.methods.prepare._behind import behind_system
 from workbench.models.spec import attach
 from workbench.store import Store, collect, fetch, fingerprint, key_of
-
-TOKENS = 32768  # most, neighbours included, that are in work at one time; twice as many in pages, where they lie once
 
 
 def _there(_: str, embedder: object) -> None:
@@ -68,14 +66,11 @@ class WithNeighbours:
         system = [block for prompt in prompts for block in prompt.context[: self.system]]
         ahead = [past for prompt in prompts for past in before([prompt], self.system)[: self.system]]
         front = iter(fetch(model, system, store, ahead))
-        chunks = [
-            Prompt((*prompt.blocks[: self.system], *self._within(spec.context, prompt, block), block))
-            for prompt in prompts
-            for block in prompt.context[self.system :]
-        ]
+        chunks = self._chunks(spec.context, prompts)
         cuts = [(chunk.blocks[-1], chunk.blocks[: self.system], chunk.context[self.system :]) for chunk in chunks]
         keys = [key_of(model_key, model.dtype, *cut) for cut in cuts]
-        rest = iter(collect(store, keys, lambda missing: self._made(model, [chunks[i] for i in missing], store)))
+        made = partial(behind_system, model, store=store, system=self.system)
+        rest = iter(collect(store, keys, lambda missing: made([chunks[i] for i in missing])))
         places = (i for prompt in prompts for i in range(len(prompt.context)))
         return shaped(prompts, [next(front if i < self.system else rest) for i in places])
 
@@ -88,19 +83,19 @@ class WithNeighbours:
             )
         return tuple(self.corpus.blocks[i] for i in self.table[self.corpus.place[block]])
 
-    def _within(self, context: int | None, prompt: Prompt, block: Block) -> tuple[Block, ...]:
-        """Return the neighbours of a passage that a context holds with it, the most alike first."""
-        found, fixed = self.neighbours(block), sum(map(len, (*prompt.blocks[: self.system], block)))
-        lengths = list(accumulate(map(len, found), initial=fixed))
-        return found[: sum(not context or length <= context for length in lengths[1:])]
+    def _chunks(self, context: int | None, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Return every passage behind the system blocks and its neighbours, as many as a context holds with them."""
+        chunks = []
+        for system, block in ((p.blocks[: self.system], block) for p in prompts for block in p.context[self.system :]):
+            found, fixed = self.neighbours(block), sum(map(len, (*system, block)))
+            lengths = list(accumulate(map(len, found), initial=fixed))[1:]
+            fits = sum(not context or length <= context for length in lengths)
+            chunks.append(Prompt((*system, *found[:fits], block)))
+        return chunks
 
     def fewer(self, context: int | None, prompts: Sequence[Prompt]) -> str:
         """Say in one sentence which passages have fewer than n neighbours, and why; "" where none has."""
-        counts = {
-            block: len(self._within(context, prompt, block))
-            for prompt in prompts
-            for block in prompt.context[self.system :]
-        }
+        counts = {each.blocks[-1]: len(each.context) - self.system for each in self._chunks(context, prompts)}
         short, found = [count for count in counts.values() if count < self.n], self.table.shape[1]
         if not short:
             return ""
@@ -111,12 +106,3 @@ class WithNeighbours:
             f"{len(short)} of {len(counts)} passages are prepared behind {some} of {self.n} neighbours: "
             f"the model's context of {context} tokens holds no more"
         )
-
-    def _made(self, model: PreTrainedModel, chunks: Sequence[Prompt], store: Store) -> list[KV]:
-        """Compute the KV of the last block of every chunk over the `after_system` KV of the blocks before it."""
-        done: list[KV] = []
-        for group in packs([len(chunk) for chunk in chunks], TOKENS * (2 if pages_serve(model) else 1)):
-            here = [chunks[i] for i in group]
-            cached = shaped(here, fetch(model, contexts(here), store, before(here, self.system)))
-            done += computed_behind(model, here, cached)
-        return done

@@ -4,18 +4,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench import models
-from workbench.core.blocks import Block
-from workbench.data.token_text import Shared, dealt, ends_of, shared
-from workbench.engine.attention_maps import layers_of, logits
-from workbench.engine.encoding import packs, watch
+from workbench.data.token_text import dealt, retokenized
+from workbench.engine.attention_maps import layers_of, question_attention
+from workbench.engine.encoding import even_packs
 from workbench.methods.select import KV, Pass, Prompt, Select, layers, whole
 from workbench.models.loading import Loaded, tokenizer_for
 
@@ -58,7 +56,7 @@ class CacheClip(Select):
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         if self.helper is None:
-            found = self._attention(model, prompts)
+            found = question_attention(model, prompts, self.layers)
         else:
             helper, tokenizer = _loaded(self.helper, model.device.type), tokenizer_for(model)
             found = [self._carried(helper, tokenizer, prompt) for prompt in prompts]
@@ -70,26 +68,14 @@ class CacheClip(Select):
         helper = _loaded(self.helper, model.device.type).model
         return (Pass(range(len(prompt)), len(prompt), weight=_size(helper) / _size(model)),)
 
-    def _attention(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[Tensor]:
-        """Return what the question of every prompt attends to under full attention of `model`, [T of the context]."""
-        lengths, totals = [len(prompt) for prompt in prompts], [torch.zeros(len(p)).to(model.device) for p in prompts]
-
-        def see(layer: int, queries: Tensor, keys: Tensor) -> None:
-            for number, (q, k) in enumerate(zip(queries.split(lengths, 1), keys.split(lengths, 1), strict=True)):
-                rows = prompts[number].question
-                for _, scores in logits(model, layer, q[:, rows[0] :], k, rows):
-                    totals[number] += scores.softmax(-1).sum((0, 1))
-
-        watch(model, [prompt.tokens for prompt in prompts], see, layers_of(model, self.layers))
-        return [total[: prompt.starts[-1]].cpu() for total, prompt in zip(totals, prompts, strict=True)]
-
     def _carried(self, helper: Loaded, tokenizer: Any, prompt: Prompt) -> Tensor:
         """Return the helper's scores of the context, carried over to the tokens of the model block by block."""
-        *context, question = (_turned(helper.tokenizer, tokenizer, block.tokens) for block in prompt.blocks)
+        *context, question = (retokenized(helper.tokenizer, tokenizer, block.tokens) for block in prompt.blocks)
         most = min(self.group, (helper.spec.context or math.inf) - len(question.read))
-        groups = _even([len(block.read) for block in context], most)
+        groups = even_packs([len(block.read) for block in context], most)
         read = [Prompt((*(context[i].read for i in group), question.read)) for group in groups]
-        return dealt(torch.cat(self._attention(helper.model, read)), [block.tokens for block in context])
+        scores = question_attention(helper.model, read, self.layers)
+        return dealt(torch.cat(scores), [block.tokens for block in context])
 
     def _grouped(self, prompt: Prompt, scores: Tensor) -> Tensor:
         """Average scores over windows that stay within their block."""
@@ -100,30 +86,6 @@ class CacheClip(Select):
         low = torch.maximum(at - (self.window - 1) // 2, (ends - lengths).repeat_interleave(lengths))
         high = torch.minimum(at + self.window // 2 + 1, ends.repeat_interleave(lengths))
         return ((sums[high] - sums[low]) / (high - low)).float()
-
-
-def _even(lengths: Sequence[int], room: float) -> list[list[int]]:
-    """Group neighbours of these lengths into as few groups as fit, none much longer than another."""
-    fewest, total = packs(lengths, room), sum(lengths)
-    for most in np.arange(total / len(fewest), min(room, total), total / len(lengths) / 2):
-        if len(even := packs(lengths, most)) == len(fewest):
-            return even
-    return fewest
-
-
-class Turned(NamedTuple):
-    """A block in the helper's tokens, and how these share characters with the model's."""
-
-    read: Block
-    tokens: Shared
-
-
-@lru_cache(maxsize=2048)
-def _turned(helper: Any, tokenizer: Any, tokens: tuple[int, ...]) -> Turned:
-    """Return a block as the helper's tokenizer writes it; passages that come again are not turned again."""
-    text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-    read = Block(tuple(helper(text, add_special_tokens=False)["input_ids"]) or (0,))
-    return Turned(read, shared(ends_of(helper, read.tokens), ends_of(tokenizer, tokens)))
 
 
 @lru_cache(maxsize=2)

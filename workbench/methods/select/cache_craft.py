@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from math import ceil, inf
 
 import torch
@@ -10,18 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block, Prompt
-from workbench.engine.attention_maps import Crossing, crossing, layers_of
+from workbench.engine.attention_maps import crossing, layers_of
+from workbench.engine.chunk_past import Past, pasts, prefix_fit
+from workbench.engine.full_context import context_pass
 from workbench.methods.registry import is_number
-from workbench.methods.select import KV, Pass, Select, context_pass, layers, ruled
+from workbench.methods.select import KV, Pass, Select, layers, ruled
 from workbench.store import fingerprint
-
-
-@dataclass(frozen=True)
-class Past:
-    """How a chunk was cached: the chunks it stood behind, in order, with the attention it paid to each, and its CCI."""
-
-    prefix: tuple[tuple[str, float], ...]  # (Block.key, inter-attention)
-    cci: float
 
 
 @dataclass(frozen=True)
@@ -106,32 +99,3 @@ class CacheCraft(Select):
 
 def _name(prompt: Prompt) -> tuple[str, ...]:
     return tuple(block.content for block in prompt.context)
-
-
-def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
-    """Return what there is to remember of every document block of a prompt that was computed in full."""
-    lengths = torch.tensor([float(len(block)) for block in prompt.context])
-    of = prompt.block_of[: prompt.starts[-1]]
-    sums = torch.zeros(len(lengths), len(lengths)).index_add_(0, of, attention.paid.cpu())  # [B, B] row pays column
-    means = sums / (lengths[:, None] * lengths)
-    past = []
-    for i in range(system, len(lengths)):
-        prefix = tuple((prompt.blocks[j].key, float(sums[i, j])) for j in range(system, i))
-        past.append(Past(prefix, float(torch.sigmoid(means[i, system:i].sum() / means[i, i]))))
-    return past
-
-
-def prefix_fit(old: Sequence[tuple[str, float]], new: Sequence[str]) -> float:
-    """Return β' = β (1 - γ): how well the chunks before a chunk are those it was cached behind. 1 where both are none.
-
-    β is the share of the old inter-attention that went to chunks which are back; γ the share of pairs of them
-    that have changed their order (Kendall).
-    """
-    if not old:
-        return 0.0 if new else 1.0
-    place = {key: i for i, key in enumerate(new)}
-    kept = [(place[key], value) for key, value in old if key in place]
-    total = sum(value for _, value in old)
-    pairs = list(combinations([position for position, _ in kept], 2))
-    reordered = sum(a > b for a, b in pairs) / len(pairs) if pairs else 0.0
-    return sum(value for _, value in kept) / total * (1 - reordered) if total else 1.0

@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.engine.attention_maps import crossing, layers_of
-from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, layers, ruled
+from workbench.engine.full_context import context_pass
+from workbench.methods.select import KV, Pass, Prompt, Select, layers, ruled
 
 
 @dataclass(frozen=True)

@@ -11,23 +11,9 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.engine.attention_maps import layers_of
 from workbench.engine.forward import prefill
-from workbench.methods.registry import is_number
-from workbench.methods.select import (
-    KV,
-    Pass,
-    Prompt,
-    Select,
-    budget,
-    choose,
-    context_pass,
-    documents,
-    exact,
-    gap,
-    part,
-    ruled,
-    whole,
-    without_system,
-)
+from workbench.engine.full_context import context_pass, exact, gap, write
+from workbench.methods.registry import is_number, ruled, whole
+from workbench.methods.select import KV, Pass, Prompt, Select, budget, choose, documents, part, without_system
 
 
 @dataclass(frozen=True)
@@ -77,7 +63,7 @@ class KvDeviation(Select):
         scores = [gap(kv, truth, self.layer, self.part) for kv, truth in zip(kvs, truths, strict=True)]
         works = kvs if self.fresh or not self.stages else [kv.clone() for kv in kvs]
         for kv, truth in zip(works, truths, strict=True) if self.fresh or self.stages else ():
-            self._renew(kv, truth)
+            write(kv, truth, self.layer + 1)
         if self.stages:
             each = zip(prompts, works, scores, strict=True)
             scores = [self._filtered(model, prompt, kv, score.cpu()) for prompt, kv, score in each]
@@ -85,7 +71,7 @@ class KvDeviation(Select):
 
     def _filtered(self, model: PreTrainedModel, prompt: Prompt, kv: KV, scores: Tensor) -> Tensor:
         """Return scores that rank by how many stages a token passed, then by its deviation there."""
-        scores = _below_one(scores)
+        scores = scores / (1 + scores)  # below 1, in the same order
         for number, share in enumerate(self.stages, 1):
             rows = choose(without_system(scores, prompt, self.system), prompt, share, system=self.system)
             if not len(rows):
@@ -94,16 +80,10 @@ class KvDeviation(Select):
             cached = {"k": kv.keys[layer], "v": kv.values[layer]}
             stale = {name: cached[name][:, here].float() for name in self.part}
             prefill(model, prompt.tokens, Plan(rows, num_layers=layer + 1), kv)
-            moved = sum((cached[name][:, here].float() - stale[name]).square().sum((0, 2)) for name in self.part)
-            scores[rows] = number + _below_one(torch.as_tensor(moved).cpu())
+            gaps = [(cached[name][:, here].float() - stale[name]).square().sum((0, 2)) for name in self.part]
+            moved = torch.stack(gaps).sum(0)
+            scores[rows] = number + (moved / (1 + moved)).cpu()
         return scores
-
-    def _renew(self, kv: KV, truth: KV) -> None:
-        """Write the layers that were computed in full."""
-        for layer in range(self.layer + 1):
-            kv.keys[layer][:, : len(truth)].copy_(truth.keys[layer])
-            kv.values[layer][:, : len(truth)].copy_(truth.values[layer])
-        kv.changed()
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         if self.stages and self.layer + len(self.stages) >= (count := len(layers_of(model, "all"))):
@@ -121,8 +101,3 @@ def _falling(value: object) -> bool:
     shares = value if isinstance(value, tuple) else (2.0,)
     numbers = all(is_number(share, most=1) for share in shares)
     return numbers and all(0 < share <= before for before, share in zip((1.0, *shares), shares, strict=False))
-
-
-def _below_one(distance: Tensor) -> Tensor:
-    """Return distances [T] as numbers from 0 to 1 in the same order."""
-    return distance / (1 + distance)

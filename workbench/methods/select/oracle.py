@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.engine.attention_maps import layers_of
-from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, exact, gap, layers, part
+from workbench.engine.full_context import context_pass, exact, gap
+from workbench.methods.select import KV, Pass, Prompt, Select, layers, part
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from workbench.core.plan import Plan
 from workbench.engine.assembly import assemble
 from workbench.engine.attention_maps import layers_of
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
-from workbench.methods.select import gap
+from workbench.engine.full_context import gap
 from workbench.metrics.answers import Records
 from workbench.metrics.kv.selection import summary
 

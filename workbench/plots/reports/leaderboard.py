@@ -8,8 +8,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.core.errors import BadInput
-from workbench.experiments.leaderboard import HIGHER
-from workbench.experiments.leaderboard.ranking import Board, Standing, boards
+from workbench.experiments.leaderboard.board import Board
+from workbench.experiments.leaderboard.ranking import boards
+from workbench.experiments.leaderboard.standings import Standing
 from workbench.methods.presets import METHODS
 from workbench.plots.marks import chart
 from workbench.plots.marks.lines import Panel, Series, line_chart
@@ -186,56 +187,3 @@ def kinds(board: Board) -> go.Figure | None:
         title=f"By kind of question: {board.title}",
         spread=False,
     )
-
-
-def head() -> dict[str, str]:
-    """Return the columns of `cells` and what they are called."""
-    named = {"rank": "rank", "method": "method", "average": "average rank"}
-    named |= {name: {"kl": "KL", "nll": "gold nll", "em": "EM", "f1": "F1"}.get(name, name) for name in HIGHER}
-    costs = {
-        "charged": "charged",
-        "ttft": "TTFT, ms",
-        "storage": "storage, MB/1,000 tokens",
-        "preprocess": "preprocess, ms/token",
-    }
-    return named | costs | {"front": "front"}
-
-
-def cells(entry: Standing) -> dict[str, tuple[float | None, str]]:
-    """Return of every column of `head` a number to sort by and a text, "–" for what is not known."""
-    found: dict[str, tuple[float | None, str]] = {
-        "rank": _cell(entry.rank, "d"),
-        "method": (None, entry.method),
-        "average": _cell(entry.average_rank, ".2f"),
-        "charged": _cell(entry.charged, ".1%"),
-        "ttft": _cell(entry.ttft_ms, ",.1f"),
-        "storage": _cell(entry.storage_mb, ",.2f"),
-        "preprocess": _cell(entry.preprocess_ms, ".3f"),
-        "front": (1.0, "yes") if entry.front else (0.0, ""),
-    }
-    for name in HIGHER:
-        found[name] = _cell(entry.scores[name][0] if name in entry.scores else None, _form(name))
-    return found
-
-
-def ends(entry: Standing, name: str, of: str = "scores") -> str:
-    """Return the interval of a measure's mean, or of its difference from full attention (`gaps`); "" where unknown."""
-    known: dict[str, tuple[float, float, float]] = getattr(entry, of)
-    if name not in known:
-        return ""
-    form = _form(name).replace(".", "+.") if of == "gaps" else _form(name)
-    value, low, high = known[name]
-    return f"{low:{form}} to {high:{form}}" if of == "scores" else f"{value:{form}} ({low:{form}} to {high:{form}})"
-
-
-def written(value: float | None, name: str) -> str:
-    """Return a value of a measure as a text."""
-    return _cell(value, _form(name))[1]
-
-
-def _form(name: str) -> str:
-    return ".1%" if MEASURES[name].percent else ".3f"
-
-
-def _cell(value: Any, form: str) -> tuple[float | None, str]:
-    return (None, "–") if value is None or value != value else (float(value), f"{value:{form}}")

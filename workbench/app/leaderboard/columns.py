@@ -1,0 +1,86 @@
+"""The columns of a leaderboard's tables: what they are called, and the texts in them."""
+
+from typing import Any
+
+from workbench.experiments.leaderboard import HIGHER
+from workbench.experiments.leaderboard.board import Board
+from workbench.experiments.leaderboard.standings import Standing
+from workbench.experiments.leaderboard.timed_apart import SAME
+from workbench.plots.marks.method_names import MEASURES
+
+
+def head() -> dict[str, str]:
+    """Return the columns of `cells` and what they are called."""
+    named = {"rank": "rank", "method": "method", "average": "average rank"}
+    named |= {name: {"kl": "KL", "nll": "gold nll", "em": "EM", "f1": "F1"}.get(name, name) for name in HIGHER}
+    costs = {
+        "charged": "charged",
+        "ttft": "TTFT, ms",
+        "speedup": "speedup, timed apart",
+        "storage": "storage, MB/1,000 tokens",
+        "preprocess": "preprocess, ms/token",
+    }
+    return named | costs | {"front": "front"}
+
+
+def cells(entry: Standing) -> dict[str, tuple[float | None, str]]:
+    """Return of every column of `head` a number to sort by and a text, "–" for what is not known."""
+    found: dict[str, tuple[float | None, str]] = {
+        "rank": _cell(entry.rank, "d"),
+        "method": (None, entry.method),
+        "average": _cell(entry.average_rank, ".2f"),
+        "charged": _cell(entry.charged, ".1%"),
+        "ttft": _cell(entry.ttft_ms, ",.1f"),
+        "speedup": (None, "–") if entry.speedup is None else (entry.speedup, f"{entry.speedup:.1f}×"),
+        "storage": _cell(entry.storage_mb, ",.2f"),
+        "preprocess": _cell(entry.preprocess_ms, ".3f"),
+        "front": (1.0, "yes") if entry.front else (0.0, ""),
+    }
+    for name in HIGHER:
+        found[name] = _cell(entry.scores[name][0] if name in entry.scores else None, _form(name))
+    return found
+
+
+def measured(board: Board) -> list[str]:
+    """Return the columns of `head` that are known of a method of a board."""
+    rows = [cells(entry) for entry in filter(None, (board.full, *board.entries, *board.over))]
+    return [name for name in head() if name == "method" or any(row[name][0] is not None for row in rows)]
+
+
+def costs(board: Board) -> list[str]:
+    """Say what costs were not measured, and what speedups were timed on."""
+    gone = [head()[name] for name in ("ttft", "storage", "preprocess") if name not in measured(board)]
+    lines = [f"not measured: {'; '.join(gone)}"] if gone else []
+    if board.timed:
+        beside = f"full attention's TTFT over that of methods which charge as much, within {SAME:.0%} of a prompt"
+        lines.append(f"{head()['speedup']}: {beside}; {board.timed}")
+    return lines
+
+
+def ends(entry: Standing, name: str, of: str = "scores") -> str:
+    """Return the interval of a measure's mean, or of its difference from full attention (`gaps`); "" where unknown."""
+    known: dict[str, tuple[float, float, float]] = getattr(entry, of)
+    if name not in known:
+        return ""
+    form = _form(name).replace(".", "+.") if of == "gaps" else _form(name)
+    return "{:{form}} to {:{form}}".format(*known[name][1:], form=form)
+
+
+def gap(entry: Standing, name: str) -> str:
+    """Return the difference of a measure from full attention's, with its interval; "–" where unknown."""
+    if name not in entry.gaps:
+        return "–"
+    return f"{entry.gaps[name][0]:{_form(name).replace('.', '+.')}} ({ends(entry, name, 'gaps')})"
+
+
+def written(value: float | None, name: str) -> str:
+    """Return a value of a measure as a text."""
+    return _cell(value, _form(name))[1]
+
+
+def _form(name: str) -> str:
+    return ".1%" if MEASURES[name].percent else ".3f"
+
+
+def _cell(value: Any, form: str) -> tuple[float | None, str]:
+    return (None, "–") if value is None or value != value else (float(value), f"{value:{form}}")

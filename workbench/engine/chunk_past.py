@@ -1,0 +1,47 @@
+"""How a chunk was cached: the chunks before it then, what it attended to in them, and how much of that is back now."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+
+from workbench.core.blocks import Prompt
+from workbench.engine.attention_maps import Crossing
+
+
+@dataclass(frozen=True)
+class Past:
+    """How a chunk was cached: the chunks it stood behind, in order, with the attention it paid to each, and its CCI."""
+
+    prefix: tuple[tuple[str, float], ...]  # (Block.key, inter-attention)
+    cci: float
+
+
+def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
+    """Return what there is to remember of every document block of a prompt that was computed in full."""
+    lengths = torch.tensor([float(len(block)) for block in prompt.context])
+    of = prompt.block_of[: prompt.starts[-1]]
+    sums = torch.zeros(len(lengths), len(lengths)).index_add_(0, of, attention.paid.cpu())  # [B, B] row pays column
+    means = sums / (lengths[:, None] * lengths)
+    past = []
+    for i in range(system, len(lengths)):
+        prefix = tuple((prompt.blocks[j].key, float(sums[i, j])) for j in range(system, i))
+        past.append(Past(prefix, float(torch.sigmoid(means[i, system:i].sum() / means[i, i]))))
+    return past
+
+
+def prefix_fit(old: Sequence[tuple[str, float]], new: Sequence[str]) -> float:
+    """Return β' = β (1 - γ): how well the chunks before a chunk are those it was cached behind. 1 where both are none.
+
+    β is the share of the old inter-attention that went to chunks which are back; γ the share of pairs of them
+    that have changed their order (Kendall).
+    """
+    if not old:
+        return 0.0 if new else 1.0
+    place = {key: i for i, key in enumerate(new)}
+    kept = [(place[key], value) for key, value in old if key in place]
+    total = sum(value for _, value in old)
+    pairs = list(combinations([position for position, _ in kept], 2))
+    reordered = sum(a > b for a, b in pairs) / len(pairs) if pairs else 0.0
+    return sum(value for _, value in kept) / total * (1 - reordered) if total else 1.0

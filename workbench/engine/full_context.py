@@ -1,0 +1,59 @@
+"""Contexts as full attention computes them, in their first layers: to compare with cached ones, or to replace them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass, Plan
+from workbench.engine.attention_maps import layers_of
+from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.models.spec import spec_for
+
+
+def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) -> list[KV]:
+    """Compute the KV of whole contexts under full attention in layers 0 to `num_layers` - 1, in one packed pass.
+
+    The layers above are not computed and take no memory of their own.
+    """
+    spec = spec_for(model)
+
+    def new(length: int) -> list[Tensor]:
+        shapes = [(heads, length if i < num_layers else 1, width) for i, (heads, width) in enumerate(spec.shapes)]
+        zeros = (torch.zeros(shape, dtype=spec.dtype, device=spec.device) for shape in shapes)
+        return [layer.expand(-1, length, -1) for layer in zeros]
+
+    ends = [prompt.starts[-1] for prompt in prompts]
+    kvs = [KV(new(end), new(end)) for end in ends]
+    plans = [Plan(torch.arange(end), num_layers=num_layers) for end in ends]
+    prefill_many(model, [PrefillRequest(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)])
+    return kvs
+
+
+def context_pass(model: PreTrainedModel, prompt: Prompt, num_layers: int) -> tuple[Pass]:
+    """Return what `exact` computes for one request; BadInput where the model has fewer layers."""
+    if num_layers > (count := len(layers_of(model, "all"))):
+        raise BadInput(f"layer {num_layers - 1} is compared with full attention: the model has {count} layers")
+    return (Pass(range(prompt.starts[-1]), prompt.starts[-1], num_layers),)
+
+
+def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:
+    """Return the squared distance of keys and values in one layer, summed over heads and channels, [T of `truth`].
+
+    Of keys and values ("kv"), of keys or of values (FusionRAG, equation 7).
+    """
+    pairs = {"k": (kv.keys, truth.keys), "v": (kv.values, truth.values)}
+    compared = [(ours[layer][:, : len(truth)], theirs[layer]) for ours, theirs in (pairs[name] for name in part)]
+    return torch.stack([(ours.float() - theirs.float()).square().sum((0, 2)) for ours, theirs in compared]).sum(0)
+
+
+def write(kv: KV, truth: KV, num_layers: int) -> None:
+    """Put the first layers of `truth` in place of the same tokens of `kv`."""
+    for mine, theirs in ((kv.keys, truth.keys), (kv.values, truth.values)):
+        for layer in range(num_layers):
+            mine[layer][:, : len(truth)].copy_(theirs[layer])
+    kv.changed()

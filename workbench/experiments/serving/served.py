@@ -1,0 +1,103 @@
+"""What was measured of questions that were served, and its rows of results."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.experiments.serving.serve_fields import ServeFields
+from workbench.metrics.latency import Quantiles, quantiles
+
+REUSE = "reuse"  # the method of all that is no baseline
+NAMES = {"sync": "sync", "request": "async by request", "layer": "async by layer"}
+
+
+@dataclass(frozen=True)
+class Served:
+    """The questions under one mode of the scheduler, or of a baseline.
+
+    method          "reuse", or the baseline
+    seconds         from the first arrival until the last answer
+    ttfts           seconds from arrival to first token, a question
+    idle            share of that time in which the engine computed nothing
+    hit_rate        share of the context blocks that were found in pages, memory or on disk
+    rows_computed   tokens computed for a question, the mean; blocks that are encoded for the cache are not counted
+    """
+
+    mode: str
+    engine: str
+    questions: int
+    seconds: float
+    ttfts: tuple[float, ...]
+    idle: float
+    hit_rate: float
+    rows_computed: float
+    method: str = REUSE
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others: its mode, or the baseline."""
+        return self.mode if self.method == REUSE else self.method
+
+    @property
+    def ttft(self) -> Quantiles:
+        """Percentiles of the time to first token, in seconds."""
+        return quantiles(self.ttfts)
+
+    @property
+    def ttft_mean(self) -> float:
+        """Mean time to first token, in seconds."""
+        return float(np.mean(self.ttfts))
+
+    @property
+    def per_second(self) -> float:
+        """Answers a second."""
+        return self.questions / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        values = asdict(self) | {"per_second": self.per_second, "ttft_s": {"mean": self.ttft_mean} | asdict(self.ttft)}
+        return {name: value for name, value in values.items() if name != "ttfts"}
+
+
+def origin(asked: ServeFields) -> dict[str, Any]:
+    """Return the columns that all rows share."""
+    names = ("model", "data", "passages", "select", "seed", "dtype")
+    shared = {name: value for name in names if (value := getattr(asked, name)) is not None}
+    ratio = 0.0 if asked.select == "none" else asked.ratio  # of what is recomputed
+    return {**shared, "method": REUSE, "mode": "block", "positions": "re-encoded", "ratio": ratio}
+
+
+def setting(asked: ServeFields) -> dict[str, Any]:
+    """Return what was asked for that no column holds; {scheduler} is added a row."""
+    return {name: getattr(asked, name) for name in ("rate", "engine", "batch", "loaders", "max_new_tokens")}
+
+
+def timings(runs: Sequence[Served], setting: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row of `results.Timing` a mode: milliseconds to the first token."""
+    return [
+        {"workload": "first token", "candidate": run.name, **_method(run), "runs": run.questions}
+        | {"setting": {**setting, "scheduler": run.mode}}
+        | {"ms": 1e3 * run.ttft.p50, "p5": 1e3 * run.ttft.p5, "p95": 1e3 * run.ttft.p95}
+        | {"least": 1e3 * min(run.ttfts), "most": 1e3 * max(run.ttfts), "samples": [1e3 * one for one in run.ttfts]}
+        for run in runs
+    ]
+
+
+def counts(runs: Sequence[Served], start: str, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row of `results.Count` a mode and number, under the names of the page on serving."""
+    rows = []
+    for run in runs:
+        about = _method(run) | {"kind": start if run.method == REUSE else "", "n": run.questions}
+        about["setting"] = {**setting, "scheduler": run.mode}
+        values = {"ttft_ms": 1e3 * run.ttft_mean, "ttft_p50": 1e3 * run.ttft.p50, "ttft_p95": 1e3 * run.ttft.p95}
+        values |= {"per_second": run.per_second, "idle": run.idle, "reused": run.hit_rate}
+        values |= {"rows_computed": run.rows_computed}
+        rows += [{**about, "measure": name, "value": value} for name, value in values.items()]
+    return rows
+
+
+def _method(run: Served) -> dict[str, Any]:
+    """Return the columns of a baseline's method, which stand before those that all rows share."""
+    return {} if run.method == REUSE else {"method": run.method, "mode": "full", "select": "none", "ratio": 0.0}

@@ -1,0 +1,69 @@
+"""Three rounds of the same questions: with empty tiers, again, and with an empty memory over the filled folder."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from workbench.data import Sample
+from workbench.methods.generation import generate
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.serving import Scheduler
+from workbench.methods.serving.contiguous import ContiguousEngine
+from workbench.metrics.answers import Records
+from workbench.models.loading import Loaded
+from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore
+
+ROUNDS = ("empty tiers", "again", "memory empty, folder full")
+
+
+def answered(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 8) -> Records:
+    """Return a row a round and question: {round, question, answer, equal, ttft_ms, seconds by stage, receipt}.
+
+    `equal`: the answer has the tokens of `generate`, one question at a time, without scheduler and tiers.
+    """
+    loaded = Loaded(*loaded)
+    model, tokenizer, layout = loaded
+    prompts, method = layout.prompts(samples, tokenizer), Reuse(prepare=AfterSystem())
+    alone: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": layout.stop}
+    expected = [generate(model, tokenizer, [prompt], method, MemoryStore(), **alone)[0] for prompt in prompts]
+    rows: Records = []
+    with TemporaryDirectory() as place:
+        for name, store in zip(ROUNDS, _tiers_here(Path(place)), strict=True):
+            engine = ContiguousEngine(model, tokenizer, store, method, stop=layout.stop)
+            with closing(Scheduler(engine, "request", batch=len(prompts))) as scheduler:
+                tickets = scheduler.run(prompts, max_new_tokens)
+            for sample, ticket, other in zip(samples, tickets, expected, strict=True):
+                got = ticket.result(0)
+                row: dict[str, Any] = {"round": name, "question": sample.question, "answer": got.text.strip()}
+                row |= {"equal": got.tokens == other.tokens, "ttft_ms": 1e3 * got.ttft, "receipt": got.receipt}
+                rows.append(row)
+    return rows
+
+
+def _tiers_here(place: Path) -> Iterator[TieredStore]:
+    """Yield the tiers of every round."""
+    first = TieredStore([HostTier(), StoreTier(FolderStore(place / "blocks", new=True))], write="through")
+    yield first
+    yield first
+    yield TieredStore([HostTier(), StoreTier(FolderStore(place / "blocks"))])
+
+
+def flat(rows: Sequence[dict[str, Any]]) -> Records:
+    """Return the rows with counts in the place of receipts, for a table."""
+    return [
+        {name: value for name, value in row.items() if name != "receipt"}
+        | {
+            "reused": row["receipt"].count("reused"),
+            "shifted": row["receipt"].shifted,
+            "recomputed": row["receipt"].recomputed,
+            "encoded": row["receipt"].count("encoded"),
+            "computed": row["receipt"].count("computed"),
+            "bytes": sum(row["receipt"].bytes.values()),
+            "tiers": ", ".join(f"{size / 1e6:.1f} {tier}" for tier, size in row["receipt"].bytes.items()) or "–",
+            "misses": ", ".join(f"{n} {reason}" for reason, n in row["receipt"].misses.items()) or "–",
+        }
+        for row in rows
+    ]
