@@ -6,8 +6,8 @@ Of the tokens of `past` the `count` highest stay for every KV head, the earlier 
 product of any vote of its head with its key, made a unit vector. Votes are what `workbench.methods.sparse.quoka` makes
 of the queries: means of several unit vectors, so they are fp32.
 
-Keys are read once, and no product leaves the registers. Beside 16-bit keys a vote is the sum of three 16-bit vectors,
-so that nothing of it is lost; lengths of keys are in fp32.
+Keys are read once, and no product leaves the registers. Beside 16-bit keys a vote is the sum of two 16-bit vectors,
+which leaves out less than the matrix unit's sums do; lengths of keys are in fp32.
 """
 
 from collections.abc import Iterator
@@ -24,6 +24,8 @@ from workbench.kernels._shared.triton_import import jit, need_triton, padded_wid
 __all__ = ["best", "cases", "configure", "launch", "listed", "reference", "takes", "votes_of", "with_rows"]
 
 votes_of = _votes.launch
+NEXT = tl.constexpr(256)  # tokens that are read together with another, at most
+PARTS = 2  # 16-bit numbers whose sum is a vote
 LEAST = tl.constexpr(1e-12)  # length of a key, as torch's `normalize` has it
 
 
@@ -110,7 +112,7 @@ def listed(
     batch, heads, length, width = keys.shape
     score = torch.empty(batch, heads, length, device=keys.device)
     tensors = votes.float().contiguous(), keys, past.contiguous(), score, votes.shape[2], length, heads
-    parts = 1 if keys.dtype == torch.float32 else 3
+    parts = 1 if keys.dtype == torch.float32 else PARTS
     constants = {"D": width, "DP": padded_width(width), "PARTS": parts, "BLOCK_V": config.rows}
     _score[(triton.cdiv(length, config.keys), heads, batch)](
         *tensors, *keys.stride()[:3], **constants, BLOCK_N=config.keys, **config.launch
@@ -123,12 +125,17 @@ def listed(
 def _behind(places, needed, rows, count, own, length, BLOCK: tl.constexpr):
     head, at = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     chosen = tl.load(needed).to(tl.int32)
-    row = tl.load(rows + at - chosen, mask=(at >= chosen) & (at < chosen + own), other=length)
+    behind = at - chosen - own
+    row = tl.load(rows + at - chosen, mask=(at >= chosen) & (behind < 0), other=length)
+    row = tl.where(behind >= NEXT, length + 1, row)
     tl.store(places + head * count + at, row.to(tl.int32), mask=(at >= chosen) & (at < count))
 
 
 def with_rows(places: Tensor, needed: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Write rows [R] behind the first `needed` [1] of `places` [H, K] of each head, and `length` behind these."""
+    """Write rows [R] behind the first `needed` [1] of `places` [H, K] of each head.
+
+    Behind these stands `length`, as far as a kernel may read with the last row, and then `length` + 1.
+    """
     heads, count = places.shape
     _behind[(triton.cdiv(count, 1024), heads)](places, needed, rows, count, len(rows), length, BLOCK=1024)
     return places

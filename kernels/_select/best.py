@@ -3,8 +3,8 @@
     best(scores [N, T] fp32, count) -> ([N, count] int32 places, rising, [N, T] bool)
 
 Of equals the earlier are taken, and nan before all others. Numbers are taken as whole numbers of the same order, of
-which the least that is taken is found in three launches, eleven, eleven and ten bits at a time: each counts how often
-every digit occurs among those that share what is known so far. Two more launches count and write what lies above it.
+which the least that is taken is found in four launches, eight bits at a time: each counts how often every digit occurs
+among those that share what is known so far. Two more launches count and write what lies above it.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,7 @@ from torch import Tensor
 from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
 
 BLOCK = 2048  # numbers of a program
-FIRST, NEXT, LAST = tl.constexpr(2048), tl.constexpr(2048), tl.constexpr(1024)  # digits of each place
-ALL = 2 * 2048 + 1024
+PLACES, DIGITS = tl.constexpr(4), tl.constexpr(256)  # of a number
 
 
 def reference(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -37,7 +36,7 @@ def _whole(scores, row, token, length):
 
 
 @jit
-def _digit(histogram, needed, DIGITS: tl.constexpr):
+def _digit(histogram, needed):
     """(the largest digit such that as many as are needed are at least it, how many of its own are needed)."""
     digit = tl.arange(0, DIGITS)
     often = tl.load(histogram + digit)
@@ -47,53 +46,51 @@ def _digit(histogram, needed, DIGITS: tl.constexpr):
 
 
 @jit
-def _count_digits(
-    scores, histograms, length, needed, PLACE: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr, TOLD: tl.constexpr
-):
+def _least(histograms, needed, PLACES: tl.constexpr):
+    """(the first digits of the least that is taken, as one number, how many that share them are needed)."""
+    least = 0
+    for place in tl.static_range(PLACES):
+        digit, needed = _digit(histograms + place * DIGITS, needed)
+        least = digit - DIGITS // 2 if place == 0 else least * DIGITS + digit
+    return least, needed
+
+
+@jit
+def _count_digits(scores, histograms, length, needed, PLACE: tl.constexpr, BLOCK: tl.constexpr, TOLD: tl.constexpr):
     """Count the digits of one place among the numbers that share the places before with the least that is taken."""
     if TOLD:
         needed = tl.load(needed).to(tl.int32)
     row = tl.program_id(1).to(tl.int64)
     number, alike = _whole(scores, row, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), length)
-    at = histograms + row * ALL
+    histograms += row * PLACES * DIGITS
     if PLACE == 0:
-        digit, target = (number >> 21) + 1024, at
+        digit = (number >> 24) + DIGITS // 2
     else:
-        first, needed = _digit(at, needed, FIRST)
-        alike = alike & ((number >> 21) + 1024 == first)
-        if PLACE == 1:
-            digit, target = (number >> 10) & 2047, at + FIRST
-        else:
-            second, needed = _digit(at + FIRST, needed, NEXT)
-            alike = alike & ((number >> 10) & 2047 == second)
-            digit, target = number & 1023, at + FIRST + NEXT
-    DIGITS: tl.constexpr = LAST if PLACE == 2 else FIRST
-    often = tl.histogram(tl.where(alike, digit, 0), DIGITS)
+        least, needed = _least(histograms, needed, PLACE)
+        alike = alike & (number >> (32 - 8 * PLACE) == least)
+        digit = (number >> (24 - 8 * PLACE)) & (DIGITS - 1)
     bins = tl.arange(0, DIGITS)
+    often = tl.histogram(tl.where(alike, digit, 0), DIGITS)
     often -= tl.where(bins == 0, tl.sum((~alike).to(tl.int32), 0), 0)
-    tl.atomic_add(target + bins, often, mask=often > 0)
+    tl.atomic_add(histograms + PLACE * DIGITS + bins, often, mask=often > 0)
 
 
 @jit
-def _against(scores, histograms, row, token, length, needed, ALL: tl.constexpr):
+def _against(scores, histograms, row, token, length, needed):
     """(which numbers are above the least that is taken, which are equal to it, how many equals are taken)."""
     number, there = _whole(scores, row, token, length)
-    at = histograms + row * ALL
-    first, needed = _digit(at, needed, FIRST)
-    second, needed = _digit(at + FIRST, needed, NEXT)
-    third, needed = _digit(at + FIRST + NEXT, needed, LAST)
-    least = ((first - 1024) << 21) | (second << 10) | third
+    least, needed = _least(histograms + row * PLACES * DIGITS, needed, PLACES)
     return there & (number > least), there & (number == least), needed
 
 
 @jit
-def _count(scores, histograms, counts, length, needed, BLOCK: tl.constexpr, ALL: tl.constexpr, TOLD: tl.constexpr):
+def _count(scores, histograms, counts, length, needed, BLOCK: tl.constexpr, TOLD: tl.constexpr):
     """Count what of a part is above the least that is taken, and what is equal to it."""
     if TOLD:
         needed = tl.load(needed).to(tl.int32)
     tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     token = tile * BLOCK + tl.arange(0, BLOCK)
-    above, equal, _ = _against(scores, histograms, row, token, length, needed, ALL)
+    above, equal, _ = _against(scores, histograms, row, token, length, needed)
     at = counts + (row * tiles + tile) * 2
     tl.store(at, tl.sum(above.to(tl.int32), 0))
     tl.store(at + 1, tl.sum(equal.to(tl.int32), 0))
@@ -110,7 +107,6 @@ def _write(
     needed,
     count,
     BLOCK: tl.constexpr,
-    ALL: tl.constexpr,
     TILES: tl.constexpr,
     TOLD: tl.constexpr,
 ):
@@ -119,7 +115,7 @@ def _write(
         needed = tl.load(needed).to(tl.int32)
     tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     token = tile * BLOCK + tl.arange(0, BLOCK)
-    above, equal, missing = _against(scores, histograms, row, token, length, needed, ALL)
+    above, equal, missing = _against(scores, histograms, row, token, length, needed)
     before = tl.arange(0, TILES)
     at = counts + (row * tiles + before) * 2
     earlier = before < tile
@@ -144,11 +140,11 @@ def launch(scores: Tensor, count: int, needed: Tensor | None = None) -> tuple[Te
     if not count or not rows:
         return places, taken
     tiles, scores = triton.cdiv(length, BLOCK), scores.contiguous()
-    histograms = torch.zeros(rows, ALL, dtype=torch.int32, device=scores.device)
+    histograms = torch.zeros(rows, 4 * 256, dtype=torch.int32, device=scores.device)
     counts = torch.empty(rows, tiles, 2, dtype=torch.int32, device=scores.device)
-    grid, sizes = (tiles, rows), {"BLOCK": BLOCK, "ALL": ALL, "TOLD": needed is not None}
+    grid, sizes = (tiles, rows), {"BLOCK": BLOCK, "TOLD": needed is not None}
     some = count if needed is None else needed
-    for place in range(3):
+    for place in range(4):
         _count_digits[grid](scores, histograms, length, some, PLACE=place, **sizes, num_warps=8)
     _count[grid](scores, histograms, counts, length, some, **sizes, num_warps=8)
     parts = {"TILES": triton.next_power_of_2(tiles)}

@@ -2,7 +2,8 @@
 
     launch(keys [H, T, D], values [H, T, D'], listed [K] or [H, K]) -> ([H, K, D], [H, K, D'])
 
-What a list names from T on is left unwritten.
+Where a list names T, zeros are written: kernels multiply by what lies behind the last token that a row sees, within its
+page. What is named from T + 1 on is left unwritten.
 """
 
 from collections.abc import Iterator
@@ -31,8 +32,10 @@ def _copy(
     head, at, col = tl.program_id(1), tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DP)
     token = tl.load(listed + head * list_head + at, mask=at < count, other=length).to(tl.int64)
     inside = (token < length)[:, None] & (col < D)[None, :]
-    x = tl.load(source + head.to(tl.int64) * head_step + token[:, None] * token_step + col[None, :], mask=inside)
-    tl.store(out + (head.to(tl.int64) * count + at)[:, None] * D + col[None, :], x, mask=inside)
+    x_at = source + head.to(tl.int64) * head_step + token[:, None] * token_step + col[None, :]
+    x = tl.load(x_at, mask=inside, other=0.0)
+    there = ((at < count) & (token <= length))[:, None] & (col < D)[None, :]
+    tl.store(out + (head.to(tl.int64) * count + at)[:, None] * D + col[None, :], x, mask=there)
 
 
 def launch(keys: Tensor, values: Tensor, listed: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,5 +59,6 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     keys, values = (torch.randn(3, 90, width, generator=draw).to(device, dtype) for width in (48, 16))
     one = torch.randperm(90, generator=draw)[:70].sort().values
     each = torch.stack([torch.randperm(90, generator=draw)[:33].sort().values for _ in range(3)]).int()
+    each[:, 30:] = 90
     yield keys, values, one.to(device)
     yield keys, values, each.to(device)

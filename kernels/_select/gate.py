@@ -21,6 +21,7 @@ from workbench.kernels._shared.triton_import import jit, tl, triton
 PI2, TURN = tl.constexpr(6.283185307179586), tl.constexpr(0.15915494309189535)
 MOST = 1 << 13  # blocks of a row
 SIDE = 16  # blocks of a product
+FULL = 128  # programs that about fill a GPU
 
 
 @jit
@@ -34,9 +35,10 @@ def _angle(position, table):
 @jit
 def _pool(
     x, at, freq, out, count, blocks, x_head, x_token, HALF: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, TOKENS:
-    tl.constexpr, NEOX: tl.constexpr, INDEXED: tl.constexpr, ALL: tl.constexpr,
+    tl.constexpr, HEADS: tl.constexpr, NEOX: tl.constexpr, INDEXED: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    j, head = tl.program_id(0), tl.program_id(1)
+    """A block of HEADS heads: their angles are taken once."""
+    j, first_head = tl.program_id(0), tl.program_id(1) * HEADS
     inner, c = tl.arange(0, TOKENS), tl.arange(0, HP)
     row = j * BLOCK + inner
     inside = (inner < BLOCK) & (row < count)
@@ -44,22 +46,25 @@ def _pool(
     token = position if INDEXED else row
     one, other = (c, c + HALF) if NEOX else (2 * c, 2 * c + 1)
     there = inside[:, None] & (c < HALF)[None, :]
-    x += head.to(tl.int64) * x_head + token.to(tl.int64)[:, None] * x_token
-    a = tl.load(x + one[None, :], mask=there, other=0.0).to(tl.float32)
-    b = tl.load(x + other[None, :], mask=there, other=0.0).to(tl.float32)
     cos, sin = _angle(position, tl.load(freq + c, mask=c < HALF, other=0.0))
-    a, b = a * cos + b * sin, b * cos - a * sin  # rotated back
     number = tl.minimum(count - j * BLOCK, BLOCK)
-    parts: tl.constexpr = 3 if ALL else 1
-    out += (head * blocks + j).to(tl.int64) * parts * 2 * HALF
-    if ALL:
-        tl.store(out + one, tl.max(tl.where(there, a, float("-inf")), 0), mask=c < HALF)
-        tl.store(out + other, tl.max(tl.where(there, b, float("-inf")), 0), mask=c < HALF)
-        tl.store(out + 2 * HALF + one, tl.min(tl.where(there, a, float("inf")), 0), mask=c < HALF)
-        tl.store(out + 2 * HALF + other, tl.min(tl.where(there, b, float("inf")), 0), mask=c < HALF)
-        out += 4 * HALF
-    tl.store(out + one, tl.sum(a, 0) / number, mask=c < HALF)
-    tl.store(out + other, tl.sum(b, 0) / number, mask=c < HALF)
+    x += token.to(tl.int64)[:, None] * x_token
+    for step in range(0, HEADS):
+        head = first_head + step
+        mine = x + head.to(tl.int64) * x_head
+        a = tl.load(mine + one[None, :], mask=there, other=0.0).to(tl.float32)
+        b = tl.load(mine + other[None, :], mask=there, other=0.0).to(tl.float32)
+        a, b = a * cos + b * sin, b * cos - a * sin  # rotated back
+        parts: tl.constexpr = 3 if ALL else 1
+        target = out + (head * blocks + j).to(tl.int64) * parts * 2 * HALF
+        if ALL:
+            tl.store(target + one, tl.max(tl.where(there, a, float("-inf")), 0), mask=c < HALF)
+            tl.store(target + other, tl.max(tl.where(there, b, float("-inf")), 0), mask=c < HALF)
+            tl.store(target + 2 * HALF + one, tl.min(tl.where(there, a, float("inf")), 0), mask=c < HALF)
+            tl.store(target + 2 * HALF + other, tl.min(tl.where(there, b, float("inf")), 0), mask=c < HALF)
+            target += 4 * HALF
+        tl.store(target + one, tl.sum(a, 0) / number, mask=c < HALF)
+        tl.store(target + other, tl.sum(b, 0) / number, mask=c < HALF)
 
 
 def pooled(
@@ -73,8 +78,9 @@ def pooled(
     blocks = triton.cdiv(len(at), block)
     out = torch.empty(heads, blocks, (3 if most else 1) * 2 * half, device=x.device)
     shape = {"HALF": half, "HP": triton.next_power_of_2(half), "BLOCK": block, "TOKENS": triton.next_power_of_2(block)}
-    shape |= {"NEOX": pairing == "neox", "INDEXED": indexed, "ALL": most}
-    _pool[(blocks, heads)](x, at, inv_freq, out, len(at), blocks, *x.stride()[:2], **shape, num_warps=8)
+    together = next(n for n in (4, 2, 1) if heads % n == 0 and (n == 1 or heads * blocks >= n * FULL))
+    shape |= {"HEADS": together, "NEOX": pairing == "neox", "INDEXED": indexed, "ALL": most}
+    _pool[(blocks, heads // together)](x, at, inv_freq, out, len(at), blocks, *x.stride()[:2], **shape, num_warps=8)
     return out
 
 
@@ -111,8 +117,19 @@ def projected(x: Tensor, weight: Tensor, at: Tensor, table: Tensor, block: int, 
     width = weight.shape[-1]
     found = torch.empty(heads, blocks, width, device=x.device) if out is None else out
     shape = {"W2": width // 2, "WP": max(16, triton.next_power_of_2(width // 2)), "BLOCK": block, "SIDE": SIDE}
+    shape["STEP"] = 128
     _project[(triton.cdiv(blocks, SIDE), heads)](
-        x, weight, at, table, found, blocks, channels, found.stride(0), **shape, STEP=32, PLACED=out is not None
+        x,
+        weight,
+        at,
+        table,
+        found,
+        blocks,
+        channels,
+        found.stride(0),
+        **shape,
+        PLACED=out is not None,
+        num_warps=8,
     )
     return found
 

@@ -17,6 +17,7 @@ from workbench.kernels._shared.attention import rows_first
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
 TILE = 128  # rows of a program
+SOME = 64  # rows whose rank a program finds
 VOTES = 16  # votes of a program
 LEAST = tl.constexpr(1e-12)  # length of a row, as torch's `normalize` has it
 
@@ -67,13 +68,14 @@ def _order(alike, order, count, votes, TILE: tl.constexpr):
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     alike += head * count
     mine = tl.load(alike + row, mask=row < count, other=float("inf"))
-    rank = tl.zeros([TILE], tl.int32)
+    rank = tl.zeros([TILE, TILE], tl.int32)
     for first in range(0, count, TILE):
         other = first + tl.arange(0, TILE)
         theirs = tl.load(alike + other, mask=other < count, other=float("inf"))
         below = theirs[None, :] < mine[:, None]
         below |= (theirs[None, :] == mine[:, None]) & (other[None, :] < row[:, None])
-        rank += tl.sum(below.to(tl.int32), 1)
+        rank += below.to(tl.int32)
+    rank = tl.sum(rank, 1)
     tl.store(order + head * votes + rank, row, mask=(row < count) & (rank < votes))
 
 
@@ -107,7 +109,7 @@ def launch(q: Tensor, kv_heads: int, count: int) -> Tensor:
     _sums[(tiles, heads)](q, sums, rows, *steps, **shape, TILE=TILE)
     parts = {"TILE": TILE, "TILES": triton.next_power_of_2(tiles)}
     _alike[(tiles, heads)](q, sums, alike, rows, *steps, **shape, **parts)
-    _order[(tiles, heads)](alike, order, rows, count, TILE=TILE, num_warps=8)
+    _order[(triton.cdiv(rows, SOME), heads)](alike, order, rows, count, TILE=SOME, num_warps=8)
     group = {"GROUP": heads // kv_heads, "VOTES": VOTES}
     _vote[(triton.cdiv(count, VOTES), kv_heads)](q, order, votes, rows, count, *steps, **group, **shape)
     return votes

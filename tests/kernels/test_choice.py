@@ -406,7 +406,7 @@ def test_a_method_that_is_replayed_chooses_what_it_chooses_of_a_chunk(launched, 
             if wanted.listed is not None:
                 count = wanted.listed.shape[1]
                 assert torch.equal(found.listed[:, :count].long(), wanted.listed)
-                assert bool((found.listed[:, count:] == LENGTH).all())
+                assert bool((found.listed[:, count:] >= LENGTH).all())
                 continue
             blocks = wanted.kept.shape[2]
             assert torch.equal(found.kept[..., :blocks], wanted.kept) and not found.kept[..., blocks:].any()

@@ -72,7 +72,7 @@ class Quoka(Sparse):
     def _in_replay(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tiles:
         """Choose where the device alone knows how many tokens are past: lists have room for those of a whole prompt.
 
-        Behind the tokens chosen and the rows themselves they name a token that there is not.
+        Behind the tokens chosen and the rows themselves they name tokens that there are not.
         """
         module, first = backends.kernel("choose_quoka"), grid.rows[:1]
         past = (torch.arange(grid.length, device=keys.device) < first)[None]
