@@ -1,7 +1,7 @@
 """What `workbench trial` prints: one table beside full attention, or all details."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +17,6 @@ from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
 from workbench.metrics.answers import Records
 from workbench.metrics.paired import difference, signed
-from workbench.results.schema import METHOD
 
 RECEIPTS = 5  # that are shown
 
@@ -72,7 +71,7 @@ def beside_full(result: Record, answers: Records) -> Group:
 
 def _head(result: Record) -> str:
     """Return the model, the data and the method, by its published name where it has one."""
-    chosen = {name: result.trial.get(name) for name in METHOD[1:]}
+    chosen = {name: result.trial.get(name) for name in (each.name for each in fields(MethodFields))}
     name = name_of({field: value for field, value in chosen.items() if value not in (None, "none")})
     method = result.label if name in (None, result.label) else f"{name} ({result.label})"
     return plain(f"{result.trial['model']} on {result.trial['data']}: {method}")
