@@ -6,6 +6,7 @@ boards(results.read("runs/leaderboard"))
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from workbench.experiments.leaderboard import HIGHER, check_by
 from workbench.methods.presets import METHODS, name_of
 from workbench.metrics.answers import bootstraps, wilson
 from workbench.metrics.paired import Ranks, ranks
-from workbench.results import METHOD, Results, expanded
+from workbench.results import METHOD, Results, expanded, read
 from workbench.results.summary import RIGHT
 
 ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # trials of these were asked the same
@@ -128,7 +129,7 @@ class Board:
 
 
 def boards(
-    found: Results,
+    found: Results | str | Path,
     budgets: Sequence[float] = (),
     by: str = "",
     model: str = "",
@@ -136,7 +137,7 @@ def boards(
     least: int = 2,
     whole: int | None = None,
 ) -> list[Board]:
-    """Return a board for each model and data set of results, and each charged budget.
+    """Return a board for each model and data set of results, or of a place that `results.read` takes, and each budget.
 
     budgets      of a method at several ratios, the largest charged share within a budget stands on its board. Where
                  fewer methods than `least` keep any, one board holds every trial, with `unmet`. Without, those that
@@ -149,6 +150,7 @@ def boards(
     Raises BadInput for an unknown measure, a model or data that no results are of, and for results without a board.
     """
     check_by(by)
+    found = found if isinstance(found, Results) else read(found)
     answers = _own(found.coded("answers", "trial", [*TRIAL, *ANSWERED]), model, data)
     costs = _costs(found)
     asked_alike = answers.groupby(ASKED, sort=False, dropna=False, observed=True)
