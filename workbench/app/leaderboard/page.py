@@ -44,8 +44,8 @@ def _board(number: int, board: Board) -> dict[str, Any]:
     if board.over:
         lines.append(f"Over the budget: {'; '.join(entry.method for entry in board.over)}.")
     return {
-        "title": board.title,
-        "about": f"{drawn.about(board)} Ranked by {drawn.measure_of(board).words}.",
+        "name": board.title + ("" if board.run is None else f", training run {board.run}"),
+        "about": f"{drawn.about(board)} Ranked by the average rank over questions, by {drawn.measure_of(board).words}.",
         "unkept": f"{board.unkept[:1].upper()}{board.unkept[1:]}.",
         "rows": rows,
         "lines": lines,
