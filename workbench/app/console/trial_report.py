@@ -148,7 +148,7 @@ def _next(result: Record) -> str:
         return f"Next: workbench trial {about} --method full-reuse"
     if result.trial["mode"] == "block" and result.trial["select"] == "none":
         return f"Next: workbench trial {about} --method cacheblend"
-    return f"All numbers: --details. Next: workbench leaderboard {about}"
+    return f"All numbers: --details. Next: workbench leaderboard {about} --out runs/leaderboard"
 
 
 def report(result: Record) -> Group:
