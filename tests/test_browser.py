@@ -505,6 +505,21 @@ def test_views_follow_each_other_and_a_cell_that_runs_again_shows_the_newest(lab
         assert reader.left_the_machine == []
 
 
+def test_a_prompt_is_answered_while_another_cell_runs(lab, folder, tmp_path):
+    busy = tiny.write(
+        tmp_path, "07_busy", TOUCH.format(model=str(folder)), "import time\ntouched.wait()\ntime.sleep(60)"
+    )
+    with lab.open(busy) as reader:
+        page = reader.page
+        page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+        page.locator(".wb-card").first.wait_for(timeout=60_000)
+        answered(page, 0)
+        page.locator(".wb-bar input[type=range]").first.press("End")
+        answered(page, 1)
+        assert not page.evaluate(browser.IDLE), "the cell has not ended"
+        reader.restart()
+
+
 # --- Linked explorers under the dark theme
 LINKED = """from workbench import data, explore, models
 

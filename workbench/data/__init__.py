@@ -119,7 +119,7 @@ def check_questions(name: str) -> None:
     if not is_generated(name) and name not in names():
         if is_dir(name):
             folders.questions(Path(name))
-        elif is_file(name) and not name.endswith(files.TABLES) and os.path.getsize(name) <= SMALL:
+        elif is_file(name) and os.path.getsize(name) <= SMALL:
             files.read(name, answered=False)
 
 

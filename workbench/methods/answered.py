@@ -20,9 +20,13 @@ class Generation:
     rows_computed: int  # tokens of the prompt
     rows_reused: int
     ttft: float = field(compare=False)  # seconds from the call to the first tokens of its batch
-    passes: tuple[Pass, ...] = field(repr=False)  # all that was computed up to the first token
-    receipt: Receipt | None = field(default=None, repr=False, compare=False)  # blocks reused, missed and why, times
+    passes: tuple[Pass, ...]  # all that was computed up to the first token
+    receipt: Receipt | None = field(default=None, compare=False)  # blocks reused, missed and why, times
     alone: float | None = field(default=None, compare=False)  # seconds to its first token, where it was computed alone
+
+    def __repr__(self) -> str:
+        took = f"{self.rows_computed} computed, {self.rows_reused} reused"
+        return f"Generation({self.text!r}, {len(self.tokens)} tokens; of the prompt {took}; ttft={self.ttft:.3g})"
 
 
 @dataclass(frozen=True)

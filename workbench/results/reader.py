@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pandas.api.types import union_categoricals
 
 from workbench.core.errors import BadInput, brief, not_allowed, shown
 from workbench.data.assets import SHIPPED, results_path
 from workbench.results import schema
 
 MARK = "results.json"
+TEXTS = pa.dictionary(pa.int32(), pa.string())  # of columns of texts that repeat
 HERE = "here"  # source of what a notebook measures while it runs
 FOLDER = results_path(SHIPPED)
 
@@ -69,35 +70,41 @@ class Results:
 
     def table(self, table: str, *experiments: str) -> pd.DataFrame:
         """Return the rows of a table with all its columns and `source`, in the order of the sources."""
-        return pd.concat(self._parts(table, experiments), ignore_index=True)
+        parts = [_part(path, table).assign(source=source) for source, path in self._files(table, experiments)]
+        parts += self.live.get(table, ())
+        names = ["source", *schema.columns(table)]
+        parts = [rows[rows.experiment.isin(experiments or rows.experiment)][names] for rows in parts]
+        if not (parts := [rows for rows in parts if len(rows)]):
+            _check_experiments(experiments)
+            return pd.DataFrame(columns=names)
+        return pd.concat(parts, ignore_index=True)
 
     def coded(self, table: str, experiment: str, columns: Sequence[str]) -> pd.DataFrame:
         """Return some columns of a table and `source`, texts as categories: of many rows in a fraction of the time."""
-        names = tuple(name for name in schema.columns(table) if name in ("experiment", *columns))
-        parts = self._parts(table, [experiment], names)
-        joined: dict[str, Any] = {}
-        for name in parts[0]:
-            if name != "source" and schema.columns(table)[name] is not str:
-                joined[name] = np.concatenate([part[name] for part in parts])
-            else:
-                joined[name] = union_categoricals([part[name].astype("category") for part in parts])
-        return pd.DataFrame(joined)
+        names = ["source", *(name for name in schema.columns(table) if name in ("experiment", *columns))]
+        texts = [name for name in names if {"source": str, **schema.columns(table)}[name] is str]
+        kinds = pa.schema([(name, TEXTS if name in texts else pa.float64()) for name in names])
+        parts = [kinds.empty_table()]
+        for source, path in self._files(table, [experiment]):
+            part = _columns_of(path, path.stat().st_mtime_ns, table, kinds.remove(0))
+            of = pa.DictionaryArray.from_arrays(np.zeros(len(part), np.int32), [source])
+            parts.append(part.append_column("source", of))
+        parts += [pa.Table.from_pandas(rows, kinds, preserve_index=False) for rows in self.live.get(table, ())]
+        whole = pa.concat_tables(parts, promote_options="default").unify_dictionaries()
+        whole = whole.filter(pc.equal(whole["experiment"], experiment))
+        if not len(whole):
+            _check_experiments([experiment])
+        gaps = [name for name in texts if whole[name].null_count]
+        filled = {name: pc.fill_null(whole[name], "") if name in gaps else whole[name] for name in names}
+        return pa.table(filled).to_pandas(use_threads=False)
 
-    def _parts(self, table: str, experiments: Sequence[str], columns: tuple[str, ...] = ()) -> list[pd.DataFrame]:
-        """Return the rows of every file and what is live, one part at least; with `columns` texts are categories."""
-        parts = [
-            part.assign(source=pd.Categorical([source]).repeat(len(part)) if columns else source)
-            for source, folders in self.folders.items()
-            for folder in folders
-            for part in _parts(folder, table, experiments, columns)
-        ]
-        parts += [rows[rows.experiment.isin(experiments or rows.experiment)] for rows in self.live.get(table, ())]
-        names = ["source", *(columns or schema.columns(table))]
-        if not (parts := [part[names] for part in parts if len(part)]):
-            if odd := [name for name in experiments if name.partition("@")[0] not in schema.EXPERIMENTS]:
-                raise not_allowed("experiment", odd[0], schema.EXPERIMENTS)
-            return [pd.DataFrame(columns=names)]
-        return parts
+    def _files(self, table: str, experiments: Sequence[str]) -> Iterator[tuple[str, Path]]:
+        """Yield every part of a table that may hold the experiments, with its source."""
+        for source, folder in ((source, folder) for source, folders in self.folders.items() for folder in folders):
+            for path in sorted([*(folder / table).glob("*.parquet"), *(folder / table).glob("*.jsonl")]):
+                own = not experiments or path.stem.partition("@")[0] in experiments
+                if own and not path.name.startswith("."):
+                    yield source, path
 
     def with_rows(self, table: str, rows: Iterable[Mapping[str, Any]], source: str = HERE, **origin: Any) -> "Results":
         """Return these results and rows that were measured just now."""
@@ -161,46 +168,57 @@ def _check(mark: Path) -> None:
         raise BadInput(f"{brief(mark.parent)} holds results of version {version}: version {schema.VERSION} is read")
 
 
-def _parts(folder: Path, table: str, experiments: Sequence[str], columns: tuple[str, ...]) -> Iterator[pd.DataFrame]:
-    """Return the rows of every part of a table that may hold the experiments; of a file of lines all columns."""
-    for path in sorted([*(folder / table).glob("*.parquet"), *(folder / table).glob("*.jsonl")]):
-        if path.name.startswith(".") or (experiments and path.stem.partition("@")[0] not in experiments):
-            continue
-        if path.suffix == ".jsonl":
-            part = schema.frame(table, schema.rows(table, lines_of(path)))
-        else:
-            part = _cached(path, path.stat().st_mtime_ns, table, columns)
-        yield part[part.experiment.isin(experiments)] if experiments else part
+def _check_experiments(names: Sequence[str]) -> None:
+    if odd := [name for name in names if name.partition("@")[0] not in schema.EXPERIMENTS]:
+        raise not_allowed("experiment", odd[0], schema.EXPERIMENTS)
+
+
+def _part(path: Path, table: str) -> pd.DataFrame:
+    """Return the rows of a part of a table, with all its columns."""
+    if path.suffix == ".jsonl":
+        return schema.frame(table, schema.rows(table, lines_of(path)))
+    return _cached(path, path.stat().st_mtime_ns, table)
 
 
 @lru_cache(maxsize=256)  # more than ship: else a second reading would find none of them
-def _cached(path: Path, changed: int, table: str, columns: tuple[str, ...]) -> pd.DataFrame:
-    known = schema.columns(table)
-    texts = [name for name in columns if known[name] is str]
-    rows = table_of(path, [name for name in known if columns and name not in columns], texts)
-    if odd := sorted(set(rows) - set(known)):
+def _cached(path: Path, changed: int, table: str) -> pd.DataFrame:
+    rows, known = table_of(path), schema.columns(table)
+    _check_columns(path, table, rows)
+    return schema.typed(table, rows.assign(**{name: "" for name in known if known[name] is str and name not in rows}))
+
+
+@lru_cache(maxsize=256)
+def _columns_of(path: Path, changed: int, table: str, kinds: pa.Schema) -> pa.Table:
+    """Return some columns of a part of a table, as far as it holds them."""
+    if path.suffix == ".jsonl":
+        return pa.Table.from_pandas(_part(path, table), kinds, preserve_index=False)
+    packed = _read(path, kinds.names)
+    _check_columns(path, table, pq.read_schema(path).names)
+    return packed.cast(pa.schema([kinds.field(name) for name in packed.column_names]))
+
+
+def _check_columns(path: Path, table: str, names: Iterable[str]) -> None:
+    if odd := sorted(set(names) - set(schema.columns(table))):
         raise BadInput(f"{brief(path)} has a column {odd[0]!r} that table {table} does not have")
-    none = pd.Categorical([""]).repeat(len(rows)) if columns else ""
-    empty = {name: none for name in columns or known if known[name] is str and name not in rows}
-    return schema.typed(table, rows.assign(**empty), columns)
 
 
-def table_of(path: Path, without: Sequence[str] = (), coded: Sequence[str] = ()) -> pd.DataFrame:
-    """Read a parquet file `without` some columns, texts of `coded` as categories.
+def _read(path: Path, names: Sequence[str] = ()) -> pa.Table:
+    """Read a parquet file, or those of the named columns that it holds, their texts coded.
 
     Raises BadInput where it is not whole.
     """
     try:
-        names = [name for name in pq.read_schema(path).names if name not in without]
-        coded = [name for name in coded if name in names]
-        with pq.ParquetFile(path, read_dictionary=coded) as file:
-            packed = file.read(names, use_threads=False)  # which cost more than files of this size take
+        wanted = [name for name in pq.read_schema(path).names if name in (names or [name])]
+        with pq.ParquetFile(path, read_dictionary=wanted if names else []) as file:
+            return file.read(wanted, use_threads=False)  # which cost more than files of this size take
     except (OSError, pa.ArrowException) as problem:
         raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
-    frame = packed.to_pandas(use_threads=False)
-    lacking = {name for name in coded if frame[name].hasnans}
-    frame = frame.assign(**{name: frame[name].cat.add_categories("") for name in lacking})
-    return frame.fillna(dict.fromkeys(lacking | set(frame.select_dtypes("str")), ""))
+
+
+def table_of(path: Path) -> pd.DataFrame:
+    """Read a parquet file, "" for a missing text. Raises BadInput where it is not whole."""
+    frame = _read(path).to_pandas(use_threads=False)
+    return frame.fillna(dict.fromkeys(frame.select_dtypes("str"), ""))
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ ABOUT = {
     "needles": "facts hidden in long texts, drawn by seed: all tasks in turn",
     "manuals": "questions about installed packages, from their manuals",
     "manuals-train": "the same of other pages, to tune on",
+    "bridges-sample": "the question on bridges that the prompt editor shows first",
+    "lab-sample": "questions of lab, the same for everyone",
 }
 
 app = typer.Typer(add_completion=False)
@@ -49,7 +51,7 @@ def show_data(
     if model is None and (layout is not None or tokens):
         raise BadInput(f"{'--layout' if layout else '--tokens'} says how a prompt is shown: name its --model, too")
     if name is None:
-        print("\n".join(f"{each:<20} {ABOUT.get(each) or _of_family(each)}" for each in datasets.names()))
+        print("\n".join(f"{each:<20} {ABOUT.get(each, 'one task of needles')}" for each in datasets.names()))
         return
     if out is not None and (out.suffix != ".jsonl" or not out.absolute().parent.is_dir()):
         raise BadInput(f"out is {out}: a file that ends in .jsonl is needed, in a folder that is there")
@@ -116,10 +118,6 @@ def _wrapped(words: Iterable[str], width: int) -> str:
 def _range(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _of_family(name: str) -> str:
-    return "one task of needles" if name.startswith("needles-") else "a file that ships"
 
 
 def _show(console: Console, sample: Sample) -> None:

@@ -1,7 +1,7 @@
 """What `workbench trial` prints: one table beside full attention, or all details."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from statistics import fmean
 from typing import Any
 
@@ -12,6 +12,7 @@ from workbench.app.console.text import not_noted, plain, with_interval
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial_fields import TrialFields
 from workbench.methods.method_fields import MethodFields
+from workbench.methods.presets import name_of
 from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
 from workbench.metrics.answers import Records
@@ -57,7 +58,7 @@ def beside_full(result: Record, answers: Records) -> Group:
         beside = ("100%", f"{kept['mass']:.0%} of the attention") if compared else ()
         table.add_row("tiles kept", f"{kept['tiles']:.0%}", *beside)
     asked = f"{len(answers)} questions" if len(answers) > 1 else "1 question"
-    head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/], {asked}"
+    head = f"[bold]{_head(result)}[/], {asked}"
     notes = [
         f"[yellow]{plain(note)}[/]"
         for note in (not_noted(result.note), _unknown_text(result), _idle(result.trial))
@@ -66,6 +67,14 @@ def beside_full(result: Record, answers: Records) -> Group:
     return Group(
         head, *notes, table, f"[dim]{_meaning(result, answers, compared)}[/]", f"[dim]{plain(_next(result))}[/]"
     )
+
+
+def _head(result: Record) -> str:
+    """Return the model, the data and the method, by its published name where it has one."""
+    chosen = {name: result.trial.get(name) for name in (each.name for each in fields(MethodFields))}
+    name = name_of({field: value for field, value in chosen.items() if value not in (None, "none")})
+    method = result.label if name in (None, result.label) else f"{name} ({result.label})"
+    return plain(f"{result.trial['model']} on {result.trial['data']}: {method}")
 
 
 def _speedup(result: Record, full: latency.Quantiles) -> str:
@@ -139,12 +148,12 @@ def _next(result: Record) -> str:
         return f"Next: workbench trial {about} --method full-reuse"
     if result.trial["mode"] == "block" and result.trial["select"] == "none":
         return f"Next: workbench trial {about} --method cacheblend"
-    return "All numbers: --details. Several methods side by side: workbench sweep, workbench compare"
+    return f"All numbers: --details. Next: workbench leaderboard {about} --out runs/leaderboard"
 
 
 def report(result: Record) -> Group:
     """Return scores, fidelity, costs and receipts of a trial."""
-    head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/]"
+    head = f"[bold]{_head(result)}[/]"
     engine = f"\nengine {plain(result.engine)}" if result.engine else ""
     foot = f"[dim]95% intervals · {result.device} · answered in {result.seconds:.1f} s{engine}[/]"
     for note in filter(None, (not_noted(result.note), _unknown_text(result), _idle(result.trial))):

@@ -48,8 +48,8 @@ def _board(number: int, board: Board) -> dict[str, Any]:
         lines.append(f"Over the budget: {'; '.join(entry.method for entry in board.over)}.")
     lines += [f"{line[:1].upper()}{line[1:]}." for line in columns.costs(board)]
     return {
-        "title": board.title,
-        "about": f"{drawn.about(board)} Ranked by {drawn.measure_of(board).words}.",
+        "name": board.title + ("" if board.run is None else f", training run {board.run}"),
+        "about": f"{drawn.about(board)} Ranked by the average rank over questions, by {drawn.measure_of(board).words}.",
         "unkept": f"{board.unkept[:1].upper()}{board.unkept[1:]}.",
         "head": [columns.head()[name] for name in names],
         "rows": rows,

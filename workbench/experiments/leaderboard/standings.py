@@ -76,8 +76,15 @@ def _filled(rows: pd.DataFrame) -> pd.DataFrame:
 
 def costs_of(found: Results) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Return of each trial what a request costs, as far as it is known, and the budget that its trial was asked for."""
-    counts, timed = (_filled(found.table(table, "trial")) for table in ("counts", "timings"))
-    counts = expanded(counts[counts.measure.isin(COSTS) & counts.kind.isin(["", "all"])], "charged")
+    counts, timed = (
+        found.coded(table, "trial", [*TRIAL, *names])
+        for table, names in (("counts", ("measure", "kind", "value", "setting")), ("timings", ("ms",)))
+    )
+    counts = counts[counts.measure.isin(COSTS) & counts.kind.isin(["", "all"])]
+    counts, timed = (
+        _filled(rows.astype(dict.fromkeys(rows.select_dtypes("category"), str))) for rows in (counts, timed)
+    )
+    counts = expanded(counts, "charged")
     known = counts.pivot_table("value", TRIAL, "measure", aggfunc="last").reindex(columns=COSTS)
     known = known.join(counts.groupby(TRIAL).charged.last())
     known = known.join(timed.groupby(TRIAL).ms.last().rename("ttft_ms"), how="outer")

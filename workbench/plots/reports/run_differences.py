@@ -26,7 +26,7 @@ HEADS = {
     "agree_first": "first tokens that agree",
 }
 FOREMOST = ("em", "f1", "contains", "kl", "nll")  # of these the one that tells most is told first
-CHEAPER = {"ttft_p50": ("sooner", "later"), "rows_computed": ("fewer", "more")}
+CHEAPER = {"ttft_p50": ("sooner", "later"), "rows_computed": ("fewer", "as many")}
 
 
 def differences(found: RunComparison, titled: bool = True) -> go.Figure:

@@ -32,8 +32,8 @@ function card(one, act) {
     took(one));
 }
 
-// What the first token took, as a bar of tokens and in numbers
-function took({ bill, full, seconds, kl }) {
+// What the first token took: its time beside the slowest column's, what became of the tokens, and more in numbers
+function took({ bill, full, active, seconds, slowest, kl }) {
   if (!bill?.rows) return null;
   const parts = full ? [["full", bill.length, "computed"]] : ROWS.map(([name, label]) => [name, bill.rows[name], label]);
   const bar = make("span", { class: "wb-stack", "aria-hidden": "true" }, ...parts.filter(([, count]) => count).map(([name, count, label]) => {
@@ -42,12 +42,15 @@ function took({ bill, full, seconds, kl }) {
     return part;
   }));
   const computed = full ? bill.length : bill.computed;
-  const said = [`${computed.toLocaleString("en")} tokens computed, ${short(full ? bill.flops.full : bill.flops.method)}FLOPs`];
+  const pace = make("span", { class: `wb-p${full ? " wb-p-full" : active ? " wb-p-method" : ""}`, "aria-hidden": "true" });
+  pace.style.width = `${slowest ? (100 * (seconds ?? 0)) / slowest : 0}%`;
+  const said = [`${short(full ? bill.flops.full : bill.flops.method)}FLOPs`];
   if (!full && bill.flops.encoding) said.push(`${percent(bill.flops.encoding / bill.flops.method)} of it encodes what is not cached yet`);
   if (!full && bill.kept < 1) said.push(`attends to ${percent(bill.kept)} of what it may`);
   if (!full && bill.seconds.choosing) said.push(`choosing these took ${time(bill.seconds.choosing)}, which long prompts repay (notebook 10)`);
   if (kl != null) said.push(`KL ${kl < 0.0005 ? "below 0.001" : kl.toFixed(3)} nats`);
-  return make("div", { class: "wb-took" }, make("b", { class: "wb-ttft" }, seconds == null ? "" : `TTFT ${time(seconds)}`), bar, make("small", {}, said.join(" · ")));
+  return make("div", { class: "wb-took" }, make("b", { class: "wb-ttft" }, seconds == null ? "" : `TTFT ${time(seconds)}`), pace,
+    make("small", {}, `${computed.toLocaleString("en")} of ${bill.length.toLocaleString("en")} tokens computed`), bar, make("small", { class: "wb-more" }, said.join(" · ")));
 }
 
 const key = (rows) => make("ul", { class: "wb-key" }, ...ROWS.filter(([name]) => rows[name]).map(([name, label]) => make("li", {}, make("span", { class: `wb-part wb-part-${name}` }), `${label} ${rows[name]}`)));

@@ -578,8 +578,9 @@ class PromptView {
       const answer = active ? answers : answers.beside?.[beside], cost = active ? bill : bill.beside?.[beside];
       shown.push({ name: nameOf(this.options, fields), active, answer: answer?.method, bill: cost, seconds: cost?.seconds?.method, kl: answer?.kl, first: answer?.first, stale: stale || !answer, expected });
     });
+    const slowest = Math.max(...shown.map((one) => one.seconds ?? 0));
     const focus = [...this.cards.children].indexOf(document.activeElement?.closest?.(".wb-card"));
-    this.cards.replaceChildren(...shown.map((one, at) => card(one, at ? { show: () => this.arrange(all, at - 1), remove: all.length > 1 && (() => this.removeColumn(at - 1)) } : null)));
+    this.cards.replaceChildren(...shown.map((one, at) => card({ ...one, slowest }, at ? { show: () => this.arrange(all, at - 1), remove: all.length > 1 && (() => this.removeColumn(at - 1)) } : null)));
     if (focus > 0) this.cards.children[focus]?.querySelector(".wb-show").focus({ preventScroll: true });
     this.first_.classList.toggle("wb-stale", stale);
     this.first_.replaceChildren(...(answers.first ? [firstTokens(shown)] : []));

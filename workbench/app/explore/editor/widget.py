@@ -55,6 +55,8 @@ class PromptWidget(anywidget.AnyWidget):
         self._selection: Selection | None = None
         self._kept = StillView(self._said)
         super().__init__(options=options, wanted=wanted.to_json())
+        # A wish comes in beside a cell that runs: ipykernel would else keep it for the thread that sent last.
+        self.comm._reply_subshell_for = lambda data, subshell: subshell
         self.observe(self._ask, "wanted")
         self.observe(self._mark_elsewhere, ["token", "hovered"])
         self.observe(self._look, "asked")

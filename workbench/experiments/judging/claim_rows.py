@@ -1,0 +1,136 @@
+"""Rows of a result table, chosen again and again: what a selector picks of a column is found once.
+
+A selector is {column: wanted}. Wanted is a number, null, {"least": x, "most": y}, "smallest" or "largest" of numbers;
+of texts a pattern such as "bfla(*", one of several ("" where there is none), and "!lab*" for all but those.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+ORDER = ("smallest", "largest")
+Selector = Mapping[str, Any]
+
+
+class Columns:
+    """The columns of a table and the keys of its `setting`, each made once, and which rows fit a wanted value.
+
+    Where a key is named as a column, it fills the gaps of the column.
+    """
+
+    def __init__(self, table: pd.DataFrame):
+        self.table = table
+        self.made: dict[str, np.ndarray] = {}
+        self.fits: dict[str, np.ndarray] = {}
+        self._setting, texts = pd.factorize(table.setting)
+        self._settings = [json.loads(text) if text else {} for text in texts]
+        self.names = dict.fromkeys([*table, *(name for each in self._settings for name in each)])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.made:
+            self.made[name] = self._made(name)
+        return self.made[name]
+
+    def _made(self, name: str) -> np.ndarray:
+        own = self.table[name].to_numpy() if name in self.table else np.full(len(self.table), np.nan)
+        if any(name in each for each in self._settings):
+            key = np.array([*(each.get(name) for each in self._settings), None], object)[self._setting]
+            own = np.where(pd.isna(own), key, own)
+        return own
+
+    def fitting(self, name: str, want: Any) -> np.ndarray:
+        """Return which rows hold a wanted value."""
+        if (key := f"{name} {want!r}") not in self.fits:
+            values = [None if value != value else value for value in self[name].tolist()]
+            picked = {value: _fits(_named(name, value), want) for value in set(values)}
+            self.fits[key] = np.array([picked[value] for value in values], bool)
+        return self.fits[key]
+
+    def groups(self, names: Sequence[str]) -> np.ndarray:
+        """Return of every row the number of its group: rows that agree in the named columns."""
+        if (key := " ".join(names)) not in self.made:
+            group = np.zeros(len(self.table), int)
+            for name in names:
+                codes, values = pd.factorize(self[name], use_na_sentinel=False)
+                group = pd.factorize(group * len(values) + codes)[0]
+            self.made[key] = group
+        return self.made[key]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table, by their places."""
+
+    columns: Columns
+    at: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name][self.at]
+
+    def of(self, which: np.ndarray) -> "Rows":
+        """Return the rows that a mask, or places among them, name."""
+        return Rows(self.columns, self.at[which])
+
+    def dicts(self) -> Iterator[dict[str, Any]]:
+        """Yield every row as {column: value}."""
+        whole = {name: self.columns[name] for name in self.columns.names}
+        return ({name: column.item(at) for name, column in whole.items()} for at in self.at.tolist())
+
+    def groups(self, names: Sequence[str]) -> list["Rows"]:
+        """Return the rows that agree in the named columns, in the order in which they begin."""
+        group = pd.factorize(self.columns.groups(names)[self.at])[0]
+        order = np.argsort(group, kind="stable")
+        return [self.of(places) for places in np.split(order, np.cumsum(np.bincount(group))[:-1])]
+
+    def fitting(self, wanted: Selector) -> np.ndarray:
+        """Return which rows a selector may pick."""
+        own = [self.columns.fitting(name, want)[self.at] for name, want in wanted.items() if not _ordered(want)]
+        return np.logical_and.reduce([np.ones(len(self), bool), *own])
+
+    def chosen(self, wanted: Selector) -> "Rows":
+        """Return the rows that a selector picks; "smallest" and "largest" are of those that all else picks."""
+        rows = self.of(self.fitting(wanted))
+        for name, want in wanted.items():
+            if _ordered(want) and len(rows):
+                values = rows[name].astype(float)
+                if name == "em":  # of a method, not of its questions
+                    right, n = (np.bincount(rows["trial"], rows[each])[rows["trial"]] for each in ("em", "em_n"))
+                    with np.errstate(invalid="ignore"):
+                        values = right / n
+                rows = rows.of(values == (np.fmax if want == "largest" else np.fmin).reduce(values))
+        return rows
+
+
+def _named(column: str, value: Any) -> Any:
+    """Return the value by which a row is picked: a file of questions goes by its name, wherever it lies."""
+    return Path(value).name if column == "data" and isinstance(value, str) else value
+
+
+def _ordered(want: Any) -> bool:
+    return isinstance(want, str) and want in ORDER
+
+
+def _fits(value: Any, want: Any) -> bool:
+    if want is None or value is None or value == "":
+        return value in (None, "") and (want is None or (isinstance(want, list) and "" in want))
+    if isinstance(want, Mapping):
+        return bool(want.get("least", -np.inf) <= float(value) <= want.get("most", np.inf))
+    if not isinstance(want, str | list):
+        return bool(np.isclose(float(value), float(want)))
+    patterns = [want] if isinstance(want, str) else want
+    wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
+    unwanted = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    return not _like(value, unwanted) and (not wanted or _like(value, wanted))
+
+
+def _like(value: Any, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(str(value), pattern) for pattern in patterns)
