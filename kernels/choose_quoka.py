@@ -31,7 +31,7 @@ LEAST = tl.constexpr(1e-12)  # length of a key, as torch's `normalize` has it
 
 def configure(dtype: torch.dtype) -> Config:
     """Launch shape: votes and keys of a product."""
-    return Config(32, 32, 4, 1) if dtype == torch.float32 else Config(64, 128, 8, 2)
+    return Config(32, 32, 4, 1) if dtype == torch.float32 else Config(64, 128, 8, 1)
 
 
 def reference(votes: Tensor, keys: Tensor, past: Tensor, count: int) -> Tensor:
