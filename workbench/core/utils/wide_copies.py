@@ -32,10 +32,8 @@ def index_copy(target: Tensor, at: Tensor, source: Tensor) -> None:
 
 
 def taken(source: Tensor, at: Tensor) -> Tensor:
-    """Return tokens `at` [R] of `source` [H, T, D], or `at` [H, R] of each head, side by side."""
-    wide = _wide(source)[0]
-    found = wide[:, at] if at.ndim == 1 else wide.gather(1, at[..., None].expand(-1, -1, wide.shape[-1]))
-    return found.view(source.dtype)
+    """Return tokens `at` [R] of `source` [H, T, D], side by side."""
+    return _wide(source)[0][:, at].view(source.dtype)
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
