@@ -1,5 +1,7 @@
 """Chunked prefill is prefill: any chunk, any rows, with and without cached blocks and sparse methods."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from workbench.engine.assembly import assemble, empty
 from workbench.engine.chunked import prefill_chunked, prefill_chunked_many
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, prefill, prefill_many
+from workbench.engine.graphs.chunk_graph import ChunkGraph
 from workbench.methods import sparse
 
 MODEL = model_of("llama")
@@ -85,6 +88,35 @@ def test_a_method_that_decides_by_query_block_gives_one_result_for_all_aligned_c
     kv, other = empty(MODEL, LENGTH), empty(MODEL, LENGTH)
     one = prefill(MODEL, PROMPT.tokens, plan, other)
     same(prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, plan, kv), 24), kv, one, other)
+
+
+REPLAYED = (
+    "flash_prefill(block=8, alpha=0.5, tail=1)",
+    "xattention(block=8, stride=4, threshold=0.5)",
+    "bfla(block=16, tile=8, flat=8, mass=0.6)",
+    "window(block=8)",
+    "dense(block=8)",
+    "strided(block=8)",
+    "random(block=8)",
+    "compact(over=flash_prefill(block=8, alpha=0.9))",
+)
+
+
+@pytest.mark.parametrize("spec", REPLAYED)
+def test_chunks_over_the_whole_cache_are_those_over_what_is_written(spec):
+    """What stands behind a chunk is not a number, and changes nothing. (A GPU replays such a pass.)"""
+    plan = Plan(ALL, sparse=sparse.named(spec))
+    kv, other = empty(MODEL, LENGTH), empty(MODEL, LENGTH)
+    for x in kv.tensors():
+        x.fill_(torch.nan)
+    one = prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, plan, other), 16, 1)
+    request = PrefillRequest(PROMPT.tokens, plan, kv)
+    graph, (first, *between, last) = ChunkGraph(MODEL, request), ALL.split(16)
+    prefill_many(MODEL, [replace(request, plan=replace(plan, rows=first))], 1)
+    for rows in between:
+        graph.compute(rows)
+    step = prefill_many(MODEL, [replace(request, plan=replace(plan, rows=last))], 1)[0]
+    same(step, kv, one, other)
 
 
 def test_compact_attention_by_chunks_is_its_page_table():
