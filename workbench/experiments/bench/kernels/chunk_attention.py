@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from workbench.core.plan import Site
 from workbench.core.tiling.tile_selection import TileRule
 from workbench.core.tiling.tiles import Grid
 from workbench.experiments.bench import baselines, named
@@ -25,6 +26,7 @@ from workbench.experiments.bench.kernels import workloads
 from workbench.experiments.bench.kernels.choices import DENSITY, STRIDE, with_density
 from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload, Variant, numbers
 from workbench.kernels._pages.lists import PageLists, lists_of, page_table, union_of
+from workbench.kernels._select import copies
 from workbench.methods.sparse.quoka import Quoka
 
 LENGTHS = (16, 32, 64, 128)  # in units
@@ -110,12 +112,10 @@ class KeptGate:
 
 
 def quoka(q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-    """Choose QUOKA's tokens of the past and the chunk, by its torch code: [B, H, K] int64, rising."""
-    past = past_of(q, keys)
-    own = torch.arange(past, keys.shape[2], device=keys.device).expand(keys.shape[1], -1)
-    method, count = Quoka(keep=SHARE), round(SHARE * past)
-    best = [method.scores(a, b)[:, :past].topk(count).indices.sort().values for a, b in zip(q, keys, strict=True)]
-    return torch.stack([torch.cat((chosen, own), 1) for chosen in best])
+    """Choose QUOKA's tokens of the past and the chunk, as the engine does: [B, H, K] int64, rising."""
+    method = Quoka(keep=SHARE, block=min(workloads.PAGE, q.shape[2]))
+    found = [method(*one, Site(last=True)).listed for one in zip(q, keys, rows, strict=True)]
+    return torch.stack([listed for listed in found if listed is not None])
 
 
 def gathered(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
@@ -145,8 +145,14 @@ def over_pages(choice: Choice, size: int, q: Tensor, keys: Tensor, values: Tenso
 
 
 def over_tokens(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-    """QUOKA: choose tokens, gather them, attend."""
-    return gathered(q, keys, values, quoka(q, keys, rows))
+    """QUOKA: choose tokens, copy them, attend; on a GPU by the engine's kernels."""
+    at = quoka(q, keys, rows)
+    if not q.is_cuda:
+        return gathered(q, keys, values, at)
+    copied = copies.launch(keys.flatten(0, 1), values.flatten(0, 1), at.flatten(0, 1))
+    ranks = torch.arange(at.shape[2] - rows.shape[1], at.shape[2], device=q.device).expand_as(rows)
+    out: Tensor = named("tile_attention").launch(q, *(x.unflatten(0, keys.shape[:2]) for x in copied), ranks)
+    return out
 
 
 def density(choice: Choice, q: Tensor, keys: Tensor, rows: Tensor, size: int) -> float:
