@@ -9,6 +9,8 @@ is the same graph. It is captured once for each prompt, as it knows where the KV
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -86,9 +88,8 @@ class ChunkGraph:
             packed_logits(self.model, self._ids, self._pass.rows, [self._pass], None)
 
     def _capture(self) -> None:
-        memory = _MEMORY.setdefault(self.model.device, _Memory(self.model.device))
         try:
-            self._replay = memory.captured(self._run)
+            self._replay = _memory(self.model.device).captured(self._run)
         except RuntimeError as problem:  # no memory is left, or something waits for the device
             self.why_uncaptured = str(problem)
 
@@ -99,12 +100,26 @@ class _Memory:
     def __init__(self, device: torch.device):
         self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
         self.last: torch.cuda.CUDAGraph | None = None  # holds the memory
-        self.done = torch.cuda.Event()
+        self.done, self.turn = torch.cuda.Event(), Lock()
 
     def captured(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture what work hands to the GPU, and return what replays it; nothing is computed yet."""
+        with self.turn:
+            graph = self._capture(work)
+
+        def replay() -> None:
+            with self.turn:
+                self.done.wait()
+                graph.replay()
+                self.done.record()
+
+        return replay
+
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         self.done.synchronize()  # a graph is not given up while it runs
+        if self.last is None:  # no graph holds the memory that one before, which failed, was to be captured in
+            self.pool = torch.cuda.graph_pool_handle()
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
             graph.capture_begin(self.pool, capture_error_mode="thread_local")  # other threads may load
@@ -113,17 +128,11 @@ class _Memory:
             finally:
                 graph.capture_end()
         self.last = graph
-
-        def replay() -> None:
-            self.done.wait()
-            graph.replay()
-            self.done.record()
-
-        return replay
+        return graph
 
 
 _BUILT: WeakKeyDictionary[PreTrainedModel, set[Hashable]] = WeakKeyDictionary()  # passes that were run once
-_MEMORY: dict[torch.device, _Memory] = {}
+_memory = cache(_Memory)  # of each GPU
 
 
 def replays(model: PreTrainedModel, request: PrefillRequest, chunk: int) -> bool:
