@@ -26,9 +26,18 @@ def reference(keys: Tensor, values: Tensor, listed: Tensor) -> tuple[Tensor, Ten
 
 @jit
 def _copy(
-    source, listed, out, count, length, list_head, head_step, token_step, D: tl.constexpr, DP: tl.constexpr, TOKENS:
-    tl.constexpr,
-):  # fmt: skip
+    source,
+    listed,
+    out,
+    count,
+    length,
+    list_head,
+    head_step,
+    token_step,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
     head, at, col = tl.program_id(1), tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DP)
     token = tl.load(listed + head * list_head + at, mask=at < count, other=length).to(tl.int64)
     inside = (token < length)[:, None] & (col < D)[None, :]

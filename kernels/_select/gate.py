@@ -34,9 +34,23 @@ def _angle(position, table):
 
 @jit
 def _pool(
-    x, at, freq, out, count, blocks, x_head, x_token, HALF: tl.constexpr, HP: tl.constexpr, BLOCK: tl.constexpr, TOKENS:
-    tl.constexpr, HEADS: tl.constexpr, NEOX: tl.constexpr, INDEXED: tl.constexpr, ALL: tl.constexpr,
-):  # fmt: skip
+    x,
+    at,
+    freq,
+    out,
+    count,
+    blocks,
+    x_head,
+    x_token,
+    HALF: tl.constexpr,
+    HP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    NEOX: tl.constexpr,
+    INDEXED: tl.constexpr,
+    ALL: tl.constexpr,
+):
     """A block of HEADS heads: their angles are taken once."""
     j, first_head = tl.program_id(0), tl.program_id(1) * HEADS
     inner, c = tl.arange(0, TOKENS), tl.arange(0, HP)
@@ -86,9 +100,21 @@ def pooled(
 
 @jit
 def _project(
-    x, weight, at, table, out, blocks, channels, out_head, W2: tl.constexpr, WP: tl.constexpr, BLOCK: tl.constexpr,
-    SIDE: tl.constexpr, STEP: tl.constexpr, PLACED: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    at,
+    table,
+    out,
+    blocks,
+    channels,
+    out_head,
+    W2: tl.constexpr,
+    WP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SIDE: tl.constexpr,
+    STEP: tl.constexpr,
+    PLACED: tl.constexpr,
+):
     head, j, c = tl.program_id(1), tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.arange(0, WP)
     x += (head * blocks + j).to(tl.int64)[:, None] * channels
     weight += head.to(tl.int64) * channels * 2 * W2
@@ -136,9 +162,18 @@ def projected(x: Tensor, weight: Tensor, at: Tensor, table: Tensor, block: int, 
 
 @jit
 def _keep(
-    logits, rows, kept, count, blocks, scale, threshold, tail, BLOCK: tl.constexpr, JP: tl.constexpr, HALVINGS:
-    tl.constexpr,
-):  # fmt: skip
+    logits,
+    rows,
+    kept,
+    count,
+    blocks,
+    scale,
+    threshold,
+    tail,
+    BLOCK: tl.constexpr,
+    JP: tl.constexpr,
+    HALVINGS: tl.constexpr,
+):
     i, head, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     j, at = tl.arange(0, JP), (head * tiles + i).to(tl.int64) * blocks
     end = tl.minimum((i + 1) * BLOCK, count)

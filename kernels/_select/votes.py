@@ -48,9 +48,18 @@ def _sums(q, sums, count, q_head, q_token, D: tl.constexpr, DP: tl.constexpr, TI
 
 
 @jit
-def _alike(q, sums, alike, count, q_head, q_token, D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr, TILES:
-    tl.constexpr,
-):  # fmt: skip
+def _alike(
+    q,
+    sums,
+    alike,
+    count,
+    q_head,
+    q_token,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):
     """[Hq, R]: cosine of every row to the mean, times a number of the head's."""
     tile, head, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     row, part, col = tile * TILE + tl.arange(0, TILE), tl.arange(0, TILES), tl.arange(0, DP)
@@ -80,9 +89,19 @@ def _order(alike, order, count, votes, TILE: tl.constexpr):
 
 
 @jit
-def _vote(q, order, out, count, votes, q_head, q_token, GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, VOTES:
-    tl.constexpr,
-):  # fmt: skip
+def _vote(
+    q,
+    order,
+    out,
+    count,
+    votes,
+    q_head,
+    q_token,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    VOTES: tl.constexpr,
+):
     """Means of unit vectors over the heads of a KV head."""
     kv_head, vote, col = tl.program_id(1), tl.program_id(0) * VOTES + tl.arange(0, VOTES), tl.arange(0, DP)
     total = tl.zeros([VOTES, DP], tl.float32)

@@ -235,7 +235,7 @@ def _closest(rows: Rows, left: Rows, scores: Scores) -> Rows:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunScores:
     """The scores of runs by number of question, nan where there is none; `asked`: those in order, maybe again."""
 
     scores: np.ndarray
@@ -247,23 +247,23 @@ class Run:
         return ~np.isnan(self.scores)
 
 
-def _scores(rows: Rows, scores: Scores) -> Run:
+def _scores(rows: Rows, scores: Scores) -> RunScores:
     """Return the scores of runs; of a question that was asked again, the last."""
     at = np.concatenate([np.arange(0), *map(np.arange, rows["start"], rows["stop"])])
     questions, values = scores.questions[at], scores.values[at]
     known = ~np.isnan(values)
     found = np.full(scores.size, np.nan)
     found[questions[known]] = values[known]
-    return Run(found, questions[known])
+    return RunScores(found, questions[known])
 
 
-def _by_seed(rows: Rows, scores: Scores) -> dict[int, Run]:
+def _by_seed(rows: Rows, scores: Scores) -> dict[int, RunScores]:
     """Return {training seed: its scores}; -1 stands for a model without one."""
     seeds = np.nan_to_num(rows["training_seed"].astype(float), nan=-1).astype(int)
     return {int(seed): _scores(rows.of(seeds == seed), scores) for seed in np.unique(seeds)}
 
 
-def _aligned(sides: Sequence[Mapping[int, Run]]) -> list[np.ndarray] | None:
+def _aligned(sides: Sequence[Mapping[int, RunScores]]) -> list[np.ndarray] | None:
     """Return [seeds, questions] of every side, of what all of them have; None where they share nothing.
 
     A side without training seeds stands beside every seed of the others.
