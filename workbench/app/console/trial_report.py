@@ -110,8 +110,10 @@ def _alone(result: Record, score: str) -> tuple[str, str]:
 
 
 def _meaning(result: Record, answers: Records, compared: bool) -> str:
-    if not compared:
+    if not compared and result.trial["mode"] == "full" and not result.sparsity:
         return "Every token is computed: other methods are compared with this."
+    if not compared:
+        return "What the method loses is told beside full attention: leave out --no-fidelity."
     full = result.ttft_full_s
     counted = f"{result.ttft_s.n} request{'s' * (result.ttft_s.n > 1)} (full: {full.n})" if full else ""
     fewest = min(result.ttft_s.n, full.n) if full else 0
