@@ -50,7 +50,7 @@ def beside_full(result: Record, answers: Records) -> Group:
     if compared and full:
         times += [f"{full.p50 * 1e3:.1f}", _speedup(result, full)]
     elif not compared:
-        times += [f"{ms.n} requests"]
+        times += [f"{ms.n} request{'s' * (ms.n > 1)}"]
     table.add_row("first token, ms", *times)
     of_full = (f"{result.prompt_tokens:.0f}", f"{result.rows_computed / result.prompt_tokens:.0%}")
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", *(of_full if compared else ()))
