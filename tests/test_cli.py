@@ -101,6 +101,14 @@ def test_a_trial_without_an_exact_answer_says_what_to_read_instead(run):
     assert said((0, 0), (0, 0)) != said((0, 1), (0, 0)) == said((1, 1), (1, 0))
 
 
+def test_only_a_trial_of_full_attention_is_said_to_compute_every_token(run):
+    record = Record.from_json(json.loads(run("trial", "--mode", "block", "--no-fidelity", *QUICK, "--json").stdout))
+    for mode in ("block", "full"):
+        console = Console(width=200, record=True, file=StringIO())
+        console.print(beside_full(replace(record, trial={**record.trial, "mode": mode}), []))
+        assert ("Every token is computed" in console.export_text()) == (mode == "full")
+
+
 def test_both_reports_of_a_trial_say_once_that_a_lab_model_knows_its_corpus_alone(run):
     record = Record.from_json(json.loads(run("trial", "--mode", "block", *QUICK, "--json").stdout))
     record = replace(record, trial={**record.trial, "model": "lab-full", "data": "mine.jsonl"})
@@ -508,6 +516,17 @@ def test_a_person_who_stops_work_is_told_what_is_kept(capsys):
         raise KeyboardInterrupt
     assert ended.value.exit_code == 130
     assert "stopped: trials are kept in runs" in capsys.readouterr().err
+
+
+def test_who_stops_a_tuning_is_told_whether_a_state_is_kept(tmp_path, capsys):
+    from workbench.app.commands.tune import _kept
+
+    assert "nothing" in _kept(tmp_path, 500)
+    (tmp_path / "state").mkdir()
+    assert str(tmp_path) in _kept(tmp_path, 500) and "goes on" in _kept(tmp_path, 500)
+    with pytest.raises(typer.Exit), text.stopping(lambda: "a state is kept"):
+        raise KeyboardInterrupt
+    assert "stopped: a state is kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("terminal", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, {"COLUMNS": "0"}])

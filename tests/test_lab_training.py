@@ -246,3 +246,12 @@ def test_a_bar_moves_with_every_step_where_a_person_watches(monkeypatch, capsys)
             stages.stage(f"step {step}")
         stages.stage("encoding 4 blocks")
     assert "2/3" in capsys.readouterr().err
+
+
+def test_a_log_says_within_seconds_at_which_step_a_training_is(monkeypatch, capsys):
+    monkeypatch.setattr("workbench.training.common.SOON", (0.0,))
+    with watched(True, 20, dict, 300):
+        for step in (1, 2):
+            stages.stage(f"step {step}")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("step 1, after 0 s, ") and line.endswith("s left")

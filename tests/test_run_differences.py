@@ -117,6 +117,7 @@ def test_answers_that_differ_stand_side_by_side():
     Console(file=(out := StringIO()), width=80).print(compared_page.report(compared(worded)))
     line = next(line for line in out.getvalue().splitlines() if "when" in line)
     assert line.startswith("when when") and line.split()[-2:] == ["red", "silver"] and len(line) <= 80
+    assert out.getvalue().count("when") == 40, "a question is read to its end"
     assert any(title == "Answers that differ" for title, _, _ in compared_page.tables(compared([full, reuse])))
 
 

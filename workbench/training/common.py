@@ -25,6 +25,7 @@ from workbench.training.run_folder import RECORD, saved_record, state_folder
 from workbench.training.tuning.config import TuneConfig
 
 LINE_SECONDS = 20.0  # longest without a line of the curve, where one is due
+SOON = (1.0, 8.0, 30.0, 60.0)  # seconds to the first lines in a log
 STEP = "step "  # how the stage of a step begins
 READ_EVERY = 20  # steps between two rows of the curve (each one waits for the device)
 
@@ -226,13 +227,21 @@ def watched(
     """Yield a function that shows a row of the curve, on the `main` process alone.
 
     Where a person watches, a bar moves with every step and shows the `postfix` of the row; else it prints a line every
-    so many steps, and the first that comes after LINE_SECONDS without one.
+    so many steps, and the first that comes after LINE_SECONDS without one; before these, after SOON, where it stands.
     """
-    last = time.monotonic()
+    begun = last = time.monotonic()
+    soon, steps = list(SOON), list[int]()
 
     def moved(said: str) -> None:
-        if said.startswith(STEP):
-            bar.update(int(said.removeprefix(STEP)) - bar.n)
+        if not said.startswith(STEP):
+            return
+        steps.append(int(said.removeprefix(STEP)))
+        bar.update(steps[-1] - bar.n)
+        spent = time.monotonic() - begun
+        if bar.disable and main and soon and spent >= soon[0]:
+            del soon[: sum(spent >= at for at in soon)]
+            left = f", {spent / len(steps) * (total - steps[-1]):.0f} s left" if total else ""
+            print(f"step {steps[-1]:,}, after {spent:.0f} s{left}", file=sys.stderr, flush=True)
 
     with tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar, heard(moved):
 

@@ -95,7 +95,7 @@ def tune(
     evaluation = Evaluation(evaluate_every, evaluate_samples, scored, evaluate_passages)
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     more = {"attention": attention, "say": typer.echo}
-    with stoppable() as asked:
+    with text.stopping(partial(_kept, out, save_every)), stoppable() as asked:
         run, source = start(config, model, Data(data, **given), out, evaluation, device, layout, stop=asked, **more)
         draw_own_answers(run, source)
         main = run.accelerator.is_main_process
@@ -121,6 +121,13 @@ def tune(
     save_model(run, progress, out / "model")
     if main:
         typer.echo(f"tuned in {progress.seconds / 60:.1f} minutes: {out / 'model'}")
+
+
+def _kept(out: Path, save_every: int) -> str:
+    """Say what is left of a run that a person stopped."""
+    if not (out / "state").is_dir():
+        return f"nothing was kept, a state is saved every {save_every} steps (--save-every)"
+    return f"the last state, of every {save_every} steps, is kept in {out}, and the same command goes on"
 
 
 def _range(name: str, given: str | None) -> tuple[int, int] | None:

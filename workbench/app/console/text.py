@@ -201,11 +201,17 @@ def progress(what: str, kept: str = "nothing was kept") -> Iterator[Callable[[in
     `kept` is said where a person stops the work: what is there already, and how to go on.
     """
     shown = _bar if sys.stderr.isatty() else _lines
+    with stopping(lambda: kept), shown(what) as (count, begins), heard(begins):
+        yield count
+
+
+@contextmanager
+def stopping(kept: Callable[[], str]) -> Iterator[None]:
+    """Say in one line what is `kept` where a person stops the work."""
     try:
-        with shown(what) as (count, begins), heard(begins):
-            yield count
+        yield
     except KeyboardInterrupt:
-        typer.echo(f"stopped: {printable(kept)}", err=True)
+        typer.echo(f"stopped: {printable(kept())}", err=True)
         raise typer.Exit(130) from None
 
 

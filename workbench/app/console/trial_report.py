@@ -50,7 +50,7 @@ def beside_full(result: Record, answers: Records) -> Group:
     if compared and full:
         times += [f"{full.p50 * 1e3:.1f}", _speedup(result, full)]
     elif not compared:
-        times += [f"{ms.n} requests"]
+        times += [f"{ms.n} request{'s' * (ms.n > 1)}"]
     table.add_row("first token, ms", *times)
     of_full = (f"{result.prompt_tokens:.0f}", f"{result.rows_computed / result.prompt_tokens:.0%}")
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", *(of_full if compared else ()))
@@ -110,8 +110,10 @@ def _alone(result: Record, score: str) -> tuple[str, str]:
 
 
 def _meaning(result: Record, answers: Records, compared: bool) -> str:
-    if not compared:
+    if not compared and result.trial["mode"] == "full" and not result.sparsity:
         return "Every token is computed: other methods are compared with this."
+    if not compared:
+        return "What the method loses is told beside full attention: leave out --no-fidelity."
     full = result.ttft_full_s
     counted = f"{result.ttft_s.n} request{'s' * (result.ttft_s.n > 1)} (full: {full.n})" if full else ""
     fewest = min(result.ttft_s.n, full.n) if full else 0

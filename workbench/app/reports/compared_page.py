@@ -15,7 +15,7 @@ from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports.run_differences import difference_rows, differences, said
 
 COST = ("run", "cost", "value", "of the base", "range", "requests")
-LONGEST, SHORT = 60, 15  # letters of an answer on a page, and on the console
+LONGEST, SHORT = 60, 15  # letters of a question or an answer on a page; of an answer in a line of the console
 WIDTH = 80  # of a console
 DIFFERENCES = ("run", "score", "value", "base", "difference", "95% interval", "questions")
 
@@ -32,13 +32,8 @@ def tables(found: RunComparison, brief: bool = False) -> Iterable[Table]:
     if differing := found.answers():
         others = [run.name for run in found.runs if run is not found.base]
         head = ("question", "expected", found.base.name, *others)
-        answers = SHORT if brief else LONGEST
-        asked = max(SHORT, WIDTH - len(head[1:]) * (SHORT + 2)) if brief else LONGEST  # letters that answers leave
-        yield (
-            "Answers that differ",
-            head,
-            [(_cut(q, asked), *(_cut(one, answers) for one in row)) for q, *row in differing],
-        )
+        longest = LONGEST * 4 if brief else LONGEST  # the console wraps them
+        yield "Answers that differ", head, [[_cut(text, longest) for text in row] for row in differing]
     for title, what in (("Parameters that differ", found.parameters), ("Versions that differ", found.versions)):
         if what:
             yield title, ("", *names), [(key, *map(_text, values)) for key, values in what.items()]
@@ -123,9 +118,14 @@ def report(found: RunComparison) -> Group:
             parts += [*_by_run(head, rows), ""]
             continue
         table = rich_table.Table(box=None, pad_edge=False)
+        asks = head[0] == "question"
         for number, name in enumerate(head):
+            left, widest = number < 2 or asks, (SHORT if number else max(SHORT, WIDTH - len(head[1:]) * (SHORT + 2)))
             table.add_column(
-                plain(name), justify="left" if number < 2 or head[0] == "question" else "right", overflow="fold"
+                plain(name),
+                justify="left" if left else "right",
+                overflow="fold",
+                max_width=widest if asks else None,
             )
         for row in rows:
             table.add_row(*map(plain, row))

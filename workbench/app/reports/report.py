@@ -75,7 +75,8 @@ def run(
     chosen = _parameters(list(dict.fromkeys([*notebooks, *real])), dict(parameters or {}), jobs)
     tasks = [NotebookTask(str(path), str(out), chosen[path], cell_timeout_s, path.stem) for path in notebooks]
     real_tasks = [real_pages.task(path, out, chosen[path], cell_timeout_s, path in notebooks) for path in real]
-    with progress("notebooks") as advance, NotebookWorkers(jobs) as workers:
+    kept = f"pages of notebooks that had ended are kept in {out}, and the same command runs all again"
+    with progress("notebooks", kept) as advance, NotebookWorkers(jobs) as workers:
         workers.check([*tasks, *real_tasks])
         out.mkdir(parents=True, exist_ok=True)
         (out / "index.html").unlink(missing_ok=True)
