@@ -19,9 +19,9 @@ TOKENS = 64  # of a program
 
 def reference(keys: Tensor, values: Tensor, listed: Tensor) -> tuple[Tensor, Tensor]:
     """By indices; 0 where there is no token."""
-    at = listed.long().expand(len(keys), -1)[..., None]
+    at, head = listed.long().expand(len(keys), -1), torch.arange(len(keys), device=keys.device)[:, None]
     keys, values = (torch.cat((x, torch.zeros_like(x[:, :1])), 1) for x in (keys, values))
-    return tuple(x.gather(1, at.expand(-1, -1, x.shape[-1])) for x in (keys, values))  # type: ignore[return-value]
+    return keys[head, at], values[head, at]
 
 
 @jit

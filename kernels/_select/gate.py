@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workbench.core.rope import Pairing, cos_sin, rotate, rotated
 from workbench.core.tiling.tiles import Grid, means
-from workbench.kernels._select.keep import _near
+from workbench.kernels._select.keep import near
 from workbench.kernels._shared.attention import rows_first
 from workbench.kernels._shared.triton_import import jit, tl, triton
 
@@ -182,7 +182,7 @@ def _keep(
     x = tl.load(logits + at + j, mask=seen, other=float("-inf"))
     weight = tl.exp((x - tl.max(x, 0)) * scale)
     keep = weight >= tl.where(last >= tail, 0.0, threshold) * tl.sum(weight, 0)
-    keep |= _near(rows, i * BLOCK, end, first, last, j, 0, BLOCK, HALVINGS)
+    keep |= near(rows, i * BLOCK, end, first, last, j, 0, BLOCK, HALVINGS)
     tl.store(kept + at + j, (keep & seen).to(tl.uint8), mask=j < blocks)
 
 

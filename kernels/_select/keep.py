@@ -68,7 +68,7 @@ def _fewest(x, seen, forced, share, BITS: tl.constexpr):
 
 
 @jit
-def _near(rows, at, end, first, last, column, count, TILE: tl.constexpr, HALVINGS: tl.constexpr):
+def near(rows, at, end, first, last, column, count, TILE: tl.constexpr, HALVINGS: tl.constexpr):
     """Whether a row of `at` to `end` stands in the tile or in one of the `count` tiles behind it."""
     if last - first == end - 1 - at:  # rows without a gap
         found = (column >= first // TILE - count) & (column <= last // TILE)
@@ -111,7 +111,7 @@ def _keep(
     if MASS:
         forced = seen & False
         if FIRST:
-            own = _near(rows, coarse * BLOCK, end, start, last, j, 0, BLOCK, HALVINGS)
+            own = near(rows, coarse * BLOCK, end, start, last, j, 0, BLOCK, HALVINGS)
             forced = seen & (own | (j == 0))[None, :]
         share = tl.load(shares + (group * GROUP + h), mask=h < GROUP, other=0.0)
         taken = _fewest(x, seen, forced, share, BITS) & seen
@@ -124,7 +124,7 @@ def _keep(
         if i < tiles:
             end = tl.minimum((i + 1) * TILE, count)
             start, last = tl.load(rows + i * TILE), tl.load(rows + end - 1)
-            keep = (chosen[:, None] > 0) | _near(rows, i * TILE, end, start, last, column, local, TILE, HALVINGS)
+            keep = (chosen[:, None] > 0) | near(rows, i * TILE, end, start, last, column, local, TILE, HALVINGS)
             keep |= (column < sink) | (last >= tail)
             if RESCUE:
                 tile = start // TILE
