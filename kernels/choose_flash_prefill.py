@@ -171,7 +171,7 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int | Te
         tensors = keys, means.high, means.low, rows, length, start, means.high.shape[2], heads
         constants = {"BLOCK": block, "TOKENS": triton.next_power_of_2(block), "D": width, "DP": wide, "SPLIT": split}
         constants["ROWS"] = rows is first
-        _means[(count, batch * heads)](*tensors, *keys.stride()[:3], **constants, num_warps=2)
+        _means[(count, batch * heads)](*tensors, *keys.stride()[:3], **constants, num_warps=8)
     return means
 
 

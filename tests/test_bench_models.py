@@ -129,6 +129,20 @@ def test_every_method_is_prefilled_in_chunks_and_every_length_is_reported(monkey
         assert rows["ours"]["ratio"] == 1
 
 
+@pytest.mark.parametrize("name", ["ours", "flash_prefill", "xattention", "seer_attention"])
+def test_a_prompt_in_chunks_keeps_the_density_that_is_asked_for(name, monkeypatch):
+    monkeypatch.setattr(chunked, "HALVINGS", 14)
+    scene = scene_of(True, 64)
+    (method,) = (replace(one, density=0.7) for one in chunked.methods(scene) if one.name == name)
+    ready = chunked.fitted(scene, method, 8)
+    assert chunked.densities(scene, ready, 8, (8,))[8] == pytest.approx(0.7, abs=0.15)  # few tiles, so in coarse steps
+
+
+def test_kernels_that_dense_attention_has_not_are_its_choice():
+    found = {"_attend": 5.0, "product": 3.0, "_score": 2.0, "_keep": 1.0}
+    assert chunked.parts(found, {"product"}) == {"attention_ms": 5.0, "choice_ms": 3.0}
+
+
 def test_tokens_in_a_copy_give_what_a_mask_over_all_of_them_gives():
     method = next(one for one in chunked.methods(scene_of(True, 128)) if one.name == "quoka")
     queries, keys, values = (torch.randn(heads, tokens, 16) for heads, tokens in ((4, 32), (2, 96), (2, 96)))

@@ -20,8 +20,8 @@ from workbench.kernels._shared.triton_import import jit, tl, triton
 
 PI2, TURN = tl.constexpr(6.283185307179586), tl.constexpr(0.15915494309189535)
 MOST = 1 << 13  # blocks of a row
-SIDE = 16  # blocks of a product
-FULL = 128  # programs that about fill a GPU
+SIDE, WIDE, STEP = 16, 32, 64  # blocks of a product, pairs of channels, channels of a step
+FULL = 256  # programs that about fill a GPU
 
 
 @jit
@@ -115,7 +115,9 @@ def _project(
     STEP: tl.constexpr,
     PLACED: tl.constexpr,
 ):
-    head, j, c = tl.program_id(1), tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.arange(0, WP)
+    """SIDE blocks of a head, WP of its pairs of channels."""
+    head, j = tl.program_id(1), tl.program_id(0) * SIDE + tl.arange(0, SIDE)
+    c = tl.program_id(2) * WP + tl.arange(0, WP)
     x += (head * blocks + j).to(tl.int64)[:, None] * channels
     weight += head.to(tl.int64) * channels * 2 * W2
     a, b = tl.zeros([SIDE, WP], tl.float32), tl.zeros([SIDE, WP], tl.float32)
@@ -142,9 +144,8 @@ def projected(x: Tensor, weight: Tensor, at: Tensor, table: Tensor, block: int, 
     heads, blocks, channels = x.shape
     width = weight.shape[-1]
     found = torch.empty(heads, blocks, width, device=x.device) if out is None else out
-    shape = {"W2": width // 2, "WP": max(16, triton.next_power_of_2(width // 2)), "BLOCK": block, "SIDE": SIDE}
-    shape["STEP"] = 128
-    _project[(triton.cdiv(blocks, SIDE), heads)](
+    shape = {"W2": width // 2, "WP": WIDE, "BLOCK": block, "SIDE": SIDE, "STEP": STEP}
+    _project[(triton.cdiv(blocks, SIDE), heads, triton.cdiv(width // 2, WIDE))](
         x,
         weight,
         at,
@@ -155,7 +156,7 @@ def projected(x: Tensor, weight: Tensor, at: Tensor, table: Tensor, block: int, 
         found.stride(0),
         **shape,
         PLACED=out is not None,
-        num_warps=8,
+        num_warps=4,
     )
     return found
 

@@ -126,7 +126,7 @@ def _below(indices, begin, end, x, halvings):
 
 
 @jit
-def _count(indptr, indices, counts, lists, pairs, halvings, CHUNK: tl.constexpr):
+def _merge_count(indptr, indices, counts, lists, pairs, halvings, CHUNK: tl.constexpr):
     begin, middle, end = _ends(indptr, lists, pairs)
     both = tl.zeros([CHUNK], tl.int32)
     for at in range(begin, middle, CHUNK):
@@ -140,7 +140,7 @@ def _count(indptr, indices, counts, lists, pairs, halvings, CHUNK: tl.constexpr)
 
 
 @jit
-def _write(indptr, indices, merged, entries, lists, pairs, halvings, CHUNK: tl.constexpr):
+def _merge_write(indptr, indices, merged, entries, lists, pairs, halvings, CHUNK: tl.constexpr):
     begin, middle, end = _ends(indptr, lists, pairs)
     entries += tl.load(merged + tl.program_id(0))
     for second in tl.static_range(2):
@@ -168,8 +168,8 @@ def merge_pairs(indptr: Tensor, indices: Tensor, lists: int, longest: int) -> tu
     count = (len(indptr) - 1) // lists * pairs
     counts = torch.empty(count + 1, dtype=torch.int32, device=indptr.device)
     halvings = longest.bit_length()
-    _count[(count,)](indptr, indices, counts, lists, pairs, halvings, CHUNK=CHUNK, num_warps=2)
+    _merge_count[(count,)](indptr, indices, counts, lists, pairs, halvings, CHUNK=CHUNK, num_warps=2)
     merged = counts.cumsum(0, dtype=torch.int32)
     entries = torch.empty_like(indices)
-    _write[(count,)](indptr, indices, merged, entries, lists, pairs, halvings, CHUNK=CHUNK, num_warps=2)
+    _merge_write[(count,)](indptr, indices, merged, entries, lists, pairs, halvings, CHUNK=CHUNK, num_warps=2)
     return merged, entries

@@ -1,23 +1,24 @@
 """A whole prompt prefilled in chunks of 1,024 rows under every method: CompactAttention's figure 5, end to end.
 
 One pass over the longest prompt gives the times of the shorter ones on its way: what was taken until there. The model
-has random weights, so thresholds are set for a density, on the last chunk of a shorter prompt. Methods run on the
+has random weights, so thresholds are set for the density of a whole prompt, in its first layers. Methods run on the
 engine as it is, one prompt at a time; QUOKA's tokens are gathered into a copy, all else is read in place. How much a
-method keeps is counted in a run of its own, which is not timed. SeerAttention's gate is drawn at random.
+method keeps, and how long its kernels take, is found in runs of their own, which are not timed. SeerAttention's gate is
+drawn at random.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from workbench.core.plan import Plan
 from workbench.engine.assembly import empty
 from workbench.engine.chunked import ChunkedRequest, passes
-from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.engine.forward import PrefillRequest
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.kernels.workloads import Counted, KernelWorkload
 from workbench.experiments.bench.models.whole_model import GPU, Scene
@@ -34,7 +35,9 @@ from workbench.methods.sparse.xattention import Xattention
 
 LENGTHS = (16, 32, 64, 128)  # units
 DENSITY, SHARE = 0.15, 0.25  # of the causal tiles; of those that a union keeps, and of the tokens that QUOKA keeps
-DEEP, FIT, HALVINGS = 4, 32, 8  # layers, units of the prompt and steps by which a threshold is set
+DEEP, HALVINGS = 8, 9  # layers and steps by which a threshold is set
+LEAST, MOST = -4.0, 0.85  # exponents of 10 between which the exponents of thresholds are searched
+ATTENTION = ("_attend", "_merge")  # how the names of kernels of attention begin
 RUNS = 2  # timed runs of each method, at least; one of the whole prompt comes before them
 
 
@@ -63,46 +66,38 @@ def methods(scene: Scene) -> list[ChunkedMethod]:
     ]
 
 
-def chunk_of(scene: Scene, ids: Tensor, kv: Any, number: int, method: ChunkedMethod, layers: int | None = None) -> None:
-    """Compute one chunk of a prompt over the cache that the chunks before it left."""
-    rows = torch.arange(number * scene.unit, (number + 1) * scene.unit)
-    plan = Plan(rows, sparse=method.sparse, num_layers=layers)
-    prefill_many(scene.model, [PrefillRequest(ids, plan, kv)], 0 if layers else 1)
-
-
-def chunks_of(scene: Scene, method: ChunkedMethod, until: int) -> Iterator[int]:
+def chunks_of(scene: Scene, method: ChunkedMethod, until: int, layers: int | None = None) -> Iterator[int]:
     """Make a prompt of `until` chunks; return what prefills them one by one and yields how many have begun."""
     tokens = until * scene.unit
-    plan = Plan(torch.arange(tokens), sparse=method.sparse)
+    plan = Plan(torch.arange(tokens), sparse=method.sparse, num_layers=layers)
     request = PrefillRequest(scene.ids(tokens), plan, empty(scene.model, tokens))
     return passes(scene.model, [ChunkedRequest(request, scene.unit, 1)])
 
 
-def fitted(scene: Scene, method: ChunkedMethod, units: int) -> ChunkedMethod:
-    """Set the threshold by which the last of `units` chunks keeps at most the density asked for.
+def fitted(scene: Scene, method: ChunkedMethod, until: int) -> ChunkedMethod:
+    """Set the threshold by which a prompt of `until` chunks keeps at most the density asked for.
 
-    Masses are searched as 1 - 10^-x, shares of the largest as 10^-x: untrained models spread them widely.
+    Untrained models spread scores widely, or hardly at all: masses are searched as 1 - 10^-t, shares of the largest as
+    10^-t, t itself by its exponent.
     """
     if method.density is None or not isinstance(method.sparse, Sparse):
         return method
     layers = min(DEEP, scene.model.config.num_hidden_layers)
-    tokens = (units + 1) * scene.unit  # the end of a prompt keeps everything, so it is left out
-    ids, kv = scene.ids(tokens), empty(scene.model, tokens)
-    for number in range(units):
-        chunk_of(scene, ids, kv, number, ChunkedMethod(""), layers)
     steps = method.sparse.threshold_steps[1]
     masses = steps[0] < steps[-1]  # a share of the weight is kept, not what has a share of the largest
-    low, high = 0.0, 7.0
+    low, high = LEAST, MOST
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         counted = Counted(method.sparse.with_threshold(_threshold(middle, masses)))
-        chunk_of(scene, ids, kv, units - 1, replace(method, sparse=counted), layers)
+        for _ in chunks_of(scene, replace(method, sparse=counted), until, layers):
+            pass
         low, high = (low, middle) if counted.density > method.density else (middle, high)
     return replace(method, sparse=method.sparse.with_threshold(_threshold(low, masses)))
 
 
 def _threshold(exponent: float, mass: bool) -> float:
-    return max(1e-7, 1 - 10**-exponent) if mass else 10**-exponent
+    share = 10 ** -(10**exponent)
+    return max(1e-7, 1 - share) if mass else share
 
 
 def timed(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...] = ()) -> dict[int, float]:
@@ -130,6 +125,20 @@ def densities(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int,
             kept, causal = torch.stack(counted.counts).sum(0).tolist()
             found[number] = kept / causal
     return found
+
+
+def kernels(scene: Scene, method: ChunkedMethod, until: int) -> dict[str, float]:
+    """Prefill `until` chunks; return the milliseconds of all launches of each kernel of a GPU, by its name."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        timed(scene, method, until)
+    return {each.key: each.self_device_time_total / 1e3 for each in found.key_averages()}
+
+
+def parts(found: dict[str, float], plain: Container[str]) -> dict[str, float]:
+    """Return the milliseconds of attention, and of what a method has besides the kernels `plain` of a dense prompt."""
+    attention = {name: ms for name, ms in found.items() if name.startswith(ATTENTION)}
+    choice = sum(ms for name, ms in found.items() if name not in attention and name not in plain)
+    return {"attention_ms": sum(attention.values()), "choice_ms": choice}
 
 
 def wait() -> None:
@@ -162,12 +171,13 @@ def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, A
     listed = {length: listed[length] for length in lengths}
     times: dict[int, dict[str, Time | str]] = {length: {} for length in lengths}
     facts: dict[int, dict[str, dict[str, Any]]] = {length: {} for length in lengths}
+    plain = set[str]()  # kernels of the first method, dense attention
     for method in methods(scene) if lengths else ():
         for length in lengths:
             listed[length].candidates[method.name] = []
         begin = perf_counter()
         try:
-            ready = fitted(scene, method, min(FIT, lengths[-1]))
+            ready = fitted(scene, method, lengths[-1])
             shares = densities(scene, ready, lengths[-1], lengths)
             timed(scene, ready, lengths[-1])  # kernels are built, and graphs captured
             ready_s = perf_counter() - begin
@@ -179,6 +189,10 @@ def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, A
                     "density": shares[length],
                     "ready_s": ready_s,
                 }
+            if GPU:
+                launched = kernels(scene, ready, lengths[-1])
+                plain = plain or set(launched)
+                facts[longest][method.name] |= parts(launched, plain)
         except Exception as problem:  # out of memory, or a backend that refuses the shape
             for length in lengths:
                 times[length][method.name] = timing.reason(problem)
