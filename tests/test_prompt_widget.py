@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from IPython.display import DisplayHandle
 
 from tests.refusals import refused
 from workbench import data, explore
@@ -192,6 +193,7 @@ def test_a_change_in_the_browser_is_answered_by_its_revision(loaded, sample):
 
 def test_what_cannot_be_answered_is_said_and_the_older_answer_stays(loaded, sample):
     widget = explore.prompt(loaded, sample, select="none", max_new_tokens=2).wait(20)
+    widget._kept.handles.append(DisplayHandle())  # a notebook shows it
     good = widget.wanted
     for change, said in [
         ({"blocks": widget.wanted["blocks"][-1:]}, "1 blocks"),

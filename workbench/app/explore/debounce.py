@@ -3,26 +3,26 @@
 import atexit
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from workbench.app.notebooks import notebook
+from workbench.core.utils import watched
 
 
 def progress(label: str) -> Callable[[int, int], None] | None:
     """Return a callback (done, of how many) that moves a bar; None outside a notebook or terminal."""
     if not notebook.is_live():
         return None
-    bar = tqdm(desc=label, leave=False)
+    ending = ExitStack()
+    shown = ending.enter_context(watched.bar(label))
 
-    def move(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
+    def moved(done: int, total: int) -> None:
+        watched.move(shown, done, total)
         if done >= total:
-            bar.close()
+            ending.close()
 
-    return move
+    return moved
 
 
 DEBOUNCE_S = 0.015

@@ -21,7 +21,7 @@ function still(plot) {
 
 // Keys on a control move it, not the notebook's cell; who cannot see it hears the name that stands beside it.
 function reachable(box) {
-  for (const control of box?.querySelectorAll("input, select, .noUi-handle, .widget-readout") ?? []) {
+  for (const control of box?.querySelectorAll("input, select, button, .noUi-handle, .widget-readout") ?? []) {
     const name = control.closest(".widget-inline-hbox")?.querySelector(".widget-label")?.textContent.trim();
     control.dataset.lmSuppressShortcuts = "true";
     if (name && !control.labels?.length) control.setAttribute("aria-label", name);

@@ -41,6 +41,8 @@ GONE = "No kernel is behind these controls any more. Run the notebook again from
 STYLE_TAG = f"""<style>{STYLE}
 .wb-explorer.jupyter-widgets-disconnected::before {{ content: {json.dumps(GONE)}; color: #c55a11;
   font: 600 13px/1.5 system-ui, sans-serif; }}
+.wb-explorer.wb-explorer.wb-explorer :focus-visible {{ outline-offset: 1px;
+  outline: 2px solid var(--jp-brand-color1, #0b62a4) !important; }}
 </style>"""  # figures follow the theme of the page
 WITHOUT = "An explorer: it is shown by a notebook that runs. Run the cells from the first to this one."
 

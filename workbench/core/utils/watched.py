@@ -4,12 +4,42 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from workbench.core.utils.stages import are_heard, heard
+
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
 
 Progress = Callable[[int, int], None]  # (done, of how many)
 BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
 OPENED = ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG")  # set in kernels that a person opens
+
+
+@contextmanager
+def bar(label: str) -> Iterator["tqdm[Any]"]:
+    """Yield a bar of which nothing is left when it ends well: neither in a terminal nor in a notebook that is saved."""
+    from tqdm.auto import tqdm  # slow to import
+
+    handle = None
+    with tqdm(desc=label, leave=False, delay=1) as shown:  # delayed: it does not show itself
+        shown.delay = 0
+        if container := getattr(shown, "container", None):
+            from IPython.display import display
+
+            handle, shown.displayed = display(container, display_id=True), True
+        shown.refresh()
+        yield shown
+    if handle:
+        handle.update({"text/html": ""}, raw=True)
+
+
+def move(shown: "tqdm[Any]", done: int, total: int) -> None:
+    """Move a bar to `done` of `total`."""
+    if shown.total != total:
+        shown.reset(total)
+    shown.update(done - shown.n)
 
 
 @contextmanager
@@ -19,12 +49,5 @@ def watched(what: str, given: Progress | None = None) -> Iterator[Progress | Non
     if given or are_heard() or os.environ.get(BATCH) or not is_open:
         yield given
         return
-    from tqdm.auto import tqdm  # slow to import
-
-    with tqdm(desc=f"{what}: loading", leave=False) as bar, heard(lambda at: bar.set_description(f"{what}: {at}")):
-
-        def move(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield move
+    with bar(f"{what}: loading") as shown, heard(lambda at: shown.set_description(f"{what}: {at}")):
+        yield partial(move, shown)

@@ -101,6 +101,7 @@ _LOST = f""".jp-OutputArea-output.jupyter-widgets:not(:has(*)) {{ font-size: 0; 
 {_DEAD}:has(+ {_STILL}) {{ display: none; }}
 {_DEAD} + {_STILL} {{ display: block; }}"""
 STYLE = f"""
+.modebar-btn--logo {{ display: none !important; }}
 :is({_DARK}) {_FIGURE} {_TURN}
 {_NARROW}
 {_LOST}

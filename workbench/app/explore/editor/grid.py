@@ -51,7 +51,13 @@ def prompt_page(
 
 
 def asked(
-    model: Model, prompt: Given, question: str = "", *, max_new_tokens: int = 24, **chosen: Any
+    model: Model,
+    prompt: Given,
+    question: str = "",
+    *,
+    max_new_tokens: int = 24,
+    answers: Sequence[str] = (),
+    **chosen: Any,
 ) -> tuple[PromptAnswers, Wanted, dict[str, Any]]:
     """Return what answers a prompt, what is wanted at first and the menus; arguments as of `prompt`."""
     if not is_whole(max_new_tokens, 1):
@@ -75,7 +81,8 @@ def asked(
     options |= {"supporting": [piece_id(number) for number in reading.supporting]}
     options |= {"template": loaded.layout.passage.format(title="A title", text="Write a passage.")}
     options |= {"long": len(reading.prompt) > LONG, "model": _name(loaded), "look": True}
-    return PromptAnswers(loaded, reader, reading.answers, max_new_tokens), wanted, options
+    options["max_new_tokens"] = max_new_tokens
+    return PromptAnswers(loaded, reader, answers or reading.answers, max_new_tokens), wanted, options
 
 
 def _name(loaded: Loaded) -> str:

@@ -207,7 +207,8 @@ class PromptView {
   }
 
   showCode() {
-    const { blocks, ...chosen } = this.state();
+    const { blocks, ...state } = this.state();
+    const chosen = { ...state, max_new_tokens: this.options.max_new_tokens ?? 24, answers: this.model.get("answers")?.expected ?? [] };
     const python = (value) => (Array.isArray(value) ? `[${value.map(python).join(", ")}]` : value && typeof value === "object" ? `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${python(one)}`).join(", ")}}` : JSON.stringify(value));
     const text = ["from workbench import explore", "", "blocks = [", ...blocks.map((block) => `    ${JSON.stringify(block.text)},`), "]", "touched = explore.prompt(", `    ${JSON.stringify(this.options.model || "lab-full")},`, "    blocks,", ...Object.entries(chosen).map(([name, value]) => `    ${name}=${python(value)},`), ")", "touched", ""].join("\n");
     const area = make("textarea", { rows: 12, readonly: true, "aria-label": "Python that makes this state", spellcheck: "false" });
@@ -228,7 +229,8 @@ class PromptView {
     file.addEventListener("change", async () => {
       try {
         const read = JSON.parse(await file.files[0].text());
-        if (!Array.isArray(read.blocks)) throw new Error("it has no blocks");
+        const isBlock = (one) => ["id", "text", "kind"].every((name) => typeof one?.[name] === "string");
+        if (![read.blocks, read.beside ?? []].every(Array.isArray) || !read.blocks.every(isBlock)) throw new Error("it has no blocks");
         const known = Object.keys(this.state()).filter((name) => name in read);
         this.change((want) => known.forEach((name) => (want[name] = read[name])));
       } catch (problem) {
@@ -562,7 +564,8 @@ class PromptView {
     this.status.classList.toggle("wb-problem", !!problem);
     this.root.dataset.revision = this.want.revision;
     this.root.dataset.stale = stale || problem ? "stale" : "";
-    const text = problem || (stale ? `${this.model.get("busy") || "Working"}… what is pale is older.` : "Up to date.");
+    const busy = this.model.get("busy");
+    const text = problem || (stale || busy ? `${busy || "Working"}… what is pale is older.` : "Up to date.");
     if (this.status.textContent !== text) this.status.textContent = text;
   }
 

@@ -53,7 +53,8 @@ class PromptWidget(anywidget.AnyWidget):
         self._sending = threading.RLock()  # a wish that comes in and an answer that goes out do not mix
         self._work, self._newest = work, Newest(self._answer)
         self._selection: Selection | None = None
-        self._kept = StillView(self._said)
+        self._said = ""  # the newest prompt that is answered whole, for readers without widgets
+        self._kept = StillView(lambda: self._said)
         super().__init__(options=options, wanted=wanted.to_json())
         # A wish comes in beside a cell that runs: ipykernel would else keep it for the thread that sent last.
         self.comm._reply_subshell_for = lambda data, subshell: subshell
@@ -107,15 +108,12 @@ class PromptWidget(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         bundle = super()._repr_mimebundle_(**kwargs)
         data = bundle[0] if isinstance(bundle, tuple) else bundle
-        if data is not None and self.text:
-            data["text/html"] = summary(self.record, Wanted.of(self.wanted).names)  # for readers without widgets
+        if data is not None and self._said:
+            data["text/html"] = self._said
         return bundle
 
     def _ipython_display_(self, **kwargs: Any) -> None:
         self._kept.display(self._repr_mimebundle_(**kwargs))
-
-    def _said(self) -> str:
-        return summary(self.record, Wanted.of(self.wanted).names) if self.answers else ""
 
     def _look(self, _: Any) -> None:
         token, layer = self.asked.get("token"), self.asked.get("layer")
@@ -129,10 +127,12 @@ class PromptWidget(anywidget.AnyWidget):
         """Answer one wish, in the thread; what cannot be answered is said in `problem`."""
         problem, cold = "", not self.answers
         try:
-            for name, result in self._work.stages(Wanted.of(values), alive, cold):
+            wanted = Wanted.of(values)
+            for name, result in self._work.stages(wanted, alive, cold):
                 if name == "text":
                     self._follow(result.pop("prompt"))
                 self._show(busy=BUSY[name], **{name: {**result, "revision": values["revision"]}})
+            self._said = summary(self.record, wanted.names)
         except BadInput as error:
             problem = str(error)
         except Superseded:
@@ -183,7 +183,8 @@ def prompt(model: Model, prompt: Given, question: str = "", **chosen: Any) -> Pr
               question last), a `Prompt` or a `Sample`
     chosen    what is chosen at first: `select` ("query_guided"), `ratio` (0.15), `prepare` ("after_system",
               "independent"), `positions` ("re-encoded", "naive"), `sparse` ("none"); `beside`, a list of these for
-              every further method (plain reuse), and `place`, how many of them stand left; `max_new_tokens` (24)
+              every further method (plain reuse), and `place`, how many of them stand left; `max_new_tokens` (24);
+              `answers`, the right ones (of a `Sample`: its own)
 
     Raises BadInput for what is no model, prompt or method.
     """
