@@ -529,8 +529,8 @@ def test_coloured_text_frames_what_is_chosen():
 
 
 def test_long_text_wraps_and_blocks_begin_a_line():
-    lines, columns, first = _layout([56] * 5, np.array([0, 0, 0, 1, 1]))
-    assert lines == [0, 0, 1, 2, 2] and columns == [0, 56, 0, 0, 56] and first == {0: 0, 1: 2}
+    lines, columns, first = _layout([48] * 5, np.array([0, 0, 0, 1, 1]))
+    assert lines == [0, 0, 1, 2, 2] and columns == [0, 48, 0, 0, 48] and first == {0: 0, 1: 2}
 
 
 def test_agreement_shows_one_measure_at_a_time():

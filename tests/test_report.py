@@ -254,12 +254,18 @@ def test_a_figure_stands_for_a_notebook_else_an_image_else_its_first_text(tmp_pa
 def test_the_picture_of_a_figure_has_its_first_panel_at_the_size_of_the_picture(tmp_path):
     other = {"type": "bar", "x": [1, 2], "y": ["a", "b" * 40], "orientation": "h"}
     second = {**other, "xaxis": "x2", "yaxis": "y2"}
-    drawn = {html.PLOTLY: {"data": [other, second], "layout": {"xaxis": {"domain": [0, 0.4]}, "width": 900}}}
+    drawn = {
+        html.PLOTLY: {
+            "data": [other, second],
+            "layout": {"xaxis": {"domain": [0, 0.4], "title": {"text": "ms"}}, "width": 900},
+        }
+    }
     shown = thumbnail.picture(executed(tmp_path / "01_a", {"text/plain": "words"}, drawn))["figure"]
     assert [trace["y"] for trace in shown["data"]] == [other["y"]]
     assert (shown["layout"]["width"], shown["layout"]["height"]) == thumbnail.SIZE
-    assert shown["layout"]["xaxis"]["domain"] == [0, 1]
+    assert (shown["layout"]["xaxis"]["domain"], shown["layout"]["xaxis"]["title"]["text"]) == ([0, 1], "ms")
     assert list(shown["layout"]["yaxis"]["labelalias"]) == ["b" * 40]
+    assert shown["layout"]["yaxis"]["dtick"] == 1 and "dtick" not in shown["layout"]["xaxis"]
 
 
 def test_what_was_found_stands_in_an_entry_and_is_found(tmp_path):

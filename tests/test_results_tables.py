@@ -399,3 +399,18 @@ def test_a_dot_plot_has_a_legend_where_it_tells_something(rows, by, named):
     table = pd.DataFrame([{"y": y, "source": source, "model": model, "value": 1.0} for y, source, model in rows])
     figure = chart.dot_plot(table, y="y", by=by, title="t")
     assert any(trace.showlegend for trace in figure.data) == named
+
+
+@pytest.mark.parametrize(("panels", "domains"), [(3, 3), (4, 2), (5, 2)])
+def test_of_more_than_three_panels_of_lines_two_stand_side_by_side(panels, domains):
+    rows = [{"panel": f"p{i}", "source": "here", "n": n, "value": n} for i in range(panels) for n in (1, 2)]
+    figure = chart.lines(pd.DataFrame(rows), x="n", by="source", panel="panel", title="t")
+    assert len({axis.domain for axis in figure.select_xaxes()}) == domains
+    assert len([note for note in figure.layout.annotations if note.text.startswith("p")]) == panels
+
+
+@pytest.mark.parametrize(("most", "end"), [(0.4, 1), (1.2, 1.2)])
+def test_the_axis_of_a_share_ends_at_100_percent_and_hides_no_mark_beyond(most, end):
+    table = pd.DataFrame([{"y": "a", "source": "shipped", "value": value} for value in (0.2, most)])
+    low, high = chart.dot_plot(table, y="y", title="t", whole=True).layout.xaxis.range
+    assert low < 0 and end < high < end + 0.1

@@ -18,7 +18,7 @@ from workbench.data import Sample
 
 HARD = "\u00a0"  # a blank at which no line breaks
 MOST = 200  # prompts whose tokens are counted
-NAME = "`lab`, `lab(hints=0)`, `needles`, `manuals`, a shipped name or a file; none: list the names"
+NAME = "`lab`, `lab(hints=0)`, `needles`, `manuals`, a shipped name, file, folder or `hf:NAME`; none: list the names"
 PASSAGES = "Passages a question; those of a file are cut, or filled in from its other questions"
 LAYOUT = "Layout of that prompt: lab, released, chat or a JSON file; else the model's own"
 ABOUT = {

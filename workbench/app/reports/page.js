@@ -15,7 +15,7 @@ const workbench = (() => {
     for (const { trace, text, columns, share } of place.numbered) {
       trace.texttemplate = share * (wide - l - r) < NUMBER * columns ? "" : text;  // or they run into each other
     }
-    for (const [trace, letters] of place.typed) trace.textfont.size = letters * Math.min(1, wide / DRAWN);
+    for (const [trace, letters] of place.typed) trace.textfont.size = letters * Math.min(1.15, wide / DRAWN);
     for (const { key, text, size } of cut(place.titles, wide - l - r)) {
       change[`${key}.text`] = text;
       change[`${key}.font.size`] = size;

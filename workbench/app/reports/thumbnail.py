@@ -76,7 +76,7 @@ def still(figure: Mapping[str, Any]) -> dict[str, Any]:
 def small(figure: Mapping[str, Any]) -> dict[str, Any]:
     """Return a still figure as a small picture: its first panel (of maps the first two), drawn at the picture's size.
 
-    Titles, legends and controls are left out; long names are shortened. A table is left as it is.
+    Title, legend and controls are left out; axes keep theirs; long names are shortened. A table is left as it is.
     """
     _, plot = theme.unframed(figure)
     shown = [trace for trace in plot["data"] if trace.get("visible") is not False]
@@ -109,21 +109,26 @@ def _axis(key: str) -> str:
 def _small_axis(
     axis: Mapping[str, Any], domain: Sequence[float], traces: Sequence[Mapping[str, Any]], side: str, is_first: bool
 ) -> dict[str, Any]:
-    """Return an axis of a small picture: without a title, its names shortened, few ticks."""
+    """Return an axis of a small picture: its title small, its names shortened, few ticks."""
     kept = {key: value for key, value in axis.items() if key not in ("title", "matches", "anchor", "showticklabels")}
     texts = [*axis.get("ticktext", []), *axis.get("categoryarray", [])]
     texts += [text for trace in traces for text in trace.get(side) or [] if isinstance(trace.get(side), list)]
-    long = {text: f"{text[: LETTERS - 1]}…" for text in texts if isinstance(text, str) and len(text) > LETTERS}
+    names = {text for text in texts if isinstance(text, str)}
+    each = {"dtick": 1} if 0 < len(names) <= NAMES else {}  # every row has its name
+    long = {text: f"{text[: LETTERS - 1]}…" for text in names if len(text) > LETTERS}
     if isinstance(kept.get("ticktext"), list):
         kept["ticktext"] = [long.get(text, text) for text in kept["ticktext"]]
     anchor = {"anchor": "free", "position": domain[0]} if side == "y" else {}
     shown = is_first or side == "x"
+    title = {"text": (axis.get("title") or {}).get("text", "") if shown else "", "font": {"size": 11}, "standoff": 3}
     return {
         **kept,
         **anchor,
         "domain": domain,
+        "title": title,
         "labelalias": long,
         "nticks": 4,
+        **each,
         "automargin": True,
         "showticklabels": shown and len(kept.get("ticktext") or ()) <= NAMES,
     }

@@ -134,7 +134,8 @@ def _axis(fig: go.Figure, col: int, column: Column, wide: int, title: dict[str, 
     if column.whole:
         edge = max(0.04, 6 / (NARROW_PAGE * wide))  # so that a mark at the end is whole
         ends = {} if wide > CLOSE else {"tickvals": [0, 1], "ticktext": ["0", "100%"], "tickfont": {"size": 11}}
-        shown |= {"range": [-edge, 1 + edge], **ends}
+        most = max([1, *(row["mean"] for row in column.rows)])  # a mark beyond the end is drawn, too
+        shown |= {"range": [-edge, most + edge], **ends}
     shown |= {"type": "log", **log_ticks((r["mean"] for r in column.rows), NARROW_PAGE * wide)} if column.log else {}
     fig.update_xaxes(title=title, gridcolor=FAINT, **shown, row=1, col=col)
     if column.level is not None and not column.log:

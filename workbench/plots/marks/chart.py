@@ -17,7 +17,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.plots.marks.bars import Bars, Column, bar_chart, dots
-from workbench.plots.marks.lines import Panel, Series, line_chart
+from workbench.plots.marks.lines import Panel, Series, across, line_chart
 from workbench.plots.marks.styles import Look, family_looks
 from workbench.plots.marks.table import drawn_width
 from workbench.plots.marks.table import table as text_table
@@ -74,7 +74,7 @@ def lines(
     shared |= {"percent": percent, "level": level}
     rows = rows.dropna(subset=[y] if any("x" in about for about in given.values()) else [x, y])
     drawn, found = [], _panels(rows, panel, {key: key for key in given})
-    wide = (WIDTH - 96) * NARROW_PAGE * 0.7 / max(1, len(found))  # px of a panel on a narrow page
+    wide = (WIDTH - 96) * NARROW_PAGE * 0.7 / max(1, across(len(found)))  # px of a panel on a narrow page
     for name, part in found:
         own = {"title": str(name), **shared, **given.get(name, {})}
         part = part.dropna(subset=[own["x"]])

@@ -11,6 +11,8 @@ from workbench.plots.marks.elements import band, interval
 from workbench.plots.marks.styles import Look
 from workbench.plots.marks.theme import INK, MUTED, Texts, clear, finish, legend_lines, panel_titles
 
+BETWEEN = 84  # px between panels that stand over each other, for axis and title
+
 
 @dataclass(frozen=True)
 class Series:
@@ -50,6 +52,11 @@ class Panel:
         return self.y.get("title_text", "")
 
 
+def across(panels: int) -> int:
+    """Return how many panels stand side by side: of more than three, two, or their lines run into each other."""
+    return panels if panels <= 3 else 2
+
+
 def line_chart(
     panels: Sequence[Panel],
     *,
@@ -66,16 +73,20 @@ def line_chart(
 ) -> go.Figure:
     """Draw `panels` side by side under one legend, in which a name that stands in several panels is listed once.
 
+    height    px, of panels that stand side by side: two or three, of more two
     lines     that the legend takes, at least
     share     one vertical range for all panels
     bars      intervals are error bars, else bands behind all lines
     mark      a dotted vertical line at this x
     """
     titles = [panel.name for panel in panels] if any(panel.name for panel in panels) else None
-    fig = make_subplots(1, len(panels), horizontal_spacing=spacing, shared_yaxes=share, subplot_titles=titles)
+    wide = across(len(panels))
+    deep = -(-len(panels) // wide)
+    room = {"horizontal_spacing": spacing, "vertical_spacing": BETWEEN / (deep * height)}
+    fig = make_subplots(deep, wide, shared_yaxes="all" if share else False, subplot_titles=titles, **room)
     listed: dict[str, None] = {}  # in order
-    for col, panel in enumerate(panels, 1):
-        place = {"row": 1, "col": col}
+    for at, panel in enumerate(panels):
+        place = {"row": at // wide + 1, "col": at % wide + 1}
         for series in panel.series if not bars else ():
             if len(series.low):
                 area = band(series.x, series.low, series.high, series.look.colour, legendgroup=series.name)
@@ -92,7 +103,7 @@ def line_chart(
     panel_titles(fig)
     lines = max(lines, legend_lines(listed))
     above = max(above, gap + 8 + 5 * lines)  # or the legend would touch the text over it
-    return finish(fig, height=height, above=above + 24 * lines - 4, below=58, left=left, legend=gap, **texts)
+    return finish(fig, height=deep * height, above=above + 24 * lines - 4, below=58, left=left, legend=gap, **texts)
 
 
 def _line(series: Series, bars: bool) -> go.Scatter:

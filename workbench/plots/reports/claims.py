@@ -54,12 +54,13 @@ def listing(
 def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     """Return a row an item and source: {key, item, paper, title, source, kind, verdict, number, judged, value: 1}.
 
-    `title` names the paper, and whether the item shows how a method works (held by tests) or what it gives.
+    A list of symbols, which claims nothing, has none. `title` names the paper, and whether the item shows how a method
+    works (held by tests) or what it gives.
     """
     rows = []
     sources = list(dict.fromkeys(one.source for one in judged))
     for item in items():
-        for source in sources:
+        for source in sources if not item.only_names else ():
             own = [one for one in judged if one.claim.item == item.item and one.source == source]
             about = {"key": item.item, "item": item, "paper": papers()[item.paper], "source": source}
             kind = "how it works" if item.is_mechanism else "findings"

@@ -14,11 +14,11 @@ from workbench.plots.marks import chart
 from workbench.plots.marks.elements import steps, swatches
 from workbench.plots.marks.lines import Panel, Series, line_chart
 from workbench.plots.marks.styles import SCHEDULERS, Look
-from workbench.plots.marks.theme import BLUE, GREEN, MUTED, ORANGE, RED, RULE, SKY, finish, panel_titles
+from workbench.plots.marks.theme import BLUE, GREEN, MUTED, ORANGE, RED, SKY, finish, panel_titles
 from workbench.results import HERE
 from workbench.store.events import Event
 
-STAGES = {"wait": RULE, "load": ORANGE, "encode": RED, "prefill": BLUE, "decode": SKY}
+STAGES = {"wait": MUTED, "load": ORANGE, "encode": RED, "prefill": BLUE, "decode": SKY}
 TIERS = (BLUE, GREEN, ORANGE, MUTED)  # from the fastest on
 HELD = "%{x:.2f} s: %{y:.2f} GB"
 MODES = {mode: SCHEDULERS.name_of(mode) for mode in ("sync", "request", "layer")}
