@@ -84,9 +84,9 @@ def distill_command(
     from workbench.methods import seer_gate
     from workbench.training.distill import distill, losses_of
 
-    model, prompts = fit.load(HELD_OUT)
-    began = perf_counter()
     with progress("distilling") as bar:
+        model, prompts = fit.load(HELD_OUT)
+        began = perf_counter()
         gate, losses = distill(model, prompts[:-HELD_OUT], config, lambda step, _: bar(step, config.steps))
     held_out = sum(losses_of(model, gate, [tokens]).mean().item() for tokens in prompts[-HELD_OUT:]) / HELD_OUT
     record = {"out": str(fit.out), "model": fit.model, "data": fit.data, "samples": fit.samples}
@@ -118,8 +118,9 @@ def profile_command(
     own: dict[str, Any] = {name: value for name, value in given_own if value is not None}
     method = xattention.Xattention(**own)
     check_share("cover", cover)
-    model, prompts = fit.load()
-    thresholds = xattention.profile(model, prompts, method, cover)
+    with progress("thresholds") as advance:
+        model, prompts = fit.load()
+        thresholds = xattention.profile(model, prompts, method, cover, advance)
     xattention.save(fit.out, model, method, thresholds)
     values = sorted(value for layer in thresholds for value in layer)
     low, middle, high = values[0], values[len(values) // 2], values[-1]
