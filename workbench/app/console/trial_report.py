@@ -100,7 +100,7 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
     ours, full = [one for one, _ in pairs], [other for _, other in pairs]
     gap = difference(ours, full)
     mean, low, high = (signed(end, "+.3f") for end in (gap.mean, gap.low, gap.high))
-    ends = f" ({low} to {high})" if len(pairs) > 1 else ""  # one question has no interval
+    ends = f" ({low} to {high})" if not gap.few else f" ({gap.moved} of {gap.n} differ: too few)"
     return f"{fmean(ours):.3f}", f"{fmean(full):.3f}", f"{mean}{ends}"
 
 
