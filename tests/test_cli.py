@@ -393,7 +393,14 @@ LIGHT_FAULTS += [
 LIGHT_FAULTS += ["lab train --out o --set corpus=x", "lab train --out o --minutes -1", "data lab --out o --samples 0"]
 LIGHT_FAULTS += ["bench x", "bench all --check --only a", "report --jobs x", "report -p x", "prepare --workers x"]
 LIGHT_FAULTS += ["serve-bench --samples 0", "serve-bench --rate 0", "serve-bench --batch 0", "serve-bench --start x"]
-LIGHT_FAULTS += ["nothing", "store gc s3://x --budget 1", "data lab --samples 0", "models get x"]
+LIGHT_FAULTS += [
+    "sparse profile --out no/where",
+    "sparse distill --out no/where",
+    "nothing",
+    "store gc s3://x --budget 1",
+    "data lab --samples 0",
+    "models get x",
+]
 
 
 def test_faults_in_options_and_names_that_are_not_known_are_told_before_anything_heavy_is_imported():
@@ -573,6 +580,16 @@ def test_a_terminal_without_unicode_or_width_is_told_all_it_can_show(terminal):
     done = subprocess.run(command, capture_output=True, env=os.environ | terminal, cwd=ROOT)
     assert done.returncode == 0 and done.stderr == b"" and b"lab-0-0" in done.stdout
     assert b"Q " in done.stdout
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_command_on_several_lines_is_copied_into_a_shell_as_one(times):
+    said = text.copied("echo" + " --some-option some-value" * times)
+    assert max(map(len, said.splitlines())) <= 80
+    assert (
+        subprocess.run(said, shell=True, capture_output=True, text=True).stdout.split()
+        == said.replace("\\", "").split()[1:]
+    )
 
 
 @pytest.mark.parametrize("searched", [True, False])

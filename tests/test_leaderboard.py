@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from workbench.experiments.leaderboard import measuring
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
-from workbench.methods import correct, finish, select
+from workbench.methods import correct, finish, own, select
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
@@ -405,6 +406,17 @@ def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, method_f
     entries = json.loads(ended.stdout)["boards"][0]["entries"]
     found = {one["method"]: one["fields"].get("select") for one in entries}
     assert found == {"full-reuse": None, "last_ones": "last_ones"}
+
+
+@pytest.mark.parametrize(
+    ("named", "ranked"), [("block,link0", "block link0"), ("block,installed", "block installed"), ("", "installed")]
+)
+def test_methods_of_installed_packages_are_ranked_by_name_and_among_all(named, ranked, unknown_again, monkeypatch):
+    entry = EntryPoint("installed", "workbench.methods.select.first_k:FirstK", "workbench.select")
+    monkeypatch.setattr(own, "_entries", lambda kind: {"installed": entry} if kind == "select" else {})
+    methods = named.split(",") if named else []
+    wanted = measuring.planned_methods(methods, own.installed())
+    assert set(ranked.split()) <= {name for name, _ in wanted} and (not named or len(wanted) == 3)
 
 
 def test_a_correction_and_an_attention_rule_of_a_file_are_ranked_too(folder, tmp_path, method_file):

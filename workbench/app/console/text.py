@@ -32,6 +32,11 @@ def wrapped(text: str, width: int = 80) -> str:
     return fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
+def copied(command: str, width: int = 80) -> str:
+    r"""Return a command on lines of `width` letters that a shell takes together: each but the last ends in \."""
+    return wrapped(command, width - 2).replace("\n", " \\\n") if len(command) > width else command
+
+
 _noted: dict[str, None] = {}  # notes that were printed, in their order
 
 

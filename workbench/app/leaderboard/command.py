@@ -101,7 +101,7 @@ def leaderboard(
     asked = {"model": given["model"] or "", "data": given["data"] or ""}
     if out is not None:
         with progress("planning"):
-            plan = _planned(given, methods, shares, own.listed(method_file), cluster)
+            plan = _planned(given, methods, shares, [*own.listed(method_file), *own.installed()], cluster)
         asked = {name: getattr(plan.cases[0].trial, name) for name in asked}
         notes, shares = list(plan.left_out), list(plan.budgets)
         failures = _measured(plan, out, jobs, cluster, retries, notes)
