@@ -12,7 +12,8 @@ PACKAGES := 200
 # take: a guess is told where more is there than before, and does not grow
 COUNTED = (now=0; begun=0; before=0; left=$$((1 << 30)); while sleep 5 && kill -0 $$$$ 2>/dev/null; do now=$$((now + 5)); \
   there=$$(ls $(VENV)/lib/python3*/site-packages | grep -c 'dist-info$$'); \
-  if [ $$there -lt 5 ]; then begun=$$now; continue; fi; rest=; \
+  if [ $$there -lt 5 ]; then begun=$$now; [ $$((now % 10)) -ne 0 ] || echo "  after $$now s: packages are fetched"; \
+  continue; fi; rest=; \
   if [ $$there -ge $(PACKAGES) ]; then rest=", the last files are written"; \
   elif [ $$there -gt $$before ] && [ $$there -ge $$(($(PACKAGES) / 5)) ]; then \
     guess=$$((($(PACKAGES) - there) * (now - begun) / there)); left=$$((guess < left ? guess : left)); \

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from workbench.app.notebooks.forked import NOTEBOOK
 
-MODULES = (*NOTEBOOK, "workbench.training.tuning.start", "workbench.app.commands.tune", "torch.distributed.run")
+MODULES = (*NOTEBOOK, "workbench.training.tuning.start", "workbench.app.training.tune", "torch.distributed.run")
 
 
 def forked(work: Callable[[], object]) -> int:

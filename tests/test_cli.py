@@ -3,8 +3,11 @@ import inspect
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from io import StringIO
 from itertools import pairwise
@@ -13,13 +16,12 @@ from types import SimpleNamespace
 from typing import Annotated, get_args, get_origin
 
 import pytest
-import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from tests import tiny
 from tests.commands import refused_command, told
-from workbench import results
+from workbench import models, results
 from workbench.app import cli
 from workbench.app.commands.sweep import sweep
 from workbench.app.commands.trial import trial
@@ -32,6 +34,7 @@ from workbench.experiments.trials import runs
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Trial
 from workbench.metrics.latency import Quantiles
+from workbench.models import loading
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["--samples", "3", "--passages", "2", "--max-new-tokens", "3", "--timed", "1"]
@@ -390,7 +393,14 @@ LIGHT_FAULTS += [
 LIGHT_FAULTS += ["lab train --out o --set corpus=x", "lab train --out o --minutes -1", "data lab --out o --samples 0"]
 LIGHT_FAULTS += ["bench x", "bench all --check --only a", "report --jobs x", "report -p x", "prepare --workers x"]
 LIGHT_FAULTS += ["serve-bench --samples 0", "serve-bench --rate 0", "serve-bench --batch 0", "serve-bench --start x"]
-LIGHT_FAULTS += ["nothing", "store gc s3://x --budget 1", "data lab --samples 0", "models get x"]
+LIGHT_FAULTS += [
+    "sparse profile --out no/where",
+    "sparse distill --out no/where",
+    "nothing",
+    "store gc s3://x --budget 1",
+    "data lab --samples 0",
+    "models get x",
+]
 
 
 def test_faults_in_options_and_names_that_are_not_known_are_told_before_anything_heavy_is_imported():
@@ -511,22 +521,57 @@ def test_an_interval_has_words_between_its_ends_and_no_negative_nothing(low, hig
     assert shown in text.with_interval({"em": -0.2, "em_low": low, "em_high": high}, "em")
 
 
-def test_a_person_who_stops_work_is_told_what_is_kept(capsys):
-    with pytest.raises(typer.Exit) as ended, text.progress("sweeping", "trials are kept in runs"):
+STOPPED = {  # commands that load a model, with the folder or file that they would write
+    "trial": ("trial", "--mode", "block", *QUICK, "--out", "out"),
+    "sweep": ("sweep", "--mode", "block", "--samples", "3", "--out", "out"),
+    "leaderboard": ("leaderboard", "--samples", "3", "--method", "block,link0", "--out", "out"),
+    "compare": ("compare", "lab-full", "lab-block", "--samples", "3", "--html", "out"),
+    "prepare": ("prepare", "--data", "lab", "--samples", "2", "--out", "out"),
+    "encode": ("store", "encode", "lab", "--samples", "2", "--to", "out"),
+    "serve-bench": ("serve-bench", "--samples", "2", "--out", "out"),
+    "verify": ("verify", "--html", "out"),
+    "tune": ("tune", "--model", "lab-full", "--out", "out", "--steps", "50"),
+    "sparse distill": ("sparse", "distill", "--out", "out", "--samples", "1"),
+    "sparse profile": ("sparse", "profile", "--out", "out", "--samples", "1"),
+}
+
+
+@pytest.mark.parametrize("words", STOPPED.values(), ids=STOPPED)
+def test_who_stops_a_command_is_told_what_is_kept_without_a_traceback(words, run, tmp_path, monkeypatch):
+    def stop(*_given, **_more):
         raise KeyboardInterrupt
-    assert ended.value.exit_code == 130
-    assert "stopped: trials are kept in runs" in capsys.readouterr().err
+
+    for module in (models, loading):
+        monkeypatch.setattr(module, "load", stop)
+    ended = run(*words)
+    *_, line = ended.stderr.splitlines()
+    assert ended.exit_code == 130 and line == f"stopped: {stages.NOTHING}", ended.output
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_who_stops_a_tuning_is_told_whether_a_state_is_kept(tmp_path, capsys):
-    from workbench.app.commands.tune import _kept
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_process_that_is_stopped_says_in_one_line_what_is_kept_and_goes_on(folder, tmp_path, jobs):
+    words = ["sweep", "--model", folder, "--samples", "2,3,200", "--passages", "2", "--timed", "1", "--mode", "block"]
+    command = [sys.executable, "-m", "workbench", *map(str, words), "--jobs", str(jobs), "--out", "out"]
+    given = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "start_new_session": True}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **given) as process:
+        while not (there := len(list((tmp_path / "out" / "trials").glob("*.json")))):
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate()[1]
+    assert process.returncode == 130 and "Traceback" not in said, said
+    assert said.splitlines()[-1].startswith(f"stopped: {there} of 3 trials are kept in out"), said
+    assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
 
-    assert "nothing" in _kept(tmp_path, 500)
-    (tmp_path / "state").mkdir()
-    assert str(tmp_path) in _kept(tmp_path, 500) and "goes on" in _kept(tmp_path, 500)
-    with pytest.raises(typer.Exit), text.stopping(lambda: "a state is kept"):
+
+@pytest.mark.parametrize(
+    ("said", "told"), [((lambda: "a", lambda: "b"), "b"), ((lambda: stages.so_far(0, 3, "runs", "x"),), stages.NOTHING)]
+)
+def test_what_is_kept_is_told_by_the_innermost_that_knows(said, told):
+    with pytest.raises(KeyboardInterrupt, match=told), ExitStack() as stack:
+        for kept in said:
+            stack.enter_context(stages.keeps(kept))
         raise KeyboardInterrupt
-    assert "stopped: a state is kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("terminal", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, {"COLUMNS": "0"}])
@@ -535,6 +580,16 @@ def test_a_terminal_without_unicode_or_width_is_told_all_it_can_show(terminal):
     done = subprocess.run(command, capture_output=True, env=os.environ | terminal, cwd=ROOT)
     assert done.returncode == 0 and done.stderr == b"" and b"lab-0-0" in done.stdout
     assert b"Q " in done.stdout
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_command_on_several_lines_is_copied_into_a_shell_as_one(times):
+    said = text.copied("echo" + " --some-option some-value" * times)
+    assert max(map(len, said.splitlines())) <= 80
+    assert (
+        subprocess.run(said, shell=True, capture_output=True, text=True).stdout.split()
+        == said.replace("\\", "").split()[1:]
+    )
 
 
 @pytest.mark.parametrize("searched", [True, False])

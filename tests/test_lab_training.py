@@ -1,6 +1,8 @@
 """Training of a lab model in miniature: what it reads, that it learns, resumes and writes whole checkpoints."""
 
 import json
+import os
+import signal
 from copy import deepcopy
 from dataclasses import asdict, replace
 from random import Random
@@ -32,6 +34,7 @@ from workbench.training.lab.train import (
     train,
     train_tokenizer,
 )
+from workbench.training.run_folder import kept, saved_record
 
 SMALL = PretrainConfig(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
 EASY = tuple(
@@ -106,6 +109,21 @@ def test_a_run_that_was_interrupted_ends_with_the_weights_of_one_that_was_not(wh
         train(SMALL, tokenizer, tmp_path / "parts", EASY, kill, save_every=20)
     resumed, progress = train(SMALL, tokenizer, tmp_path / "parts", EASY, rows.append, save_every=20, workers=1)
     assert [row["step"] for row in rows] == [40, 40, 60] and progress.step == 60
+    for a, b in zip(whole[0].parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_ctrl_c_ends_the_step_at_work_saves_it_and_the_same_call_goes_on_as_if_nothing_was(whole, tokenizer, tmp_path):
+    def stop(row):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train(SMALL, tokenizer, tmp_path, EASY, stop, save_every=60)
+    assert saved_record(tmp_path)["progress"]["step"] == 41 and "step 41" in kept(tmp_path)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed, progress = train(SMALL, tokenizer, tmp_path, EASY, save_every=60)
+    assert progress.curve == whole[1].curve
     for a, b in zip(whole[0].parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from workbench.experiments.leaderboard import measuring
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
-from workbench.methods import correct, finish, select
+from workbench.methods import correct, finish, own, select
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
@@ -378,7 +379,8 @@ def test_the_command_measures_ranks_and_goes_on(folder, tmp_path, monkeypatch):
     assert ended.exit_code == 0, ended.output
     left_out = ("budget 0: a share above 0", "budget 2: a share above 0", "cacheblend: charged 0.3", "kvlink: ")
     for line in left_out:
-        assert f"left out: {line}" in ended.stderr
+        assert f"left out: {line}" in " ".join(ended.stderr.split())
+    assert max(map(len, ended.stderr.splitlines())) <= 80 and str(folder) not in ended.stderr
     assert max(map(len, ended.stdout.splitlines())) <= 80 and "at most 50% charged" in " ".join(ended.stdout.split())
     assert "<table" in (tmp_path / "page.html").read_text()
     monkeypatch.setattr(Trial, "run_each", None)  # nothing is measured again
@@ -397,15 +399,6 @@ def test_short_prompts_are_asked_at_each_methods_own_ratio(folder, tmp_path):
     assert board["unmet"] == 0.01 and {one["method"] for one in board["entries"]} == {"epic", "full-reuse"}
 
 
-def test_a_leaderboard_that_is_stopped_says_that_its_trials_are_kept(folder, tmp_path, monkeypatch):
-    def stopped(*_given, **_more):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measuring, "measure", stopped)
-    ended = invoke("--model", folder, *QUICK, "--method", "block,link0", "--out", tmp_path / "out")
-    assert f"finished trials are kept in {tmp_path / 'out'}" in " ".join(ended.stderr.split())
-
-
 def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, method_file):
     asked = ["--model", folder, *QUICK, "--method", "full-reuse", "--method-file", method_file]
     ended = invoke(*asked, "--budgets", "0.4", "--out", tmp_path / "out", "--json")
@@ -413,6 +406,17 @@ def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, method_f
     entries = json.loads(ended.stdout)["boards"][0]["entries"]
     found = {one["method"]: one["fields"].get("select") for one in entries}
     assert found == {"full-reuse": None, "last_ones": "last_ones"}
+
+
+@pytest.mark.parametrize(
+    ("named", "ranked"), [("block,link0", "block link0"), ("block,installed", "block installed"), ("", "installed")]
+)
+def test_methods_of_installed_packages_are_ranked_by_name_and_among_all(named, ranked, unknown_again, monkeypatch):
+    entry = EntryPoint("installed", "workbench.methods.select.first_k:FirstK", "workbench.select")
+    monkeypatch.setattr(own, "_entries", lambda kind: {"installed": entry} if kind == "select" else {})
+    methods = named.split(",") if named else []
+    wanted = measuring.planned_methods(methods, own.installed())
+    assert set(ranked.split()) <= {name for name, _ in wanted} and (not named or len(wanted) == 3)
 
 
 def test_a_correction_and_an_attention_rule_of_a_file_are_ranked_too(folder, tmp_path, method_file):

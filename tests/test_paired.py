@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.refusals import refused
 from workbench.metrics.answers import bootstrap
-from workbench.metrics.paired import bits_explained, difference, mcnemar, over_runs
+from workbench.metrics.paired import FEWEST, bits_explained, difference, mcnemar, over_runs, ranks
 from workbench.results import over_seeds
 
 LOSSES = st.lists(st.tuples(*[st.floats(0, 10)] * 3), min_size=2, max_size=12)
@@ -34,6 +34,18 @@ def test_a_difference_is_taken_question_by_question():
     hard = np.arange(20.0)
     found = difference(hard + 1, hard)
     assert (found.mean, found.low, found.high) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("moved", "n", "few"), [(1, 1, True), (3, 3, True), (5, 8, True), (6, 6, False)])
+def test_an_interval_excludes_nothing_by_fewer_questions_than_an_exact_test_needs(moved, n, few):
+    found = difference([1.0] * moved + [0.0] * (n - moved), [0.0] * n)
+    assert found.low > 0 and (found.moved, found.few) == (moved, few)
+
+
+def test_no_test_of_the_ranks_tells_apart_what_too_few_questions_show():
+    for n in range(1, FEWEST):
+        assert ranks(np.stack([np.arange(n) + 1.0, np.zeros(n)], 1), True).together == ((0, 1),)
+    assert ranks(np.stack([np.arange(FEWEST) + 1.0, np.zeros(FEWEST)], 1), True).together == ()
 
 
 def test_bits_explained_by_hand():

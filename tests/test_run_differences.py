@@ -130,6 +130,15 @@ def test_the_score_that_tells_most_comes_first_where_exact_match_is_vacuous():
     assert telling(found.differences).score == "f1"
 
 
+@pytest.mark.parametrize(("n", "judged"), [(3, False), (5, False), (6, True)])
+def test_a_difference_of_fewer_questions_than_any_exact_test_needs_is_not_judged(n, judged):
+    def run(name, score):
+        answers = [{"id": str(i), "expected": "e", "em": score, "f1": score} for i in range(n)]
+        return replace(FULL, name=name, answers=answers, scores={"em": score, "f1": score})
+
+    assert ("worse" in words(compared([run("full", 1.0), run("reuse", 0.0)]))) == judged
+
+
 def test_what_changed_is_told_and_the_base_is_chosen():
     other = replace(REUSE, versions={"torch": "3"})
     found = compared([FULL, other], base="2")

@@ -7,6 +7,7 @@ import atexit
 import errno
 import io
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import typer
 from workbench.app.console.option_checks import check_given, refuse_unfit
 from workbench.app.console.text import note
 from workbench.core.errors import BadInput, brief, not_allowed, printable
+from workbench.core.utils.stages import NOTHING
 from workbench.core.utils.versions import versions
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
@@ -38,13 +40,13 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "verify": (".verify", "One page of verdicts on a model: rotation, recomputation, noise floor, first reuse."),
     "serve-bench": (".serve_bench", "Serve many questions through the scheduler: TTFT, throughput and idle share."),
     "trace": (".trace", "Write the events of a run in Chrome's trace format, which Perfetto opens."),
-    "tune": (".tune", "Block fine-tuning of a model, for full and block attention."),
+    "tune": ("workbench.app.training.tune", "Block fine-tuning of a model, for full and block attention."),
     "sparse": (".sparse", "Fit sparse attention to a model: a learned gate, thresholds of heads."),
     "bench": (".bench", "Time the kernels beside their baselines on this GPU, or check them."),
     "report": (".report", "Run the notebooks and write a website of figures, metrics and tables."),
     "models": (".models", "List the models that are shipped or fetched; fetch or convert one."),
     "data": (".data", "Look at a data set and the prompts that a model reads, or write samples of it to a file."),
-    "lab": ("workbench.training.lab.commands", "The lab model: train one, copy it as it ships."),
+    "lab": ("workbench.app.training.lab", "The lab model: train one, copy it as it ships."),
 }
 PANELS = {  # of `workbench --help`
     "Ask questions and compare": "trial sweep compare leaderboard claims",
@@ -59,7 +61,7 @@ SPINS = (
 
 
 class Commands(typer.core.TyperGroup):
-    """Imports a subcommand when it is called, and ends it with exit code 2 on BadInput, 1 on any other exception."""
+    """Imports a subcommand when it is called, and ends it with code 2 on BadInput, 130 on Ctrl-C, else 1."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in PANELS.values() for name in names.split()]
@@ -102,6 +104,9 @@ class Commands(typer.core.TyperGroup):
             where = f"{brief(problem.filename)}: " if problem.filename else ""
             typer.echo(f"error: {where}{problem.strerror}; nothing half-written is left of it", err=True)
             raise typer.Exit(2) from None
+        except KeyboardInterrupt as stop:  # what is kept: `core.utils.stages.keeps`
+            typer.echo(f"stopped: {printable(str(stop)) or NOTHING}", err=True)
+            raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def _inside(name: str) -> BadInput | None:

@@ -67,6 +67,11 @@ def listed(paths: Sequence[Path] | None) -> list[tuple[str, str]]:
     return [(kind, name) for kind, name, found in known if found.__module__ in modules]
 
 
+def installed() -> list[tuple[str, str]]:
+    """Return (kind, name) of the policies of installed packages."""
+    return [(kind, name) for kind in KINDS for name in _entries(kind)]
+
+
 def versions() -> dict[str, str]:
     """Return {name of a file: first digits of its SHA-256}, for records."""
     return {path.name: sha256(path.read_bytes()).hexdigest()[:12] for path in files()}

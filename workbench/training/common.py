@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any, Self, TypeVar
 
 import torch
@@ -134,6 +135,12 @@ class Drawn(Dataset[Any]):
         return self.draw(index)
 
 
+def deaf(worker: int) -> None:
+    """Leave signals to the process that trains, which ends its workers when it has saved."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 @dataclass(frozen=True)
 class TensorBatch:
     """A dataclass of tensors, and of such dataclasses, that go to a device together."""
@@ -197,19 +204,42 @@ def optimizers(model: torch.nn.Module, settings: PretrainConfig | TuneConfig) ->
 
 
 @contextmanager
-def stoppable() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether SIGTERM has come since; a second one ends the process as ever."""
+def stoppable(number: signal.Signals = signal.SIGTERM, said: str = "") -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether a signal has come since; a second one ends the process as ever.
+
+    What is `said` is printed when it comes.
+    """
     came = list[int]()
 
     def take(number: int, _: Any) -> None:
         came.append(number)
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
+        if said:
+            print(said, file=sys.stderr, flush=True)
 
-    before = signal.signal(signal.SIGTERM, take)
+    before = signal.signal(number, take)
     try:
         yield lambda: bool(came)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
+
+
+LAST_STEP = "stopping: this step is finished and its state saved (Ctrl-C again stops at once)"
+
+
+@contextmanager
+def interruptible(alone: bool) -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C has come since: it is raised at the end, once a state is saved.
+
+    Of a process that trains `alone`; among several it interrupts at once, as in a thread.
+    """
+    if not alone or current_thread() is not main_thread():
+        yield lambda: False
+        return
+    with stoppable(signal.SIGINT, LAST_STEP) as asked:
+        yield asked
+    if asked():
+        raise KeyboardInterrupt
 
 
 @contextmanager

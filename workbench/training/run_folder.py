@@ -7,6 +7,7 @@ from typing import Any
 from workbench.core.errors import BadInput
 from workbench.core.utils import json_text
 from workbench.core.utils.files import check_folder, earlier
+from workbench.core.utils.stages import NOTHING
 
 RECORD = "progress.json"
 BEGUN = ("state", "state.new", "seconds", "curve.json", "own_answers.json")  # what a run writes before its first state
@@ -44,6 +45,12 @@ def state_folder(out: Path) -> Path | None:
     """Find the folder of the last whole state; earlier versions set one aside as `state.old`."""
     places = (out / "state", earlier(out / "state"), out / "state.old")
     return next((path for path in places if (path / RECORD).is_file()), None)
+
+
+def kept(out: Path) -> str:
+    """Return what `core.utils.stages.keeps` tells of a training."""
+    saved = saved_record(out)
+    return f"step {saved['progress']['step']:,} is kept in {out}: run again to go on" if saved else NOTHING
 
 
 def check_minutes(minutes: float) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from workbench.app.console.text import plain, progress
 from workbench.core.errors import BadInput, meant
+from workbench.core.utils.stages import NOTHING, keeps
 from workbench.experiments import bench
 
 app = typer.Typer(add_completion=False)
@@ -58,7 +59,9 @@ def bench_command(
     if check:
         right = [_check(name, as_json) for name in chosen]
         raise typer.Exit(0 if all(right) else 1)
-    _time(chosen, against, variants, only, runs, out, as_json)
+    timed: list[str] = []
+    with keeps(lambda: f"{len(timed)} workloads are kept in {out}: --only times others" if timed else NOTHING):
+        _time(chosen, against, variants, only, runs, out, as_json, timed)
 
 
 def _check(name: str, as_json: bool) -> bool:
@@ -86,7 +89,10 @@ def _check(name: str, as_json: bool) -> bool:
     return not wrong
 
 
-def _time(chosen: list[str], against: str, variants: bool, only: str, runs: int, out: Path, as_json: bool) -> None:
+def _time(
+    chosen: list[str], against: str, variants: bool, only: str, runs: int, out: Path, as_json: bool, timed: list[str]
+) -> None:
+    """Time workloads, write each to `out` and name it in `timed`."""
     from workbench.experiments import bench_reports
     from workbench.experiments.bench import baselines  # loads Triton, which reads TRITON_INTERPRET then
     from workbench.experiments.bench.models import operations
@@ -115,6 +121,7 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, runs: int,
             seen.add(work := part["name"])
             works[work] = bench_reports.measured(part, head, works.get(work, ((), ())))
             bench_reports.write(out, head, works)
+            timed.append(work)
             if not as_json:
                 Console(highlight=False).print(table(part))
         if seen and not only:  # workloads of an earlier version that are no more

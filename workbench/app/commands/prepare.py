@@ -37,7 +37,7 @@ def prepare(
     if options:
         given["prepare"] = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
         unimported.check("workbench.methods.prepare", given["prepare"])
-    with progress("preparing", f"whole shards are kept in {given['out']}, and the same command goes on") as advance:
+    with progress("preparing") as advance:
         from workbench.methods.preprocessing.precompute import Preparation  # torch and transformers: not for `--help`
 
         prepared = Preparation(**given).run(advance)

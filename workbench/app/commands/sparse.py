@@ -10,7 +10,7 @@ import typer
 
 from workbench import data, models
 from workbench.app.console.options import AsJson, of_fields, taking
-from workbench.app.console.text import plain, progress, show
+from workbench.app.console.text import importing, plain, progress, show
 from workbench.core.errors import BadInput
 from workbench.methods import registry
 from workbench.methods.method_fields import LayoutName
@@ -42,12 +42,14 @@ class Fitting:
     device: Annotated[str, "cpu, cuda or cuda:N"] = "cpu"
     layout: LayoutName = None
 
-    def load(self, more: int = 0) -> "tuple[PreTrainedModel, list[Tensor]]":
-        """Load the model and token ids of `samples` + `more` prompts. BadInput for a place that cannot be written."""
+    def __post_init__(self) -> None:
         if self.samples < 1:
             raise BadInput(f"samples is {self.samples}: a whole number of at least 1 is needed")
         if not self.out.parent.is_dir():
             raise BadInput(f"{self.out} cannot be written: there is no folder {self.out.parent}")
+
+    def load(self, more: int = 0) -> "tuple[PreTrainedModel, list[Tensor]]":
+        """Load the model and token ids of `samples` + `more` prompts."""
         drawn = data.load(self.data, self.samples + more, self.seed, self.passages)
         if len(drawn) < self.samples + more:
             held_out = f", {more} of them held out" if more else ""
@@ -80,13 +82,14 @@ def distill_command(
     fit = Fitting(**{field.name: given.pop(field.name) for field in fields(Fitting)})
     config = GateConfig(**given, seed=fit.seed)
 
-    from workbench.experiments.trials.record import device_name  # torch and transformers: not for `--help`
-    from workbench.methods import seer_gate
-    from workbench.training.distill import distill, losses_of
+    with progress("distilling"), importing():  # torch and transformers: not for `--help`
+        from workbench.experiments.trials.record import device_name
+        from workbench.methods import seer_gate
+        from workbench.training.distill import distill, losses_of
 
-    model, prompts = fit.load(HELD_OUT)
-    began = perf_counter()
     with progress("distilling") as bar:
+        model, prompts = fit.load(HELD_OUT)
+        began = perf_counter()
         gate, losses = distill(model, prompts[:-HELD_OUT], config, lambda step, _: bar(step, config.steps))
     held_out = sum(losses_of(model, gate, [tokens]).mean().item() for tokens in prompts[-HELD_OUT:]) / HELD_OUT
     record = {"out": str(fit.out), "model": fit.model, "data": fit.data, "samples": fit.samples}
@@ -111,15 +114,17 @@ def profile_command(
     **given: Any,
 ) -> None:
     """Profile XAttention's threshold of every layer and head on prompts; used by `xattention(threshold=FILE)`."""
-    from workbench.methods.sparse import check_share, xattention
-
     fit = Fitting(**given)
+    with progress("thresholds"), importing():  # torch and transformers: not for `--help`
+        from workbench.methods.sparse import check_share, xattention
+
     given_own = (("block", block), ("stride", stride))
     own: dict[str, Any] = {name: value for name, value in given_own if value is not None}
     method = xattention.Xattention(**own)
     check_share("cover", cover)
-    model, prompts = fit.load()
-    thresholds = xattention.profile(model, prompts, method, cover)
+    with progress("thresholds") as advance:
+        model, prompts = fit.load()
+        thresholds = xattention.profile(model, prompts, method, cover, advance)
     xattention.save(fit.out, model, method, thresholds)
     values = sorted(value for layer in thresholds for value in layer)
     low, middle, high = values[0], values[len(values) // 2], values[-1]

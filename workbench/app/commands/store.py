@@ -21,6 +21,7 @@ from workbench.app.console.options import AsJson, of_fields, taking
 from workbench.app.console.text import importing, plain, progress, show
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.files import bytes_of, is_dir, is_url
+from workbench.core.utils.stages import keeps
 from workbench.methods.preprocessing.fields import LookupFields, PreparationFields
 from workbench.store.files import MANIFEST
 
@@ -82,7 +83,7 @@ def encode(
     from workbench.data import check_name
 
     check_name(corpus)
-    with progress("encoding", f"encoded passages are kept in {to}, and the same command goes on") as advance:
+    with progress("encoding") as advance:
         from workbench.methods.preprocessing.precompute import Preparation
 
         prepared = Preparation(data=corpus, out=to, **given).run(advance)
@@ -147,7 +148,7 @@ def gc(
 ) -> None:
     """Delete what was set aside, then the files that were read longest ago, until the rest fits the budget."""
     place, most = folder_of(folder), bytes_of(budget)
-    with progress("deleting"):
+    with keeps(lambda: "what was deleted is gone, the rest is whole: run again to go on"), progress("deleting"):
         from workbench.store.files.eviction import collect_garbage
 
         found = collect_garbage(place, most)

@@ -97,7 +97,7 @@ def sweep(
     if "model" not in lists and plan is None:
         lists["model"] = [inspect.signature(trial).parameters["model"].default]
     base = {name: getattr(Trial, name, None) for name in FIELDS}
-    with progress("sweeping", f"finished trials are kept in {out}, and the same command goes on") as advance:
+    with progress("sweeping") as advance:
         listed = read_plan(plan, lists) if plan else cases(base, lists)
         outcome = sweeps.run(listed, out, jobs, advance, keep_gib=keep_gib, cluster=cluster, retries=retries)
     if as_json:
@@ -122,7 +122,7 @@ def run_notebooks(
     lists = {}
     for name, text in (each.partition("=")[::2] for each in parameters):
         lists[name] = [parse([f"{name}={entry}"])[name] for entry in spec_parser.split(text)]
-    with progress("notebooks", f"finished runs are kept in {out}, and the same command goes on") as advance:
+    with progress("notebooks") as advance:
         ran = notebook_sweep.run(notebooks, out, lists, jobs, cluster, retries, advance)
     if as_json:
         print(ran.table.to_json(orient="records", lines=True), end="")

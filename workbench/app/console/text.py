@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, pairwise, repeat
+from textwrap import fill
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
 
-import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
@@ -25,6 +25,16 @@ SOON = (1.0, *range(8, 60, 10))  # seconds from the start to the lines of the fi
 def plain(text: str) -> str:
     """One line of text, safe to print in a terminal and among rich's markup."""
     return printable(" ".join(text.split())).replace("[", r"\[")
+
+
+def wrapped(text: str, width: int = 80) -> str:
+    """Return a sentence on lines of `width` letters, those after the first indented; words stay whole."""
+    return fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def copied(command: str, width: int = 80) -> str:
+    r"""Return a command on lines of `width` letters that a shell takes together: each but the last ends in \."""
+    return wrapped(command, width - 2).replace("\n", " \\\n") if len(command) > width else command
 
 
 _noted: dict[str, None] = {}  # notes that were printed, in their order
@@ -194,25 +204,14 @@ def importing() -> Iterator[None]:
 
 
 @contextmanager
-def progress(what: str, kept: str = "nothing was kept") -> Iterator[Callable[[int, int], None]]:
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with the time left on stderr; call what it yields with (done, of how many).
 
     Where no person watches, as in the log of a job, lines stand for the bar: those of `SOON`, then one a minute.
-    `kept` is said where a person stops the work: what is there already, and how to go on.
     """
     shown = _bar if sys.stderr.isatty() else _lines
-    with stopping(lambda: kept), shown(what) as (count, begins), heard(begins):
+    with shown(what) as (count, begins), heard(begins):
         yield count
-
-
-@contextmanager
-def stopping(kept: Callable[[], str]) -> Iterator[None]:
-    """Say in one line what is `kept` where a person stops the work."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"stopped: {printable(kept())}", err=True)
-        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 
-from workbench.app.console.text import not_noted, plain, with_interval
+from workbench.app.console.text import copied, not_noted, plain, with_interval
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial_fields import TrialFields
 from workbench.methods.method_fields import MethodFields
@@ -65,7 +66,7 @@ def beside_full(result: Record, answers: Records) -> Group:
         if note
     ]
     return Group(
-        head, *notes, table, f"[dim]{_meaning(result, answers, compared)}[/]", f"[dim]{plain(_next(result))}[/]"
+        head, *notes, table, f"[dim]{_meaning(result, answers, compared)}[/]", f"[dim]{copied(plain(_next(result)))}[/]"
     )
 
 
@@ -100,7 +101,7 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
     ours, full = [one for one, _ in pairs], [other for _, other in pairs]
     gap = difference(ours, full)
     mean, low, high = (signed(end, "+.3f") for end in (gap.mean, gap.low, gap.high))
-    ends = f" ({low} to {high})" if len(pairs) > 1 else ""  # one question has no interval
+    ends = f" ({low} to {high})" if not gap.few else f" ({gap.moved} of {gap.n} differ: too few)"
     return f"{fmean(ours):.3f}", f"{fmean(full):.3f}", f"{mean}{ends}"
 
 
@@ -144,8 +145,9 @@ def _idle(trial: Mapping[str, Any]) -> str:
 def _next(result: Record) -> str:
     """Return the command to try next, on the same questions."""
     asked = {name: result.trial[name] for name in ("data", "samples", "seed", "passages")}
-    about = " ".join(f"--{name} {value}" for name, value in asked.items() if value != getattr(TrialFields, name))
-    about = f"--model {result.trial['model']} {about}".strip()
+    given = {name: value for name, value in asked.items() if value != getattr(TrialFields, name)}
+    given = {"model": result.trial["model"], **given}
+    about = " ".join(f"--{name} {quote(str(value))}" for name, value in given.items())
     if result.trial["mode"] == "full":
         return f"Next: workbench trial {about} --method full-reuse"
     if result.trial["mode"] == "block" and result.trial["select"] == "none":

@@ -11,8 +11,8 @@ from rich.console import Console
 from workbench.app.commands.sweep import CLUSTER
 from workbench.app.commands.trial import MethodFile
 from workbench.app.console.options import OUTPUT, of_fields, taking
-from workbench.app.console.text import importing, plain, progress
-from workbench.core.errors import BadInput
+from workbench.app.console.text import importing, plain, progress, wrapped
+from workbench.core.errors import BadInput, printable
 from workbench.core.utils.files import check_folder, write_text
 from workbench.experiments.leaderboard import check_by
 from workbench.experiments.trials.trial_fields import TrialFields, check_numbers
@@ -101,7 +101,7 @@ def leaderboard(
     asked = {"model": given["model"] or "", "data": given["data"] or ""}
     if out is not None:
         with progress("planning"):
-            plan = _planned(given, methods, shares, own.listed(method_file), cluster)
+            plan = _planned(given, methods, shares, [*own.listed(method_file), *own.installed()], cluster)
         asked = {name: getattr(plan.cases[0].trial, name) for name in asked}
         notes, shares = list(plan.left_out), list(plan.budgets)
         failures = _measured(plan, out, jobs, cluster, retries, notes)
@@ -148,9 +148,8 @@ def _measured(
     from workbench.experiments.leaderboard import measuring
 
     for note in notes:
-        typer.echo(f"left out: {plain(note)}", err=True)
-    kept = f"finished trials are kept in {out}, and the same command goes on"
-    with progress(f"{len(plan.cases)} trials", kept) as advance:
+        typer.echo(wrapped(f"left out: {printable(note)}"), err=True)
+    with progress(f"{len(plan.cases)} trials") as advance:
         return measuring.measure(plan, out, jobs, advance, cluster=cluster, retries=retries).failures
 
 

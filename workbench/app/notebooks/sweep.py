@@ -25,6 +25,7 @@ from workbench.app.reports import html
 from workbench.core.utils.files import write_atomically, write_text
 from workbench.core.utils.runner import Workers as Cluster
 from workbench.core.utils.runner import check_jobs
+from workbench.core.utils.stages import keeps, so_far
 
 Advance = Callable[[int, int], None]  # (runs that are over, of how many)
 
@@ -82,7 +83,11 @@ def run(
     check_jobs(jobs, retries, cluster)
     asked = tasks(notebooks, out, lists, cell_timeout_s)
     todo = [task for task in asked if not (out / task.name / notebook.SUCCESS).is_file()]
-    with ExitStack() as stack:
+
+    def kept() -> str:
+        return so_far(sum((out / task.name / notebook.SUCCESS).is_file() for task in asked), len(asked), "runs", out)
+
+    with keeps(kept), ExitStack() as stack:
         workers = stack.enter_context(NotebookWorkers(jobs))
         workers.check(todo)
         gpu = [str(task.parameters.get("device", "")).startswith("cuda") for task in todo]

@@ -31,6 +31,7 @@ from workbench.app.reports import index as report_index
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.files import check_folder, write_text
+from workbench.core.utils.stages import NOTHING, keeps
 from workbench.results import SHIPPED
 
 LINKS = [("docs/index.html", "Documentation"), (f"docs/{docs_site.BOARDS}", "Leaderboard")]
@@ -75,8 +76,13 @@ def run(
     chosen = _parameters(list(dict.fromkeys([*notebooks, *real])), dict(parameters or {}), jobs)
     tasks = [NotebookTask(str(path), str(out), chosen[path], cell_timeout_s, path.stem) for path in notebooks]
     real_tasks = [real_pages.task(path, out, chosen[path], cell_timeout_s, path in notebooks) for path in real]
-    kept = f"pages of notebooks that had ended are kept in {out}, and the same command runs all again"
-    with progress("notebooks", kept) as advance, NotebookWorkers(jobs) as workers:
+    finished: dict[str, NotebookRun] = {}
+    kept = f"pages that were ready are kept in {out}, running again makes all anew"
+    with (
+        keeps(lambda: kept if finished else NOTHING),
+        progress("notebooks") as advance,
+        NotebookWorkers(jobs) as workers,
+    ):
         workers.check([*tasks, *real_tasks])
         out.mkdir(parents=True, exist_ok=True)
         (out / "index.html").unlink(missing_ok=True)
@@ -84,9 +90,8 @@ def run(
         with real_pages.Fetching(model) as fetching, docs_site.Building(docs) as building:
             long_first = [*real_tasks, *sorted(tasks, key=real_pages.asks_real_model, reverse=True)]
             ordered = [*tasks, *real_tasks] if fetching.is_busy else long_first
-            finished = {
-                run.name: run for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered), advance)
-            }
+            for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered), advance):
+                finished[run.name] = run
             missing = fetching.missing()
             links = LINKS if building.put(out / "docs") else []
             if building.wanted and not links:

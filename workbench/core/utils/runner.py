@@ -11,6 +11,7 @@ other, and the rest go on. Leaving the loop early cancels every task that has no
 import json
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from logging import ERROR
 from pathlib import Path
+from threading import current_thread, main_thread
 from traceback import format_exc, format_exception
 from typing import Any, TypeVar
 from zlib import crc32
@@ -31,6 +33,7 @@ from workbench.core.utils.annotations import check, check_processes
 
 LOCAL, SSH = "local", "ssh:"
 ANSWER = 10.0  # seconds in which a scheduler answers
+GRACE = 2.0  # seconds that a process has to end when a person stops it
 GPU = "GPU"  # Dask's resource of which a task on a GPU takes one; `dask worker --resources GPU=1`
 DEPLOYERS = {  # name → module, class and package
     "slurm": ("dask_jobqueue", "SLURMCluster", "dask-jobqueue"),
@@ -184,8 +187,8 @@ class Workers:
             self._client = self._stack.enter_context(connected(self.cluster, self.jobs, self.gpu))
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._end_pool()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end_pool(stopped=kind is KeyboardInterrupt)
         self._stack.close()
 
     def run(
@@ -222,7 +225,8 @@ class Workers:
         self._pool = pool(processes, self.shared) if self._pool is None else self._pool
         futures = {}
         try:
-            futures = {self._pool.submit(tried, task, work, retries): number for number, task in tasks.items()}
+            with _unheard():
+                futures = {self._pool.submit(tried, task, work, retries): number for number, task in tasks.items()}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BrokenProcessPool:
@@ -232,9 +236,14 @@ class Workers:
             for future in futures:
                 future.cancel()
 
-    def _end_pool(self) -> None:
+    def _end_pool(self, stopped: bool = False) -> None:
+        """End the pool when the tasks that have begun are over, or at once where a person has `stopped` them."""
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            processes = list(getattr(self._pool, "_processes", {}).values()) if stopped else []
+            self._pool.shutdown(wait=not stopped, cancel_futures=True)
+            for process in processes:
+                process.join(GRACE)  # Ctrl-C reaches it, too: it tidies up
+                process.terminate()
             self._pool = None
 
     def _on_cluster(
@@ -285,9 +294,28 @@ def _settle(threads: int, crowded: bool) -> None:
 _PROCESS: dict[str, Any] = {"number": 0, "shared": ()}  # of a process of a pool
 
 
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Let processes that begin meanwhile not hear Ctrl-C before they are ready: they would print where they were."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _begin(numbers: Any, share: tuple[int, bool], shared: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, _leave)
     _settle(*share)
     _PROCESS.update(number=numbers.get(), shared=shared)
+
+
+def _leave(*_: Any) -> None:
+    """End this process without a word, as the one that began it was stopped."""
+    sys.exit(128 + signal.SIGINT)
 
 
 def tried(task: Any, work: Work, retries: int, shared: tuple[Any, ...] | None = None) -> Outcome:

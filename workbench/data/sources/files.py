@@ -290,6 +290,8 @@ def samples(given: Any, answered: bool = True) -> list[Sample]:
     """
     if callable(to_dict := getattr(given, "to_dict", None)) and hasattr(given, "columns"):
         given = to_dict("records")
+    if isinstance(given, Mapping) and callable(getattr(given, "with_format", None)):  # a `datasets.DatasetDict`
+        raise BadInput(f"data is a dictionary of splits: load one of them, as data[{next(iter(given), 'train')!r}]")
     if isinstance(given, Mapping) or not fits(given, Iterable):
         raise BadInput(f"data is {shown(given)}: a name, a file, a data frame or a list of records is needed")
     read = []

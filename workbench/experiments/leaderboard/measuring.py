@@ -21,6 +21,7 @@ from workbench.experiments.sweeps.sweep_grid import Case, cases
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import correct
+from workbench.methods.own import installed
 from workbench.methods.presets import METHODS
 from workbench.models.loading import Loaded
 from workbench.results import read
@@ -60,15 +61,11 @@ def planned(
     is asked at its own. `here` as in `preflight`. Raises BadInput for an unknown method, and where nothing is left to
     compare.
     """
-    for name in methods:
-        if name not in METHODS:
-            raise not_allowed("method", name, METHODS)
+    wanted = planned_methods(methods, own)
     left_out = [f"budget {one:g}: a share above 0, at most 1, is needed" for one in budgets if not 0 < one <= 1]
     shares = [one for one in dict.fromkeys(budgets) if 0 < one <= 1]
     if not shares:
         raise BadInput(left_out[0] if left_out else "budgets is empty: a share above 0, at most 1, is needed")
-    wanted = [(name, {"method": [name]}) for name in dict.fromkeys((FULL, *(methods or METHODS)))]
-    wanted += [(name, {"mode": ["block"], kind: [name], **_lists(_own(kind, name))}) for kind, name in own]
     running, refused, wrong = _checked(base, wanted, shares, loaded, here)
     if not any(case.trial.charged for case in running):
         unpriced = _checked(base, wanted, (), loaded, here)
@@ -85,6 +82,22 @@ def planned(
         why = "".join(f"; {one}" for one in dict.fromkeys(refused))
         raise BadInput(f"two methods beside full attention are needed to rank, there is {alone}{why}")
     return Planned(tuple(running), tuple(shares), tuple(dict.fromkeys([*left_out, *refused])))
+
+
+def planned_methods(methods: Sequence[str], own: Iterable[tuple[str, str]]) -> list[tuple[str, dict[str, list[Any]]]]:
+    """Return full attention, the named `methods` (none: all) and the reader's own, each with lists of its fields.
+
+    Of installed packages, those that are named, or all where none is.
+    """
+    packaged = set(installed())
+    mine = [each for each in own if each not in packaged or not methods or each[1] in methods]
+    known = [*METHODS, *(name for _, name in mine)]
+    if odd := [name for name in methods if name not in known]:
+        raise not_allowed("method", odd[0], known)
+    published = [name for name in methods or METHODS if name in METHODS]
+    wanted: list[tuple[str, dict[str, list[Any]]]]
+    wanted = [(name, {"method": [name]}) for name in dict.fromkeys((FULL, *published))]
+    return wanted + [(name, {"mode": ["block"], kind: [name], **_lists(_own(kind, name))}) for kind, name in mine]
 
 
 def _own(kind: str, name: str) -> dict[str, Any]:

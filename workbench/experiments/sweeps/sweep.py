@@ -27,6 +27,7 @@ from workbench.core.errors import BadInput
 from workbench.core.utils import runner
 from workbench.core.utils.files import write_text
 from workbench.core.utils.runner import Outcome, Workers, check_jobs, dealt
+from workbench.core.utils.stages import keeps, so_far
 from workbench.core.utils.watched import Progress, watched
 from workbench.experiments.sweeps import sweep_grid
 from workbench.experiments.sweeps.sweep_grid import Case, cases, files_of
@@ -232,7 +233,11 @@ def run(
             progress(done + answered, total)
 
     failures = {}
-    with ExitStack() as stack:
+
+    def kept() -> str:
+        return so_far(sum((folder / f"{case.key}.json").is_file() for case in cases), len(cases), "trials", out)
+
+    with keeps(kept), ExitStack() as stack:
         side_by_side = jobs if len(todo) > 1 or cluster is not None else 1
         gpu = any(needs_gpu(case.trial) for case in todo)
         workers = stack.enter_context(Workers(side_by_side, cluster if todo else None, gpu=gpu))

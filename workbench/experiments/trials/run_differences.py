@@ -42,6 +42,7 @@ class RunDifference:
     high: float | None = None
     p: float | None = None
     why: str = ""
+    moved: int = 0  # of the questions, those on which the runs differ
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,9 @@ def difference_of(run: Run, base: Run, score: str, seed: int = 0) -> RunDifferen
     gap = difference(first, second, seed)
     p = mcnemar(first, second).p if score in RIGHT else None
     means: dict[str, Any] = {"one": sum(first) / len(first), "other": sum(second) / len(second)}
-    return RunDifference(**about, **means, difference=gap.mean, n=gap.n, low=gap.low, high=gap.high, p=p)
+    return RunDifference(
+        **about, **means, difference=gap.mean, n=gap.n, low=gap.low, high=gap.high, p=p, moved=gap.moved
+    )
 
 
 def _is_full(run: Run) -> bool:

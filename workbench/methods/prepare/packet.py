@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -45,7 +46,7 @@ class Packet:
         soft = soft_tokens(model)
         if soft is None:
             raise BadInput(
-                f"{model.config.name_or_path or 'this model'} has no soft tokens: smollm2-reader-packet and "
+                f"{Path(model.config.name_or_path).name or 'this model'} has no soft tokens: smollm2-reader-packet and "
                 "smollm2-reader-links have some, `workbench tune` with --header, --trailer or --links trains others"
             )
         return [

@@ -25,6 +25,7 @@ from workbench.core.errors import BadInput, first_line
 from workbench.core.utils.annotations import check_fields, check_processes
 from workbench.core.utils.files import is_url
 from workbench.core.utils.runner import Workers, dealt
+from workbench.core.utils.stages import keeps, so_far
 from workbench.core.utils.stages import stage as say_stage
 from workbench.data import layouts
 from workbench.data.retrieval_corpus import Corpus
@@ -232,7 +233,9 @@ class Preparation(PreparationFields):
         kept = self._kept()
         made, total, done, seconds = 0, sum(len(stage.passages) for stage in stages), 0, 0.0
         say_stage("encoding passages")
-        with self._makers(model, system, stages) as make:  # refuses a cluster that does not answer
+        before = len(corpus) - len(stages[-1].passages) if stages else len(corpus)
+        makers = self._makers(model, system, stages)  # refuses a cluster that does not answer
+        with keeps(lambda: so_far(before + done, before + total, "passages", self.out)), makers as make:
             if progress:
                 progress(done, total)
             opened(self.out, kind_of(model, policy, tokenizer), new=True)

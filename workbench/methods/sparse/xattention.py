@@ -17,6 +17,7 @@ from workbench.core.tiling import tile_selection
 from workbench.core.tiling import tiles as grids
 from workbench.core.tiling.tile_selection import TileRule, smallest
 from workbench.core.utils.files import write_text
+from workbench.core.utils.watched import Progress
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
 from workbench.methods import registry, seer_gate
@@ -178,18 +179,23 @@ def shares(method: Xattention, queries: Tensor, keys: Tensor, rows: Tensor, cove
 
 
 def profile(
-    model: PreTrainedModel, prompts: Sequence[Tensor], method: Xattention, cover: float = 0.9
+    model: PreTrainedModel,
+    prompts: Sequence[Tensor],
+    method: Xattention,
+    cover: float = 0.9,
+    progress: Progress = lambda done, of: None,
 ) -> tuple[tuple[float, ...], ...]:
     """Return τ for every layer and head: the largest that any of `prompts` (token ids [T]) asks for."""
     check_share("cover", cover)
     check_count("the number of prompts", len(prompts), 1)
     most: list[Tensor] = []
-    for tokens in prompts:
+    for done, tokens in enumerate(prompts, 1):
         kv, rows = empty(model, len(tokens)), torch.arange(len(tokens))
         layers = range(len(kv.keys))
         step = prefill(model, tokens, Plan(rows, return_queries=tuple(layers), num_layers=len(layers)), kv)
         now = [shares(method, step.queries[i], kv.keys[i], rows.to(model.device), cover).cpu() for i in layers]
         most = [torch.maximum(a, b) for a, b in zip(most, now, strict=True)] if most else now
+        progress(done, len(prompts))
     return tuple(tuple(float(value) for value in layer.clamp(max=1.0)) for layer in most)
 
 

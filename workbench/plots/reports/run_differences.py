@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from workbench.experiments.trials.run_differences import COSTS, RunComparison, RunDifference
 from workbench.metrics import latency
-from workbench.metrics.paired import signed
+from workbench.metrics.paired import signed, too_few
 from workbench.plots.marks.elements import interval
 from workbench.plots.marks.method_names import MEASURES
 from workbench.plots.marks.styles import SYMBOLS
@@ -123,15 +123,18 @@ def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
 
 
 def telling(found: Sequence[RunDifference]) -> RunDifference:
-    """Return the difference that tells most: the widest beside its interval, of those whose interval excludes 0.
+    """Return the difference that tells most: the widest beside its interval, of those that show (`paired.too_few`).
 
-    Losses come before gains; the first difference where no interval excludes 0.
+    Losses come before gains; the first difference where none shows.
     """
-    known = [
-        each for each in found if each.low is not None and each.high is not None and not each.low <= 0 <= each.high
-    ]
+    wide = [each for each in found if each.low and each.high and not each.low <= 0 <= each.high]
+    known = [each for each in wide if not _few(each)] or wide
     losses = [each for each in known if not _better(each)]
     return max(losses or known, key=_beside_interval, default=found[0])
+
+
+def _few(each: RunDifference) -> bool:
+    return too_few(each.low or 0.0, each.high or 0.0, each.moved)
 
 
 def _beside_interval(each: RunDifference) -> float:
@@ -156,6 +159,9 @@ def sentence(each: RunDifference) -> str:
     if each.difference == 0 == low == high:
         return f"{_words(each.score)} the same on all {each.n:,} questions"
     ends = f"({low:+.3g} to {high:+.3g})"
+    if _few(each):
+        told = f"{each.moved} of {each.n:,} questions differ, too few to tell"
+        return f"{_words(each.score)} {each.difference * scale:+.3g}{unit}: {told}"
     if low <= 0 <= high:
         return f"{_words(each.score)} {each.difference * scale:+.3g}{unit} {ends}: no difference that shows"
     way = "higher" if each.difference > 0 else "lower"

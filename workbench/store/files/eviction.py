@@ -45,16 +45,18 @@ def collect_garbage(folder: Path, budget: int) -> Collected:
         size = sum(path.lstat().st_size for path in folder.glob(f"*{SUFFIX}"))
         gone: list[str] = []
         deleted = set[str]()
-        for path in sorted(keys_of, key=_last_read):
-            if size <= budget:
-                break
-            size -= path.stat().st_size
-            path.unlink()
-            gone += keys_of[path]
-            deleted.add(path.name)
-        if gone:
-            manifest.forget_files(folder, deleted)
-            quarantine.note_evicted(folder, gone, f"to make room: the budget is {budget / 1e6:,.1f} MB")
+        try:
+            for path in sorted(keys_of, key=_last_read):
+                if size <= budget:
+                    break
+                size -= path.stat().st_size
+                gone += keys_of[path]
+                deleted.add(path.name)
+                path.unlink()
+        finally:  # an interruption, too, leaves notes of what is deleted
+            if gone:
+                manifest.forget_files(folder, deleted)
+                quarantine.note_evicted(folder, gone, f"to make room: the budget is {budget / 1e6:,.1f} MB")
         sync(folder)
     return Collected(str(folder), budget, before, size, len(deleted), len(gone))
 

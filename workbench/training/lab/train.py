@@ -34,7 +34,17 @@ from workbench.data import segment
 from workbench.data.lab_corpus.words import LISTS
 from workbench.data.lab_corpus.world import KINDS, Style, World, passages_of
 from workbench.data.layouts import LAB, Layout
-from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, TensorBatch, Training, optimizers
+from workbench.training.common import (
+    READ_EVERY,
+    Drawn,
+    Progress,
+    Tally,
+    TensorBatch,
+    Training,
+    deaf,
+    interruptible,
+    optimizers,
+)
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.run_folder import check_run_folder, check_same
 
@@ -149,6 +159,7 @@ class PretrainProgress(Progress):
     """Where the training of a lab model stands."""
 
     entered: list[int] = field(default_factory=lambda: [0])  # step at which each stage so far began
+    counted: list[list[float]] = field(default_factory=list)  # answers since the last row, where it was stopped
 
     @property
     def stage(self) -> int:
@@ -217,6 +228,8 @@ def train(
     run = _start(config, tokenizer, out)
     progress, device, last = run.resume(PretrainProgress()), run.accelerator.device, len(stages) - 1
     tally = Tally(SEEN_KINDS, device)
+    if progress.counted:
+        tally.counts += torch.tensor(progress.counted, device=device)
     loader = DataLoader(
         Drawn(partial(_draw, config.seed, tokenizer, stages)),
         batch_size=None,  # a draw is a whole batch
@@ -224,6 +237,7 @@ def train(
         num_workers=workers,
         prefetch_factor=max(1, min(4, LEAD // workers)) if workers else None,
         pin_memory=torch.cuda.is_available(),
+        worker_init_fn=deaf,
     )
     batches = iter(loader)
 
@@ -238,11 +252,13 @@ def train(
         return loss.detach()
 
     ended = partial(finished, config, progress, last)
-    for loss, reading, saving in run.steps(progress, step, ended, save_every, minutes):
-        if reading:
-            report(_read(run, tally, loss, progress, stages))
-        if saving:
-            run.save(progress)
+    with interruptible(run.accelerator.num_processes == 1) as stopped:
+        for loss, reading, saving in run.steps(progress, step, ended, save_every, minutes, stopped):
+            if reading and not (stopped() and progress.step % READ_EVERY):
+                report(_read(run, tally, loss, progress, stages))
+            if saving:
+                progress.counted = tally.counts.tolist()
+                run.save(progress)
     return run.accelerator.unwrap_model(run.model), progress
 
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
-from workbench.training.common import phase
-from workbench.training.run_folder import saved_record
+from workbench.training.common import interruptible, phase
+from workbench.training.run_folder import kept
 from workbench.training.tuning.attention import NAME, TILE, forward, masks_of
 from workbench.training.tuning.scores import NEVER, Evaluation, fidelity, scores
 from workbench.training.tuning.start import TuneProgress, TuneRun
@@ -68,15 +68,16 @@ def train(
 
     if run.asked():
         return progress
-    steps = run.steps(progress, take_step, finished, save_every, minutes, run.stop)
-    for loss, reading, saving in steps:
-        if reading:
-            report(_read(run, loss, progress))
-        if not run.asked():
-            _evaluate(run, evaluation, progress, report)
-        if saving:
-            save(run, progress)
-            saved(progress)
+    with interruptible(run.accelerator.num_processes == 1) as stopped:
+        steps = run.steps(progress, take_step, finished, save_every, minutes, lambda: run.stop() or stopped())
+        for loss, reading, saving in steps:
+            if reading:
+                report(_read(run, loss, progress))
+            if not (run.asked() or stopped()):
+                _evaluate(run, evaluation, progress, report)
+            if saving:
+                save(run, progress)
+                saved(progress)
     return progress
 
 
@@ -122,7 +123,7 @@ def _enough_memory(run: TuneRun) -> Iterator[None]:
         raise BadInput(
             f"out of memory with batch {run.config.batch} and max_length {run.config.max_length}: lower --batch (and "
             "raise --accumulate by as much) or --max-length, or use --gradient-checkpointing or --lora-rank; "
-            + _kept(run)
+            + kept(run.out)
         ) from problem
 
 
@@ -182,7 +183,7 @@ def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict[str,
     answers = run.tally.take(run.accelerator)
     total = float(run.accelerator.reduce(loss, "mean"))
     if not math.isfinite(total):
-        raise BadInput(f"the loss is {total} at step {progress.step}: lower --lr; {_kept(run)}")
+        raise BadInput(f"the loss is {total} at step {progress.step}: lower --lr; {kept(run.out)}")
     lr = run.optims[0].param_groups[0]["lr"]
     row = {"step": progress.step, "loss": round(total, 5), "lr": lr}
     if run.divergences is not None:
@@ -240,8 +241,3 @@ def save(run: TuneRun, progress: TuneProgress) -> None:
     if run.accelerator.is_main_process:
         curve = {"train": progress.curve, "scores": progress.scores, "seconds": progress.seconds}
         write_text(run.out / "curve.json", json.dumps(curve) + "\n")
-
-
-def _kept(run: TuneRun) -> str:
-    saved = saved_record(run.out)
-    return f"the state of step {saved['progress']['step']} is kept in {run.out}" if saved else "nothing was saved yet"

@@ -6,7 +6,6 @@ and an example for which no room is left is left out; a first one that is longer
 times. So a run compiles for this length (the teacher), for twice of it (both modes), and hardly ever for another.
 """
 
-import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from workbench.models.weights.soft_tokens import SoftTokens
-from workbench.training.common import Drawn
+from workbench.training.common import Drawn, deaf
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.teacher import TaughtExamples, pack_taught
 from workbench.training.tuning.text.examples import Example, Source
@@ -82,10 +81,5 @@ def loader(
         num_workers=workers,
         pin_memory=pin_memory,
         generator=torch.Generator(),
-        worker_init_fn=_deaf,
+        worker_init_fn=deaf,
     )
-
-
-def _deaf(worker: int) -> None:
-    """Leave SIGTERM to the process that trains, which ends its workers when it has saved."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

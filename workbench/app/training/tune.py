@@ -14,8 +14,9 @@ from workbench.app.console import text
 from workbench.app.console.options import of_fields, taking
 from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check_processes
+from workbench.core.utils.stages import keeps
 from workbench.data.lab_corpus.style import is_lab
-from workbench.training.run_folder import check_minutes
+from workbench.training.run_folder import check_minutes, kept
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.text.data_fields import DataFields
 
@@ -95,7 +96,7 @@ def tune(
     evaluation = Evaluation(evaluate_every, evaluate_samples, scored, evaluate_passages)
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     more = {"attention": attention, "say": typer.echo}
-    with text.stopping(partial(_kept, out, save_every)), stoppable() as asked:
+    with keeps(partial(kept, out)), stoppable() as asked:
         run, source = start(config, model, Data(data, **given), out, evaluation, device, layout, stop=asked, **more)
         draw_own_answers(run, source)
         main = run.accelerator.is_main_process
@@ -121,13 +122,6 @@ def tune(
     save_model(run, progress, out / "model")
     if main:
         typer.echo(f"tuned in {progress.seconds / 60:.1f} minutes: {out / 'model'}")
-
-
-def _kept(out: Path, save_every: int) -> str:
-    """Say what is left of a run that a person stopped."""
-    if not (out / "state").is_dir():
-        return f"nothing was kept, a state is saved every {save_every} steps (--save-every)"
-    return f"the last state, of every {save_every} steps, is kept in {out}, and the same command goes on"
 
 
 def _range(name: str, given: str | None) -> tuple[int, int] | None:

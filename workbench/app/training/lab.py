@@ -3,15 +3,18 @@
 import logging
 import time
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from workbench.app.console.text import importing, progress
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text
+from workbench.core.utils.stages import keeps, stage
 from workbench.training.lab.config import STORAGES, PretrainConfig
-from workbench.training.run_folder import check_minutes
+from workbench.training.run_folder import check_minutes, kept
 
 LINE_EVERY = 500  # steps
 
@@ -32,41 +35,44 @@ def train_model(
     config = _config(seed, settings or [])
     check_minutes(minutes)
 
-    import torch  # and what waits for it: not for `--help`
-    from accelerate import PartialState
+    with progress("a lab model"):
+        with importing():
+            import torch  # and what waits for it: not for `--help`
+            from accelerate import PartialState
 
-    from workbench.training.common import watched
-    from workbench.training.lab import checkpoint
-    from workbench.training.lab.train import STAGES, check, finished, train, train_tokenizer
+            from workbench.training.common import watched
+            from workbench.training.lab import checkpoint
+            from workbench.training.lab.train import STAGES, check, finished, train, train_tokenizer
 
-    check(config, out, workers)  # before the tokenizer is trained
-    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
-    tokenizer, begin = train_tokenizer(), time.monotonic()
+        check(config, out, workers)  # before the tokenizer is trained
+        logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # says at every save: embeddings are tied
+        stage("training its tokenizer")
+        tokenizer, begin = train_tokenizer(), time.monotonic()
     clock = out / "seconds"
     spent = float(clock.read_text(encoding="utf-8")) if clock.is_file() else 0.0
     main = PartialState().is_main_process
     stages = len(STAGES)
-    with watched(main, LINE_EVERY, lambda row: _postfix(row, stages)) as show:
+    with keeps(partial(kept, out)), watched(main, LINE_EVERY, lambda row: _postfix(row, stages)) as show:
 
         def report(row: dict[str, Any]) -> None:
             show(row)
             if main and out.is_dir():  # a training that is killed after its first state keeps the time it took
                 write_text(clock, f"{spent + time.monotonic() - begin}\n")
 
-        model, progress = train(config, tokenizer, out, STAGES, report=report, workers=workers, minutes=minutes)
+        model, reached = train(config, tokenizer, out, STAGES, report=report, workers=workers, minutes=minutes)
     if not main:
         return
     seconds = spent + time.monotonic() - begin
     write_text(clock, f"{seconds}\n")
-    if finished(config, progress, stages - 1):
+    if finished(config, reached, stages - 1):
         device = next(model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
         size = sum(p.numel() for p in model.parameters())
         facts = {"minutes": seconds / 60, "device": name, "parameters": size, "stages": stages}
-        checkpoint.save(out / "model", model, tokenizer, config, progress, facts)
+        checkpoint.save(out / "model", model, tokenizer, config, reached, facts)
         typer.echo(f"trained in {seconds / 60:.1f} minutes: {out / 'model'}")
     else:
-        where = f"step {progress.step:,}, stage {progress.stage} of {stages - 1}"
+        where = f"step {reached.step:,}, stage {reached.stage} of {stages - 1}"
         typer.echo(f"stopped at {where}: run again to go on")
 
 
