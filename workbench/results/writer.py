@@ -129,7 +129,7 @@ def pack(path: Path, table: str, rows: Rows) -> None:
 def merge(found: Results, folder: Path, part: str) -> None:
     """Write all rows of `found` as one part of a results folder, in place of its earlier rows.
 
-    Numbers of single questions keep five digits, 17 bits: most of a folder's bytes are their last ones.
+    Numbers of single questions keep 15 bits, four digits and more: most of a folder's bytes are their last ones.
     """
     with Writer(folder, part) as out:
         for table in schema.TABLES:
@@ -137,7 +137,7 @@ def merge(found: Results, folder: Path, part: str) -> None:
             if table == "answers":
                 measures = rows.columns.intersection(schema.MEASURES)
                 parts, powers = np.frexp(rows[measures])
-                rows = rows.assign(**np.ldexp(np.round(parts * 2**17) / 2**17, powers))
+                rows = rows.assign(**np.ldexp(np.round(parts * 2**15) / 2**15, powers))
             out.add(table, rows.to_dict("records"))
 
 

@@ -45,8 +45,9 @@ class Packet:
         """Return prompts with the soft tokens around their passages; those that have them are left as they are."""
         soft = soft_tokens(model)
         if soft is None:
+            name = Path(model.config.name_or_path or "").name or "this model"
             raise BadInput(
-                f"{Path(model.config.name_or_path).name or 'this model'} has no soft tokens: smollm2-reader-packet and "
+                f"{name} has no soft tokens: smollm2-reader-packet and "
                 "smollm2-reader-links have some, `workbench tune` with --header, --trailer or --links trains others"
             )
         return [
