@@ -16,9 +16,11 @@ import traitlets
 from workbench.app.explore.debounce import Newest, Superseded
 from workbench.app.explore.editor.answers import PromptAnswers
 from workbench.app.explore.editor.choices import Wanted
-from workbench.app.explore.editor.grid import PromptPage, answered_page, asked
+from workbench.app.explore.editor.grid import answered_page, asked
 from workbench.app.explore.editor.html import HERE, PARTS, script, summary
-from workbench.app.explore.live import WITHOUT, Selection, StillView, selection_of
+from workbench.app.explore.editor.stored import PromptPage
+from workbench.app.explore.keeping import StillView
+from workbench.app.explore.live import WITHOUT, Selection, selection_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.models.given import Given, Model
