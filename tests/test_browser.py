@@ -613,6 +613,13 @@ def widget_state(loaded):
     return json.dumps(kept).replace("<", "\\u003c")
 
 
+# How much the chosen method's card says, where choosing takes this share of the time to the first token
+CHOOSING = """share => { const bill = structuredClone(model.get("bill"));
+  bill.seconds.choosing = share * bill.seconds.method;
+  model.set("bill", bill);
+  return document.querySelector(".wb-card.wb-method .wb-more").textContent.split(" · ").length; }"""
+
+
 @pytest.mark.parametrize("paper", ["#ffffff", "#1e1e1e"])
 def test_the_prompt_is_drawn_and_answers_to_its_slider(lab, widget_state, tmp_path, paper):
     page = tmp_path / "editor.html"
@@ -623,6 +630,8 @@ def test_the_prompt_is_drawn_and_answers_to_its_slider(lab, widget_state, tmp_pa
         prompt.wait_for()
         assert prompt.locator(".wb-text span").count() > 50
         assert ("wb-dark" in prompt.get_attribute("class")) == (paper != "#ffffff")
+        little, much = (reader.page.evaluate(CHOOSING, share) for share in (0.01, 0.5))
+        assert much == little + 1, "what costs next to nothing is not told"
         ratio = prompt.locator("input[type=range]").first
         before = float(reader.page.evaluate("model.get('wanted').ratio"))
         ratio.focus()
