@@ -134,7 +134,11 @@ class PromptWidget(anywidget.AnyWidget):
                 if name == "text":
                     self._follow(result.pop("prompt"))
                 self._show(busy=BUSY[name], **{name: {**result, "revision": values["revision"]}})
-            self._said = summary(self.record, wanted.names)
+            self._keep(wanted)
+            self._show(busy=TIMING)
+            for name, result in self._work.timed_again(alive):
+                self._show(**{name: {**result, "revision": values["revision"]}})
+            self._keep(wanted)
         except BadInput as error:
             problem = str(error)
         except Superseded:
@@ -142,6 +146,10 @@ class PromptWidget(anywidget.AnyWidget):
         except Exception as error:  # in a thread it would not be seen
             problem = f"{type(error).__name__}: {error}"
         self._show(busy="", problem=problem)
+
+    def _keep(self, wanted: Wanted) -> None:
+        """Keep what is answered for readers without widgets."""
+        self._said = summary(self.record, wanted.names)
         self._kept.update()
 
     def _follow(self, prompt: Prompt) -> None:
@@ -175,6 +183,7 @@ BUSY = {
     "answers": "Answering",
     "heat": "",
 }
+TIMING = "Timing all columns in turns"
 
 
 def prompt(model: Model, prompt: Given, question: str = "", **chosen: Any) -> PromptWidget:
