@@ -19,6 +19,7 @@ from short_runs import EXPLORED, explorers_of
 from workbench import data, explore
 from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
 from workbench.app.reports.html import PLOTLY, notebook_page
+from workbench.plots.marks.theme import NOTEBOOK_STYLE
 
 pytestmark = pytest.mark.browser
 
@@ -244,6 +245,19 @@ def drag(page, number, to):
     page.mouse.down()
     page.mouse.move(grip["x"] + 5, boxes[1]["y"] + (2 if to < number else boxes[1]["height"] - 2), steps=4)
     page.mouse.up()
+
+
+LOGO = '<a class="modebar-btn--logo">plotly</a>'
+OWN = f'<div class="jp-Notebook">{NOTEBOOK_STYLE}{LOGO}</div>'
+OLDER = f'<div class="jp-Notebook"><style>.modebar-btn--logo {{ display: block !important; }}</style>{LOGO}</div>'
+HIDDEN = "() => [...document.querySelectorAll('a')].map(logo => getComputedStyle(logo).display === 'none')"
+
+
+@pytest.mark.parametrize(("both", "own"), [(OWN + OLDER, 0), (OLDER + OWN, 1)])
+def test_a_notebook_keeps_its_style_beside_one_that_was_saved_with_another(lab, tmp_path, both, own):
+    (tmp_path / "beside.html").write_text(both, encoding="utf-8")
+    with lab.page(tmp_path / "beside.html") as reader:
+        assert reader.page.evaluate(HIDDEN)[own]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.data.prompt_view import Reading
 from workbench.plots.attention.token_axes import axes_of, marks, token_of
-from workbench.plots.marks.theme import STYLE
+from workbench.plots.marks.theme import NOTEBOOK_STYLE
 
 
 class Selection(HasTraits):
@@ -36,7 +36,7 @@ def selection_of(prompt: Prompt) -> Selection:
 
 
 GONE = "No kernel is behind these controls any more. Run the notebook again from its first cell to this one."
-STYLE_TAG = f"""<style>{STYLE}
+STYLE_TAG = f"""{NOTEBOOK_STYLE}<style>
 .wb-explorer.jupyter-widgets-disconnected::before {{ content: {json.dumps(GONE)}; color: #c55a11;
   font: 600 13px/1.5 system-ui, sans-serif; }}
 .wb-explorer.wb-explorer.wb-explorer :focus-visible {{ outline-offset: 1px;

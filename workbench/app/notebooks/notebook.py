@@ -123,8 +123,7 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
     the value and what is allowed.
     """
     if is_live():  # figures of this notebook follow the theme of JupyterLab from here on
-        style = import_module("workbench.plots.marks.theme").STYLE
-        display(HTML(f"<style>{style}</style>"))
+        display(HTML(import_module("workbench.plots.marks.theme").NOTEBOOK_STYLE))
     annotations = namespace.get("__annotations__", {})
     _check_names(checks, annotations)
     for name, annotation in annotations.items():
