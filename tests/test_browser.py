@@ -19,6 +19,7 @@ from short_runs import EXPLORED, explorers_of
 from workbench import data, explore
 from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
 from workbench.app.reports.html import PLOTLY, notebook_page
+from workbench.plots.marks.theme import NOTEBOOK_STYLE
 
 pytestmark = pytest.mark.browser
 
@@ -244,6 +245,19 @@ def drag(page, number, to):
     page.mouse.down()
     page.mouse.move(grip["x"] + 5, boxes[1]["y"] + (2 if to < number else boxes[1]["height"] - 2), steps=4)
     page.mouse.up()
+
+
+LOGO = '<a class="modebar-btn--logo">plotly</a>'
+OWN = f'<div class="jp-Notebook">{NOTEBOOK_STYLE}{LOGO}</div>'
+OLDER = f'<div class="jp-Notebook"><style>.modebar-btn--logo {{ display: block !important; }}</style>{LOGO}</div>'
+HIDDEN = "() => [...document.querySelectorAll('a')].map(logo => getComputedStyle(logo).display === 'none')"
+
+
+@pytest.mark.parametrize(("both", "own"), [(OWN + OLDER, 0), (OLDER + OWN, 1)])
+def test_a_notebook_keeps_its_style_beside_one_that_was_saved_with_another(lab, tmp_path, both, own):
+    (tmp_path / "beside.html").write_text(both, encoding="utf-8")
+    with lab.page(tmp_path / "beside.html") as reader:
+        assert reader.page.evaluate(HIDDEN)[own]
 
 
 @contextmanager
@@ -613,6 +627,13 @@ def widget_state(loaded):
     return json.dumps(kept).replace("<", "\\u003c")
 
 
+# How much the chosen method's card says, where choosing takes this share of the time to the first token
+CHOOSING = """share => { const bill = structuredClone(model.get("bill"));
+  bill.seconds.choosing = share * bill.seconds.method;
+  model.set("bill", bill);
+  return document.querySelector(".wb-card.wb-method .wb-more").textContent.split(" · ").length; }"""
+
+
 @pytest.mark.parametrize("paper", ["#ffffff", "#1e1e1e"])
 def test_the_prompt_is_drawn_and_answers_to_its_slider(lab, widget_state, tmp_path, paper):
     page = tmp_path / "editor.html"
@@ -623,6 +644,8 @@ def test_the_prompt_is_drawn_and_answers_to_its_slider(lab, widget_state, tmp_pa
         prompt.wait_for()
         assert prompt.locator(".wb-text span").count() > 50
         assert ("wb-dark" in prompt.get_attribute("class")) == (paper != "#ffffff")
+        little, much = (reader.page.evaluate(CHOOSING, share) for share in (0.01, 0.5))
+        assert much == little + 1, "what costs next to nothing is not told"
         ratio = prompt.locator("input[type=range]").first
         before = float(reader.page.evaluate("model.get('wanted').ratio"))
         ratio.focus()

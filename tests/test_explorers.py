@@ -14,7 +14,8 @@ from tests.refusals import refused
 from workbench import Block, MemoryStore, Prompt, data, explore, fetch
 from workbench import results as tables
 from workbench.app.explore import live
-from workbench.app.explore.live import explorer, file_name, free, selection_of, slider
+from workbench.app.explore.keeping import file_name, free
+from workbench.app.explore.live import explorer, selection_of, slider
 from workbench.app.explore.panels import editing, reuse
 from workbench.app.explore.panels import masks as live_masks
 from workbench.app.explore.panels import tradeoff as live_tradeoff
@@ -325,6 +326,8 @@ def test_every_control_of_a_notebooks_explorers_moves_a_figure(name, folder, mon
         figures = [each for each in inside(box) if isinstance(each, live.LiveFigure)]
         controls = [each for each in inside(box) if values_of(each)]
         assert figures and controls
+        choices = [each for each in inside(box) if hasattr(each, "options") or hasattr(each, "max")]
+        assert all(each.description for each in choices), "a label stands beside each"
         still = []
         for control in controls:
             drawn, value = set(), control.value

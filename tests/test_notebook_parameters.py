@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.refusals import refused
-from workbench.app.notebooks import notebook
+from workbench.app.notebooks import notebook, told
 
 
 def cell(annotation: Any, value: Any, name: str = "p") -> dict[str, Any]:
@@ -84,6 +84,22 @@ def test_a_rule_or_size_for_a_name_that_is_no_parameter_is_refused():
     said = "no parameter is named smaples: there are p"
     refused(said, notebook.validate, cell(int, 1), smaples=notebook.at_least(1))
     refused(said, notebook.sized, cell(int, 1), model_of(1), smaples=(60, 6))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "shown"),
+    [
+        (str, "<b>", ["p=", "&lt;b&gt;"]),
+        (list[float], [0.1, 2.0], ["p=", "0.1, 2.0"]),
+        (int, 0, ["p=", ">0<"]),
+        (bool, False, ["p=", "False"]),
+        *((Optional[Any], nothing, []) for nothing in (None, "", [], ())),  # noqa: UP045
+    ],
+)
+def test_parameters_that_choose_something_are_told_as_text(annotation, value, shown):
+    line = told.values({**cell(annotation, value), "other": 1})
+    assert all(text in line for text in shown) and bool(line) == bool(shown)
+    assert told.values(cell(Optional[str], "runs", "output")) == ""  # noqa: UP045
 
 
 @given(low=st.integers(), high=st.integers(), value=st.integers())

@@ -1,6 +1,7 @@
 """The shipped notebooks: how they are made, and what a run with tiny parameters leaves behind."""
 
 import json
+import re
 from pathlib import Path
 
 import made_up
@@ -88,6 +89,8 @@ def finished(name: str, checkpoint: Path, out: Path, **parameters) -> tuple[dict
     tables = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
     assert set(tables) == TABLES[name] and all(len(table) for table in tables.values())
     assert (folder / "_SUCCESS").exists() and (folder / f"{name}.html").exists()
+    (line,) = re.findall(r'<p class="wb-told".*?</p>', (folder / f"{name}.html").read_text())
+    assert "seed=" in line and all(f"{name}=" in line for name in parameters), "a page tells its parameters, once"
     check_figures(folder / f"{name}.ipynb", FIGURES[name])
     return dict(metrics), tables
 

@@ -113,6 +113,33 @@ def test_methods_beside_answer_the_same_prompt_once_and_keep_their_answer(touche
     assert wanted.names == ["first tokens (EPIC), 50%", "plain reuse (Full Reuse)", "all recomputed"]
 
 
+def test_columns_are_timed_again_in_turns_where_some_were_timed_earlier(touched):
+    work, wanted = touched
+    wanted = Wanted.of({**wanted.to_json(), "beside": [{"select": "none"}]})
+    before = last(work, wanted)
+    assert list(work.timed_again()) == [], "all are of this moment"
+    changed = last(work, replace(wanted, ratio=0.25))
+    again = dict(work.timed_again())
+    assert changed["answers"]["seconds_full"] == before["answers"]["seconds_full"] != again["answers"]["seconds_full"]
+    for one, other in [(again["bill"], changed["bill"]), (again["bill"]["beside"][0], changed["bill"]["beside"][0])]:
+        timed = one.pop("seconds")
+        assert (timed["method"] != other.pop("seconds")["method"]) == (other["flops"]["encoding"] == 0)
+        one.pop("beside", None), other.pop("beside", None)
+        assert one == other, "nothing else changes"
+    for name in ("full", "method", "kl"):
+        assert again["answers"][name] == changed["answers"][name]
+    calls = []
+
+    def alive():
+        calls.append(None)
+        raise Superseded
+
+    last(work, wanted)
+    with pytest.raises(Superseded):
+        list(work.timed_again(alive))
+    assert len(calls) == 1
+
+
 def test_the_first_view_is_reuse_of_cached_blocks(touched):
     work, wanted = touched
     bills = [values for name, values in work.stages(wanted, cold=True) if name == "bill"]

@@ -1,7 +1,6 @@
 """Controls over figures on the screen; a figure takes the place of another without flicker."""
 
 import json
-import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence, Sized
 from html import escape
@@ -12,15 +11,14 @@ from weakref import WeakValueDictionary
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
-from IPython.display import HTML, DisplayHandle, display
 from traitlets import HasTraits, Instance, Int, Unicode
 
-from workbench.app.reports.figure_files import KINDS, write_figure
+from workbench.app.explore.keeping import StillView, save_row
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.data.prompt_view import Reading
 from workbench.plots.attention.token_axes import axes_of, marks, token_of
-from workbench.plots.marks.theme import STYLE
+from workbench.plots.marks.theme import NOTEBOOK_STYLE
 
 
 class Selection(HasTraits):
@@ -38,38 +36,13 @@ def selection_of(prompt: Prompt) -> Selection:
 
 
 GONE = "No kernel is behind these controls any more. Run the notebook again from its first cell to this one."
-STYLE_TAG = f"""<style>{STYLE}
+STYLE_TAG = f"""{NOTEBOOK_STYLE}<style>
 .wb-explorer.jupyter-widgets-disconnected::before {{ content: {json.dumps(GONE)}; color: #c55a11;
   font: 600 13px/1.5 system-ui, sans-serif; }}
 .wb-explorer.wb-explorer.wb-explorer :focus-visible {{ outline-offset: 1px;
   outline: 2px solid var(--jp-brand-color1, #0b62a4) !important; }}
 </style>"""  # figures follow the theme of the page
 WITHOUT = "An explorer: it is shown by a notebook that runs. Run the cells from the first to this one."
-
-
-AS_SAVED = "<p>As it was when the notebook was saved. Run it from its first cell to this one to change something.</p>"
-
-
-class StillView:
-    """What a notebook shows of a view, hidden behind it, when it is opened again without the view's state."""
-
-    def __init__(self, shown: Callable[[], str]):
-        self.shown, self.handles = shown, list[DisplayHandle]()
-
-    def display(self, bundle: Any) -> None:
-        """Show a view by its MIME bundle, and behind it what is kept of it."""
-        data, about = bundle if isinstance(bundle, tuple) else (bundle, {})
-        display(data, metadata=about, raw=True)
-        self.handles.append(display(self._html(), display_id=True))
-
-    def update(self) -> None:
-        """Keep what is shown by now."""
-        for handle in list(self.handles):
-            handle.update(self._html())
-
-    def _html(self) -> HTML:
-        said = self.shown()
-        return HTML(f'<div class="wb-static" hidden>{said and AS_SAVED + said}</div>')
 
 
 class Explorer(widgets.VBox):
@@ -270,38 +243,3 @@ def text_field(label: str, value: str, width: int) -> widgets.Text:
     """Return a line of text, `width` px wide; the figure is drawn when it is left."""
     layout = widgets.Layout(width=f"{width}px")
     return widgets.Text(value, description=label, continuous_update=False, layout=layout)
-
-
-def save_row(figures: Callable[[], Sequence[go.Figure]]) -> list[widgets.Widget]:
-    """Return a menu of kinds, a switch for the dark theme, and a button that writes the figures that are shown."""
-    narrow = widgets.Layout(width="90px")
-    kind = widgets.Dropdown(options=list(KINDS), layout=narrow, tooltip="kind of file")
-    dark = widgets.Checkbox(description="dark", indent=False, layout=narrow)
-    button = widgets.Button(description="Save figures", tooltip="Write the figures into the folder of the notebook")
-    said = widgets.HTML()
-
-    def save(_: Any) -> None:
-        try:
-            paths = [write_figure(each, free(file_name(each), kind.value), dark.value) for each in figures()]
-            said.value = escape(f"written: {', '.join(map(str, paths))}")
-        except BadInput as problem:
-            said.value = escape(str(problem))
-
-    button.on_click(save)
-    return [kind, dark, button, said]
-
-
-def file_name(figure: go.Figure) -> str:
-    """Return a name for the file of a figure, from the first of its texts in bold: its title."""
-    titles = (note.text or "" for note in figure.layout.annotations)
-    title = next((text[3:-4] for text in titles if text.startswith("<b>")), "figure")
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"&\w+;", " ", title.lower())).strip("-")[:60] or "figure"
-
-
-def free(name: str, kind: str) -> Path:
-    """Return a path in the current folder that nothing has yet."""
-    path, number = Path(f"{name}.{kind}"), 1
-    while path.exists():
-        number += 1
-        path = Path(f"{name}-{number}.{kind}")
-    return path

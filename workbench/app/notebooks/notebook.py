@@ -21,14 +21,14 @@ import os
 import types
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from IPython.core.getipython import get_ipython
-from IPython.display import HTML, display, update_display
+from IPython.display import HTML, display
 
+from workbench.app.notebooks import told
 from workbench.app.notebooks import values as notebook_values
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.annotations import check as check_value
@@ -119,12 +119,11 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
     """Check every annotated name of `namespace` against its annotation, and against its check if it has one.
 
     Values are replaced by what the annotation asks for: a number written 1e-3 (text, in YAML) becomes a float, a list
-    becomes a tuple where a tuple is annotated. BadInput says in one sentence the name, the value and what is allowed.
+    becomes a tuple where a tuple is annotated. A line tells them all (`told`). BadInput says in one sentence the name,
+    the value and what is allowed.
     """
     if is_live():  # figures of this notebook follow the theme of JupyterLab from here on
-        style = import_module("workbench.plots.marks.theme").STYLE
-        display(HTML(f"<style>{style}</style>"))
-        display(HTML("<p>What is found is said here once all cells have run.</p>"), display_id=FINDING)
+        display(HTML(import_module("workbench.plots.marks.theme").NOTEBOOK_STYLE))
     annotations = namespace.get("__annotations__", {})
     _check_names(checks, annotations)
     for name, annotation in annotations.items():
@@ -135,6 +134,7 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
         namespace[name] = value
     of_keys = {name for name, check in checks.items() if check is KV_HEAD}
     notebook_values.check({f"kv_{name}" if name in of_keys else name: namespace[name] for name in annotations})
+    told.begin(namespace, waits=is_live())
 
 
 def _holds(check: Check, name: str, value: Any) -> bool:
@@ -196,6 +196,7 @@ def sized(namespace: MutableMapping[str, Any], model: "PreTrainedModel", **value
     for name, (quick, slow) in values.items():
         if namespace[name] is None:
             namespace[name] = quick if is_quick else slow
+    told.add(parameters=told.values(namespace))
 
 
 def first_view(namespace: MutableMapping[str, Any]) -> None:
@@ -243,15 +244,14 @@ def save(
 ) -> None:
     """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`; `_SUCCESS` comes last.
 
-    `finding` is what the numbers say in a sentence: the report shows it first, and a live notebook below its
-    parameters.
+    `finding` is what the numbers say in a sentence: the report shows it first, a live notebook above its parameters.
 
     `metrics` are of what was measured here, `read` those of results that were read, by source: metrics.json holds
     {source: metrics}, "here" first. A table is a DataFrame or a list of records; it gets a column `source`, "here",
     where it has none. Every file appears whole or not at all. Nothing is written when `output` is None.
     """
     if finding and is_live():
-        update_display(HTML(f"<p><b>{escape(finding)}</b></p>"), display_id=FINDING)
+        told.add(finding=finding)
     if output is None:
         return
     metrics = {HERE: dict(metrics), **(read or {}), **({FINDING: finding} if finding else {})}

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
 from types import ModuleType
 
-from IPython.display import Markdown
-
 from workbench import models
+from workbench.app.notebooks import told
 from workbench.core.errors import BadInput
 from workbench.data import assets
 from workbench.experiments.trials.trial import Trial
@@ -28,20 +27,20 @@ def tuned_version(model: str) -> str:
     return name if name in assets.models() else model
 
 
-def notice(model: str, data: str = "", tuned: str = "") -> Markdown | None:
-    """Say what a reader has to know of `model` and of the questions it is asked; None of a lab model.
+def notice(model: str, data: str = "", tuned: str = "") -> None:
+    """Say in the line of parameters what a reader has to know of `model` and of its questions; nothing of a lab model.
 
     `data` is what the notebook asks about, `tuned` the model after block fine-tuning, where the notebook has one.
     """
     if is_lab(model):
-        return None
+        return
 
-    said = [f"**{model}** is the model here. {models.note_of(model)}".rstrip()]
+    said = [models.note_of(model)]
     if data == LAB:
         said.append("It is asked about people and places of the lab corpus, which are made up: it has to read them.")
     if tuned == model:
         said.append("No version of it after block fine-tuning is given: it stands in that place itself.")
-    return Markdown(" ".join(said))
+    told.add(remark=" ".join(filter(None, said)))
 
 
 def from_source(source: str, name: str) -> type:

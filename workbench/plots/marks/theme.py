@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from math import ceil, floor, inf, log10
 from textwrap import wrap
 from typing import Any, NotRequired, TypedDict
+from zlib import crc32
 
 import plotly.graph_objects as go
 
@@ -106,6 +107,11 @@ STYLE = f"""
 {_NARROW}
 {_LOST}
 """
+# In JupyterLab all notebooks that are open share one document, and each brings the style of its own day: in a notebook
+# its own stands above what others bring. A browser that does not know `@scope` reads the first half.
+OF_DAY = f"wb-style-{crc32(STYLE.encode()):08x}"
+NOTEBOOK_STYLE = f"""<style class="{OF_DAY}">{STYLE}
+@scope (.jp-Notebook:has(style.{OF_DAY})) {{ {STYLE} }}</style>"""
 FOLLOWS_READER = f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme='light']) {_FIGURE} {_TURN} }}\n"
 PAGE_STYLE = f"{STYLE}\n:root {{ --beside-figures: 20px; }}\n{FOLLOWS_READER}"
 

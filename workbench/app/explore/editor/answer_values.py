@@ -1,7 +1,7 @@
 """What became of a prompt under a method and under full attention, and its values as plain JSON for a browser."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -54,6 +54,11 @@ class MethodRun:
     chosen: Tensor
     tiles: dict[int, Tiles]
 
+    def light(self, empty: KV) -> "MethodRun":
+        """Return it without its tensors."""
+        answer = replace(self.answer, kv=empty, queries={})
+        return replace(self, answer=answer, cached=(), scores=None, tiles={})
+
 
 @dataclass
 class Answers:
@@ -63,6 +68,7 @@ class Answers:
     expected: Sequence[str]
     runs: list[MethodRun | None]
     full: PromptAnswer | None = None
+    timed_apart: bool = False  # whether some of them were timed for an earlier wish
 
     @property
     def method(self) -> MethodRun:
@@ -126,6 +132,12 @@ def spoken(answers: Answers, reader: PromptReader) -> dict[str, Any]:
     said = _answer(answers, answers.method, reader) | {"beside": beside, "expected": list(answers.expected)}
     said["full"] = full and _said(full, answers.expected)
     return said | ({"seconds_full": full.seconds} if full else {})
+
+
+def both(answers: Answers, reader: PromptReader) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the bill, and then the answers, each with its name."""
+    yield "bill", bills(answers)
+    yield "answers", spoken(answers, reader)
 
 
 def _answer(answers: Answers, run: MethodRun, reader: PromptReader) -> dict[str, Any]:

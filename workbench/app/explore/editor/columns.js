@@ -1,5 +1,6 @@
 // The columns: full attention and every method that answers the prompt, with what each took; and their first tokens.
 
+const TOLD = 0.1; // share of the time to the first token from which on choosing tiles is worth a word
 const ROWS = [
   ["question", "question"],
   ["recomputed", "recomputed"],
@@ -47,7 +48,7 @@ function took({ bill, full, active, seconds, slowest, kl }) {
   const said = [`${short(full ? bill.flops.full : bill.flops.method)}FLOPs`];
   if (!full && bill.flops.encoding) said.push(`${percent(bill.flops.encoding / bill.flops.method)} of it encodes what is not cached yet`);
   if (!full && bill.kept < 1) said.push(`attends to ${percent(bill.kept)} of what it may`);
-  if (!full && bill.seconds.choosing) said.push(`choosing these took ${time(bill.seconds.choosing)}, which long prompts repay (notebook 10)`);
+  if (!full && bill.seconds.choosing >= TOLD * bill.seconds.method && bill.seconds.choosing > 0) said.push(`choosing these took ${time(bill.seconds.choosing)}, which long prompts repay (notebook 10)`);
   if (kl != null) said.push(`KL ${kl < 0.0005 ? "below 0.001" : kl.toFixed(3)} nats`);
   return make("div", { class: "wb-took" }, make("b", { class: "wb-ttft" }, seconds == null ? "" : `TTFT ${time(seconds)}`), pace,
     make("small", {}, `${computed.toLocaleString("en")} of ${bill.length.toLocaleString("en")} tokens computed`), bar, make("small", { class: "wb-more" }, said.join(" · ")));

@@ -1,23 +1,17 @@
-"""The prompt one can touch, answered beforehand over a grid: a page without a kernel, or an output of a notebook.
+"""The prompt one can touch, answered beforehand over a grid: orders of the passages, times selectors, times ratios."""
 
-A page holds orders of the passages, times selectors, times ratios. What several answers share is stored once.
-"""
-
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice, permutations
 from math import factorial
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from workbench.app.explore.editor.answers import PromptAnswers
 from workbench.app.explore.editor.choices import FIELDS, LONG, PromptPiece, Wanted, entry, menus, published
-from workbench.app.explore.editor.html import MIME, page, summary
+from workbench.app.explore.editor.stored import RESULTS, GridPool, PromptPage, choice_of, has_ratio, order_of
 from workbench.app.explore.editor.text import PromptReader, piece_id
 from workbench.core.errors import BadInput, not_allowed
-from workbench.core.utils.files import check_file, write_text
 from workbench.methods.registry import is_whole
 from workbench.methods.select import check_budget
 from workbench.models import model_names
@@ -29,8 +23,6 @@ from workbench.plots.marks.styles import SELECTORS
 RATIOS = (0.05, 0.15, 0.4)
 SELECTED = ("none", "query_guided", "answer_guided")
 ORDERS = 24
-OTHERS = ("prepare", "positions", "sparse")  # what a page's choices have in common
-RESULTS = ("text", "answers", "bill", "heat")
 
 
 def prompt_page(
@@ -42,7 +34,7 @@ def prompt_page(
     selectors: Sequence[str] = SELECTED,
     ratios: Sequence[float] = RATIOS,
     **chosen: Any,
-) -> "PromptPage":
+) -> PromptPage:
     """Answer a prompt over a grid and return it as a page that needs no kernel.
 
     `orders`, `selectors` and `ratios` are those of `answered_page`, the other arguments those of `prompt`.
@@ -91,97 +83,6 @@ def _name(loaded: Loaded) -> str:
     return path.name if path.name in model_names.names() else str(path)
 
 
-@dataclass(frozen=True)
-class PromptPage:
-    """Answers of one prompt over a grid, as plain JSON values; a notebook shows it without a kernel."""
-
-    data: dict[str, Any]
-
-    @property
-    def answered(self) -> int:
-        """How many combinations of order, selector and ratio it holds."""
-        return sum(len(choices) for choices in self.data["results"].values())
-
-    def result(self, wanted: Wanted) -> dict[str, Any]:
-        """Return {text, answers, bill, heat} of one combination. Raises BadInput for one that is not there."""
-        found = self.data["results"].get(_order(wanted.pieces), {}).get(_choice(wanted))
-        if found is None:
-            raise BadInput("this combination of order, selector and ratio is not on the page")
-        return {name: self._built(found[name]) for name in RESULTS}
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return a record a combination: order, select, ratio, both answers, how far they are apart, and the cost.
-
-        They are those of the first view's method, and of plain reuse, which attends to everything where the page has it
-        so: both as prepared, and at the positions, of the first view.
-        """
-        plain = {**self.data["wanted"], "select": "none", "sparse": "none"}
-        dense = _choice_of(plain) in next(iter(self.data["results"].values()))
-        records = []
-        for order, choices in self.data["results"].items():
-            for choice, index in choices.items():
-                spec, ratio, *others = choice.split("\t")
-                shown = plain if dense and spec == "none" else self.data["wanted"]
-                if others != [shown[name] for name in OTHERS]:
-                    continue
-                answers, bill = self._built(index["answers"]), self._built(index["bill"])
-                said = {"answer": answers["method"]["text"], "full": answers["full"]["text"]}
-                said |= {"right": answers["method"]["right"], "right_full": answers["full"]["right"]}
-                said |= {"kl": answers["kl"], "agree": answers["agree"], "rows": bill["computed"]}
-                took = {"flops": bill["flops"]["method"], "flops_full": bill["flops"]["full"], "tokens": bill["length"]}
-                records.append({"order": order, "select": spec, "ratio": float(ratio), **said, **took})
-        return records
-
-    def write(self, path: str | PathLike[str]) -> Path:
-        """Write the page as one HTML file."""
-        check_file("path", path)
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise BadInput(f"{path.parent} is no folder: the page cannot be written there")
-        write_text(path, page(self.data))
-        return path
-
-    def _built(self, index: Any) -> Any:
-        if not isinstance(index, list):
-            return self.data["values"][index]
-        names = self.data["fields"][index[0]]
-        return {name: self._built(each) for name, each in zip(names, index[1:], strict=True)}
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        wanted = Wanted.of(self.data["wanted"])
-        shown, *beside = [self.result(column) for column in wanted.columns]
-        for name in ("answers", "bill"):
-            shown[name] = shown[name] | {"beside": [one[name] for one in beside]}
-        return {
-            MIME: self.data,
-            "text/html": summary(shown, wanted.names),
-            "text/plain": f"a prompt, {self.answered} answers",
-        }
-
-
-class GridPool:
-    """JSON values by number, each once; an object is the number of its fields and the numbers of their values."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self.fields: list[tuple[str, ...]] = []
-        self._known: dict[str, int] = {}
-
-    def put(self, value: dict[str, Any]) -> list[int]:
-        """Put the values of an object and return what stands for it."""
-        names = tuple(value)
-        if names not in self.fields:
-            self.fields.append(names)
-        return [self.fields.index(names), *(self._number(each) for each in value.values())]
-
-    def _number(self, value: Any) -> int:
-        text = json.dumps(value)
-        if text not in self._known:
-            self._known[text] = len(self.values)
-            self.values.append(value)
-        return self._known[text]
-
-
 def answered_page(
     work: PromptAnswers,
     wanted: Wanted,
@@ -204,12 +105,12 @@ def answered_page(
     _check(wanted, orders, selectors, ratios)
     first = _first(wanted, selectors, ratios)
     grid = [replace(first, select=spec, ratio=ratio) for spec in selectors for ratio in _ratios(spec, ratios)]
-    choices = {_choice(one): replace(one, beside=(), place=0) for one in (*grid, *first.columns)}
+    choices = {choice_of(one): replace(one, beside=(), place=0) for one in (*grid, *first.columns)}
     arranged = arrangements(wanted.pieces, orders)
     work.warm_up(wanted)  # so that times are those of a model at work, over blocks that are cached
     pool, results, done = GridPool(), dict[str, dict[str, Any]](), 0
     for pieces in arranged:
-        of_order = results.setdefault(_order(pieces), {})
+        of_order = results.setdefault(order_of(pieces), {})
         for name, choice in choices.items():
             last = dict(work.stages(replace(choice, pieces=pieces)))
             del last["text"]["prompt"]
@@ -237,7 +138,7 @@ def _first(wanted: Wanted, selectors: Sequence[str], ratios: Sequence[float]) ->
 
 
 def _ratios(spec: str, ratios: Sequence[float]) -> Sequence[float]:
-    return ratios if _has_ratio(spec) else (0.0,)
+    return ratios if has_ratio(spec) else (0.0,)
 
 
 def _note(arranged: Sequence[tuple[PromptPiece, ...]], choices: int) -> str:
@@ -280,20 +181,3 @@ def _menus(options: dict[str, Any], selectors: Sequence[str], first: Wanted) -> 
         for name in FIELDS
     }
     return menus | {"select": [entry(spec, SELECTORS.name_of(spec)) for spec in selectors]}
-
-
-def _has_ratio(spec: str) -> bool:
-    return spec.partition("(")[0] not in ("none", "all")
-
-
-def _order(pieces: Sequence[PromptPiece]) -> str:
-    return " ".join(piece.id for piece in pieces)
-
-
-def _choice(wanted: Wanted) -> str:
-    return _choice_of(wanted.fields)
-
-
-def _choice_of(fields: Mapping[str, Any]) -> str:
-    ratio = fields["ratio"] if _has_ratio(fields["select"]) else 0
-    return "\t".join((fields["select"], f"{ratio:g}", *(fields[name] for name in OTHERS)))

@@ -565,7 +565,7 @@ class PromptView {
     this.root.dataset.revision = this.want.revision;
     this.root.dataset.stale = stale || problem ? "stale" : "";
     const busy = this.model.get("busy");
-    const text = problem || (stale || busy ? `${busy || "Working"}… what is pale is older.` : "Up to date.");
+    const text = problem || (stale ? `${busy || "Working"}… what is pale is older.` : busy ? `Up to date. ${busy}…` : "Up to date.");
     if (this.status.textContent !== text) this.status.textContent = text;
   }
 

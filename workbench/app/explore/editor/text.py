@@ -1,6 +1,7 @@
 """A prompt that a person gives, as pieces of text, and the tokens of every piece as text that joins to the piece."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -50,6 +51,14 @@ class PromptReader:
                 self._texts.clear()
             self._texts[block.tokens] = self._split(block.tokens)
         return self._texts[block.tokens]
+
+    def told(self, pieces: Sequence[PromptPiece], prompt: Prompt) -> dict[str, Any]:
+        """Return what a browser is told of a prompt's text: its length, and its blocks with their tokens."""
+        blocks = [
+            {"id": piece.id, "kind": piece.kind, "text": piece.text, "start": start, "tokens": self.texts(block)}
+            for piece, start, block in zip(pieces, prompt.starts, prompt.blocks, strict=True)
+        ]
+        return {"blocks": blocks, "length": len(prompt)}
 
     def token(self, number: int) -> str:
         """Return the text of one token on its own."""

@@ -16,9 +16,11 @@ import traitlets
 from workbench.app.explore.debounce import Newest, Superseded
 from workbench.app.explore.editor.answers import PromptAnswers
 from workbench.app.explore.editor.choices import Wanted
-from workbench.app.explore.editor.grid import PromptPage, answered_page, asked
+from workbench.app.explore.editor.grid import answered_page, asked
 from workbench.app.explore.editor.html import HERE, PARTS, script, summary
-from workbench.app.explore.live import WITHOUT, Selection, StillView, selection_of
+from workbench.app.explore.editor.stored import PromptPage
+from workbench.app.explore.keeping import StillView
+from workbench.app.explore.live import WITHOUT, Selection, selection_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.models.given import Given, Model
@@ -132,7 +134,11 @@ class PromptWidget(anywidget.AnyWidget):
                 if name == "text":
                     self._follow(result.pop("prompt"))
                 self._show(busy=BUSY[name], **{name: {**result, "revision": values["revision"]}})
-            self._said = summary(self.record, wanted.names)
+            self._keep(wanted)
+            self._show(busy=TIMING)
+            for name, result in self._work.timed_again(alive):
+                self._show(**{name: {**result, "revision": values["revision"]}})
+            self._keep(wanted)
         except BadInput as error:
             problem = str(error)
         except Superseded:
@@ -140,6 +146,10 @@ class PromptWidget(anywidget.AnyWidget):
         except Exception as error:  # in a thread it would not be seen
             problem = f"{type(error).__name__}: {error}"
         self._show(busy="", problem=problem)
+
+    def _keep(self, wanted: Wanted) -> None:
+        """Keep what is answered for readers without widgets."""
+        self._said = summary(self.record, wanted.names)
         self._kept.update()
 
     def _follow(self, prompt: Prompt) -> None:
@@ -173,6 +183,7 @@ BUSY = {
     "answers": "Answering",
     "heat": "",
 }
+TIMING = "Timing all columns in turns"
 
 
 def prompt(model: Model, prompt: Given, question: str = "", **chosen: Any) -> PromptWidget:

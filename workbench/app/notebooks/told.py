@@ -1,0 +1,52 @@
+"""The grey line below a notebook's parameters: their values, what is to be known of the model, what was found."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+from IPython.display import HTML, display, update_display
+
+from workbench.core.errors import brief
+
+LINE = "told"  # the display that holds it
+LINE_STYLE = "margin: 4px 0; font-size: 12px; line-height: 1.6; color: var(--jp-ui-font-color2, #5a6068)"
+INK = "color: var(--jp-ui-font-color1)"
+PAIR = f'<span style="display: inline-block; margin-right: 1.2em">{{}}=<span style="{INK}">{{}}</span></span>'
+HINT = "What is found comes here once all cells have run."
+OUTPUT = "output"  # where results are written changes none of them
+
+_told: dict[str, str] = {}  # what the line of this kernel's notebook says, part by part
+
+
+def values(namespace: Mapping[str, Any]) -> str:
+    """Return parameters as HTML, `name=value` each; without those that choose nothing: None, empty, `output`."""
+    names = (name for name in namespace.get("__annotations__", {}) if name in namespace and name != OUTPUT)
+    chosen = ((name, namespace[name]) for name in names if namespace[name] not in (None, "", [], ()))
+    return " ".join(PAIR.format(escape(name), escape(brief(_written(value)))) for name, value in chosen)
+
+
+def _written(value: Any) -> str:
+    return ", ".join(map(_written, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def begin(namespace: Mapping[str, Any], waits: bool) -> None:
+    """Show the line anew; `waits`: it says, too, that what is found comes there."""
+    _told.clear()
+    _told.update(parameters=values(namespace), hint=HINT if waits else "")
+    if get_ipython() is not None:
+        display(_html(), display_id=LINE)
+
+
+def add(**parts: str) -> None:
+    """Say more in the line that stands, part by part: parameters (HTML), remark, finding (texts)."""
+    _told.update(parts)
+    if get_ipython() is not None and "parameters" in _told:
+        update_display(_html(), display_id=LINE)
+
+
+def _html() -> HTML:
+    remark, found = (escape(_told.get(part, ""), quote=False) for part in ("remark", "finding"))
+    said = " ".join(filter(None, (_told["parameters"], remark, "" if found else _told["hint"])))
+    head = f"<p><b>{found}</b></p>" if found else ""
+    return HTML(f'{head}<p class="wb-told" style="{LINE_STYLE}">{said}</p>')
