@@ -83,13 +83,7 @@ def of_results() -> Iterator[tuple[str, go.Figure | None]]:
     yield "computed", chart.bars(both, y="name", axis="tokens computed for a request", title="What a request computes")
 
     kl = reuse[reuse.measure == "kl"]
-    first = kl[(kl["select"] == "none") & (kl.prepare == "independent")]
-    names = first.positions.map({"naive": "positions as cached (naive)"}).fillna("positions re-encoded")
-    yield (
-        "positions",
-        chart.dot_plot(first.assign(name=names), y="name", axis=KL, title="Cached keys at a new position"),
-    )
-
+    yield "positions", _positions(found)
     chosen = kl[(kl.prepare == "after_system") & kl["select"].isin(["random", "kv_deviation", "answer_guided"])]
     yield (
         "ratio",
@@ -122,6 +116,24 @@ def of_results() -> Iterator[tuple[str, go.Figure | None]]:
     )
     yield "sparse", _sparse(found)
     yield "buys", _times(found)
+
+
+def _positions(found: results.Results) -> go.Figure | None:
+    answers = found.answers("trial")
+    alone = answers[(answers[["select", "sparse", "correct", "attend"]] == "none").all(axis=1) & answers.kl.notna()]
+    alone = alone[(alone["mode"] == "block") & (alone.prepare == "independent") & (alone.positions != "shared")]
+    by = ["source", "model", "data", "positions"]
+    alone = alone[alone.model == MODEL].drop_duplicates([*by, "question"])
+    gaps = results.paired(alone, lambda rows: rows.positions == "re-encoded", "kl", by, within=by[:3])
+    gaps = gaps[gaps.positions == "naive"]
+    return chart.dot_plot(
+        gaps.assign(name="questions of " + gaps.data).sort_values("value"),
+        y="name",
+        axis="KL as cached, less that of re-encoded keys: nats a token",
+        level=0,
+        title="Keys left as they were cached",
+        caption="Paired bootstrap 95% intervals.",
+    )
 
 
 def _sparse(found: results.Results) -> go.Figure | None:

@@ -1,14 +1,18 @@
 """The index in a real browser: pictures are drawn from plotly's JSON, search works, and nothing runs or leaves.
 Tables there: no row is cut, no space is left."""
 
+import json
 from pathlib import Path
 
+import nbformat
+import plotly.graph_objects as go
 import pytest
 from test_report import STRANGE, card, executed
 
 from workbench.app.reports import html, thumbnail
 from workbench.app.reports import index as report_index
 from workbench.app.reports.figure_files import page_of
+from workbench.plots.marks import chart
 from workbench.plots.marks.table import table
 from workbench.plots.marks.theme import PAGE_STYLE
 
@@ -99,3 +103,43 @@ def test_headings_stay_in_their_cells_where_a_page_is_narrow(lab, tmp_path):
         reader.page.wait_for_selector(".column-cell .cell-text")
         assert reader.page.evaluate(SCALE) < 0.9
         assert [px for px in reader.page.evaluate(BEYOND) if px > 0] == []
+
+
+LETTERS = (
+    "[...document.querySelectorAll('.js-plotly-plot text')].filter(node => node.getBoundingClientRect().width > 2)"
+)
+SMALL = f"""() => {LETTERS}.flatMap(node => [node, ...node.querySelectorAll('tspan')])
+  .map(node => [parseFloat(getComputedStyle(node).fontSize), node.textContent]).filter(([size]) => size < 11)"""
+CUT = f"() => {LETTERS}.some(node => node.textContent.includes('…'))"
+LONG = "a name of more than forty letters, of a row"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("wide", [1280, 800, 390])
+def test_letters_of_figures_have_11_px_at_least(lab, tmp_path, scheme, wide):
+    rows = [{"name": f"{LONG} {at}", "value": at, "panel": f"independent blocks, panel {at}"} for at in range(4)]
+    values = chart.measured({**row, "low": 0, "high": 5} for row in rows)
+    panels = chart.lines(
+        values.assign(x=1), x="x", by="name", panel="panel", x_axis="tokens of the longest prompt", title="T"
+    )
+    dots = chart.dot_plot(values, y="name", axis="an axis with a long title, nats", title="T")
+    text = go.Figure(go.Scatter(x=[0], y=[0], text=["text"], mode="text", textfont={"family": "mono", "size": 12.5}))
+    steps = [
+        {"label": "threshold 0.95: this head keeps a fifth of all pairs, of which most are near", "method": "skip"}
+    ]
+    text.update_layout(sliders=[{"steps": steps}])
+    show = [
+        nbformat.v4.new_output("display_data", {html.PLOTLY: json.loads(figure.to_json())})
+        for figure in (panels, dots, text)
+    ]
+    cells = [nbformat.v4.new_markdown_cell("# Title"), nbformat.v4.new_code_cell("1", outputs=show)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "small.ipynb")
+    html.notebook_page(tmp_path / "small.ipynb", tmp_path / "small.html")
+    with lab.page(tmp_path / "small.html") as reader:
+        reader.page.emulate_media(color_scheme=scheme)
+        reader.page.set_viewport_size({"width": wide, "height": 800})
+        reader.page.reload()
+        assert reader.wait_for_figures() == 3
+        assert reader.page.evaluate(SMALL) == []
+        assert not reader.page.evaluate(CUT)
+        assert reader.page.evaluate("() => document.documentElement.scrollWidth") <= wide

@@ -94,7 +94,9 @@ OPTIONS = {
     name: name for name in ("prepare", "select", "correct", "attend", "sparse")
 }  # of the command line and of `generate`
 FITTED = ("seer_attention",)
-SCORED = ("relax_kv", "fuse")  # stand beside a selector
+SCORED = ("relax_kv", "fuse", "chosen")  # stand beside a selector
+CHUNKED = {"quoka": 256}  # choose of the tokens before a chunk
+MODELS = {"packet": "smollm2-reader-packet"}  # what a method reads is of this model
 GIVEN = {"corpus": None, "trained": None, "profiled": ()}  # options that a spec cannot say
 
 
@@ -146,20 +148,20 @@ def use(folder: str, name: str) -> str:
     ).rstrip()
 
 
-def fields(folder: str, name: str) -> dict[str, str]:
+def fields(folder: str, name: str) -> dict[str, str | int]:
     """Return the fields of a trial that choose a method."""
     if folder == "modes":
         return {"mode": MODE_OF[name]}
     if folder == "sparse":
-        return {"mode": "full", "sparse": name}
+        return {"mode": "full", "sparse": name, **({"chunk": CHUNKED[name]} if name in CHUNKED else {})}
     scored = {"select": "query_guided"} if name in SCORED else {}
     return {"mode": "block", **scored, OPTIONS[folder]: name}
 
 
 def command(folder: str, name: str) -> str:
-    """Return a trial of the method on the lab model."""
+    """Return a trial of the method, on the lab model wherever that has what it reads."""
     given = " ".join(f"--{key} {value}" for key, value in fields(folder, name).items())
-    return f"workbench trial --model lab-full --data lab --samples 20 {given}"
+    return f"workbench trial --model {MODELS.get(name, 'lab-full')} --data lab --samples 20 {given}"
 
 
 def _head(folder: str, name: str) -> str:

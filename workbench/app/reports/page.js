@@ -1,27 +1,43 @@
 // A page of a report: figures as wide as the page, its contents, and what is saved of a figure. Nothing is loaded.
 const workbench = (() => {
-  const NARROWEST = 660, LEFT = 8, CROWDED = 0.4, DRAWN = 900, NUMBER = 17;  // px; share of the width that names of rows take; px of a figure as it was made; px of a cell with a number
+  const NARROWEST = 660, WIDENED = 1000, LEFT = 8;  // px of the narrowest figure; up to where it is wider than the page
+  const LEAST = 11, LETTER = 0.55, PLOTTED = 280;  // px of the smallest text; width of a letter by its height; px beside names
+  const CROWDED = 0.4, DRAWN = 900, NUMBER = 21;  // share of the width that names of rows take; px of a figure as it was made; px of a cell with a number
   const plots = [];
 
   function fitted(figure, place) {
-    const wide = Math.max(NARROWEST, Math.floor(place.clientWidth));
-    const { margin: { r = 80 } = {}, legend, sliders = [] } = figure.layout, change = { width: wide };
-    const crowded = place.left > CROWDED * wide, l = crowded ? Math.round(place.left * 0.84) : place.left;
-    if (place.rows) Object.assign(change, { "margin.l": l, "yaxis.tickfont.size": crowded ? 10 : 12 });
+    const { margin: { r = 80 } = {}, legend, sliders = [] } = figure.layout;
+    const wide = Math.max(NARROWEST, Math.floor(place.clientWidth), Math.min(WIDENED, needed(place, r, sliders))), change = { width: wide };
+    const crowded = place.rows && place.left > CROWDED * wide, l = crowded ? Math.round(place.left * LEAST / 12) : place.left;
+    if (place.rows) Object.assign(change, { "margin.l": l, "yaxis.tickfont.size": crowded ? LEAST : 12 });
     sliders.forEach(({ steps = [] }, at) => {  // the words of the step on one line
       const longest = Math.max(...steps.map(step => `${step.label}`.length));
-      change[`sliders[${at}].currentvalue.font.size`] = Math.max(8, Math.min(12, (wide - l - r) / 0.6 / longest));
+      change[`sliders[${at}].currentvalue.font.size`] = Math.max(LEAST, Math.min(12, (wide - l - r) / LETTER / longest));
     });
     for (const { trace, text, columns, share } of place.numbered) {
       trace.texttemplate = share * (wide - l - r) < NUMBER * columns ? "" : text;  // or they run into each other
     }
-    for (const [trace, letters] of place.typed) trace.textfont.size = letters * Math.min(1.15, wide / DRAWN);
+    for (const [trace, letters] of place.typed) trace.textfont.size = Math.max(LEAST, letters * Math.min(1.15, wide / DRAWN));
     for (const { key, text, size } of cut(place.titles, wide - l - r)) {
       change[`${key}.text`] = text;
       change[`${key}.font.size`] = size;
+      if (key.startsWith("annotations")) change[`${key}.align`] = "left";
     }
     if (legend && legend.x < 0) change["legend.x"] = (LEFT - l) / (wide - l - r);  // in line with the title
     return change;
+  }
+  // The width at which all texts have LEAST px: a title in two lines over its panel, the words of a slider, names of rows
+  function needed({ titles, left, rows, typed }, r, sliders) {
+    const most = texts => Math.max(0, ...texts.map(text => `${text}`.length));
+    const panels = titles.filter(({ text }) => !/<(?!br>)/.test(text)).map(({ text, share }) =>
+      most(text.includes("<br>") ? text.split("<br>") : halves(text)) / share);
+    const letters = Math.max(0, ...panels, ...sliders.map(({ steps = [] }) => most(steps.map(step => step.label))));
+    return Math.max(left + r + letters * LETTER * LEAST + 1, rows ? left * LEAST / 12 + r + PLOTTED : 0, ...typed.map(([, size]) => DRAWN * LEAST / size * 0.92));
+  }
+  function halves(text) {  // two lines of the least width
+    const cuts = [...text].map((sign, at) => (sign === " " ? at : 0)).filter(Boolean);
+    const at = cuts.sort((one, two) => Math.abs(one - text.length / 2) - Math.abs(two - text.length / 2))[0];
+    return at ? [text.slice(0, at), text.slice(at + 1)] : [text];
   }
   // Titles of panels and of their axes: what plotly calls them, their text and size, the share of the width that they have
   function titles({ annotations = [], ...layout }) {
@@ -39,11 +55,11 @@ const workbench = (() => {
   }
   function cut(all, wide) {  // larger where there is room, smaller where there is none, then in two lines, then shorter
     const letters = text => Math.max(...text.split("<br>").map(line => line.length)), ofAxis = ({ key }) => key.endsWith("title");
-    const most = (most, kind) => Math.min(most, ...all.filter(kind).map(({ text, share }) => share * wide / 0.55 / letters(text)));
+    const most = (most, kind) => Math.min(most, ...all.filter(kind).map(({ text, share }) => share * wide / LETTER / letters(text)));
     const largest = [most(13, one => !ofAxis(one)), most(12, ofAxis)];  // one size for all of a kind
     return all.map(({ text, size: made, share, ...one }) => {
-      const size = Math.max(made, largest[Number(ofAxis(one))]);
-      const own = share * wide / 0.55, least = Math.min(size, 9);  // px a letter and size
+      const size = Math.max(made, LEAST, largest[Number(ofAxis(one))]);
+      const own = share * wide / LETTER, least = Math.min(size, LEAST);  // px a letter and size
       const lines = text.split("<br>"), longest = letters(text);
       const fits = Math.max(least, Math.min(size, own / longest)), most = Math.max(2, Math.floor(own / least));
       if (longest <= most || /<(?!br>)/.test(text)) return { ...one, size: fits, text };

@@ -1,4 +1,4 @@
-"""Tokens that a question attends to that has read only a digest of every passage (QCFuse, arXiv:2606.05875)."""
+"""Tokens attended to by a question that has read only a digest of every passage (QCFuse, arXiv:2606.05875)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

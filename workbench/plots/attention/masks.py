@@ -130,9 +130,9 @@ def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Colle
         [MaskPanel(name, shares(rule, length), context if name in cached else None) for name, rule in rules.items()],
         [view.tokens[i] for i in cells],
         block_of,
-        notice="Colour is the block of the key, grey is hidden by the rule, blank is the future. Under block attention "
-        "only the question (Q) crosses the boundaries of blocks.",
-        caption=f"Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}"
+        notice="Colour: the key's block; grey: hidden by the rule. Under block attention only the question (Q) looks "
+        "across blocks.",
+        caption=f"Blank: the future. Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}"
         + (f". Your rule: {own}. Drag to zoom, all panels follow; hover for the two tokens." if own else "."),
     )
 

@@ -14,7 +14,7 @@ WIDTH = 900  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
 FRAME, TITLE_HEIGHT = ("title", "notice", "caption"), 50  # names of the notes that frame a figure; px
 NARROW_PAGE, GAP = 0.8, 12  # least width of a figure on a page, of WIDTH; px between labels of ticks
-LETTER, SMALLEST = 0.6, 10  # width of a letter by its height, on average; px of the smallest title of a panel
+LETTER, SMALLEST = 0.6, 11  # width of a letter by its height, on average; px of the smallest text
 FONT = "Inter, 'Open Sans', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 # Okabe and Ito's colours, which people with the common colour-vision deficiencies can tell apart; darkened where

@@ -9,9 +9,22 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.metrics.tiles.key_rankings import Rankings
-from workbench.plots.marks.theme import BLUE, FAINT, GREEN, MUTED, RED, RULE, SEQUENTIAL, Texts, finish, panel_titles
+from workbench.plots.marks.theme import (
+    BLUE,
+    FAINT,
+    GREEN,
+    MUTED,
+    RED,
+    RULE,
+    SEQUENTIAL,
+    SMALLEST,
+    WIDTH,
+    Texts,
+    finish,
+    panel_titles,
+)
 
-CELL, MOST = 21, 150  # px of a line; cells of a panel that still carry their number
+CELL, MOST = 21, 150  # px of a line and of a number; cells of a panel that still carry their number
 
 
 def of_rows(rows: pd.DataFrame, measures: Mapping[str, str], **texts: Unpack[Texts]) -> go.Figure | None:
@@ -43,8 +56,8 @@ def by_head(
             z = table[method].astype(np.float32)
             heat = go.Heatmap(z=z, y=[str(layer) for layer in layers], coloraxis="coloraxis", xgap=1, ygap=1)
             hover = f"layer %{{y}}, head %{{x}}: %{{z:.1%}} {measure}<extra>{method}</extra>"
-            if z.size <= MOST and len(methods) <= 6:
-                heat.update(text=(100 * z).round().astype(int), texttemplate="%{text}", textfont={"size": 9})
+            if z.size <= MOST and CELL * z.shape[1] * len(methods) <= WIDTH - 176:
+                heat.update(text=(100 * z).round().astype(int), texttemplate="%{text}", textfont={"size": SMALLEST})
             fig.add_trace(heat.update(hovertemplate=hover), row=row, col=col)
     fig.update_yaxes(autorange="reversed", type="category", showgrid=False, ticks="", showline=False)
     fig.update_xaxes(showgrid=False, ticks="", showline=False, nticks=9)

@@ -12,7 +12,7 @@ from workbench.metrics.tiles.tile_recall import BflaRules
 from workbench.metrics.tiles.tile_states import Union
 from workbench.plots.marks.elements import choice_menu, frame_slider, layer_slider, steered, swatches
 from workbench.plots.marks.elements import steps as scale
-from workbench.plots.marks.theme import BLUE, FAINT, GREEN, MUTED, ORANGE, PAPER, PINK, RULE, SKY, Notes
+from workbench.plots.marks.theme import BLUE, FAINT, GREEN, MUTED, ORANGE, PAPER, PINK, RULE, SKY, SMALLEST, Notes
 from workbench.plots.tiles.reduce import blocks
 from workbench.plots.tiles.tile_recall import CELLS, Span, axes, image
 
@@ -166,9 +166,9 @@ def _lines(measured: Union, group: int, row: int) -> np.ndarray:
 
 
 def _list(statuses: np.ndarray, numbers: np.ndarray) -> go.Heatmap:
-    few = numbers.shape[1] <= 72
+    few = numbers.shape[1] <= 48
     text = np.where(numbers < 0, "", numbers.astype(str)) if few else None
-    written = {"text": text, "texttemplate": "%{text}" if few else None, "textfont": {"size": 8, "color": PAPER}}
+    written = {"text": text, "texttemplate": "%{text}" if few else None, "textfont": {"size": SMALLEST, "color": PAPER}}
     hover = "list of %{y}, position %{x}: page %{customdata}<extra></extra>"
     return go.Heatmap(z=statuses, **LOOK, xgap=1, ygap=2, customdata=numbers, hovertemplate=hover, **written)
 

@@ -154,8 +154,7 @@ def chosen_text(
         view.block_of,
         marked=view.supporting,
         title=f"What is recomputed at {ratio:.0%}",
-        notice=f"“{view.question}” ★ marks the passages that the answer {answers}needs. Compare what the question "
-        "looks for with what merely deviates.",
+        notice=f"“{view.question}” ★: passages that the answer {answers}needs.",
         caption=f"{view.source}. {about}. Colour: rank of the score; framed: recomputed; the question always is.",
     )
 
