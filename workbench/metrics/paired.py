@@ -172,7 +172,7 @@ FEWEST = 6  # questions that differ
 def too_few(low: float, high: float, moved: int) -> bool:
     """Return whether an interval that excludes 0 shows no difference yet, for fewer than FEWEST questions differ.
 
-    Where all that differ go one way, a bootstrap never reaches the other side, however few they are. An exact paired
+    Where all that differ go one way, a bootstrap does not reach the other side, were it two of them. An exact paired
     test does: n questions that all go one way have a two-sided p of 2 · 2⁻ⁿ in the sign test (Dixon and Mood 1946, The
     statistical sign test), as in McNemar's and Wilcoxon's, by which `ranks` tells methods apart. It is under 5% from
     n = 6 on.

@@ -91,7 +91,7 @@ class PromptAnswers:
     def timed_again(self, alive: Alive = lambda: None) -> Iterator[Stage]:
         """Time the columns of the last answer in turns, where some were timed at another moment than the method.
 
-        Yields ("bill" | "answers", values) with the best of each one's times; what encoded blocks keeps its own.
+        Yields ("bill" | "answers", values) with the least of each one's times. What encoded blocks keeps its own.
         """
         if (answers := self._last) is None or answers.full is None or not answers.timed_apart:
             return
