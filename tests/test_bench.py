@@ -221,7 +221,7 @@ def faked(monkeypatch, card, *works):
 
 def test_a_report_of_one_workload_leaves_the_others_of_its_gpu(monkeypatch, tmp_path):
     def measured(against="flash", only=""):
-        command._time(["page_list_attention"], against, False, only, 0, tmp_path, True)
+        command._time(["page_list_attention"], against, False, only, 0, tmp_path, True, [])
         return results.read(tmp_path).timings("bench").set_index("workload")
 
     faked(monkeypatch, "H200", ("a", "flash"), ("b", "flash"))

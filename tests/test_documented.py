@@ -70,7 +70,7 @@ def test_the_snippet_of_a_method_is_a_choice_that_is_allowed(folder, name):
     words = documented.Block("sh", shell).commands[0]
     given = dict(zip(words[2::2], words[3::2], strict=True))
     fields = docs_methods.fields(folder, name)
-    assert {f"--{key}": value for key, value in fields.items()}.items() <= given.items()
+    assert {f"--{key}": str(value) for key, value in fields.items()}.items() <= given.items()
     assert MethodConfig(**fields) == names["method"]
 
 

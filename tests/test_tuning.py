@@ -232,7 +232,7 @@ def test_a_failing_step_says_what_to_lower_and_the_last_state_stays(
 
     run, source = start(CONFIG, base, Data(questions), tmp_path / "run")
     monkeypatch.setattr(loop, "step", step)
-    refused(message + ".*the state of step 2 is kept in", train, run, source, save_every=2)
+    refused(message + ".*step 2 is kept in", train, run, source, save_every=2)
     monkeypatch.undo()
     assert tuned(CONFIG, base, questions, tmp_path / "run")[1].step == 6
 
