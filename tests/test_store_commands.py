@@ -386,7 +386,8 @@ def test_serving_is_measured_by_state_and_mode_beside_its_baselines(paged, folde
     reuse = table[table.method == "reuse"]
     assert set(reuse.kind) == {"hot", "warm", "cold"} and (reuse.reused == 1).all()
     rows = table.set_index(["method", "ratio"]).rows_computed
-    assert rows["full prefill", 0.0].item() == 28 > rows["prefix caching", 0.0].item() >= 4
+    assert rows["full prefill", 0.0].item() == 28
+    assert 4 <= rows["prefix caching", 0.0].item() <= 28, "two at once may both begin before either is kept"
     assert 4 <= rows["reordered prefix caching", 0.0].item() <= 28
 
 
