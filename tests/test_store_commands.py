@@ -373,8 +373,8 @@ def test_look_ups_at_a_url_are_explained(folder, files, tmp_path):
 
 
 # --- Serving from stores of blocks: runs by state and mode, as rows of results
-TINY = CPU | {"blocks": 6, "block": 8, "per_question": 3, "question": 4, "answer": 2, "questions": 3, "batch": 2}
-TINY |= {"baseline": 2, "chosen": 2}
+TINY = CPU | {"blocks": 6, "block": 8, "per_question": 3, "question": 4, "answer": 2, "questions": 5, "batch": 2}
+TINY |= {"baseline": 5, "chosen": 2}  # the fifth begins as the third did, which is kept by then, whatever runs at once
 
 
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
@@ -386,8 +386,7 @@ def test_serving_is_measured_by_state_and_mode_beside_its_baselines(paged, folde
     reuse = table[table.method == "reuse"]
     assert set(reuse.kind) == {"hot", "warm", "cold"} and (reuse.reused == 1).all()
     rows = table.set_index(["method", "ratio"]).rows_computed
-    assert rows["full prefill", 0.0].item() == 28
-    assert 4 <= rows["prefix caching", 0.0].item() <= 28, "two at once may both begin before either is kept"
+    assert rows["full prefill", 0.0].item() == 28 > rows["prefix caching", 0.0].item() >= 4
     assert 4 <= rows["reordered prefix caching", 0.0].item() <= 28
 
 
