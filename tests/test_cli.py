@@ -30,6 +30,7 @@ from workbench.app.console.options import of_fields, taking
 from workbench.app.console.trial_report import beside_full, report
 from workbench.core.utils import stages
 from workbench.data import assets
+from workbench.experiments.sweeps import sweep as of_sweeps
 from workbench.experiments.trials import runs
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Trial
@@ -541,6 +542,7 @@ def test_who_stops_a_command_is_told_what_is_kept_without_a_traceback(words, run
     def stop(*_given, **_more):
         raise KeyboardInterrupt
 
+    of_sweeps.load.cache_clear()  # an earlier sweep of this process may have loaded the model
     for module in (models, loading):
         monkeypatch.setattr(module, "load", stop)
     ended = run(*words)
