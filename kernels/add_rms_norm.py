@@ -1,10 +1,10 @@
-"""The sum that a layer goes on with, and its norm: one pass over rows that torch reads and writes five times.
+"""Fused residual add and RMSNorm: one pass over rows that torch reads and writes five times.
 
     add_rms_norm(x [R, C], weight [C], eps, residual [R, C] or None) -> [2, R, C], dtype of `weight`
 
-Plane 0 is `x + residual`, plane 1 its root mean square norm (arXiv:1910.07467) times `weight`. As transformers' norms
-do, the sum is rounded before it is squared, and the norm before it is weighted; squares are summed in fp32. `x` may
-come in parts [S, R, C] that are yet to be added up (`few_rows_linear`).
+Plane 0 is `x + residual`, plane 1 its root mean square norm (arXiv:1910.07467) times `weight`. As in transformers, the
+sum is rounded before it is squared, and the norm before it is weighted; squares are summed in fp32. `x` may also be
+[S, R, C], partial sums over S that are added up here (`few_rows_linear`).
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from workbench.kernels._shared.triton_import import after_previous, jit, need_tr
 
 
 def reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """Computed in the dtype of `weight`, squares in fp32 (fp64 for fp64)."""
+    """Compute the result in torch, in the dtype of `weight`, squares in fp32 (fp64 for fp64)."""
     x = (x.sum(0) if x.ndim == 3 else x).to(weight.dtype)
     total = x if residual is None else x + residual
     wide = total.double() if x.dtype == torch.float64 else total.float()
@@ -50,7 +50,7 @@ def _add_rms_norm(
 
 
 def launch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; channels lie side by side."""
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors under TRITON_INTERPRET=1; channels are contiguous."""
     need_triton("add_rms_norm")
     rows, width = x.shape[-2:]
     out = torch.empty((2, rows, width), dtype=weight.dtype, device=x.device)
@@ -66,7 +66,7 @@ def launch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 def cases(
     device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[Tensor, Tensor, float, Tensor | None]]:
-    """Arguments on which `launch` must equal `reference`: widths that are no power of two, one row, strided rows."""
+    """Yield arguments to compare `launch` with `reference`: widths that are no power of two, one row, strided rows."""
     for rows, width in ((1, 64), (5, 576), (17, 4096), (3, 80)):
         seed = torch.Generator().manual_seed(rows + width)
         x, residual, wide = (torch.randn(rows, n, generator=seed).to(device, dtype) for n in (width, width, 2 * width))

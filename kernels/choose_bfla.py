@@ -1,15 +1,15 @@
-"""BFLA's choice of key tiles (arXiv:2605.12193, section 3): pool, score, mass, expand, rescue.
+"""BFLA's selection of key tiles (arXiv:2605.12193, section 3): pool, score, mass, expand, rescue.
 
     choose_bfla(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule, flat)
         -> [B, Hq, I, J] bool: row tile i of head h attends to key tile j, of `rule.tile` tokens each
 
-Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Heads of a
-GQA group choose together. A block scores the largest product of any two vectors of `flat` tokens of it and another's
-(`workbench.core.tiling.tile_selection.bfla`), and the rule says what is kept
+Row r of request b is at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Heads of a GQA
+group keep the union of their choices. The score of two blocks is the largest product of a vector (`flat` tokens) of one
+with a vector of the other (`workbench.core.tiling.tile_selection.bfla`); the rule says what is kept
 (`workbench.core.tiling.tile_selection.TileRule`).
 
-Only one fp32 score for each pair of blocks is written: products of flattened groups are a matrix product whose tiles
-are reduced to the largest of each pair before they leave the registers. Tiles that no row sees are not computed.
+Only one fp32 score for each pair of blocks is written: the products are a matrix product whose tiles are reduced to the
+largest of each pair in registers. Tiles ahead of all rows are not computed.
 """
 
 from collections.abc import Iterator
@@ -30,14 +30,14 @@ __all__ = ["cases", "configure", "launch", "reference", "takes"]
 
 
 def configure(dtype: torch.dtype) -> Config:
-    """Launch shape of the product: vectors of queries and of keys in a tile."""
+    """Return the launch shape of the product: vectors of queries and of keys in a tile."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1, descriptors=True)
     return Config(128, 128, 8, 3, descriptors=True)
 
 
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int) -> Tensor:
-    """Scores in fp32."""
+    """Compute the result in torch, scores in fp32."""
     length, group = keys.shape[2], q.shape[1] // keys.shape[1]
     scores = (tile_selection.bfla(*one, rule.block, flat) for one in zip(q, keys, strict=True))
     return torch.stack([kept(*one, length, rule, group, True) for one in zip(scores, rows, strict=True)])
@@ -68,17 +68,17 @@ def _score(
 
 
 def takes(q: Tensor, keys: Tensor, rule: TileRule, flat: int) -> bool:
-    """Return whether `launch` carries it out; elsewhere `reference` does.
+    """Return whether `launch` supports these arguments; if not, use `reference`.
 
-    It takes head widths in sixteens, blocks of 1, 2, 4 … 32 vectors, tiles that halve a block some times, up to 8,192
-    blocks in the row of a group's heads.
+    It supports head widths that are multiples of 16, blocks of 1, 2, 4 … 32 vectors, tiles of a block's size over a
+    power of two, and up to 8,192 key blocks times heads of a group.
     """
     groups, group = rule.block // flat, q.shape[1] // keys.shape[1]
     return groups <= 32 and groups & groups - 1 == 0 and fits(q, keys, rule, group)
 
 
 def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int, *, config: Config | None = None) -> Tensor:
-    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    """Run the Triton kernels on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1."""
     need_triton("choose_bfla")
     config = config or configure(q.dtype)
     scores = _launch(config, rows_first(q), rows_first(keys), rows.contiguous(), rule.block, flat)
@@ -107,7 +107,7 @@ def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, f
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths."""
+    """Yield arguments to compare `launch` with `reference`: whole, chunked and scattered rows; odd lengths."""
     for seed, (batch, heads, count, length, width, flat, rule) in enumerate(
         (
             (1, (4, 2), 300, 300, 64, 16, TileRule(64, 16, 0.6, local=1, sink=1)),

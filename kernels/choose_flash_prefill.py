@@ -1,15 +1,15 @@
-"""FlashPrefill's choice of key blocks: every query against the mean key of every block, the largest are kept.
+"""FlashPrefill's selection of key blocks: every query is compared with the mean key of every block.
 
     choose_flash_prefill(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule)
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
-Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. The score
-is the log of a sum over the rows of a block (`core.tiling.tile_selection.flash_prefill`); the rule says what is kept
+Row r of request b is at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. The score is
+the log of a sum over the rows of a block (`core.tiling.tile_selection.flash_prefill`); the rule says what is kept
 (`core.tiling.tile_selection.TileRule`). One fp32 score for each pair of blocks is written, no logit of a row.
 
-Mean keys are fp32. The matrix unit takes them as the sum of two numbers in the dtype of the queries: what rounding
-leaves of the first is the second, so that logits are fp32's to 16 bits and more. Reading all keys for their means is
-most of the work of a short chunk; `pooled` keeps means from chunk to chunk, and then only the chunk's own are read.
+Mean keys are fp32. Beside 16-bit queries a mean is multiplied as the sum of two 16-bit numbers, so that logits have
+16 bits or more of fp32's mantissa. Reading all keys for their means is most of the work of a short chunk; `pooled`
+keeps means from chunk to chunk, so that only the chunk's own keys are read.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class Means:
 
 
 def configure(dtype: torch.dtype, block: int) -> Config:
-    """Launch shape of the scores: rows of a block, mean keys of a step."""
+    """Return the launch shape of the scores: rows of a block, mean keys of a step."""
     rows = max(16, triton.next_power_of_2(block))
     if dtype == torch.float32:
         return Config(rows, 32, 4, 1)
@@ -49,7 +49,7 @@ def configure(dtype: torch.dtype, block: int) -> Config:
 
 
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule) -> Tensor:
-    """Scores in fp32."""
+    """Compute the result in torch, scores in fp32."""
     choices = []
     for queries, own_keys, at in zip(q, keys, rows, strict=True):
         scores = tile_selection.flash_prefill(queries, own_keys, at, rule.block)
@@ -114,9 +114,9 @@ def _score(
 
 
 def takes(q: Tensor, keys: Tensor, rule: TileRule) -> bool:
-    """Return whether `launch` carries it out; elsewhere `reference` does.
+    """Return whether `launch` supports these arguments; if not, use `reference`.
 
-    It takes blocks of up to 256 tokens, head widths in sixteens up to 256, up to 8,192 blocks.
+    It supports blocks of up to 256 tokens, head widths that are multiples of 16 up to 256, and up to 8,192 blocks.
     """
     return rule.block <= MOST and q.shape[-1] <= 256 and fits(q, keys, rule, 1)
 
@@ -124,9 +124,9 @@ def takes(q: Tensor, keys: Tensor, rule: TileRule) -> bool:
 def launch(
     q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, *, means: Means | None = None, config: Config | None = None
 ) -> Tensor:
-    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
+    """Run the Triton kernels on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1.
 
-    means   of all keys, made by `pooled` beforehand
+    means   mean keys of all blocks, from `pooled`; None: computed here
     """
     need_triton("choose_flash_prefill")
     config = config or configure(q.dtype, rule.block)
@@ -150,10 +150,10 @@ def _logits(config: Config, q: Tensor, shape: torch.Size, rows: Tensor, means: M
 
 
 def pooled(keys: Tensor, block: int, means: Means | None = None, first: int | Tensor = 0, capacity: int = 0) -> Means:
-    """Mean keys of [B, H, T, D], with room for a cache of `capacity` tokens.
+    """Return mean keys of the blocks of keys [B, H, T, D], allocated for a cache of `capacity` tokens.
 
-    `means` of an earlier chunk are completed in place from the block of token `first` on, and nothing before it is
-    read; where `first` are rows [R] without a gap, the blocks that hold them are, and the host does not know which.
+    `means` of an earlier chunk are updated in place from the block of token `first` on; earlier keys are not read.
+    `first` may also be consecutive rows [R] on the device: then the blocks that hold them are updated.
     """
     need_triton("choose_flash_prefill")
     keys = rows_first(keys)
@@ -176,7 +176,7 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int | Te
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths and blocks."""
+    """Yield arguments to compare `launch` with `reference`: whole, chunked, scattered rows; odd lengths and blocks."""
     for seed, (batch, heads, count, length, width, rule) in enumerate(
         (
             (1, (4, 2), 300, 300, 64, TileRule(32, 32, part=0.5, whole=True, local=1, sink=1, tail=288)),

@@ -1,13 +1,13 @@
-"""QUOKA's choice of tokens (arXiv:2602.08722, algorithm 1): those that the votes of a chunk look at most.
+"""QUOKA's selection of tokens (arXiv:2602.08722, algorithm 1): those with the largest scores for a chunk's queries.
 
     choose_quoka(votes [B, H, V, D] fp32, keys [B, H, T, D], past [B, T] bool, count) -> [B, H, T] bool
 
-Of the tokens of `past` the `count` highest stay for every KV head, the earlier of equals. A token scores the largest
-product of any vote of its head with its key, made a unit vector. Votes are what `workbench.methods.sparse.quoka` makes
-of the queries: means of several unit vectors, so they are fp32.
+For every KV head the `count` tokens of `past` with the highest scores are kept, the earlier of equals. The score of a
+token is the largest product of any vote of its head with its key, normalised to length 1. Votes are means of unit
+query vectors (`workbench.methods.sparse.quoka`).
 
-Keys are read once, and no product leaves the registers. Beside 16-bit keys a vote is the sum of two 16-bit vectors,
-which leaves out less than the matrix unit's sums do; lengths of keys are in fp32.
+Keys are read once, and no product is written to memory. Beside 16-bit keys a vote is the sum of two 16-bit vectors,
+whose error is below that of the matrix unit's sums; norms of keys are fp32.
 """
 
 from collections.abc import Iterator
@@ -30,21 +30,18 @@ LEAST = tl.constexpr(1e-12)  # length of a key, as torch's `normalize` has it
 
 
 def configure(dtype: torch.dtype) -> Config:
-    """Launch shape: votes and keys of a product."""
+    """Return the launch shape: votes and keys of a tile."""
     return Config(32, 32, 4, 1) if dtype == torch.float32 else Config(64, 128, 8, 1)
 
 
 def reference(votes: Tensor, keys: Tensor, past: Tensor, count: int) -> Tensor:
-    """Scores in the dtype of the votes."""
+    """Compute the result in torch, scores in the dtype of the votes."""
     one = zip(votes, keys, strict=True)
     return best(torch.stack([(a @ normalize(k.to(a.dtype), dim=-1).mT).amax(-2) for a, k in one]), past, count)
 
 
 def best(scores: Tensor, past: Tensor, count: int) -> Tensor:
-    """[B, H, T] bool: the tokens of `past` [B, T] with the `count` largest scores, the earlier of equals.
-
-    Without a sort: they are those above the least of the largest scores, and as many of its equals as are missing.
-    """
+    """Return the tokens [B, H, T] (bool) of `past` [B, T] with the `count` largest scores, the earlier of equals."""
     if not count:
         return torch.zeros_like(scores, dtype=torch.bool)
     scores = scores.masked_fill(~past[:, None], -torch.inf)
@@ -85,12 +82,12 @@ def _score(
 
 
 def takes(votes: Tensor, keys: Tensor) -> bool:
-    """Whether `launch` carries it out: Triton is there, and heads are up to 256 wide. Elsewhere `reference` does."""
+    """Return whether `launch` supports these arguments: Triton is installed and heads are up to 256 wide."""
     return triton is not None and keys.shape[-1] <= 256
 
 
 def launch(votes: Tensor, keys: Tensor, past: Tensor, count: int, *, config: Config | None = None) -> Tensor:
-    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (fp32, fp16)."""
+    """Run the Triton kernels on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1."""
     return listed(votes, keys, past, count, config=config)[1]
 
 
@@ -103,9 +100,9 @@ def listed(
     *,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose as `launch` does, and list the tokens, too: ([B, H, count] int32, rising, [B, H, T] bool).
+    """Select as `launch` does; return ([B, H, count] rising positions (int32), [B, H, T] bool).
 
-    `needed` [1]: how many of the `count` are chosen, where the device alone knows it; what is behind is unwritten.
+    `needed` [1] on the device: how many of the `count` to select; positions behind them are unwritten.
     """
     need_triton("choose_quoka")
     config, keys = config or configure(keys.dtype), rows_first(keys)
@@ -132,9 +129,9 @@ def _behind(places, needed, rows, count, own, length, BLOCK: tl.constexpr):
 
 
 def with_rows(places: Tensor, needed: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Write rows [R] behind the first `needed` [1] of `places` [H, K] of each head.
+    """Write rows [R] behind the first `needed` [1] of each head's list `places` [H, K], in place, and return it.
 
-    Behind these stands `length`, as far as a kernel may read with the last row, and then `length` + 1.
+    Padding follows: `length` in the next 256 entries, which a kernel may read with the last row, then `length` + 1.
     """
     heads, count = places.shape
     _behind[(triton.cdiv(count, 1024), heads)](places, needed, rows, count, len(rows), length, BLOCK=1024)
@@ -142,7 +139,7 @@ def with_rows(places: Tensor, needed: Tensor, rows: Tensor, length: int) -> Tens
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-    """Arguments on which `launch` must equal `reference`: odd numbers of votes and tokens, narrow heads, a key of 0."""
+    """Yield arguments to compare `launch` with `reference`: odd numbers of votes and tokens, narrow heads, a 0 key."""
     for seed, (batch, heads, votes, length, width) in enumerate(((2, 2, 19, 150, 128), (1, 3, 64, 77, 80))):
         draw = torch.Generator().manual_seed(seed)
         ours, keys = (torch.randn(batch, heads, n, width, generator=draw) for n in (votes, length))

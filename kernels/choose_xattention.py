@@ -1,18 +1,17 @@
-"""XAttention's choice of key blocks (arXiv:2503.16428): by the sums along antidiagonals of small squares.
+"""XAttention's selection of key blocks (arXiv:2503.16428): by sums along the antidiagonals of small squares.
 
     choose_xattention(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule, stride, bits)
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
-Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Blocks are
-weighed as `core.tiling.tile_selection.xattention` says, and the rule says what is kept
-(`core.tiling.tile_selection.TileRule`).
+Row r of request b is at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. The scores are
+those of `core.tiling.tile_selection.xattention`; the rule says what is kept (`core.tiling.tile_selection.TileRule`).
 
-With `bits` of 8 queries and keys are rounded to float8 (e4m3) before they are weighed, which a Hopper GPU multiplies
-twice as fast: another choice, near the exact one, for those who ask for it.
+With `bits` = 8, queries and keys are rounded to float8 (e4m3) first, which a Hopper GPU multiplies twice as fast; the
+selection may differ a little.
 
-The squares of a stride are one matrix product, computed once: of every row of squares and key block only the log of
-the sum of exp(logit) is written (1 / stride · block of N × N), for some heads at a time. The softmax over a row of
-squares needs no more than that.
+Sums along the antidiagonals of all squares are one matrix product. Of each row of squares and key block only the log of
+the sum of exp(logit) is written, 1 / (stride · block) of N × N numbers, for some heads at a time; the softmax needs no
+more.
 """
 
 from collections.abc import Iterator
@@ -40,14 +39,14 @@ ROW = 16384  # sums of a row of blocks that are read once and held
 
 
 def configure(dtype: torch.dtype) -> Config:
-    """Launch shape of the product: squares in the rows and columns of a tile."""
+    """Return the launch shape of the product: squares in the rows and columns of a tile."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1, descriptors=True)
     return Config(128, 128, 8, 3, descriptors=True)
 
 
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int, bits: int = 16) -> Tensor:
-    """Weights in fp32."""
+    """Compute the result in torch, weights in fp32."""
     choices = []
     if bits == 8:
         q, keys = tile_selection.in_float8(q), tile_selection.in_float8(keys)
@@ -71,7 +70,7 @@ def _eighths(x, out, count, heads, x_batch, x_head, x_token, TOKENS: tl.constexp
 
 
 def in_8_bits(x: Tensor) -> Tensor:
-    """Return queries or keys [B, H, T, D] rounded to float8 (e4m3) in 8 bits, as a Hopper GPU multiplies them."""
+    """Return queries or keys [B, H, T, D] rounded to float8, as a tensor of dtype float8_e4m3fn."""
     batch, heads, count, width = x.shape
     out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     _eighths[(triton.cdiv(count, 64), heads, batch)](
@@ -163,8 +162,10 @@ def _blocks(
 
 
 def takes(q: Tensor, keys: Tensor, rule: TileRule, stride: int, bits: int = 16) -> bool:
-    """Whether `launch` carries it out: blocks of 1, 2, 4 … 128 squares, head widths in sixteens, up to 8,192 blocks.
-    Elsewhere `reference` does."""
+    """Return whether `launch` supports these arguments; if not, use `reference`.
+
+    It supports blocks of 1, 2, 4 … 128 squares, head widths that are multiples of 16, and up to 8,192 key blocks.
+    """
     per = rule.block // stride
     return per <= 128 and per & per - 1 == 0 and fits(q, keys, rule, 1)
 
@@ -172,9 +173,9 @@ def takes(q: Tensor, keys: Tensor, rule: TileRule, stride: int, bits: int = 16) 
 def launch(
     q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int, bits: int = 16, *, config: Config | None = None
 ) -> Tensor:
-    """The kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
+    """Run the kernels on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1.
 
-    config   of Triton's product; without one `_select.hopper` multiplies where it fits
+    config   launch shape of Triton's product; None: the kernel for Hopper (`_select.hopper`) where it fits
     """
     need_triton("choose_xattention")
     weights = _weights(config, rows_first(q), rows_first(keys), rows.long().contiguous(), rule.block, stride, bits)
@@ -240,8 +241,8 @@ def _multiply(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths; a share for
-    every head."""
+    """Yield arguments to compare `launch` with `reference`: whole, chunked and scattered rows; odd lengths; one share
+    a head."""
     each = torch.tensor([0.4, 0.9, 0.7, 1.0], device=device)
     for seed, (batch, heads, count, length, width, stride, rule) in enumerate(
         (

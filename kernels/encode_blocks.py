@@ -1,11 +1,12 @@
-"""Many blocks of different lengths, each attending to itself, in one launch: the packed pass that fills a cache.
+"""Causal attention within many blocks of different lengths, in one launch: for the packed pass that fills a cache.
 
     encode_blocks(q [Hq, N, D], keys [H, N, D], values [H, N, D], cu_seqlens [B + 1], max_seqlen, scale)
         -> [Hq, N, D], same dtype
 
-Block b is tokens cu_seqlens[b] to cu_seqlens[b + 1] of the packed tensors, one behind the other without padding. A
-token sees the tokens of its own block at or before it. `max_seqlen` is the length of the longest block, a number on the
-host, which sizes the launch without waiting for the device. Names in the kernel are those of `_common`.
+Block b is tokens cu_seqlens[b] to cu_seqlens[b + 1] of the packed tensors, without padding. A token attends to the
+tokens of its own block up to itself. `max_seqlen` is the length of the longest block, a Python integer, so that the
+launch does not wait for the device. The default scale is 1/sqrt(D). Names in the kernel are those of
+`_shared.attention`.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ __all__ = ["cases", "configure", "launch", "reference"]
 
 
 def configure(width: int, dtype: torch.dtype) -> Config:
-    """Launch shape for head width `width`."""
+    """Return the launch shape for head width `width`."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1)
     if width > 128:
@@ -42,7 +43,7 @@ def configure(width: int, dtype: torch.dtype) -> Config:
 def reference(
     q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float | None = None
 ) -> Tensor:
-    """Computed in the dtype of `q`."""
+    """Compute the result in torch, in the dtype of `q`."""
     out = torch.zeros_like(q)
     for begin, end in pairwise(cu_seqlens.tolist()):
         seen = torch.ones(end - begin, end - begin, dtype=torch.bool, device=q.device).tril()
@@ -111,7 +112,7 @@ def launch(
     *,
     config: Config | None = None,
 ) -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1."""
     need_triton("encode_blocks")
     q, keys, values = rows_first(q), rows_first(keys), rows_first(values)
     heads, _, width = q.shape
@@ -129,7 +130,7 @@ def launch(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: head widths, groups, one token, lengths around a tile."""
+    """Yield arguments to compare `launch` with `reference`: head widths, groups, one token, lengths around a tile."""
     for seed, (heads, width, lengths) in enumerate(
         (
             ((4, 2), 128, (37, 1, 64, 65)),

@@ -1,11 +1,11 @@
-"""A few rows times a large matrix, which is read once: the products of a question or of a step of decoding.
+"""A few rows times a large weight matrix, which is read once: linear layers of a question or of a decoding step.
 
     few_rows_linear(x [R, K], weight [N, K], splits) -> [R, N], same dtype; R <= 64
 
-The matrix is the left operand of the matrix unit, so that few rows are few columns. A program takes a tile of N and a
-part of K, its tiles coming through tensor descriptors (Hopper's copy engine), as many at a time as shared memory holds.
-`launch_parts` leaves the parts of K, [splits, R, N] in fp32, to the kernel that reads them (`add_rms_norm`,
-`rope_and_cache`), which adds them up on its way.
+The matrix is the left operand of the matrix unit, so that a few rows are a few columns. A program computes a tile of N
+over a part of K (split-K) and loads its tiles through tensor descriptors (Hopper's TMA), as many at a time as shared
+memory holds. `launch_parts` returns the partial sums [splits, R, N] in fp32; the next kernel (`add_rms_norm`,
+`rope_and_cache`) adds them up.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ AHEAD = 4  # lines of 128 bytes of each row of a tile that are fetched before th
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """Rows of the matrix and channels of a tile, warps of a program, depth of the pipeline, parts of K."""
+    """Launch shape: weight rows (`tile`) and channels of a tile, warps, pipeline stages, and parts of K (`splits`)."""
 
     tile: int = 128
     channels: int = 64
@@ -46,7 +46,7 @@ class LinearConfig:
 
 
 def reference(x: Tensor, weight: Tensor, splits: int = 1) -> Tensor:
-    """Computed by torch."""
+    """Compute the result in torch."""
     return torch.nn.functional.linear(x, weight)
 
 
@@ -83,13 +83,13 @@ def _few_rows_linear(
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether this kernel takes arguments: few rows, and strides that the copy engine can fetch tiles by."""
+    """Return whether the kernel supports these arguments: up to 64 rows, contiguous channels, 16-byte alignment."""
     aligned = all(y.stride(1) == 1 and y.stride(0) * y.element_size() % 16 == 0 for y in (x, weight))
     return len(x) <= MOST and aligned and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
 
 
 def launch_parts(x: Tensor, weight: Tensor, config: LinearConfig) -> Tensor:
-    """The Triton kernel -> [splits, R, N], fp32 where there are parts to add; for arguments that `fits` approves."""
+    """Run the Triton kernel and return its partial sums [splits, R, N], fp32 if splits > 1; needs `fits`."""
     need_triton("few_rows_linear")
     (rows, channels), width = x.shape, len(weight)
     tall = padded_width(rows)
@@ -108,7 +108,10 @@ def launch_parts(x: Tensor, weight: Tensor, config: LinearConfig) -> Tensor:
 
 
 def launch(x: Tensor, weight: Tensor, splits: int = 1, *, config: LinearConfig | None = None) -> Tensor:
-    """The kernel for Hopper where it fits, else Triton's, parts added up: CUDA tensors, or CPU ones, interpreted."""
+    """Run the kernel for Hopper where it fits, else Triton's, and add up the parts.
+
+    It takes CUDA tensors, or CPU tensors under TRITON_INTERPRET=1.
+    """
     if config is None and on_hopper.fits(x, weight):
         parts = on_hopper.launch_parts(x, weight, on_hopper.RingConfig(64, 2, 64, 4, splits), False)
         return parts[0] if len(parts) == 1 else parts.sum(0).to(x.dtype)
@@ -117,7 +120,7 @@ def launch(x: Tensor, weight: Tensor, splits: int = 1, *, config: LinearConfig |
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Arguments on which `launch` must equal `reference`: one row, odd widths, parts of K, one of them empty."""
+    """Yield arguments to compare `launch` with `reference`: one row, odd widths, parts of K, one of them empty."""
     for rows, width, channels, splits in ((1, 96, 64, 1), (8, 200, 192, 2), (50, 130, 256, 3), (64, 256, 320, 4)):
         seed = torch.Generator().manual_seed(rows + width)
         x, weight = (torch.randn(n, channels, generator=seed) / channels**0.25 for n in (rows, width))

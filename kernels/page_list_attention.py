@@ -1,12 +1,13 @@
-"""A chunk of a prompt over chosen pages of the cache, read in place (CompactAttention, section 3.3).
+"""Attention of a chunk of a prompt over selected pages of the cache, read in place (CompactAttention, section 3.3).
 
     page_list_attention(q [B, Hq, R, D], keys [B, H, L, D], values [B, H, L, D], rows [B, R], pages, scale)
         -> [B, Hq, R, D], same dtype
 
-`pages` is what `_page_lists.pages` makes of sparse choices: one ragged, rising list of pages for each request and
-execution group of `pages.heads` query heads; page j of KV head h of request b is number (b · H + h) · L / page + j. All
-rows of the chunk share it. Row r of request b stands at position `rows[b, r]` (rising; -1 at the end for no row) and
-sees the keys at or before it in those pages; so the chunk's own pages are in the list too.
+`pages` is what `_pages.lists.pages` makes of selected tiles: one rising list of pages for each request and group of
+`pages.heads` query heads, in CSR form, shared by the rows of the chunk; page j of KV head h of request b is number
+(b · H + h) · L / page + j. Row r of request b is at position `rows[b, r]` (rising; -1 at the end for padding) and
+attends to the keys of those pages up to that position; so the chunk's own pages must be in the list. The default scale
+is 1/sqrt(D).
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ __all__ = ["cases", "launch", "reference"]
 def reference(
     q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, pages: PageLists, scale: float | None = None
 ) -> Tensor:
-    """Computed in the dtype of `q`."""
+    """Compute the result in torch, in the dtype of `q`."""
     return over_tiles(q, keys, values, rows, pages.indptr, pages.indices, pages.size, q.shape[2], scale, strided=True)
 
 
@@ -45,7 +46,7 @@ def launch(
     *,
     config: Config | None = None,
 ) -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1."""
     need_triton("page_list_attention")
     if keys.shape[2] % pages.size:
         raise BadInput(f"a cache of {keys.shape[2]} tokens a head is not made of pages of {pages.size}")
@@ -55,7 +56,7 @@ def launch(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: ragged lists, execution groups, odd chunks, one page."""
+    """Yield arguments to compare `launch` with `reference`: ragged lists, execution groups, odd chunks, one page."""
     for seed, (heads, group, count, length, width, size, share) in enumerate(
         (
             ((4, 2), 2, 33, 128, 128, 32, 0.4),

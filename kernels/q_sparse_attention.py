@@ -1,19 +1,18 @@
-"""Scattered rows over a paged cache: recomputed tokens, and the question (FusionRAG's Q-Sparse-Attn).
+"""Attention of many scattered rows over a paged cache: recomputed tokens and the question (FusionRAG's Q-Sparse-Attn).
 
     q_sparse_attention(q [B, Hq, R, D], keys [H, T, D], values [H, T, D], rows [B, R], pages, inv_freq, pairing, scale)
         -> [B, Hq, R, D], same dtype
 
-As `question_attention`, for many rows: row r of request b is the token at position `rows[b, r]` (rising; -1 at the end
-for no row) and sees every slot at or before that position. A request reads pages of cached blocks that others may read
-too, and pages of its own with the fresh keys of its rows; in `pages.positions` the stale entries of those rows stand at
-INVALID_POS. Cached pages are read only.
+Like `question_attention`, but for many rows: row r of request b is at position `rows[b, r]` (rising; -1 at the end for
+padding) and attends to every slot up to that position. A request reads pages of cached blocks, which others may share,
+and pages of its own with the fresh keys of its rows; `pages.positions` has INVALID_POS for the stale entries of those
+rows. Cached pages are not written.
 
-Where the pages hold every position once (`pages.length` is known), keys and values are first copied out into the order
-of their positions, rotated on the way, and `tile_attention`'s kernel does the rest: with thousands of rows, that pass
-over the keys costs little beside the attention, and nothing has to be looked up any more. Otherwise, or where the
-caller gives a launch shape, the pages are read where they lie: a tile of the matrix product is 128 rows times heads of
-a group, 32 rows at a group of 4, so tiles that straddle the diagonal are few, and tiles that all of its rows see skip
-the comparison of positions.
+If the pages hold every position once (`pages.length` is known), keys and values are first copied into the order of
+their positions and rerotated on the way, then `tile_attention`'s kernel runs: with thousands of rows the copy costs
+little beside the attention. Otherwise, or if the caller gives a launch shape, pages are read in place: a tile of the
+matrix product is 128 rows times heads of a group, and tiles that all of its rows attend to skip the comparison of
+positions.
 """
 
 from collections.abc import Iterator
@@ -39,9 +38,9 @@ SLOTS = 32  # of a program
 def gathered(
     keys: Tensor, values: Tensor, pages: Paged, inv_freq: Tensor | None = None, pairing: Pairing = "neox"
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values [H, T, D] of a pool -> [B, H, L, D] each; L is `pages.length`, the most tokens of a request.
+    """Return keys and values [H, T, D] of a pool in the order of positions: [B, H, L, D] each, L is `pages.length`.
 
-    Behind the tokens of a shorter request nothing is written.
+    Behind the tokens of a shorter request they are 0. This is the torch reference of `gather_pages`.
     """
     assert pages.length is not None
     batch, size = len(pages.table), pages.positions.shape[-1]
@@ -92,7 +91,7 @@ def _gather(
 def gather_pages(
     keys: Tensor, values: Tensor, pages: Paged, inv_freq: Tensor | None = None, pairing: Pairing = "neox"
 ) -> tuple[Tensor, Tensor]:
-    """`gathered` by a Triton kernel; what lies behind the tokens of a request may be anything."""
+    """Do what `gathered` does by a Triton kernel; behind the tokens of a shorter request memory is unwritten."""
     assert pages.length is not None
     heads, _, width = keys.shape
     batch, count, size = pages.positions.shape
@@ -114,7 +113,7 @@ paged = Paged.of
 
 
 def configure(width: int, dtype: torch.dtype) -> Config:
-    """Launch shape for head width `width`."""
+    """Return the launch shape for head width `width`."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1)
     return Config(128, 64, 8, 2) if width > 128 else Config(128, 128 if width <= 64 else 64, 8, 3)
@@ -133,7 +132,7 @@ def launch(
     splits: int | None = None,
     config: Config | None = None,
 ) -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1."""
     need_triton("q_sparse_attention")
     if config is None and splits is None and pages.length is not None:
         ordered = gather_pages(rows_first(keys), rows_first(values), pages, inv_freq, pairing)
@@ -144,7 +143,7 @@ def launch(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: stale entries, shared blocks, head widths, odd lengths."""
+    """Yield arguments to compare `launch` with `reference`: stale entries, shared blocks, head widths, odd lengths."""
     case = partial(drawn, device=device, dtype=dtype)
     yield case(1, contexts=[[0, 1, 2]], blocks=[37, 66, 51], questions=[5], recompute=0.3, width=128)
     yield case(2, contexts=[[0, 1], [1, 2]], blocks=[33, 64, 7], questions=[3, 1], recompute=0.15, pairing="neox")

@@ -1,15 +1,16 @@
-"""Few rows over a long paged cache: the question over its cached blocks, and decoding.
+"""Attention of a few rows over a long paged cache: the question over its cached blocks, and decoding.
 
     question_attention(q [B, Hq, R, D], keys [H, T, D], values [H, T, D], rows [B, R], pages, inv_freq, pairing, scale)
         -> [B, Hq, R, D], same dtype
 
-Row r of request b stands at position `rows[b, r]` (-1: no such row; its result is 0) and sees the slots of `pages[b]`
-(`Paged`, made once for all layers with `paged`) at or before it. Blocks may be shared by requests; a page that stands
-elsewhere than where it was encoded carries its shift, and `inv_freq` with `pairing` say how keys rotate. Where pages
-are shifted, a tile of keys is no longer than a page, so pages of 64 tokens or more are fast.
+Row r of request b is at position `rows[b, r]` (-1: padding, its result is 0) and attends to the slots of its pages up
+to that position. `pages` is a `Paged` table, made once for all layers with `paged`. Requests may share blocks. A page
+that is not at the position it was encoded for carries its shift; its keys are rerotated as they are read, by `inv_freq`
+[R/2] and `pairing`. Then a tile of keys is no longer than a page, so pages of 64 tokens or more are fast. The default
+scale is 1/sqrt(D).
 
-The rows of all query heads that read one KV head are one tile of the matrix product, so keys and values are read once.
-Their number is small, so the keys are split among programs and the parts merged (Flash-Decoding).
+The rows of all query heads of a KV head are one tile of the matrix product, so keys and values are read once. As rows
+are few, the keys are split among programs and the parts merged (Flash-Decoding).
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ RESIDENT = {16: 3, 32: 3, 64: 2, 128: 1, 256: 1}  # programs of so many rows tha
 
 
 def configure(rows: int, width: int, dtype: torch.dtype) -> Config:
-    """Launch shape for `rows` rows times heads of a group, head width `width`."""
+    """Return the launch shape for `rows` query rows (times heads of a group) and head width `width`."""
     tall = min(128, max(16, 1 << (rows - 1).bit_length()))
     if dtype == torch.float32:
         return Config(min(tall, 32), 32, 4, 1)
@@ -62,11 +63,11 @@ def launch(
     config: Config | None = None,
     early: bool = False,
 ) -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1.
 
-    `splits` parts of the keys and the launch shape `config` are chosen from the shape unless given; the result is the
-    same up to rounding. `early`: where kernels overlap, pages and rows, which rise, were made before the kernel before
-    this one.
+    Without `config` it is the kernel for Hopper where that fits. The number of parts `splits` is chosen from the shape
+    unless given; the result is the same up to rounding. `early`: with programmatic dependent launch, `pages` and `rows`
+    (rising) were already complete before the preceding kernel began.
     """
     need_triton("question_attention")
     if config is None and on_hopper.fits(q, keys, values, pages.positions.shape[-1]):
@@ -89,10 +90,10 @@ def launch_parts(
     hopper: bool = True,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attend as `launch` does and leave the parts apart, for a merge with others (`_pages.parts.merge`).
+    """Attend as `launch` does, without merging the S parts of the keys (`_pages.parts.merge` does).
 
-    Returns parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32. `hopper`: by the kernel for Hopper
-    where it takes them.
+    Returns the parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32. `hopper`: use the kernel for
+    Hopper where it fits.
     """
     arguments = keys, values, rows, pages, inv_freq, pairing, scale
     if hopper and on_hopper.fits(q, keys, values, pages.positions.shape[-1]):
@@ -104,7 +105,7 @@ def launch_parts(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: head widths, groups, odd lengths, shared and single pages."""
+    """Yield arguments to compare `launch` with `reference`: head widths, groups, odd lengths, shared pages."""
     case = partial(drawn, device=device, dtype=dtype)
     yield case(1, contexts=[[0, 1, 2]], blocks=[37, 16, 51], questions=[5], width=128, pairing="neox")
     yield case(2, contexts=[[0, 1], [1, 0, 2], [2]], blocks=[33, 64, 7], questions=[3, 1, 6], width=64)

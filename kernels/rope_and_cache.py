@@ -1,13 +1,13 @@
-"""Between the product that gives queries, keys and values and the attention: rotary positions, and the cache.
+"""Fused RoPE and KV-cache write after the QKV projection.
 
     rope_and_cache(qkv [R, (Hq + 2 H) D], cos [R, W], sin [R, W], slots [R], keys [H, T, D], values [H, T, D],
                    norms: (q weight [D], k weight [D]) or None, eps) -> queries [R, Hq, D], dtype of `cos`
 
-Heads of queries, then of keys, then of values stand side by side in a row. Queries and keys are normed head by head
-where a model does so (`norms`, Qwen3), then rotated: channel i with channel i + W/2, W <= D of them ("neox"). Keys and
-values of row r are written to slot `slots[r]` of `keys` and `values`. Rows that share a slot write it in any order.
-Arithmetic is fp32, rounded once; a norm is rounded as transformers rounds it. `qkv` may come in parts [S, R, …] that
-are yet to be added up (`few_rows_linear`).
+A row holds the heads of the queries, then of the keys, then of the values. Queries and keys are RMS-normed head by head
+if `norms` are given (Qwen3), then rotated: channel i with channel i + W/2, for the first W <= D channels ("neox"). Keys
+and values of row r are written to slot `slots[r]` of `keys` and `values`; rows with the same slot write it in any
+order. Arithmetic is fp32, rounded once; a norm is rounded as in transformers. `qkv` may also be [S, R, …], partial sums
+over S that are added up here (`few_rows_linear`).
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def reference(
     norms: Norms = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Computed in the dtype of `qkv`; writes to `keys` and `values` too."""
+    """Compute the result in torch, in the dtype of `qkv`; writes to `keys` and `values` too."""
     heads, _, width = keys.shape
     qkv = (qkv.sum(0) if qkv.ndim == 3 else qkv).to(cos.dtype)
     x = qkv.unflatten(-1, (-1, width))
@@ -172,7 +172,7 @@ def launch(
     norms: Norms = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; channels lie side by side."""
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors under TRITON_INTERPRET=1; channels are contiguous."""
     need_triton("rope_and_cache")
     heads, _, width = keys.shape
     rows, q_heads = qkv.shape[-2], qkv.shape[-1] // width - 2 * heads
@@ -196,7 +196,7 @@ def launch(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[object, ...]]:
-    """Arguments on which `launch` must equal `reference`: head widths, groups, partial rotary, norms of heads."""
+    """Yield arguments to compare `launch` with `reference`: head widths, groups, partial rotary, norms of heads."""
     for rows, q_heads, heads, width, rotary, normed in (
         (1, 4, 2, 64, 64, False),
         (5, 3, 1, 80, 32, False),

@@ -1,6 +1,6 @@
-"""Move rotated keys to other positions: the re-encoding of cached blocks, all blocks of a prompt in one pass.
+"""Rerotate keys to other positions: re-encode cached blocks, all blocks of a prompt in one pass.
 
-A key rotated for position p becomes the key of position p + s by one more rotation about s, R(p + s) = R(s) R(p)
+A key rotated for position p becomes the key of position p + s by one more rotation by s, R(p + s) = R(s) R(p)
 (RoFormer, arXiv:2104.09864, eq. 14-16); every token of a block shares the same s. Memory-bound: each key is read and
 written once.
 
@@ -61,9 +61,9 @@ def launch(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1.
 
-    Written to `out` [H, T, D] where given, whose channels lie side by side.
+    The result is written to `out` [H, T, D] if given, whose channels must be contiguous.
     """
     need_triton("rotate_keys")
     if keys.stride(-1) != 1:
@@ -85,7 +85,7 @@ def launch(
 def cases(
     device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[Tensor, Tensor | int, Tensor, Pairing]]:
-    """Arguments on which `launch` must equal `reference`: head widths, odd lengths, partial rotary, both pairings."""
+    """Yield arguments to compare `launch` with `reference`: head widths, odd lengths, partial rotary, both pairings."""
     pairings: tuple[Pairing, ...] = ("neox", "interleaved")
     for width, rotary in ((64, 64), (80, 80), (96, 96), (128, 128), (128, 64), (80, 32)):
         for heads, tokens in ((1, 1), (2, 33), (3, 101)):

@@ -1,12 +1,12 @@
-"""Few rows of several requests over a context that all of them share, and over pages of their own.
+"""Cascade attention: a few rows of several requests over a context that all share, and over pages of their own.
 
     shared_attention(q [B, Hq, R, D], keys [H, T, D], values [H, T, D], rows [B, R], shared, own, inv_freq, pairing,
                      scale) -> [B, Hq, R, D], same dtype
 
-What `question_attention` computes for requests whose page tables are `shared` (one for all, `Paged` of batch 1) and
-`own` (of batch B). The rows of all requests are one tile of the matrix product over the shared pages, which so are read
-once and not once a request; each request reads its own pages; the parts are merged by their weight in the softmax
-(cascade attention of FlashInfer, arXiv:2501.01005; Hydragen, arXiv:2402.05099).
+It computes what `question_attention` does for requests whose page tables are `shared` (`Paged` of batch 1, one for all)
+followed by `own` (of batch B). The rows of all requests are one tile of the matrix product over the shared pages, so
+these are read once and not once a request. Each request reads its own pages, and the parts are merged by their softmax
+weights (cascade attention of FlashInfer, arXiv:2501.01005; Hydragen, arXiv:2402.05099).
 """
 
 from collections.abc import Iterator
@@ -135,7 +135,7 @@ def reference(
     pairing: Pairing = "neox",
     scale: float | None = None,
 ) -> Tensor:
-    """Computed in the dtype of `q`, request by request over both lists of pages."""
+    """Compute the result in torch, in the dtype of `q`, request by request over both lists of pages."""
 
     def both(name: str) -> Tensor:
         first, second = getattr(shared, name), getattr(own, name)
@@ -188,10 +188,10 @@ def launch(
     at_once: bool = True,
     early: bool = False,
 ) -> Tensor:
-    """The kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
+    """Run the kernels on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1.
 
-    `hopper`: shared pages are read by the kernel for Hopper where it takes them. `at_once`: few own pages are read by
-    the kernel that joins the parts. `early`: see `question_attention`.
+    `hopper`: use the kernel for Hopper for shared pages, where it fits. `at_once`: the kernel that merges the parts
+    also reads the own pages, where these are few. `early`: see `question_attention`.
     """
     need_triton("shared_attention")
     batch, heads, count, width = q.shape
@@ -212,7 +212,7 @@ def launch(
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: groups, shifted pages, one request, a row that is none."""
+    """Yield arguments to compare `launch` with `reference`: groups, shifted pages, one request, a row that is none."""
     case = partial(drawn, device=device, dtype=dtype)
     yield _split(case(1, contexts=[[0, 1]] * 3, blocks=[37, 66], questions=[1, 1, 1]), 8)
     yield _split(case(2, contexts=[[1, 0]] * 2, blocks=[40, 19], questions=[3, 2], width=128, pairing="neox"), 5)

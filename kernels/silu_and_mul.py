@@ -1,8 +1,8 @@
-"""The gate of a feed-forward layer, from two products that one matrix gives side by side (SwiGLU, arXiv:2002.05202).
+"""Fused SiLU and multiply: the gate of a feed-forward layer, from one gate-and-up product (SwiGLU, arXiv:2002.05202).
 
     silu_and_mul(x [R, 2 F]) -> [R, F], same dtype: silu of the first half times the second
 
-As torch does it in two steps, the gate is rounded before it multiplies; arithmetic is fp32.
+Arithmetic is fp32; the gate is rounded before it multiplies, as torch does in two steps.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ CHANNELS = 1024  # of a program
 
 
 def reference(x: Tensor) -> Tensor:
-    """Computed in the dtype of `x`."""
+    """Compute the result in torch, in the dtype of `x`."""
     gate, up = x.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
@@ -35,7 +35,7 @@ def _silu_and_mul(x, out, x_row, F: tl.constexpr, CHANNELS: tl.constexpr, PDL: t
 
 
 def launch(x: Tensor) -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; channels lie side by side."""
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors under TRITON_INTERPRET=1; channels are contiguous."""
     need_triton("silu_and_mul")
     rows, width = x.shape[0], x.shape[1] // 2
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
@@ -47,7 +47,7 @@ def launch(x: Tensor) -> Tensor:
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor]]:
-    """Arguments on which `launch` must equal `reference`: one row, widths that no program fills."""
+    """Yield arguments to compare `launch` with `reference`: one row, widths that no program fills."""
     for rows, width in ((1, 32), (5, 1536), (3, 2000)):
         seed = torch.Generator().manual_seed(rows + width)
         yield (torch.randn(rows, 2 * width, generator=seed).to(device, dtype),)

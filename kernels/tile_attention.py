@@ -1,14 +1,15 @@
-"""Exact attention over kept tiles of keys: a prompt at once, a chunk of it, or scattered rows; all tiles, too.
+"""Causal attention over selected tiles of keys, or over all: a whole prompt, a chunk of it, or scattered rows.
 
     tile_attention(q [B, Hq, R, D], keys [B, H, T, D], values [B, H, T, D], rows [B, R], indptr, indices, size, queries,
                    scale) -> [B, Hq, R, D], same dtype
 
-Row r of request b stands at position `rows[b, r]` (rising; -1 at the end for no row) and sees the keys at or before it
-that lie in a kept tile of `size` tokens. A list `indices[indptr[n] : indptr[n + 1]]` of rising tile numbers serves
-`queries` rows (the query tile) of one or several neighbouring heads: n goes by request, group of heads, query tile;
-`lists` makes them of a choice [B, G, I, J]. Without lists every tile is kept (dense causal attention).
+Row r of request b is at position `rows[b, r]` (rising; -1 at the end for padding) and attends to the keys of its
+selected tiles, `size` tokens each, up to that position. List n, `indices[indptr[n] : indptr[n + 1]]`, holds rising tile
+numbers for `queries` rows (a query tile) of one or several neighbouring heads; n goes by request, group of heads, query
+tile. `lists` makes them from a selection [B, G, I, J] (bool). Without lists the attention is dense. The default scale
+is 1/sqrt(D).
 
-Sparse methods choose tiles (BFLA, SeerAttention, XAttention, ...); this carries them out. A row that sees nothing is 0.
+Sparse methods (BFLA, SeerAttention, XAttention, …) select the tiles. A row without keys gets 0.
 """
 
 from collections.abc import Iterator
@@ -39,13 +40,13 @@ def launch(
     *,
     config: Config | None = None,
 ) -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors in fp32 or fp16 under TRITON_INTERPRET=1."""
     need_triton("tile_attention")
     return _tiles_triton.launch(config, q, keys, values, rows, indptr, indices, size, queries, scale)
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: dense, chosen; whole, chunked, scattered; odd lengths."""
+    """Yield arguments to compare `launch` with `reference`: dense, chosen; whole, chunked, scattered; odd lengths."""
     for seed, (heads, count, length, width, size, queries, groups, share) in enumerate(
         (
             ((4, 2), 77, 77, 64, 32, 32, 4, 0.4),  # a whole prompt, a list for every head

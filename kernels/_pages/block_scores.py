@@ -238,7 +238,7 @@ def _tables(base: Tensor, keys: Sequence[Tensor], blocks: Blocks, size: int) -> 
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: odd lengths, one row and many, narrow heads, still parts.
+    """Yield arguments to compare `launch` with `reference`: odd lengths, one row and many, narrow heads, still parts.
 
     Each with blocks apart, and together.
     """

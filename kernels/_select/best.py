@@ -129,7 +129,7 @@ def _write(
 
 
 def launch(scores: Tensor, count: int, needed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; `count` of T numbers at most.
+    """Run the Triton kernels on CUDA tensors, or on CPU tensors under TRITON_INTERPRET=1; `count` of T numbers at most.
 
     `needed` [1] int: how many of these `count` are taken, where the device alone knows it; what is behind is unwritten.
     """
@@ -153,7 +153,7 @@ def launch(scores: Tensor, count: int, needed: Tensor | None = None) -> tuple[Te
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, int]]:
-    """Arguments on which `launch` must equal `reference`: many equals, infinities, nan, either zero, all, one."""
+    """Yield arguments to compare `launch` with `reference`: many equals, infinities, nan, either zero, all, one."""
     draw = torch.Generator().manual_seed(0)
     for rows, length, count in ((2, 5000, 1234), (1, 37, 1), (3, 2048, 2048), (2, 4097, 4000)):
         yield torch.randn(rows, length, generator=draw).to(device), count

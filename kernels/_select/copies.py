@@ -48,7 +48,7 @@ def _copy(
 
 
 def launch(keys: Tensor, values: Tensor, listed: Tensor) -> tuple[Tensor, Tensor]:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1."""
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors under TRITON_INTERPRET=1."""
     need_triton("copies")
     found, step = [], 0 if listed.ndim == 1 else listed.stride(0)
     for source in map(rows_first, (keys, values)):
@@ -63,7 +63,7 @@ def launch(keys: Tensor, values: Tensor, listed: Tensor) -> tuple[Tensor, Tensor
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Arguments on which `launch` must equal `reference`: one list for all heads, and one for each."""
+    """Yield arguments to compare `launch` with `reference`: one list for all heads, and one for each."""
     draw = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(3, 90, width, generator=draw).to(device, dtype) for width in (48, 16))
     one = torch.randperm(90, generator=draw)[:70].sort().values

@@ -115,7 +115,7 @@ def _vote(
 
 
 def launch(q: Tensor, kv_heads: int, count: int) -> Tensor:
-    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1."""
+    """Run the Triton kernels on CUDA tensors, or on CPU tensors under TRITON_INTERPRET=1."""
     need_triton("votes")
     q = rows_first(q)
     heads, rows, width = q.shape
@@ -135,7 +135,7 @@ def launch(q: Tensor, kv_heads: int, count: int) -> Tensor:
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, int, int]]:
-    """Arguments on which `launch` must equal `reference`: odd numbers of rows, narrow heads, a row of zeros."""
+    """Yield arguments to compare `launch` with `reference`: odd numbers of rows, narrow heads, a row of zeros."""
     for seed, (heads, kv_heads, rows, width, count) in enumerate(((4, 2, 150, 64, 37), (3, 3, 33, 80, 33))):
         q = torch.randn(heads, rows, width, generator=torch.Generator().manual_seed(seed))
         q[0, 3] = 0

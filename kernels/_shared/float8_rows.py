@@ -47,7 +47,7 @@ def _float8_rows(
 
 
 def launch(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; channels lie side by side."""
+    """Run the Triton kernel on CUDA tensors, or on CPU tensors under TRITON_INTERPRET=1; channels are contiguous."""
     need_triton("float8_rows")
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=x.device)
@@ -68,7 +68,7 @@ def launch(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor]]:
-    """Arguments on which `launch` must equal `reference`: widths that no program fills, strided rows, zeros, nan."""
+    """Yield arguments to compare `launch` with `reference`: widths that no program fills, strided rows, zeros, nan."""
     for rows, width in ((1, 64), (5, 576), (3, 1536), (2, 4096)):
         seed = torch.Generator().manual_seed(rows + width)
         x = torch.randn(rows, 2 * width, generator=seed) * torch.logspace(-3, 3, rows)[:, None]

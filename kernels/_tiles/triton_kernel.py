@@ -31,7 +31,7 @@ SIZES = (16, 32, 64, 128, 256)  # tokens of a key tile
 
 
 def configure(width: int, dtype: torch.dtype) -> Config:
-    """Launch shape for head width `width`."""
+    """Return the launch shape for head width `width`."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1, descriptors=True)
     return Config(128, 64, 8, 2, descriptors=True) if width > 128 else Config(128, 128, 8, 2, descriptors=True)

@@ -1,4 +1,4 @@
-"""Token blocks that can be cached apart, and the prompt that joins them."""
+"""Token blocks, each cached on its own, and the prompt that joins them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +18,11 @@ from workbench.core.utils.annotations import LARGEST
 
 @dataclass(frozen=True)
 class Block:
-    """A run of token ids that is encoded on its own; `label` is for people only and no part of its identity."""
+    """A run of token ids that is encoded on its own.
+
+    `label` is a name for display; blocks with equal tokens are equal whatever their labels. Raises BadInput for no
+    tokens, and for an id that is no integer from 0 to 2^31 - 1.
+    """
 
     tokens: tuple[int, ...]
     label: str = field(default="", compare=False)
@@ -34,17 +38,17 @@ class Block:
 
     @cached_property
     def key(self) -> str:
-        """Content hash: equal tokens, equal key."""
+        """Content hash of the tokens, 32 hexadecimal digits: equal tokens, equal key."""
         return sha256(",".join(map(str, self.tokens)).encode()).hexdigest()[:32]
 
     @cached_property
     def content(self) -> str:
-        """The part of a store key that stands for this block: SHA-256 of its tokens as 64-bit integers."""
+        """The block's part of a store key: SHA-256 of its tokens as little-endian 64-bit integers."""
         return sha256(pack(f"<{len(self.tokens)}q", *self.tokens)).hexdigest()
 
     @cached_property
     def ids(self) -> torch.Tensor:
-        """[T] its token ids (int64), made once."""
+        """[T] token ids (int64); the tensor is cached."""
         return torch.tensor(self.tokens)
 
     def __len__(self) -> int:
@@ -72,7 +76,10 @@ def _whole(tokens: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Blocks in reading order; the last one is the question, which is not cached."""
+    """Blocks in reading order; the last one is the question, which is not cached.
+
+    Raises BadInput for fewer than two blocks.
+    """
 
     blocks: tuple[Block, ...]
 
@@ -103,7 +110,7 @@ class Prompt:
 
     @cached_property
     def question(self) -> torch.Tensor:
-        """[Q] positions of the question (int64)."""
+        """[Q] positions of the question's tokens (int64)."""
         return torch.arange(self.starts[-1], len(self))
 
     @property

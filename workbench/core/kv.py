@@ -1,8 +1,8 @@
 """Keys and values of a run of tokens, one tensor per layer.
 
-What is computed from the keys of a layer lies beside them: mean keys of blocks, from chunk to chunk. Each thing kept
-knows of how many tokens it is. Writing keys makes it stale from there on; the next to ask completes it from there, and
-nothing before is read again.
+Values derived from the keys of a layer (block means, …) are cached beside the KV (`Derived`), each with the number of
+tokens it covers. Writing keys makes them stale from the first written token on; the next caller updates them from there
+without reading earlier keys again.
 """
 
 from collections import Counter
@@ -19,19 +19,19 @@ from workbench.core.utils.annotations import Count
 
 
 class Derived:
-    """What was computed from the keys of one layer of a `KV`, by name."""
+    """Cache of values derived from the keys of one layer of a `KV`, by name."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[Any, int]] = {}  # and of how many tokens it holds
 
     def changed(self, first: int) -> None:
-        """Keys of the tokens from `first` on are others now."""
+        """Mark every value as stale from token `first` on."""
         self._kept = {name: (value, min(until, first)) for name, (value, until) in self._kept.items()}
 
     def completed(self, name: Hashable, length: int, complete: Callable[[Any, int], Any]) -> Any:
-        """Return what is kept as `name`, of the first `length` tokens.
+        """Return the value `name` of the first `length` tokens, updated where it is stale.
 
-        `complete(value, first)` returns it renewed from token `first` on; `value` is None where nothing is kept yet.
+        `complete(value, first)` returns it updated from token `first` on; `value` is None the first time.
         """
         value, until = self._kept.pop(name, (None, 0))  # gone, should completing fail half-way
         value = complete(value, min(until, length))
@@ -39,9 +39,10 @@ class Derived:
         return value
 
     def room(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what is kept as `name`, made if it is not there: a pass that is replayed completes it on the device.
+        """Return the buffer `name`, made by `make` the first time, which a replayed CUDA graph fills on the device.
 
-        Whoever replays it says by `reached` of how many tokens it is then.
+        After a replay the caller reports by `reached` how many tokens it covers. Raises RuntimeError where it would
+        have to be made during the capture of a graph.
         """
         if name not in self._kept:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -50,7 +51,7 @@ class Derived:
         return self._kept[name][0]
 
     def reached(self, until: int) -> None:
-        """All that is kept is now of the first `until` tokens."""
+        """Record that every value now covers the first `until` tokens."""
         self._kept = {name: (value, until) for name, (value, _) in self._kept.items()}
 
 
@@ -63,7 +64,7 @@ Shapes = Sequence[tuple[int, int]]  # heads and head width of every layer
 
 
 def check_agreement(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Refuse keys and values [H, T, D] that do not agree in layers, heads or tokens."""
+    """Raise BadInput unless keys and values [H, T, D] agree in layers, heads, tokens and dtype."""
     if len(keys) != len(values):
         raise BadInput(f"a KV has keys of {len(keys)} layers and values of {len(values)}: they must agree")
     for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
@@ -77,10 +78,10 @@ def check_agreement(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 def side_by_side(
     make: Callable[..., torch.Tensor], shapes: Shapes, capacity: int, joined: bool | None = None, **options: Any
 ) -> Tensors:
-    """Make tensors [H, capacity, D], one a layer: parts of one tensor where all layers have one shape.
+    """Make one tensor [H, capacity, D] a layer: views of one tensor where all layers have the same shape.
 
-    What is done to every layer alike is then one call (`layered`). `make` is torch.zeros or torch.empty. `joined`:
-    whether they may be parts of one; None: on a CPU, and elsewhere where that is small.
+    An operation on all layers is then one call (`layered`). `make` is torch.zeros or torch.empty, `options` its
+    arguments. `joined` allows the views; None: on a CPU, and elsewhere up to `JOINED` elements.
     """
     if joined is None:
         numbers = capacity * sum(heads * width for heads, width in shapes)
@@ -92,7 +93,7 @@ def side_by_side(
 
 
 def layered(layers: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return tensors [H, T, D] as one [L, H, T, D] without a copy, or None where they do not lie evenly in one."""
+    """Return tensors [H, T, D] as one view [L, H, T, D], or None where they are not evenly spaced in one storage."""
     first, last = layers[0], layers[-1]
     at = [x.data_ptr() for x in layers]
     step = at[1] - at[0] if len(at) > 1 else 0
@@ -109,8 +110,9 @@ def layered(layers: Sequence[torch.Tensor]) -> torch.Tensor | None:
 class KV:
     """`keys[layer]` and `values[layer]` are [H, T, D]; H and D may differ from layer to layer, T may not.
 
-    Keys are rotated as if the run began at position `start`. `reserve` sets capacity aside, so that `grow` appends in
-    place. A `read_only` KV is shared (a store hands such ones out): prefill refuses to write to it; `clone` it first.
+    H is KV heads, T tokens, D head width. Keys are rotated (RoPE) as if the run began at position `start`. `reserve`
+    sets capacity aside, so that `grow` appends in place. A `read_only` KV is shared (stores return such ones): prefill
+    refuses to write to it, so `clone` it first. Raises BadInput for tensors that do not agree.
     """
 
     keys: Tensors
@@ -150,7 +152,7 @@ class KV:
 
     @classmethod
     def within(cls, keys: Tensors, values: Tensors, length: int, start: int = 0) -> "KV":
-        """Return the first `length` tokens of tensors [H, capacity, D]; the rest is set aside for more."""
+        """Return the first `length` tokens of tensors [H, capacity, D], one a layer; the rest is spare capacity."""
         kv = cls([x[:, :length] for x in keys], [x[:, :length] for x in values], start)
         kv._backing = (keys, values)
         return kv
@@ -186,9 +188,9 @@ class KV:
         yield from self.values
 
     def stacked(self) -> Stacked:
-        """Return keys and values of all layers as two tensors [L, H, T, D], no copies; None where they do not lie so.
+        """Return keys and values of all layers as two views [L, H, T, D]; None where `layered` finds none.
 
-        A cached block is asked by every prompt that it stands in, so the answer is kept with the tensors it is about.
+        The answer is cached until a layer's tensor is replaced.
         """
         held = [*self.keys, *self.values]
         known = self._stacked
@@ -198,17 +200,17 @@ class KV:
         return known[1]
 
     def derived(self, layer: int) -> Derived:
-        """Return what is kept beside the keys of a layer. Whoever writes keys says so by `changed`."""
+        """Return the derived values of a layer. Code that writes keys must call `changed`."""
         return self._derived.setdefault(layer, Derived())
 
     def changed(self, first: int = 0) -> None:
-        """Say that keys of tokens from `first` on were written, in any layer."""
+        """Report that keys from token `first` on were written: derived values of all layers are stale from there."""
         for derived in self._derived.values():
             derived.changed(first)
 
     @annotations.checked
     def slice(self, begin: int, end: int) -> "KV":
-        """Copy tokens [begin, end) of this run, still rotated for the positions they had."""
+        """Copy tokens [begin, end) of this run, rotated as they are here. Raises BadInput out of range or if empty."""
         if not 0 <= begin < end <= len(self):
             raise BadInput(f"cannot slice tokens {begin}:{end} of a KV of {len(self)} tokens")
         if (whole := self.stacked()) is not None:  # one copy of all layers
@@ -227,7 +229,10 @@ class KV:
 
     @annotations.checked
     def grow(self, count: Count) -> None:
-        """Append `count` unwritten tokens in place; existing tokens are copied only where the capacity is used up."""
+        """Append `count` unwritten tokens in place; existing tokens are copied only when capacity runs out.
+
+        Raises BadInput for a read-only KV, as `reserve` does.
+        """
         self._check_writable()
         length = len(self) + count
         if self._capacity() < length:
@@ -238,14 +243,14 @@ class KV:
 
     @annotations.checked
     def reserve(self, count: Count) -> None:
-        """Set capacity for `count` more tokens aside: at most one copy."""
+        """Set aside capacity for `count` more tokens, with at most one copy of the existing ones."""
         self._check_writable()
         if self._capacity() < len(self) + count:
             bigger = self._copy(len(self) + count)
             self.keys, self.values, self._backing = bigger.keys, bigger.values, bigger._backing
 
     def to(self, device: torch.device | str) -> "KV":
-        """Return this run on `device`: itself where it is there already."""
+        """Return this run on `device`: itself if it is already there, else a writable copy."""
         if self.keys[0].to(device) is self.keys[0]:  # its tensors are all in one place
             return self
         return KV([x.to(device) for x in self.keys], [x.to(device) for x in self.values], self.start)

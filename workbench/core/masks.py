@@ -1,11 +1,11 @@
-"""Attention masks: rules about positions, (row, col) -> bool, in Python or read from a reader's sentence.
+"""Attention masks: rules about positions, (row, col) -> bool, written in Python or as a text.
 
-A rule is asked with integer tensors that broadcast against each other, `row` the query's position and `col` the
-key's, and answers with a bool tensor. Rules are joined by `&`, `|` and `~`:
+A rule is called with two integer tensors that broadcast, `row` the query's position and `col` the key's, and returns a
+bool tensor: whether the query may attend to the key. Rules are joined by `&`, `|` and `~`:
 
     block_attention(prompt) & (window(64) | sink(4))
 
-A sentence is read as Python's grammar is, but nothing is ever evaluated: only the words below are understood.
+`parse` reads a rule from a text in Python's grammar. Nothing is evaluated: only the words below are understood.
 
     row, col                        the positions of the query and of the key
     block(row), block(col)          the number of their block; the last block is the question
@@ -14,7 +14,7 @@ A sentence is read as Python's grammar is, but nothing is ever evaluated: only t
     window(n), sink(n)              the last n tokens up to the row; the first n tokens of the prompt
     < <= > >= == !=, + - * // %, & | ~ (or: and, or, not), whole numbers, parentheses
 
-Whatever a sentence says, a token never sees the future: the rule is joined to `causal`.
+A rule from a text is joined to `causal`, so a token never attends to later ones.
 """
 
 import ast
@@ -35,7 +35,7 @@ Sees = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class MaskRule:
-    """A rule with a name that people can read; any callable (row, col) -> bool may be used in its place."""
+    """A mask rule with a name for display; any callable (row, col) -> bool tensor may be used in its place."""
 
     sees: Sees
     name: str
@@ -64,7 +64,10 @@ causal = MaskRule(lambda row, col: col <= row, "causal")
 
 
 def same_block(prompt: Prompt) -> MaskRule:
-    """Both positions belong to one block, in either direction. Positions behind the prompt belong to its question."""
+    """Return the rule: both positions are in one block, before or after each other.
+
+    Positions behind the prompt, those of an answer, count as part of the question.
+    """
     blocks = prompt.block_of
 
     def sees(row: torch.Tensor, col: torch.Tensor) -> torch.Tensor:
@@ -74,7 +77,10 @@ def same_block(prompt: Prompt) -> MaskRule:
 
 
 def block_attention(prompt: Prompt) -> MaskRule:
-    """Every block sees itself; the question, and what follows it, sees all before it (Block-Attention, fig. 1)."""
+    """Return the causal rule: a block attends to itself, the question and the answer to everything before them.
+
+    Block-Attention (arXiv:2409.15355), figure 1.
+    """
     annotations.check("prompt", prompt, Prompt)
     blocks, last = prompt.block_of, len(prompt.blocks) - 1
 
@@ -90,21 +96,24 @@ def _block(blocks: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
 
 
 def window(size: int) -> MaskRule:
-    """Show the last `size` positions, the row itself included."""
+    """Return the rule: the last `size` positions, the query's own included. Raises BadInput for a size under 1."""
     if size < 1:
         raise BadInput(f"window size {size}: a window holds at least the row itself, 1")
     return MaskRule(lambda row, col: (col <= row) & (row - col < size), f"window({size})")
 
 
 def sink(count: int) -> MaskRule:
-    """Show the first `count` positions of the prompt that are not ahead of the row (StreamingLLM, arXiv:2309.17453)."""
+    """Return the causal rule: the first `count` positions of the prompt (StreamingLLM, arXiv:2309.17453).
+
+    Raises BadInput for a negative count.
+    """
     if count < 0:
         raise BadInput(f"sink count {count}: it is 0 or more")
     return MaskRule(lambda row, col: (col <= row) & (col < count), f"sink({count})")
 
 
 def visible(rule: Sees, rows: torch.Tensor, cols: torch.Tensor) -> torch.Tensor:
-    """[R, C] bool: what the rule says for every one of `rows` [R] and `cols` [C]."""
+    """Return the mask [R, C] (bool) that a rule gives for queries at `rows` [R] and keys at `cols` [C]."""
     answer = rule(rows[:, None], cols[None])
     return answer.expand(len(rows), len(cols))
 
@@ -131,10 +140,7 @@ _MOST = 1 << 31  # numbers beyond this are a slip, not a position
 
 
 def parse(sentence: str, prompt: Prompt) -> MaskRule:
-    """Return the rule that `sentence` describes, on the blocks of `prompt`.
-
-    BadInput where the sentence is not understood.
-    """
+    """Return the rule that a text describes, on the blocks of `prompt`. Raises BadInput where it is not understood."""
     probe = torch.arange(2)
     try:
         sees = _Sentence(ast.parse(sentence.strip(), mode="eval").body, prompt, sentence)
@@ -149,7 +155,7 @@ def parse(sentence: str, prompt: Prompt) -> MaskRule:
 
 
 def check(sentence: str) -> None:
-    """Raise BadInput where `parse` would refuse the sentence; no prompt is needed."""
+    """Raise BadInput where `parse` would refuse the text; no prompt is needed."""
     parse(sentence, Prompt((Block((0,)), Block((0,)))))
 
 

@@ -1,7 +1,6 @@
-"""The pages of a KV cache that requests read: what paged kernels take beside queries, keys and values.
+"""Page tables: which pages of a KV cache each request reads, as paged kernels take them.
 
-A cache is one pool [H, T, D]. Page p of S tokens is tokens p·S to p·S + S - 1 of it, for every head. A slot is one
-token of a page.
+A cache is one pool [H, T, D] of pages of S slots, one token each. Page p is slots p·S to p·S + S - 1, for every head.
 """
 
 from dataclasses import dataclass
@@ -13,10 +12,12 @@ INVALID_POS = 2**31 - 1  # position of a slot that no row sees
 
 @dataclass(frozen=True)
 class Apart:
-    """Positions `first` to `end`, which rows from `end` on attend to apart from all others; both parts are merged.
+    """Positions [first, end) to which later rows attend in a softmax of their own, merged with that of all others.
 
-    temperature  by which the logits of these positions are divided
-    gain         by so many times itself their log-sum-exp grows then
+    APE (arXiv:2502.05431) attends to its parallel contexts like this.
+
+    temperature  divides the logits of these positions
+    gain         is added to their log-sum-exp, as a multiple of it: lse · (1 + gain) is their weight in the merge
     """
 
     first: int
@@ -27,20 +28,20 @@ class Apart:
 
 @dataclass(frozen=True, eq=False)
 class Paged:
-    """The pages of B requests, P each at most, in the order of their first position; all int32.
+    """The pages of B requests, at most P each, in the order of their first position; tensors are int32.
 
     table          [B, P] page numbers
-    positions      [B, P, S] of every slot; INVALID_POS where no row may see it
+    positions      [B, P, S] position of every slot; INVALID_POS where no row may attend to it
     first          [B, P] smallest position of the page
     last           [B, P] largest position of this page and all before it
-    shifts         [B, P] how many positions the keys of the page are shifted; None where none are
+    shifts         [B, P] number of positions by which the page's keys are rerotated; None where none are
     partial_pages  whether many pages have slots at INVALID_POS; otherwise pages from the first such page on are masked
                    slot by slot
-    length         most tokens of a request, where every position from 0 to the request's last stands in one
-                   slot, whatever the slots at INVALID_POS hold; None where that is not known
-    page_max       [B, P] largest position of the page, INVALID_POS where a slot is at INVALID_POS; None: a kernel that
-                   needs it computes it
-    run            so many pages side by side, counted from the first, are shifted alike
+    length         most tokens of a request, if every position from 0 to its last is in one visible slot; None where
+                   that is not known
+    page_max       [B, P] largest position of the page, INVALID_POS where a slot is at INVALID_POS; None: kernels that
+                   need it compute it
+    run            pages come in groups of this many with equal shifts, counted from the first page
     """
 
     table: Tensor
@@ -62,9 +63,10 @@ class Paged:
         partial_pages: bool = True,
         length: int | None = None,
     ) -> "Paged":
-        """Sort pages by their first position, on their own device and without waiting for it.
+        """Return page numbers [B, P] and positions [B, P, S] as a page table, sorted by first position.
 
-        Pages without a visible slot come last. One table serves all layers of a request.
+        Sorting runs on the tensors' device without a host synchronisation. Pages without a visible slot come last. One
+        table serves all layers of a request.
         """
         first, order = positions.amin(-1).sort(dim=-1, stable=True)
         positions = positions.gather(1, order[..., None].expand_as(positions))

@@ -1,4 +1,4 @@
-"""What one prefill computes: which rows, and what each row may see."""
+"""What one prefill computes: which tokens (rows), and what each of them may attend to."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,26 +21,36 @@ Adjust = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 @dataclass(frozen=True)
 class Site:
-    """Where in the model and in the prompt a choice of tiles is asked for."""
+    """Where in the model and in the prompt a sparse method is asked for its tiles.
+
+    layer     number of the layer
+    length    tokens of the whole prompt, of which rows and keys may be a part; None: they are all of it
+    derived   values cached beside the layer's keys; None: there are none
+    last      whether the rows are known to be the last of the keys, without a gap
+    replayed  whether a CUDA graph replays the call with other rows; keys are then those of the whole prompt
+    """
 
     layer: int = 0
-    length: int | None = None  # tokens of the whole prompt, of which rows and keys may be a part; None: they are all
-    derived: Derived | None = field(default=None, repr=False, compare=False)  # kept beside the keys; None: nothing is
-    last: bool = False  # the rows are known to be the last of the keys, without a gap
-    replayed: bool = False  # with other rows, which the device alone knows; keys are those of the whole prompt
+    length: int | None = None
+    derived: Derived | None = field(default=None, repr=False, compare=False)
+    last: bool = False
+    replayed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`rows` [R] are computed now, in rising order; every other position is read from the cache.
+    """`rows` [R] are the positions computed now, in rising order; every other one is read from the cache.
 
-    sees            mask rule over positions (the model's own sliding window is joined to it)
+    sees            mask rule: which keys a query may attend to (the model's own sliding window is joined to it)
     sparse          a sparse method, asked once per layer with that layer's queries, keys and rows; not asked where the
                     layer's sliding window is narrower than the prompt
     backend         carries out the attention in place of torch's `scaled_dot_product_attention`
     return_queries  layers whose queries are returned
     num_layers      stop after this many layers: their KV is written, there are no logits
-    adjust          changes the cache of a layer once the rows' keys and values are in it, before they attend
+    adjust          called as adjust(layer, keys, values) once the rows' keys and values are written, before they
+                    attend: changes the layer's cache [H, T, D] in place
+
+    Raises BadInput for rows that are no rising positions, and for a field that is not of its kind.
     """
 
     rows: torch.Tensor
@@ -87,7 +97,7 @@ def _called(value: object) -> str:
 
 
 def check_rule(sees: Sees, rows: torch.Tensor) -> None:
-    """Raise BadInput for a mask rule that does not say True or False of a row [1, 1] and a column [1, 1]."""
+    """Raise BadInput for a mask rule that does not return one bool for one row and one column."""
     try:
         answer = sees(rows[:1, None], rows[None, :1])
     except TypeError as problem:
@@ -98,13 +108,15 @@ def check_rule(sees: Sees, rows: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass as its cost sees it: `rows` are computed over a cache of `length` tokens, `depth` layers deep.
+    """A forward pass, as costs are counted: `rows` are computed over a cache of `length` tokens.
 
-    Passes of one `forward` run packed together and read the weights once.
+    num_layers  how many layers run; None: all
+    forward     passes with the same number run packed together and read the weights once
+    weight      cost of a token in a helper model, relative to the model itself
     """
 
     rows: Sequence[int]
     length: int
-    num_layers: int | None = None  # None: all layers
+    num_layers: int | None = None
     forward: int = 0
-    weight: float = 1.0  # of a helper model: what a token costs in it, over a token of the model itself
+    weight: float = 1.0

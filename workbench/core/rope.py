@@ -16,10 +16,10 @@ Pairing = Literal["neox", "interleaved"]  # channels of a plane: (i, i + R/2) or
 
 
 def rotate(keys: Tensor, distance: int | Tensor, inv_freq: Tensor, pairing: Pairing = "neox") -> Tensor:
-    """Rerotate `keys` [H, T, D] to `distance` positions later: a new tensor of the same dtype.
+    """Return `keys` [H, T, D] rerotated to `distance` positions later, in a new tensor of the same dtype.
 
-    `distance` is one number, or [T] with one for each token; negative shifts back. Only the first R = 2 * len(inv_freq)
-    channels are rotary; `pairing` says which form a plane: "neox" (i, i + R/2), "interleaved" (2i, 2i + 1).
+    `distance` is one number, or [T], one for each token; negative shifts back. Only the first R = 2 * len(inv_freq)
+    channels are rotary; `pairing` says which two form a plane: "neox" (i, i + R/2), "interleaved" (2i, 2i + 1).
     Arithmetic is fp32, angles are taken in fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An attention scaling
     that a model folds into cos and sin (YaRN) is in the keys already and is not applied twice.
     """
@@ -30,7 +30,7 @@ def rotate(keys: Tensor, distance: int | Tensor, inv_freq: Tensor, pairing: Pair
 def rotate_layers(
     layers: Sequence[Tensor], distance: Tensor, inv_freq: Sequence[Tensor], pairing: Pairing = "neox"
 ) -> Iterator[Tensor]:
-    """Yield what `rotate` makes of the keys of every layer; angles are taken once for all layers of one table."""
+    """Yield the keys of every layer as `rotate` returns them; layers with one frequency table share their angles."""
     known: dict[int, tuple[Tensor, Tensor]] = {}
     for keys, table in zip(layers, inv_freq, strict=True):
         if id(table) not in known:
@@ -39,7 +39,7 @@ def rotate_layers(
 
 
 def cos_sin(distance: int | Tensor, inv_freq: Tensor, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [T or 1, R/2] (fp32) of a shift by `distance`, taken on a GPU where they are for one."""
+    """Return cos and sin [T or 1, R/2] (fp32) of a shift by `distance`, on `device`."""
     at = device if torch.device(device).type == "cuda" else "cpu"  # others may have no fp64
     shift = torch.as_tensor(distance, dtype=torch.float64, device=at).reshape(-1, 1)
     angle = shift * inv_freq.detach().to(at, torch.float64)
@@ -53,9 +53,9 @@ def rotate_by(
     pairing: Pairing = "neox",
     out: Tensor | None = None,
 ) -> Tensor:
-    """Rerotate `keys` [..., T, D] by the angles of `cos_sin`, into `out` (of any dtype, apart from `keys`).
+    """Rerotate `keys` [..., T, D] by the angles of `cos_sin`, into `out` if given (any dtype, not overlapping `keys`).
 
-    `cos` may come for both halves of a plane side by side, [T or 1, R], where many calls would join them.
+    `cos` may also be [T or 1, R], the same R/2 columns twice: callers that rotate often prepare it once.
     """
     half = sin.shape[-1]
     if out is None:
@@ -81,13 +81,13 @@ def rotate_by(
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `x` [H, T, R] of "neox" pairing by angles of `cos_sin`, in the dtypes given; gradients pass."""
+    """Rotate `x` [H, T, R] of "neox" pairing by angles of `cos_sin`, in the dtypes given; differentiable."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 def pairing_of(name: str) -> Pairing:
-    """Return the pairing of a name. BadInput for an unknown one."""
+    """Return the pairing of this name. Raises BadInput for any other than "neox" and "interleaved"."""
     if name == "neox":
         return "neox"
     if name == "interleaved":

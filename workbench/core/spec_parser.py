@@ -1,7 +1,7 @@
-"""Specs: what a policy or a generated corpus is called, `name` or `name(option=value, …)`.
+"""Specs: how a method or a corpus is named on the command line, `name` or `name(option=value, …)`.
 
-A value is a Python literal (a text in '…' or "…" among them), a word, a spec of its own, or a path without blanks,
-commas, brackets and quotation marks; any other path is written as a text.
+A value is a Python literal, a word, another spec, or a path without blanks, commas, brackets and quotation marks. Any
+other path is written in quotation marks.
 """
 
 import ast
@@ -18,9 +18,9 @@ CLOSES = {")": "(", "]": "[", "}": "{"}
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of `name` or `name(option=value, …)`. Names may hold hyphens: `needles-single`.
+    """Return name and options of `name` or `name(option=value, …)`. Raises BadInput for anything else.
 
-    Raises BadInput for anything else.
+    Names may contain hyphens: `needles-single`.
     """
     name, bracket, rest = (part.strip() for part in spec.strip().partition("("))
     if not re.fullmatch(NAME, name) or (bracket and not rest.endswith(")")):
@@ -36,7 +36,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def split(text: str) -> list[str]:
-    """Return the entries of a list separated by commas, those within brackets or quotation marks left alone."""
+    """Split a text at its commas, except those within brackets or quotation marks."""
     cuts = [-1, *_commas(text), len(text)]
     return [text[begin + 1 : end].strip() for begin, end in pairwise(cuts)]
 

@@ -1,8 +1,10 @@
-"""Triton kernels, each beside its torch reference. The modules lie in the top-level folder `kernels/`.
+"""Triton and Gluon kernels, each beside its torch reference. The modules are in the top-level folder `kernels/`.
 
-Installed, that folder *is* this package (`package-dir` in pyproject.toml). From a checkout this file stands in for it
-and adds the folder to the search path. The folder itself has no `__init__.py`: Hugging Face ships a package named
-`kernels` that transformers looks for, and ours must not shadow it.
+Every module has `launch` (the kernel) and `reference` (the same in torch), which take the arguments stated at its head,
+and `cases`, which yields arguments to compare them. B is requests, R rows (query tokens), T keys, D head width.
+
+Installed, that folder *is* this package (`package-dir` in pyproject.toml); in a checkout this file adds it to the
+search path. It has no `__init__.py`: Hugging Face ships a package named `kernels`, which it must not shadow.
 """
 
 from pathlib import Path

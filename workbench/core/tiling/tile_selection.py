@@ -1,8 +1,8 @@
-"""From scores of pairs of blocks to selected tiles: the rule that BFLA, FlashPrefill and XAttention share, in torch.
+"""Block scores of BFLA, FlashPrefill and XAttention, and the rule that selects tiles by them, in torch.
 
-Scores are of queries [Hq, R, D] at `rows` [R] over keys [H, T, D]; no N × N tensor is made. On a GPU the kernels
-`kernels/choose_*.py` compute them, and `kernels/_select/keep.py` carries a `Rule` out in one launch; the results are
-the same up to ties.
+Scores are of queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D]; no N × N tensor is made. On a GPU the
+kernels `kernels/choose_*.py` compute them, and `kernels/_select/keep.py` applies a `TileRule` in one launch, with the
+same results up to ties.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from workbench.core.tiling.tiles import Grid, folded, means
 
 
 def bfla(queries: Tensor, keys: Tensor, block: int, flat: int) -> Tensor:
-    """Return [Hq, Lq, Lkv] fp32 logits: the largest product of any vector of a block with one of another.
+    """Return BFLA's block logits [Hq, Lq, Lkv] (fp32), Lq and Lkv numbers of blocks (arXiv:2605.12193, eq. 3-8).
 
-    A vector is `flat` neighbouring tokens, the last block is padded with zeros; scale 1/sqrt(D) (arXiv:2605.12193, eq.
-    3-8).
+    Each is the largest product of a vector of one block with one of the other, times 1/sqrt(D). A vector is `flat`
+    neighbouring tokens concatenated; the last block is padded with zeros.
     """
     ours, theirs = (folded(x, block).flatten(1, 2).unflatten(1, (-1, flat)).flatten(2) for x in (queries, keys))
     groups, group = block // flat, len(queries) // len(keys)
@@ -34,10 +34,10 @@ def bfla(queries: Tensor, keys: Tensor, block: int, flat: int) -> Tensor:
 
 
 def flash_prefill(queries: Tensor, keys: Tensor, rows: Tensor, block: int) -> Tensor:
-    """[Hq, I, J] fp32 logits: log of the sum over the rows of a block of exp(query · mean key of the other block).
+    """Return FlashPrefill's block logits [Hq, I, J] (fp32).
 
-    A row counts where it sees the block in whole; -inf where none does. Scale 1/sqrt(D). Their softmax over j is the
-    score of FlashPrefill.
+    Each is the log of the sum, over the rows of block i, of exp(query · mean key of block j / sqrt(D)). Rows that may
+    not attend to all of block j are left out; -inf where none may. FlashPrefill's score is their softmax over j.
     """
     grid, found = Grid(rows, keys.shape[1], block), []
     wide, ends = means(keys, block)[:, None].mT, (grid.columns + 1) * block - 1
@@ -49,14 +49,15 @@ def flash_prefill(queries: Tensor, keys: Tensor, rows: Tensor, block: int) -> Te
 
 
 def in_float8(x: Tensor) -> Tensor:
-    """Round numbers to the nearest that float8 (e4m3) holds, at most 448; the dtype stays."""
+    """Round numbers to float8 (e4m3), clamped to ±448; the dtype stays."""
     return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).to(x.dtype)
 
 
 def xattention(queries: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int) -> Tensor:
-    """Return [Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block.
+    """Return XAttention's estimate [Hq, I, J] (fp32) of the attention between blocks (arXiv:2503.16428).
 
-    A softmax over antidiagonals of stride × stride squares, scale 1/(sqrt(D) stride) (arXiv:2503.16428).
+    Logits are sums along the antidiagonals of stride × stride squares, scaled by 1/(sqrt(D) · stride); their softmax is
+    summed over the squares of a block.
     """
     group, per, grid = len(queries) // len(keys), block // stride, Grid(rows, keys.shape[1], block)
     squares = Grid(rows, keys.shape[1], stride)
@@ -78,14 +79,15 @@ def xattention(queries: Tensor, keys: Tensor, rows: Tensor, block: int, stride: 
 class TileRule:
     """Which tiles of `tile` tokens are kept, given a weight for every pair of blocks of `block` tokens.
 
-    mass     fewest blocks that hold this share of the weights of a row, the one that crosses it included: a number, or
-             one for every query head [Hq]; None: blocks of at least `part` times the largest weight of the row
-    first    a row's own blocks and the first one count before all others
-    whole    a block has a weight where some row sees all of it (else: any of it)
-    local    tiles before a row's own that are kept beside its own
-    sink     tiles at the front that are kept
-    tail     a query tile with a row at this position or behind it keeps everything; None: none does
-    stride, random, seed    rescued tiles, see `workbench.methods.sparse.bfla.Bfla`
+    mass     keep the fewest blocks that hold this share of a query block's weights, the one that crosses it included: a
+             number, or one for every query head [Hq]; None: use `part`
+    part     keep blocks of at least this share of the query block's largest weight
+    first    the query block's own key blocks and the first one are taken before all others and count
+    whole    only key blocks that some row may attend to in full have a weight (else: in part)
+    local    number of tiles before a query tile's own that are kept too
+    sink     number of tiles at the front of the prompt that are kept
+    tail     query tiles with a row at this position or later keep everything; None: none does
+    stride, random, seed    further tiles, kept at a stride or at random: see `workbench.methods.sparse.bfla.Bfla`
     """
 
     block: int
@@ -103,9 +105,10 @@ class TileRule:
 
 
 def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None) -> Tensor:
-    """Bool like `weights` [..., J]: the fewest that hold `share` of the row's sum, the one that crosses it included.
+    """Return the fewest entries of `weights` [..., J] that hold `share` of their sum: bool, of the same shape.
 
-    Those in `first` are taken before all others and counted. A share of 1 takes all. Equal weights: the earlier.
+    The entry that crosses the share is included. Entries in `first` are taken before all others and count. A share of 1
+    takes everything. Of equal weights the earlier is taken.
     """
     exact = weights.double()
     ranked = exact if first is None else exact.masked_fill(first, torch.inf)
@@ -119,10 +122,10 @@ def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None
 
 
 def kept(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
-    """Return [Hq, I, J] bool: what `rule` keeps by weights [Hq, I', J'] of the blocks of rows [R] over `length` keys.
+    """Return the tiles [Hq, I, J] (bool) that `rule` keeps for rows [R] over `length` keys.
 
-    weights   at least 0, or any where they are `logits`; where no row sees the block they are not read
-    group     neighbouring heads that choose together: what one of them keeps is kept for all
+    weights   [Hq, I', J'] of pairs of blocks: at least 0, or of any sign as `logits`, of which the softmax is taken
+    group     number of neighbouring heads that keep the union of their choices
     """
     grid = Grid(rows, length, rule.tile)
     found = causes(chosen(weights, Grid(rows, length, rule.block), rule, group, logits), grid, rule)
@@ -130,7 +133,7 @@ def kept(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int 
 
 
 def chosen(weights: Tensor, blocks: Grid, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
-    """Return [H, I', J'] bool: blocks that any head of a group keeps for their weight."""
+    """Return the blocks [H, I', J'] (bool) that any query head of a group keeps for their weight."""
     seen = (blocks.columns + 1) * rule.block - 1 <= blocks.last[:, None] if rule.whole else blocks.causal
     if logits:
         weights = weights.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -144,9 +147,9 @@ def chosen(weights: Tensor, blocks: Grid, rule: TileRule, group: int = 1, logits
 
 
 def causes(found: Tensor, grid: Grid, rule: TileRule) -> dict[str, Tensor]:
-    """Return why tiles of `grid` are kept: [H, I, J] bool each, or what broadcasts to it.
+    """Return the tiles of `grid` that are kept for each reason: {reason: [H, I, J] bool, or broadcastable to it}.
 
-    `found` [H, I', J'] are blocks.
+    Reasons: mass (of the blocks `found` [H, I', J']), local, sink, tail, stride, random.
     """
     wide = rule.block // rule.tile
     fine = found.repeat_interleave(wide, 1).repeat_interleave(wide, 2)

@@ -1,6 +1,6 @@
-"""Rows and keys cut into tiles, what attention these get, and a block-sparse choice of them with its unions.
+"""Tiles of queries and keys: the grid, a block-sparse selection of tiles with its unions, and exact attention by tile.
 
-Rows may stand anywhere: a whole prompt, one chunk of it, or scattered tokens that are recomputed.
+Rows (queries) may be a whole prompt, one chunk of it, or scattered tokens that are recomputed.
 """
 
 from collections import deque
@@ -18,20 +18,21 @@ from workbench.core.utils import annotations, html_views
 
 @dataclass(frozen=True)
 class Tiles:
-    """`kept` [Hq, I, J] bool: the queries of tile i, head h, attend to the keys of tile j.
+    """Selected tiles: `kept[h, i, j]` says that queries of tile i, head h, attend to keys of tile j.
 
-    Query tiles count the rows that are computed now (in their order), key tiles count positions; the last tile of
-    either may be short. What a query may see inside a kept tile is still ruled by the mask.
+    Tile i holds the i-th `size` rows that are computed now, tile j positions j · size and on; the last of either may be
+    short. Within a kept tile the attention mask still applies.
 
-    `columns` [Hq, T] bool: single keys that all rows attend to besides (a choice of tokens, a vertical line).
+    kept     [Hq, I, J] bool
+    size     tokens of a tile
+    columns  [Hq, T] bool: single keys that all rows attend to as well (selected tokens, vertical lines)
+    shared   groups of this many neighbouring heads are known to keep the same tiles: one list serves a group
+    alike    all query tiles are known to keep the same tiles, except those ahead of all their rows: the list of the
+             last serves all (CompactAttention)
+    listed   [K] the `columns` as rising positions, where nothing else is kept and all heads agree; or [H, K], one list
+             for each KV head, where every row has equally many of them before it in all heads
 
-    `listed` [K]: the `columns`, rising, where these are all that is kept, alike for all heads (a digest). [H, K]: those
-    of every KV head, of which as many stand before a row in all heads (past tokens, and the rows themselves).
-
-    `shared`: every so many neighbouring heads are known to keep the same tiles, so one list serves them all.
-
-    `alike`: all query tiles are known to keep the same tiles, but for those that none of their rows can see, so the
-    list of the last serves them all (CompactAttention).
+    Raises BadInput for tensors of another shape or dtype.
     """
 
     kept: Tensor
@@ -42,7 +43,7 @@ class Tiles:
     listed: Tensor | None = None
 
     def check_fits(self, heads: int, rows: int, keys: int) -> None:
-        """Refuse tiles of other than `heads` query heads, and too few for this many rows and keys."""
+        """Raise BadInput for tiles of other than `heads` query heads, or too few for so many rows and keys."""
         needed = (heads, -(-rows // self.size), -(-keys // self.size))
         shape = tuple(self.kept.shape)
         if shape[0] != heads or shape[1] < needed[1] or shape[2] < needed[2]:
@@ -86,7 +87,7 @@ class Tiles:
         return html_views.table("Tiles", rows) + html_views.picture(self.kept.float().mean(0))
 
     def visible(self, rows: int, length: int, first: int = 0) -> Tensor:
-        """Return [Hq, R, T] bool for rows `first` to `first + rows`, for the reference path."""
+        """Return the selection as a mask [Hq, R, T] (bool): `rows` rows from row `first` on, over `length` keys."""
         self._check(first + rows, length)
         row_tile = torch.arange(first, first + rows, device=self.kept.device) // self.size
         col_tile = torch.arange(length, device=self.kept.device) // self.size
@@ -94,7 +95,7 @@ class Tiles:
         return seen if self.columns is None else seen | self.columns[:, None, :length]
 
     def paged(self) -> "Tiles":
-        """Return the same choice in whole tiles: a tile of which one column is chosen is kept."""
+        """Return the selection in whole tiles: a tile that holds a selected column is kept."""
         if self.columns is None:
             return self
         width = self.kept.shape[2] * self.size
@@ -102,26 +103,29 @@ class Tiles:
         return Tiles(self.kept | wide.unflatten(1, (-1, self.size)).any(-1)[:, None], self.size)
 
     def covering(self, rows: int, length: int) -> Tensor:
-        """Return [G, I, J] bool of `rows` over `length` keys, one of `shared` heads.
+        """Return [Hq / shared, I, J] bool for `rows` over `length` keys: one head of each group.
 
-        BadInput where tiles are missing.
+        Raises BadInput where tiles are missing.
         """
         self._check(rows, length)
         return self.kept[:: self.shared, : -(-rows // self.size), : -(-length // self.size)]
 
     def lists(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return rising lists of key tiles for `rows` over `length` keys: (indptr [N + 1], indices), int32.
+        """Return the key tiles of each query tile as rising lists in CSR form: (indptr [N + 1], indices), int32.
 
-        N goes by group of `shared` heads, then query tile.
+        The N lists go by group of `shared` heads, then by query tile. Raises BadInput where tiles are missing.
         """
         return ragged(self.covering(rows, length))
 
     def over_queries(self) -> "Tiles":
-        """Return one choice for all query tiles: what any of them keeps (CompactAttention's Q-block union)."""
+        """Return the union over query tiles (CompactAttention's Q-block union); `alike` is not set."""
         return Tiles(self.kept.any(1, keepdim=True).expand_as(self.kept), self.size, self.columns, self.shared)
 
     def over_heads(self, heads: int) -> "Tiles":
-        """Return one choice for every `heads` neighbouring heads: what any of them keeps (intra-group union)."""
+        """Return the union over every `heads` neighbouring heads (CompactAttention's intra-group union).
+
+        Raises BadInput where `heads` does not divide the number of heads.
+        """
         if heads < 1 or self.kept.shape[0] % heads:
             raise BadInput(f"{self.kept.shape[0]} heads cannot be split into groups of {heads}")
         kept, columns = (None if x is None else _shared(x, heads) for x in (self.kept, self.columns))
@@ -129,16 +133,16 @@ class Tiles:
         return Tiles(kept, self.size, columns, max(heads, self.shared) if _nested(heads, self.shared) else heads)
 
     def union(self, heads: int) -> "Tiles":
-        """Return one choice for all query tiles of `heads` neighbouring heads (CompactAttention): it only ever adds."""
+        """Return the union over query tiles and over every `heads` neighbouring heads (CompactAttention)."""
         return self.over_heads(heads).over_queries()
 
     def pages(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Return the union as a ragged list of key tiles per group of `heads`: (indptr [G + 1], indices), int32."""
+        """Return `union(heads)` as one CSR list of key tiles a group of heads: (indptr [G + 1], indices), int32."""
         return ragged(self.paged().union(heads).kept[::heads, :1])
 
     @property
     def density(self) -> float:
-        """Share of all tiles that is kept."""
+        """Share of all tiles that are kept, 0 to 1; tiles ahead of the queries count as not kept."""
         return self.kept.float().mean().item()
 
     def _check(self, rows: int, length: int) -> None:
@@ -162,7 +166,10 @@ def _nested(one: int, other: int) -> bool:
 
 
 def ragged(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
-    """Return lists of [G, I, J] bool: (indptr [G · I + 1], indices), int32. List n counts from n // share · first."""
+    """Return [G, I, J] bool as CSR lists: (indptr [G · I + 1], indices), int32.
+
+    n // share · first is added to the indices of list n.
+    """
     flat = kept.flatten(0, 1)
     indptr = torch.cat((flat.new_zeros(1, dtype=torch.int32), flat.sum(1).cumsum(0).int()))
     at, tile = flat.nonzero().unbind(1)
@@ -174,7 +181,7 @@ ELEMENTS = 1 << 24  # most elements of a tensor that is made for a part of the r
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """`rows` [R] positions in rising order, in I query tiles of `size` in their order; `length` keys in J key tiles."""
+    """Rows at rising positions `rows` [R] in I query tiles of `size` rows; `length` keys in J key tiles of `size`."""
 
     rows: Tensor
     length: int
@@ -203,12 +210,12 @@ class Grid:
 
     @cached_property
     def causal(self) -> Tensor:
-        """[I, J] bool: some row of the tile sees some key of it."""
+        """[I, J] bool: some row of the query tile may attend to some key of the key tile."""
         return self.columns * self.size <= self.last[:, None]
 
     @cached_property
     def own(self) -> Tensor:
-        """[I, J] bool: the key tile holds a row of the query tile. (Two where a chunk begins inside a tile.)"""
+        """[I, J] bool: the key tile holds the position of a row of the query tile; several may."""
         own = torch.zeros(self.shape, dtype=torch.bool, device=self.rows.device)
         tile = torch.arange(len(self.rows), device=self.rows.device) // self.size
         own.view(-1).index_fill_(0, tile * self.shape[1] + self.rows // self.size, True)  # waits for nothing
@@ -216,7 +223,7 @@ class Grid:
 
     @cached_property
     def held(self) -> Tensor:
-        """[J] bool: the key tile holds a row of any query tile."""
+        """[J] bool: the key tile holds the position of any row."""
         return self.own.any(0)
 
     def near(self, count: int) -> Tensor:
@@ -231,19 +238,19 @@ class Grid:
         return (self.last >= (-(-whole // self.size) - count) * self.size)[:, None] & (count > 0)
 
     def chunks(self, width: int) -> Iterator[slice]:
-        """Slices of rows, whole query tiles each, so that [rows, width] stays within ELEMENTS where one tile does."""
+        """Yield slices of rows, whole query tiles each, so that [rows, width] has at most ELEMENTS, or is one tile."""
         step = max(1, ELEMENTS // max(1, width * self.size)) * self.size
         for at in range(0, len(self.rows), step):
             yield slice(at, min(at + step, len(self.rows)))
 
     def folded(self, x: Tensor, fill: float = 0.0) -> Tensor:
-        """Return […, r, X] of whole query tiles (the last may be short) as […, i, size, X]."""
+        """Return rows […, r, X] as query tiles […, i, size, X], the last one padded with `fill`."""
         return pad(x, (0, 0, 0, -x.shape[-2] % self.size), value=fill).unflatten(-2, (-1, self.size))
 
     def tiles(self, kept: Tensor, heads: int, columns: Tensor | None = None) -> Tiles:
-        """Return a choice for `heads` query heads from `kept` [Hq | H | 1, I, J] bool (and `columns` [Hq | H, T]).
+        """Return the selection for `heads` query heads from `kept` [Hq | H | 1, I, J] bool (and `columns` [Hq | H, T]).
 
-        What no row can see is dropped, and every row keeps its own tile: without it a row might see nothing at all.
+        Tiles ahead of all rows are dropped. Each row's own tile is kept, so that no row is left without keys.
         """
         kept = (kept | self.own) & self.causal
         wide = columns if columns is None else columns.repeat_interleave(heads // len(columns), 0)
@@ -251,7 +258,7 @@ class Grid:
         return Tiles(kept.repeat_interleave(group, 0), self.size, wide, group if columns is None else 1)
 
     def pairs(self) -> Tensor:
-        """Return [I, J] int64: how many (row, key) pairs of a tile are causal."""
+        """Return [I, J] int64: how many (row, key) pairs of a tile the causal mask allows."""
         starts, found = self.columns * self.size, []
         ends = (starts + self.size).clamp(max=self.length)
         for part in self.chunks(self.shape[1]):
@@ -264,10 +271,10 @@ _RECENT: deque[tuple[int, Grid]] = deque(maxlen=8)  # with the version of the ro
 
 
 def grid_of(rows: Tensor, length: int, size: int, replayed: bool = False) -> Grid:
-    """Return the grid of these very rows: that of the layer before, with all it has found, while they are as they were.
+    """Return the grid of these rows; layers that pass the same tensor share one grid and what it has computed.
 
-    Rows whose changes torch does not count (inference tensors) get a grid of their own, and captured ones, too, but
-    where they are captured once only, all layers together (`replayed`).
+    Inference tensors, whose changes torch does not count, get a new grid each time, and so do rows during the capture
+    of a CUDA graph, unless all layers are captured together (`replayed`).
     """
     capturing = rows.is_cuda and torch.cuda.is_current_stream_capturing()
     if rows.is_inference() or (capturing and not replayed):
@@ -281,19 +288,22 @@ def grid_of(rows: Tensor, length: int, size: int, replayed: bool = False) -> Gri
 
 
 def means(keys: Tensor, size: int) -> Tensor:
-    """Return [H, J, D] fp32: mean of every tile of keys [H, T, D]; of the last one over the keys that it has."""
+    """Return the mean key [H, J, D] (fp32) of every tile of keys [H, T, D]; the last tile may be short."""
     count = torch.full((-(-keys.shape[1] // size), 1), size, device=keys.device)
     count[-1] -= -keys.shape[1] % size
     return folded(keys, size).sum(2) / count
 
 
 def folded(x: Tensor, size: int) -> Tensor:
-    """Return [H, T, D] as [H, J, size, D] fp32, padded with zeros."""
+    """Return [H, T, D] as tiles [H, J, size, D] (fp32), padded with zeros."""
     return pad(x.float(), (0, 0, 0, -x.shape[1] % size)).unflatten(1, (-1, size))
 
 
 def attention(queries: Tensor, keys: Tensor, grid: Grid) -> Iterator[tuple[slice, Tensor]]:
-    """Causal softmax of queries [Hq, R, D] over keys [H, T, D], scale 1/sqrt(D): (rows, [Hq, r, T] fp32) by parts."""
+    """Yield the causal softmax of queries [Hq, R, D] over keys [H, T, D], scale 1/sqrt(D), some rows at a time.
+
+    Each item is (slice of rows, [Hq, r, T] fp32).
+    """
     cols, wide = torch.arange(keys.shape[1], device=keys.device), keys.float()[:, None].mT
     for part in grid.chunks(len(queries) * keys.shape[1]):
         logits = (queries[:, part].float().unflatten(0, (len(keys), -1)) @ wide).flatten(0, 1) * keys.shape[-1] ** -0.5
@@ -301,7 +311,7 @@ def attention(queries: Tensor, keys: Tensor, grid: Grid) -> Iterator[tuple[slice
 
 
 def lines(queries: Tensor, keys: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Return the attention that columns and diagonals get from all rows: [Hq, T] fp32 each.
+    """Return the attention on columns and on diagonals, summed over all rows: [Hq, T] fp32 each.
 
     Diagonal d holds the keys d positions before their row.
     """
@@ -316,7 +326,7 @@ def lines(queries: Tensor, keys: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
 
 
 def mass(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-    """[Hq, I, J] fp32: the attention that a tile truly gets, mean over the rows of the query tile; sums to 1 over J."""
+    """Return the exact attention [Hq, I, J] (fp32) on each tile, mean over the query tile's rows; sums to 1 over J."""
     total = _by_tile(queries, keys, grid, torch.sum)
     return total / total.sum(-1, keepdim=True)
 

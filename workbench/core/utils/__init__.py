@@ -1,1 +1,1 @@
-"""What every folder uses and no reader of attention needs: files, checks of values, processes, views."""
+"""Helpers that have nothing to do with attention: files, checks of values, processes, progress, HTML views."""

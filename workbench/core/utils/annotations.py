@@ -1,7 +1,7 @@
-"""Values against their annotations: what a field, an option or a parameter may be, checked in one place.
+"""Check values against type annotations: fields, options and parameters.
 
-Plain types are looked at in full (a list with its elements); of a protocol or a callable only whether it can be called
-or has the methods.
+Plain types are checked in full, lists with their elements; of a callable only that it can be called, of a protocol only
+that it has the methods.
 """
 
 import collections.abc
@@ -24,7 +24,7 @@ COUNT = "0 or more"
 
 @dataclass(frozen=True)
 class Needed:
-    """Words for what a type allows, in its `Annotated`: of a type with several forms."""
+    """Words for what is allowed, put into an `Annotated` type for error messages."""
 
     text: str
 
@@ -36,7 +36,7 @@ LARGEST = (1 << 31) - 1  # whole number, also below zero: positions and counts o
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a public function refuse arguments that are not what its annotations say, by name and before any work."""
+    """Decorate a function to raise BadInput, by name, for arguments that do not fit its annotations."""
     names = list(signature(function).parameters)
 
     @wraps(function)
@@ -51,7 +51,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_fields(made: Any) -> None:
-    """Raise BadInput for the first field of a dataclass object, of those it was made from, that is not as annotated."""
+    """Raise BadInput for the first init field of a dataclass object that does not fit its annotation."""
     cls: Any = type(made)
     hints = _hints(cls)
     for field in (each for each in fields(made) if each.init):
@@ -59,7 +59,7 @@ def check_fields(made: Any) -> None:
 
 
 def check(name: str, value: Any, annotation: Any) -> None:
-    """Raise BadInput, which names the value and what is allowed, where a value is not what its annotation says."""
+    """Raise BadInput, with the value and what is allowed, for a value that does not fit its annotation."""
     if fits(value, annotation):
         return
     if isinstance(value, int) and abs(value) > LARGEST:
@@ -69,14 +69,17 @@ def check(name: str, value: Any, annotation: Any) -> None:
 
 
 def check_processes(name: str, count: Any, least: int = 1, here: bool = True) -> None:
-    """Raise BadInput for a number of processes under `least`, or, of this machine, over `EACH` for every core."""
+    """Raise BadInput for fewer processes than `least`, or, on this machine (`here`), more than `EACH` a core."""
     most = EACH * (os.cpu_count() or 1) if here else LARGEST
     if not fits(count, int) or not least <= count <= most:
         raise BadInput(f"{name} is {shown(count)}: allowed are {least} to {most} processes")
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Return whether `value` is what `annotation` says; whole numbers are numbers, True and False are not."""
+    """Return whether `value` fits `annotation`.
+
+    Integers fit float, but bool fits neither int nor float; nan does not fit float; integers are at most 2^31 - 1.
+    """
     if annotation is str:
         return isinstance(value, str)  # keys of every block of a request
     origin, parts = get_origin(annotation), get_args(annotation)
@@ -106,7 +109,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def words(annotation: Any) -> str:
-    """Return what an annotation allows, for a sentence."""
+    """Return what an annotation allows, in words for an error message."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         said = next((part.text for part in parts if isinstance(part, Needed)), "")
@@ -124,7 +127,7 @@ def words(annotation: Any) -> str:
 
 
 def plain(annotation: Any) -> Any:
-    """Return the type of an annotation without its elements; that of None for None."""
+    """Return the type of an annotation without its elements, NoneType for None."""
     return get_origin(annotation) or (type(None) if annotation is None else annotation)
 
 

@@ -1,4 +1,4 @@
-"""Deterministic algorithms of torch for a while."""
+"""Switch torch to deterministic algorithms for the length of a `with` block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,10 @@ import torch
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Use deterministic algorithms inside, whatever is set outside; new tensors hold NaN until they are written."""
+    """Use torch's deterministic algorithms within the block, with a warning for operations that have none.
+
+    torch.empty is filled with NaN meanwhile.
+    """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

@@ -1,7 +1,7 @@
-"""Files and folders that appear whole or not at all.
+"""Atomic writes: files and folders that appear complete or not at all.
 
-They are filled under a hidden name beside their place and then moved there. What stood there before stays until then;
-what an error or an interruption leaves half-written is removed; what a killed process leaves, by `remove_leftovers`.
+They are written under a hidden name in the same folder, then moved to their path, which keeps its earlier content until
+then. Partial files are removed after errors and interruptions; those of killed processes by `remove_leftovers`.
 """
 
 import os
@@ -29,12 +29,10 @@ FORGOTTEN = 24 * 3600  # seconds after which a half-written file belongs to no r
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], durable: bool = False, new: bool = False) -> None:
-    """Let `write` fill a file under the name it is given, then move that file to `path`.
+    """Let `write(partial)` write a file to the path it is given, then move that file to `path`.
 
-    With `new`, FileExistsError where `path` is there by then.
-
-    With `durable`, the file outlasts a crash of the machine as soon as this returns: it is on the disk before it gets
-    its name, and its name is on the disk too.
+    With `new`, raises FileExistsError if `path` exists by then. With `durable`, file and name are synced to disk before
+    this returns, so that they outlast a crash of the machine.
     """
     partial = _beside(path)
     try:
@@ -64,18 +62,18 @@ def _named_once(partial: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str, durable: bool = False) -> None:
-    """Write a text file (UTF-8)."""
+    """Write a text file (UTF-8) atomically."""
     write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"), durable)
 
 
 def write_new(path: Path, text: str, durable: bool = False) -> None:
-    """Write a text file whole, unless another process has written one of that name: then leave that."""
+    """Write a text file (UTF-8) atomically; leave an existing one as it is."""
     with suppress(FileExistsError):
         write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"), durable, new=True)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the names in a folder, are on disk (fsync)."""
     if path.is_dir() and os.name == "nt":
         return  # Windows keeps names without being asked, and opens no folders
     opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -86,9 +84,9 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, suffix: str = "") -> list[Path]:
-    """Remove what killed processes left half-written of the files `*suffix` of a folder; return what is removed.
+    """Remove partial files `*suffix` that killed processes left in a folder, and return their paths.
 
-    A file of a process that still runs is left alone, and so is one of another host until it is a day old.
+    Until they are a day old, those of running processes and of other hosts stay.
     """
     found = [path for path in folder.glob(f".*{suffix}.*") if PARTIAL.fullmatch(path.name) and _abandoned(path)]
     removed = []
@@ -101,7 +99,7 @@ def remove_leftovers(folder: Path, suffix: str = "") -> list[Path]:
 
 @contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
-    """Make a folder to be filled; at the end of the block it takes the place of `path`."""
+    """Yield a new folder to be filled; at the end of the block it replaces `path`, after an error it is removed."""
     partial = _beside(path)
     partial.mkdir(parents=True)
     try:
@@ -113,10 +111,9 @@ def folder_atomically(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Move folder `new` to `path`, and remove the folder that stood there.
+    """Move folder `new` to `path` and remove the folder that was there.
 
-    Folders cannot be exchanged in one step: a process that is killed between the two moves leaves the earlier folder
-    at `earlier(path)`.
+    This takes two moves: a process that is killed between them leaves the earlier folder at `earlier(path)`.
     """
     old = earlier(path)
     if path.exists():
@@ -132,43 +129,43 @@ def replace_folder(new: Path, path: Path) -> None:
 
 
 def earlier(path: Path) -> Path:
-    """Return where folder `path` stands for a moment while another takes its place."""
+    """Return where `replace_folder` keeps the earlier folder `path` between its two moves."""
     return path.with_name(f".{path.name}.old")
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file is there; False for a name that no file can have."""
+    """Return whether a file exists; False, not an error, for an impossible name."""
     return os.path.isfile(path)
 
 
 def is_dir(path: str | os.PathLike[str]) -> bool:
-    """Return whether a folder is there; False for a name that no folder can have."""
+    """Return whether a folder exists; False, not an error, for an impossible name."""
     return os.path.isdir(path)
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:
-    """Return whether a place is a URL, and no folder."""
+    """Return whether a text is a URL and not a path."""
     return isinstance(place, str) and "://" in place
 
 
 def check_folder(name: str, path: str | os.PathLike[str]) -> None:
-    """Refuse, before any work, a place where no folder can be made or written to; `name` is the option's."""
+    """Raise BadInput for a path where no folder can be made or written to; `name` is the option's."""
     check_place(name, path)
     if is_file(path):
         raise BadInput(f"{name} {shown(str(path))} is a file: a folder is needed")
 
 
 def check_file(name: str, path: str | os.PathLike[str]) -> None:
-    """Refuse, before any work, a place where no file can be made or written to; `name` is the option's."""
+    """Raise BadInput for a path where no file can be made or written to; `name` is the option's."""
     check_place(name, path)
     if is_dir(path):
         raise BadInput(f"{name} {shown(str(path))} is a folder: a file is needed")
 
 
 def check_place(name: str, path: str | os.PathLike[str]) -> None:
-    """Refuse, before any work, a place where neither a file nor a folder can be made; `name` is the option's.
+    """Raise BadInput for a path where neither a file nor a folder can be made; `name` is the option's.
 
-    A name that the disk cannot hold, one below a file, one in a folder that must not be written to, and a device.
+    Such are an empty or impossible name, the root, a path below a file, a read-only folder and a device.
     """
     if reason := _reason_against(Path(path)) if str(path) else "it is empty":
         raise BadInput(f"{name} {shown(str(path))}: nothing can be written there ({reason})")
@@ -197,7 +194,7 @@ def _reason_against(path: Path) -> str:
 
 
 def need_room(path: Path, size: int) -> None:
-    """Refuse to write `size` bytes to where `path` will be if the disk has not as much free."""
+    """Raise BadInput where the disk of `path` has fewer than `size` bytes free."""
     there = next(parent for parent in path.absolute().parents if parent.is_dir())
     free = shutil.disk_usage(there).free
     if free < size:
@@ -205,7 +202,7 @@ def need_room(path: Path, size: int) -> None:
 
 
 def bytes_of(text: str) -> int:
-    """Return a number of bytes: `10GB`, `1.5 TiB`, `4096`. Raises BadInput."""
+    """Parse a number of bytes: `10GB`, `1.5 TiB`, `4096`. Raises BadInput for anything else."""
     units = {"": 1, "b": 1} | {f"{letter}b": 1000**i for i, letter in enumerate("kmgt", 1)}
     units |= {f"{letter}ib": 1024**i for i, letter in enumerate("kmgt", 1)}
     digits = text.strip().rstrip("KMGTBkmgtib ")
@@ -218,7 +215,7 @@ def bytes_of(text: str) -> int:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a disk that is full or must not be written to into one sentence."""
+    """Turn errors of writing `path` within the block (disk full, no permission) into BadInput."""
     try:
         yield
     except (OSError, SafetensorError) as problem:

@@ -1,4 +1,4 @@
-"""What a notebook shows of a value: small tables that follow its theme. Every text stays text."""
+"""HTML that a notebook shows for a value: small tables that follow its theme, with every text escaped."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -12,7 +12,7 @@ CELLS = 64  # cells a side of a picture
 
 
 def table(title: str, rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
-    """Return a title over a table; of more than 40 rows the others are counted."""
+    """Return a title over a table of at most 40 rows; the number of further rows is stated."""
     lines = [list(row) for row in rows]
     more = f"<tr><td>… and {len(lines) - SHOWN:,} more</td></tr>" if len(lines) > SHOWN else ""
     body = "".join(f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in row)}</tr>" for row in lines[:SHOWN])
@@ -26,7 +26,7 @@ def _cell(value: object) -> str:
 
 
 def ranges(positions: "Tensor", most: int = 12) -> str:
-    """Return rising positions as ranges: 0–3, 7, 9–20; further ones are counted."""
+    """Return rising positions as at most `most` ranges, 0–3, 7, 9–20; the number of further ranges is stated."""
     breaks = (positions[1:] != positions[:-1] + 1).nonzero().flatten() + 1
     parts = positions.tensor_split(breaks.cpu())
     texts = [f"{int(part[0])}" + (f"–{int(part[-1])}" if len(part) > 1 else "") for part in parts[:most]]
@@ -34,7 +34,7 @@ def ranges(positions: "Tensor", most: int = 12) -> str:
 
 
 def size(count: float) -> str:
-    """Return bytes in the unit that suits them."""
+    """Return a number of bytes as text, in B, KiB, MiB or GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
@@ -43,7 +43,10 @@ def size(count: float) -> str:
 
 
 def picture(shares: "Tensor", side: int = 192) -> str:
-    """Return shares [I, J] from 0 to 1 as a picture in the colour of the text: at most 64 × 64 cells, by their mean."""
+    """Return shares [I, J] from 0 to 1 as an SVG of `side` pixels in the text's colour.
+
+    More than 64 × 64 cells are averaged.
+    """
     small = _reduced(shares.float().cpu())
     rows, columns = small.shape
     cells = [

@@ -1,4 +1,4 @@
-"""JSON from strangers: every way in which it can be unreadable is one sentence."""
+"""Parse untrusted JSON: every failure becomes a one-line error."""
 
 import json
 import re
@@ -14,8 +14,8 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def loads(text: str) -> Any:
     """Return the value of a JSON text.
 
-    Raises BadInput for what is no JSON, nests too deep, holds an integer of more digits than Python reads, or half a
-    character (a lone surrogate), which no file and no tokenizer takes.
+    Raises BadInput for invalid JSON, too deep nesting, an integer of more digits than Python reads, and a lone
+    surrogate (half a character, which files and tokenizers refuse).
     """
     try:
         value = json.loads(text)
@@ -33,7 +33,7 @@ def loads(text: str) -> Any:
 
 
 class NotJson(BadInput):
-    """A text that is no JSON: what the decoder said, and where."""
+    """A text that is not JSON, with the decoder's message and position."""
 
     def __init__(self, message: str, problem: json.JSONDecodeError) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class NotJson(BadInput):
 
 
 def read(path: Path, kind: type = dict, hint: str = "a JSON file is needed") -> Any:
-    """Return what a JSON file holds: an object, or another `kind`. Raises BadInput that names the file."""
+    """Return the content of a JSON file: an object, or another `kind`. Raises BadInput that names the file."""
     if not is_file(path):
         raise BadInput(f"{path} is missing: {hint}")
     try:

@@ -43,13 +43,15 @@ DEPLOYERS = {  # name → module, class and package
 
 @contextmanager
 def connected(address: str, workers: int = 1, gpu: bool = False, retries: int = 3) -> Iterator[Any]:
-    """Yield a client of a cluster; what is begun for it ends with the block.
+    """Yield a Dask client; a cluster that is started for it ends with the block.
 
-    workers  processes (`local`) or jobs (`slurm`, `kubernetes`) that are begun
-    gpu      give each of them a slot for a GPU
-    retries  how many workers may die over a task, of clusters that are begun here
+    address  "local", "ssh:HOST,HOST", "slurm" or "kubernetes" start a cluster; else a running scheduler's address, or
+             the `.json` file that it wrote
+    workers  processes (`local`) or jobs (`slurm`, `kubernetes`) to start
+    gpu      give each worker a GPU slot (`local` and `ssh`)
+    retries  how many workers may die over a task, in clusters that are started here
 
-    Raises BadInput without Dask or the deployer's package, and for a scheduler that does not answer.
+    Raises BadInput without Dask or the deployer's package, and for a scheduler that does not answer in 10 s.
     """
     if workers < 1:
         raise BadInput(f"workers is {workers}: at least 1 is needed")
@@ -115,14 +117,14 @@ def _deployed(package: str, make: Callable[[], Any]) -> Any:
 
 
 def check_slots(client: Any) -> None:
-    """Refuse a cluster whose workers, those there are, have no slot for a GPU; workers may also come later."""
+    """Raise BadInput where a cluster has workers and none has a GPU slot; one without workers may get them later."""
     known = client.scheduler_info()["workers"].values()
     if known and not any(worker["resources"].get(GPU) for worker in known):
         raise BadInput(f"no worker of the cluster has a slot for a GPU: begin them with `--resources {GPU}=1`")
 
 
 def dask_worker_number() -> int:
-    """Return a number of this Dask worker, by which GPUs are dealt out: those of one machine count up."""
+    """Return the number of this Dask worker by which it picks a GPU: its name, or a hash of it."""
     from distributed import get_worker
 
     name = str(get_worker().name)
@@ -139,8 +141,8 @@ class Outcome:
     """The result of a task, or why it has none.
 
     problem  one line; "" for none
-    trace    traceback of the last try
-    refused  the problem is bad input, which no other try changes
+    trace    traceback of the last attempt
+    refused  the problem is bad input, so it was not retried
     died     the problem is a process that ended
     """
 
@@ -151,7 +153,7 @@ class Outcome:
     died: bool = False
 
     def value(self) -> Any:
-        """Return the result. Raises BadInput for input that was refused, RuntimeError for any other problem."""
+        """Return the result. Raises BadInput for refused input, RuntimeError for any other problem."""
         if self.refused:
             raise BadInput(self.problem)
         if self.problem:
@@ -160,7 +162,7 @@ class Outcome:
 
 
 def check_jobs(jobs: int, retries: int, cluster: str | None = None) -> None:
-    """Raise BadInput for a number of processes that is not allowed, or of retries under 0."""
+    """Raise BadInput for a number of processes that is not allowed, or for negative `retries`."""
     check_processes("jobs", jobs, here=cluster in (None, "local"))
     check("retries", retries, int)
     if retries < 0:
@@ -168,12 +170,12 @@ def check_jobs(jobs: int, retries: int, cluster: str | None = None) -> None:
 
 
 class Workers:
-    """What runs tasks; everything that it starts ends with its `with` block.
+    """Runs tasks in parallel; everything that it starts ends with its `with` block.
 
-    jobs     processes side by side, which share this one's threads; 1 is this process. Workers of a new cluster
-    cluster  a Dask cluster instead (`connected`)
+    jobs     number of processes, which share this one's threads (1: this process), or of workers of a new cluster
+    cluster  the address of a Dask cluster to use instead (`connected`)
     shared   first arguments of `work`, sent to every process once
-    gpu      some tasks need a GPU slot on the cluster
+    gpu      workers of a new cluster get a GPU slot
 
     Raises BadInput, on entering, for a cluster that does not answer.
     """
@@ -194,9 +196,9 @@ class Workers:
     def run(
         self, work: Work, tasks: Sequence[T], retries: int = 0, gpu: Sequence[bool] = ()
     ) -> Generator[tuple[T, Outcome], None, None]:
-        """Yield every task with the outcome of `work(*shared, task)`, as soon as it is over.
+        """Yield every task with the outcome of `work(*shared, task)`, as soon as it ends.
 
-        retries  how often a task that raised is tried again; bad input is not
+        retries  how often a task that raised is tried again; one that raised BadInput is not
         gpu      for each task, whether it takes a GPU slot on the cluster
         """
         if self._client is not None:
@@ -271,7 +273,10 @@ SHARED_GPU = "WORKBENCH_SHARED_GPU"  # of the environment, set: other processes 
 
 
 def pool(processes: int, shared: tuple[Any, ...] = ()) -> Executor:
-    """Start processes that share this one's threads; each has a number, and is told where they outnumber the GPUs."""
+    """Return an executor of new processes, which share this one's threads and are numbered (`worker_number`).
+
+    Where they outnumber the GPUs, `WORKBENCH_SHARED_GPU` is set in each.
+    """
     context = multiprocessing.get_context("spawn")
     numbers = context.SimpleQueue()
     for number in range(processes):
@@ -319,7 +324,7 @@ def _leave(*_: Any) -> None:
 
 
 def tried(task: Any, work: Work, retries: int, shared: tuple[Any, ...] | None = None) -> Outcome:
-    """Run a task until it succeeds, is refused, or has failed once more than `retries`."""
+    """Run a task until it succeeds, raises BadInput, or has failed `retries` + 1 times."""
     given = _PROCESS["shared"] if shared is None else shared
     outcome = Outcome()
     for _ in range(retries + 1):
@@ -358,7 +363,7 @@ def _line(problem: BaseException) -> str:
 
 
 def worker_number() -> int:
-    """Return the number of this process among those side by side; 0 in the process that started them."""
+    """Return the number of this process in its pool, from 0; 0 in the process that started the pool."""
     if "distributed" in sys.modules:
         with suppress(ValueError):  # this process is no Dask worker
             return dask_worker_number()
@@ -366,5 +371,5 @@ def worker_number() -> int:
 
 
 def dealt(device: str, count: Callable[[], int] = torch.cuda.device_count) -> str:
-    """Return the device of this process: `cuda` is one of its machine's GPUs, by the number of the process."""
+    """Return the device of this process: "cuda" becomes one of the machine's GPUs, by the process's number."""
     return f"cuda:{worker_number() % count()}" if device == "cuda" and count() > 1 else device

@@ -1,6 +1,6 @@
-"""What long work is at, said to whoever shows its progress: `stage("loading lab-full")`. Nobody listens by default.
+"""Progress messages of long work, `stage("loading lab-full")`, for whoever displays them; by default nobody does.
 
-And what is kept of it where a person stops it (Ctrl-C), said by the code that knows: `with keeps(…)`.
+`with keeps(…)` adds to an interruption (Ctrl-C) what of the work was kept.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,19 +11,19 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def stage(what: str) -> None:
-    """Say what begins now."""
+    """Report the stage that begins now to the innermost listener."""
     for tell in _listeners[-1:]:
         tell(what)
 
 
 def are_heard() -> bool:
-    """Return whether someone shows them."""
+    """Return whether stages have a listener."""
     return bool(_listeners)
 
 
 @contextmanager
 def heard(by: Callable[[str], None]) -> Iterator[None]:
-    """Call `by` with every stage that begins, until the end."""
+    """Call `by` with every stage that begins within the block."""
     _listeners.append(by)
     try:
         yield
@@ -33,9 +33,10 @@ def heard(by: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def keeps(kept: Callable[[], str]) -> Iterator[None]:
-    """Let an interruption tell what is `kept` of the work inside, and how to go on; the innermost that knows says it.
+    """Give a KeyboardInterrupt from within the block the message `kept()`, unless an inner block gave it one.
 
-    The command line shows it in place of a traceback, NOTHING where nobody knows.
+    The message says what was kept and how to go on; the command line shows it in place of a traceback, by default
+    `NOTHING`.
     """
     try:
         yield
@@ -45,5 +46,5 @@ def keeps(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def so_far(done: int, of: int, what: str, where: object) -> str:
-    """Return what `keeps` tells of parts that are each kept as they end."""
+    """Return the message for `keeps` of work whose parts are each saved as they end: "3 of 8 … are kept in …"."""
     return f"{done} of {of} {what} are kept in {where}: run again to go on" if done else NOTHING

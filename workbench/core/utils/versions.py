@@ -17,5 +17,5 @@ def version_of(package: str) -> str | None:
 
 
 def versions(packages: Iterable[str] = COMPUTING) -> dict[str, str]:
-    """Return the version of every package, or that it is not installed."""
+    """Return {package: version}; "not installed" for one that is not."""
     return {package: version_of(package) or "not installed" for package in packages}

@@ -1,4 +1,4 @@
-"""What a long call from Python is at: a bar where a person watches, in a terminal or in a notebook."""
+"""Progress bars of long calls from Python, in interactive terminals and notebooks."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ OPENED = ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG")  # set in kernels that a pers
 
 @contextmanager
 def bar(label: str) -> Iterator["tqdm[Any]"]:
-    """Yield a bar of which nothing is left when it ends well: neither in a terminal nor in a notebook that is saved."""
+    """Yield a tqdm bar that disappears at the end of the block, also from a saved notebook."""
     from tqdm.auto import tqdm  # slow to import
 
     handle = None
@@ -36,7 +36,7 @@ def bar(label: str) -> Iterator["tqdm[Any]"]:
 
 
 def move(shown: "tqdm[Any]", done: int, total: int) -> None:
-    """Move a bar to `done` of `total`."""
+    """Set a bar to `done` of `total`."""
     if shown.total != total:
         shown.reset(total)
     shown.update(done - shown.n)
@@ -44,7 +44,7 @@ def move(shown: "tqdm[Any]", done: int, total: int) -> None:
 
 @contextmanager
 def watched(what: str, given: Progress | None = None) -> Iterator[Progress | None]:
-    """Yield `given`, or a bar of its own where a person watches and nothing else shows how far it is."""
+    """Yield `given`, or a progress function with a new bar if the session is interactive and nothing else shows one."""
     is_open = sys.stderr.isatty() or any(name in os.environ for name in OPENED)
     if given or are_heard() or os.environ.get(BATCH) or not is_open:
         yield given

@@ -1,6 +1,6 @@
-"""Copies of tokens [H, T, D] that lie apart: torch moves them number by number, so 8 bytes count as one where they may.
+"""Faster copies of scattered tokens [H, T, D]: torch copies element by element, so 8 bytes are copied as one element.
 
-Layouts that do not allow it are copied as they are. Copies between host and device do not wait for the other's work.
+Layouts that do not allow it are copied as usual. Copies between host and device do not wait for a GPU's queued work.
 """
 
 from collections.abc import Callable
@@ -20,29 +20,29 @@ def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def copy(target: Tensor, source: Tensor) -> None:
-    """Copy `source` [H, R, D] to `target` of its shape."""
+    """Copy `source` [H, R, D] to `target` of the same shape."""
     to, from_ = _wide(target, source) if target.is_cuda else (target, source)
     to.copy_(from_)
 
 
 def index_copy(target: Tensor, at: Tensor, source: Tensor) -> None:
-    """Copy tokens `source` [H, R, D] to places `at` [R] of `target` [H, T, D]."""
+    """Copy tokens `source` [H, R, D] to indices `at` [R] of `target` [H, T, D]."""
     to, from_ = _wide(target, source.to(target.dtype))
     to.index_copy_(1, at, from_)
 
 
 def taken(source: Tensor, at: Tensor) -> Tensor:
-    """Return tokens `at` [R] of `source` [H, T, D], side by side."""
+    """Return tokens `at` [R] of `source` [H, T, D] as a new tensor [H, R, D]."""
     return _wide(source)[0][:, at].view(source.dtype)
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
-    """Return `x` on `device`, without waiting for what a GPU still has to do."""
+    """Return `x` on `device`, without waiting for work that is queued on a GPU."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not x.is_cuda else x.to(device)
 
 
 def fetched(x: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy `x` to the host; return what waits for it, and not for what a GPU is given meanwhile."""
+    """Begin to copy `x` to the host; return a function that waits for this copy alone and returns it."""
     if not x.is_cuda:
         return lambda: x
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
