@@ -29,11 +29,11 @@ def __dir__() -> list[str]:
 
 
 def names() -> list[str]:
-    """Return data sets known by name.
+    """Return the names of data sets.
 
     `lab` and `needles` (all tasks in turn, or `needles-TASK`) are generated from the seed, `manuals` and
-    `manuals-train` are cut from the documentation of installed packages, `<corpus>-sample` is a shipped file. Switches
-    of a lab corpus stand in brackets: `lab(hints=0, asides=0)` (`lab_corpus.style`).
+    `manuals-train` are cut from the documentation of installed packages, `<corpus>-sample` is a shipped file. Options
+    of the lab corpus are given in brackets: `lab(hints=0, asides=0)` (`lab_corpus.style`).
     """
     return [*_generated(), *manuals.PARTS, *(f"{name}-sample" for name in assets.corpora())]
 
@@ -43,7 +43,7 @@ def _generated() -> list[str]:
 
 
 def is_generated(name: str) -> bool:
-    """Return whether data of this name are drawn from a seed, so many as are asked for."""
+    """Return whether data of this name are generated from a seed, in any number."""
     return lab_style.is_lab(name) or name in _generated()
 
 
@@ -54,19 +54,20 @@ def load(
     passages: int | None = None,
     answered: bool = True,
 ) -> list[Sample]:
-    """Return samples of a generated corpus, of `manuals`, of a shipped file or of one's own: a file, or objects.
+    """Return samples by the name of a data set (`names`), or from a file, a folder or objects of the user's own.
 
-    Generated corpora are `lab`, `lab(hints=0)`, `needles`, …; the layouts of files are those of `files`. The kind
-    of a needle question is its task.
+    name_or_path  a name; a file (`data.sources.files` lists the layouts); a folder of documents with a file of
+                  questions, `notes` or `notes(by=sentences, size=6, overlap=1)` (`data.sources.folders`);
+                  `hf:NAME[:SPLIT[:CONFIG]]`, a data set of the package `datasets`, from its cache or the Hub; a
+                  pandas.DataFrame, a `datasets.Dataset`, or a list of records or of `Sample`s
+    samples       how many; None: 200 of a generated corpus or of `manuals`, else all. From fewer than a file holds
+                  they are drawn by `seed`, in the order of the file
+    passages      passages of every context; surplus ones are dropped, missing ones are drawn by seed from other
+                  questions of the file. None: 10 in `lab` and `manuals`, 20 in `needles`, else as they are
+    answered      False: questions of a file or of objects may lack answers
 
-    One's own objects are a pandas.DataFrame, a `datasets.Dataset`, a list of records or of `Sample`s (`given`);
-    `hf:NAME[:SPLIT[:CONFIG]]` is a data set that `datasets` finds, in its cache or on the Hub. A folder of documents
-    with a file of questions is named with how it is cut: `notes(by=sentences, size=6, overlap=1)` (`folders`).
-
-    A file gives its samples in its own order; with fewer `samples` than it holds, a draw by `seed`. `passages` makes
-    every context that size: passages are cut, or filled in from other questions of the file. With `answered` False,
-    questions of a file may lack answers. Raises BadInput for an unknown name, a number under 1 and what `files.read`,
-    `lab.samples`, `needles.samples` and `manuals.samples` refuse.
+    Raises BadInput for an unknown name, a number under 1, over 1,000,000 generated samples, and records without the
+    fields that are needed.
     """
     annotations.check("seed", seed, int)
     for what, number in (("samples", samples), ("passages", passages)):
@@ -104,7 +105,7 @@ def _drawn(read: list[Sample], samples: int | None, seed: int, passages: int | N
 
 
 def check_name(name: str) -> None:
-    """Raise BadInput for a name that is no data set's, where no file or folder is called so either."""
+    """Raise BadInput for a name that is neither a data set's nor that of a file or folder."""
     known = is_generated(name) or name in names() or name.startswith(folders.HUB)
     if known or os.path.lexists(name) or folders.named(name):
         return
@@ -114,7 +115,7 @@ def check_name(name: str) -> None:
 
 
 def check_questions(name: str) -> None:
-    """Refuse what `check_name` refuses, a folder without questions and a small file that is none of questions."""
+    """Raise BadInput as `check_name` does, and for a folder or a small file (up to 4 MiB) without questions."""
     check_name(name)
     if not is_generated(name) and name not in names():
         if is_dir(name):
@@ -132,10 +133,10 @@ def _unknown(name: str) -> BadInput:
 def corpus(
     name_or_path: str | Path, samples: int | None = None, seed: int = 0, passages: int | None = None
 ) -> list[Sample]:
-    """Return the samples whose passages make the corpus that `load` draws from.
+    """Return the samples whose passages form the corpus that retrieval and neighbours are looked up in.
 
-    All of a file and of `manuals`, of a generated corpus those drawn; of a file of passages without questions
-    (`folders`) and of a folder, one sample with all of them.
+    Of a file these are all its samples, of a generated corpus those that `load` draws. Of `manuals`, a folder, or a
+    file of passages without questions, it is one sample that holds all passages.
     """
     if str(name_or_path).startswith(folders.HUB):
         return load(name_or_path, answered=False)
@@ -150,5 +151,5 @@ def corpus(
 
 
 def versions(name_or_path: str | Path) -> dict[str, str]:
-    """Return the versions of the packages that the samples depend on; none but for `manuals`."""
+    """Return {package: version} of what the samples depend on; {} for all data but `manuals`."""
     return manual_pages.versions() if str(name_or_path) in manuals.PARTS else {}

@@ -1,4 +1,4 @@
-"""Where models and corpora are stored: names to paths, from a checkout or from an installed wheel, in any folder.
+"""Paths of shipped and fetched models and corpora, in a checkout and in an installed wheel.
 
 data/models/<name>/             a checkpoint in Hugging Face format, an adapter as `peft` writes it, or soft tokens
 data/<corpus>/sample.jsonl      a fixed sample of a corpus
@@ -18,7 +18,7 @@ ROOT = _checkout / "data" if (_checkout / "pyproject.toml").is_file() else _pack
 
 
 def cache() -> Path:
-    """Return the folder for what is fetched."""
+    """Return the folder for fetched models: `WORKBENCH_CACHE`, else the platform's user cache."""
     if chosen := os.environ.get(CACHE):
         return Path(chosen).expanduser()
     from platformdirs import user_cache_path  # not on every machine that runs a converted model

@@ -1,13 +1,13 @@
-"""Prompt layouts from chat templates: what stands around passages, question and answer, as the template writes it.
+"""Prompt layouts from chat templates: the text around passages, question and answer, as the template writes it.
 
 A template is rendered with marks in place of the passages, the question and the answer, and cut at the marks. So the
-texts of the blocks, joined, are the template's own rendering, whatever it does with the words that it is given.
+joined texts of the blocks are the template's own rendering.
 
     system block     BOS, the system turn and the opening of the user turn
     passages         one block each, inside the user turn
     question block   the question, the end of the user turn and the generation prompt
 
-Every block ends with a line break and none begins with one, where tokenizers split anyway. Where a template refuses or
+Blocks end with a line break and do not begin with one, as tokenizers split there anyway. Where a template refuses or
 drops a system turn (Gemma 2: "System role not supported"), the system text opens the user turn.
 """
 
@@ -43,17 +43,15 @@ Message = dict[str, str]
 
 
 def said(role: str, content: str) -> Message:
-    """Return one message of a conversation."""
+    """Return one message of a conversation: {"role": …, "content": …}."""
     return {"role": role, "content": content}
 
 
 def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], answer: bool = True) -> str:
     """Return the text of a conversation by the tokenizer's chat template.
 
-    The generation prompt stands behind it where `answer` is next.
-
-    Reasoning is switched off where a template can do that, and today is taken to be `DATE`. Raises BadInput with the
-    template's own words where it refuses the conversation.
+    With `answer`, the generation prompt is appended. Reasoning is switched off where a template can do that, and the
+    date is fixed to `DATE`. Raises BadInput, with the template's message, where it refuses the conversation.
     """
     try:
         template = tokenizer.get_chat_template()
@@ -71,10 +69,10 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], answer
 
 
 def layout(tokenizer: "PreTrainedTokenizerBase") -> Layout:
-    """Return the layout "chat" of an instruct model: short answers from passages, in the words of its chat template.
+    """Return the layout "chat" of an instruct model, which asks for short answers from passages.
 
-    An answer ends at the template's end of a turn or at a line break. Raises BadInput where there is no template and
-    where it cannot hold passages.
+    An answer ends at the template's end of turn or at a line break. Raises BadInput where the tokenizer has no chat
+    template or one that cannot hold passages.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise BadInput(f"the tokenizer of {_name(tokenizer)} has no chat template: {REMEDY}")
@@ -96,7 +94,7 @@ def layout(tokenizer: "PreTrainedTokenizerBase") -> Layout:
 
 
 def layout_named(name: str, tokenizer: "PreTrainedTokenizerBase") -> Layout:
-    """Return the layout of a name ("lab", "released", "chat") or of a JSON file. Raises BadInput for every other."""
+    """Return a layout by name ("lab", "released", "chat") or from a JSON file. Raises BadInput for anything else."""
     return named(name) or layout(tokenizer)
 
 
@@ -187,10 +185,9 @@ MAPPED = Path("/proc/self/statm")  # pages of address space first
 
 @contextmanager
 def bounded(seconds: float, new_bytes: int) -> Iterator[None]:
-    """Raise TimeoutError in Python code that runs longer, MemoryError where the process grows by more (on Linux).
+    """Limit the Python code of a block: TimeoutError after `seconds`, MemoryError for more `new_bytes` (on Linux).
 
-    Every line of Python that is begun within the block looks at the clock: not for code that must be fast. Threads take
-    turns, and wait for it before their seconds begin.
+    The clock is read at every line (`sys.settrace`), which slows the code. One thread at a time is in such a block.
     """
     tracer = sys.gettrace()
 

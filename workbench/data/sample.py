@@ -1,7 +1,4 @@
-"""One question with its passages and its answers: the record every reader and the lab corpus produce.
-
-And contexts of a wanted number of passages (`sized`).
-"""
+"""Samples: a question with its passages and answers, as all readers of files and generators return it."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,15 +22,15 @@ class Passage:
 
 
 def continues(passage: Passage, before: Passage) -> bool:
-    """Return whether a passage goes on in the document of the passage right before it.
+    """Return whether a passage continues the document of the passage right before it.
 
-    Both have one title, or its own is "Continued", as in the lab corpus.
+    That is so if both have the same title, or its own begins with "Continued", as in the lab corpus.
     """
     return bool(passage.title) and (passage.title == before.title or passage.title.startswith(CONTINUED))
 
 
 def document_starts(ctxs: Sequence[Passage]) -> list[int]:
-    """Of every passage of a context, the number of the first passage of its document, so far as that is there."""
+    """Return, for each passage of a context, the index of the first passage of its document in this context."""
     starts: list[int] = []
     for i, passage in enumerate(ctxs):
         starts.append(starts[i - 1] if i and continues(passage, ctxs[i - 1]) else i)
@@ -44,10 +41,12 @@ def document_starts(ctxs: Sequence[Passage]) -> list[int]:
 class Sample:
     """A question over passages.
 
-    `answers` are aliases of one answer: a prediction takes its highest score over them. `supporting_titles` names the
-    passages needed to answer, where the source says so; `hops` is how many of them have to be combined; `kind` is the
-    source's own class of question ("two-hop", "bridge", …), "" where it has none. Without an `id`, `data.load` numbers
-    it.
+    answers            aliases of one answer: a prediction gets its highest score over them
+    ctxs               the passages, in reading order
+    supporting_titles  titles of the passages that are needed to answer, if the source names them
+    hops               how many passages have to be combined
+    kind               the source's own class of question ("two-hop", "bridge", …), "" if it has none
+    id                 "": `data.load` numbers the sample
     """
 
     id: str = ""
@@ -93,7 +92,7 @@ class Sample:
 
 
 def words(record: dict[str, Any], field: str) -> str:
-    """Return the text of a field; BadInput where it is missing, empty or no text."""
+    """Return the text of a field. Raises BadInput where it is missing, empty or not text."""
     value = record.get(field)
     if not isinstance(value, str) or not value.strip():
         raise BadInput(f"field '{field}' {_state(record, field)}; a text is needed")
@@ -101,14 +100,14 @@ def words(record: dict[str, Any], field: str) -> str:
 
 
 def plain(value: Any, field: str) -> str:
-    """Return the text or number of a field as text, "" for null; BadInput for everything else."""
+    """Return the text or number of a field as text, "" for null. Raises BadInput for anything else."""
     if not isinstance(value, str | int | float | None):
         raise BadInput(f"field '{field}' is {type(value).__name__}; a text is needed")
     return "" if value is None else str(value)
 
 
 def titles(record: dict[str, Any]) -> tuple[str, ...]:
-    """Return the titles in `supporting_titles`, none where it is missing; BadInput for what is no list of texts."""
+    """Return the titles in `supporting_titles`, () if it is missing. Raises BadInput unless it is a list of texts."""
     value = record.get("supporting_titles") or []
     if not isinstance(value, list | tuple) or not all(isinstance(title, str | int | float) for title in value):
         raise BadInput(f"field 'supporting_titles' is {shown(value)}; a list of texts is needed")
@@ -125,7 +124,7 @@ def _hops(value: Any) -> int:
 
 
 def filled(record: dict[str, Any], field: str) -> list[Any]:
-    """Return the list in a field; BadInput where it is missing, empty or no list."""
+    """Return the list in a field. Raises BadInput where it is missing, empty or not a list."""
     value = record.get(field)
     if not isinstance(value, list) or not value:
         folder = " (questions alone stand in a folder beside their documents: --data FOLDER)" * (field == "ctxs")
@@ -142,18 +141,18 @@ def _state(record: dict[str, Any], field: str) -> str:
 def sized(samples: Sequence[Sample], passages: int, file: Iterable[Sample], seed: int = 0) -> list[Sample]:
     """Return the samples with contexts of `passages` passages.
 
-    More are cut: those named in `supporting_titles` stay first, then the first ones, order kept.
+    From longer contexts, passages are dropped from the end, those named in `supporting_titles` last.
 
-    Fewer are filled with passages of other questions of the file, drawn by `seed` and the sample's id alone. None of
-    them has a title of the context or holds an accepted answer as words of its own, whatever the case. The own passages
-    keep their order, at places that are drawn too. A file that has too few such passages gives all of them.
+    Shorter contexts are filled with passages of other questions of `file`, drawn by `seed` and the sample's id. Such a
+    passage has no title or text of the context and does not contain an accepted answer (`stands_in`). The sample's own
+    passages keep their order, at random places. If the file has too few such passages, all are used.
     """
     pool = tuple(dict.fromkeys(passage for sample in file for passage in sample.ctxs))
     return [_cut(one, passages) if len(one.ctxs) >= passages else _fill(one, passages, pool, seed) for one in samples]
 
 
 def stands_in(answer: str, text: str) -> bool:
-    """Return whether `text` holds the answer as words of its own, whatever the case."""
+    """Return whether `text` contains the answer as whole words, in any case."""
     answer, text = answer.casefold(), text.casefold()
     begin = text.find(answer)
     while begin >= 0:
@@ -166,7 +165,7 @@ def stands_in(answer: str, text: str) -> bool:
 
 
 def shuffled(number: int, rng: Random) -> Iterator[int]:
-    """Yield the numbers under `number` in random order, each when it is asked for."""
+    """Yield the integers from 0 to `number` - 1 in random order, drawn lazily."""
     seen: set[int] = set()
     while len(seen) < number:
         drawn = rng.randrange(number)

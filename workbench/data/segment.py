@@ -23,15 +23,15 @@ _CODE_LINE = re.compile(
 
 
 def passages(ctxs: Iterable[Any], template: str = "Title: {title}\n{text}\n") -> list[str]:
-    """Return one piece a passage; `ctxs` have `title` and `text`."""
+    """Return one piece for each passage; `ctxs` are objects with `title` and `text`."""
     return [template.format(title=ctx.title, text=ctx.text) for ctx in ctxs]
 
 
 def turns(messages: Sequence[Mapping[str, str]], template: str = "<|{role}|>\n{content}\n") -> list[str]:
-    """Return one piece a turn: a user message with its replies; a system message is a piece of its own (section 3.1).
+    """Return one piece for each turn, a user message with its replies, and for each system message (section 3.1).
 
-    `messages` are `{"role": "system" | "user" | "assistant" | "tool", "content": text}`, in order. A last message of
-    the user's is the last piece: the question.
+    `messages` are `{"role": "system" | "user" | "assistant" | "tool", "content": text}`, in order; if the last is the
+    user's, it is the question. Raises BadInput for a message without role or content.
     """
     pieces: list[str] = []
     before = "system"
@@ -50,9 +50,9 @@ def turns(messages: Sequence[Mapping[str, str]], template: str = "<|{role}|>\n{c
 def examples(
     demonstrations: Iterable[Mapping[str, str]], template: str = "Question: {question}\nAnswer: {answer}\n\n"
 ) -> list[str]:
-    """Return one piece an in-context example (section 3.1: each is a block).
+    """Return one piece for each in-context example (section 3.1: each is a block).
 
-    `template` names the keys of an example.
+    `template` refers to keys of the examples. Raises BadInput where an example lacks one.
     """
     pieces = []
     for i, demonstration in enumerate(demonstrations):
@@ -64,12 +64,11 @@ def examples(
 
 
 def state(value: Any, root: str = "state") -> list[str]:
-    """JSON state as one line a leaf group: `state.chips.p2: {"bet": 10, "remain": 990}` (Appendix A: game states).
+    """Return JSON state as one line for each leaf group: `state.chips.p2: {"bet": 10, "remain": 990}` (appendix A).
 
-    A leaf group is an object or array without containers in it, or what an object holds beside its containers. The line
-    starts with its path, so a block that is encoded alone still says whose it is, and it depends on its group alone:
-    what did not change between two states gives the same block, wherever it stands. Different states give
-    different pieces.
+    A leaf group is an object or array that holds no containers, or the plain values of one that does. Each line begins
+    with its path, so that a block encoded alone tells what it belongs to, and depends on its group alone: what did not
+    change between two states gives the same block. Different states give different pieces.
     """
     return [f"{path}: {json.dumps(group, ensure_ascii=False)}\n" for path, group in _groups(value, root)]
 
@@ -93,10 +92,10 @@ def _step(key: str) -> str:
 
 
 def text(whole: str, most: int = 15) -> list[str]:
-    """Plain text cut at the first separator of SEPARATORS that occurs in it; the separator ends the piece before it.
+    """Cut plain text at the first separator of SEPARATORS that occurs in it; a separator ends the piece before it.
 
-    The pieces joined are the text. Code is left whole: fenced code is not cut, and a text that is itself code is one
-    piece. More than `most` pieces are joined, the shortest to its shorter neighbour, until `most` are left.
+    The joined pieces are the text. Fenced code is not cut, and a text that is itself code is one piece. While there are
+    more than `most` pieces, the shortest is joined to its shorter neighbour. Raises BadInput for `most` under 1.
     """
     if most < 1:
         raise BadInput(f"most is {most}; at least one piece is needed")

@@ -1,4 +1,4 @@
-"""Tokens of two tokenizers over one text: where each ends, and scores of the one as scores of the other."""
+"""Map scores from one tokenizer's tokens to another's over the same text."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,7 +12,7 @@ from workbench.core.blocks import Block
 
 
 def ends_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
-    """Return behind how many characters of their text each token ends."""
+    """Return, for each token, the number of characters of the decoded text at its end."""
     alone = list(accumulate(len(tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in tokens))
     if alone[-1] == len(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)):
         return alone
@@ -21,10 +21,10 @@ def ends_of(tokenizer: Any, tokens: Sequence[int]) -> list[int]:
 
 
 class Shared(NamedTuple):
-    """How the tokens of two tokenizers share the characters of one text.
+    """How the T tokens of one tokenizer and the U tokens of another share the characters of a text.
 
-    widths   [T] characters of each token of the one; 0 where it adds none
-    begins   [U] and `ends` [U]: between which characters each token of the other lies
+    widths        [T] characters of each token of the first; 0 where it adds none
+    begins, ends  [U] first character, and end, of each token of the second
     """
 
     widths: Tensor
@@ -33,16 +33,16 @@ class Shared(NamedTuple):
 
 
 def shared(theirs: Sequence[int], ours: Sequence[int]) -> Shared:
-    """Return how tokens that end at characters `theirs` [T] share a text with those that end at `ours` [U]."""
+    """Return how tokens that end at characters `theirs` [T] share a text with tokens that end at `ours` [U]."""
     widths = torch.tensor(theirs).cummax(0).values.diff(prepend=torch.zeros(1, dtype=torch.long))
     ends = torch.tensor(ours).clamp(max=int(widths.sum()))
     return Shared(widths, torch.cat((ends.new_zeros(1), ends[:-1])), ends)
 
 
 def dealt(scores: Tensor, texts: Sequence[Shared]) -> Tensor:
-    """Deal scores of the ones' tokens in `texts`, one behind the other, over their characters; sum up to the others'.
+    """Spread scores of the first tokenizer's tokens evenly over their characters and sum them by the second's tokens.
 
-    `scores` [T of all texts] -> [U of all texts], fp32.
+    `scores` [T of all texts, concatenated] -> [U of all texts], fp32 on the CPU.
     """
     widths = torch.cat([text.widths for text in texts])
     each = (scores.double().cpu() / widths.clamp(min=1)).repeat_interleave(widths)
@@ -54,7 +54,7 @@ def dealt(scores: Tensor, texts: Sequence[Shared]) -> Tensor:
 
 
 class Retokenized(NamedTuple):
-    """A block in the tokens of another tokenizer, and how these share characters with its own."""
+    """A block in another tokenizer's tokens (`read`), and how these share characters with the block's own."""
 
     read: Block
     tokens: Shared
@@ -62,7 +62,7 @@ class Retokenized(NamedTuple):
 
 @lru_cache(maxsize=2048)
 def retokenized(theirs: Any, ours: Any, tokens: tuple[int, ...]) -> Retokenized:
-    """Return a block of `ours` as the tokenizer `theirs` writes it; passages that come again are kept."""
+    """Return a block of tokenizer `ours` in the tokens of tokenizer `theirs`; results are cached."""
     text = ours.decode(tokens, clean_up_tokenization_spaces=False)
     read = Block(tuple(theirs(text, add_special_tokens=False)["input_ids"]) or (0,))
     return Retokenized(read, shared(ends_of(theirs, read.tokens), ends_of(ours, tokens)))

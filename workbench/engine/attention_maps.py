@@ -107,8 +107,8 @@ def within_blocks(scores: Tensor, lengths: Sequence[int]) -> Tensor:
 class Crossing:
     """Attention among the context blocks of one prompt, mean over layers and heads; T tokens and B blocks."""
 
-    paid: Tensor  # [T, B] what a token pays to each block, its own included; sums to 1
-    received: Tensor  # [T] what a token receives from the tokens of later blocks
+    paid: Tensor  #: [T, B] what a token pays to each block, its own included; sums to 1
+    received: Tensor  #: [T] what a token receives from the tokens of later blocks
 
 
 def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers = "all") -> list[Crossing]:

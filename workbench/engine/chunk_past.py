@@ -14,7 +14,7 @@ from workbench.engine.attention_maps import Crossing
 class Past:
     """How a chunk was cached: the chunks it stood behind, in order, with the attention it paid to each, and its CCI."""
 
-    prefix: tuple[tuple[str, float], ...]  # (Block.key, inter-attention)
+    prefix: tuple[tuple[str, float], ...]  #: (Block.key, inter-attention)
     cci: float
 
 

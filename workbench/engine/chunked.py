@@ -100,7 +100,7 @@ class ChunkedRequest:
 
     whole: PrefillRequest
     chunk: int
-    keep: int  # rows at the end that get logits; 0: all
+    keep: int  #: rows at the end that get logits; 0: all
 
     def __post_init__(self) -> None:
         self.rows = self.whole.plan.rows.split(self.chunk)

@@ -16,13 +16,13 @@ class Generation:
     """An answer, and what it took to compute."""
 
     tokens: tuple[int, ...]
-    text: str  # up to the stop string
-    rows_computed: int  # tokens of the prompt
+    text: str  #: up to the stop string
+    rows_computed: int  #: tokens of the prompt
     rows_reused: int
-    ttft: float = field(compare=False)  # seconds from the call to the first tokens of its batch
-    passes: tuple[Pass, ...]  # all that was computed up to the first token
-    receipt: Receipt | None = field(default=None, compare=False)  # blocks reused, missed and why, times
-    alone: float | None = field(default=None, compare=False)  # seconds to its first token, where it was computed alone
+    ttft: float = field(compare=False)  #: seconds from the call to the first tokens of its batch
+    passes: tuple[Pass, ...]  #: all that was computed up to the first token
+    receipt: Receipt | None = field(default=None, compare=False)  #: blocks reused, missed and why, times
+    alone: float | None = field(default=None, compare=False)  #: seconds to its first token, where it was computed alone
 
     def __repr__(self) -> str:
         took = f"{self.rows_computed} computed, {self.rows_reused} reused"

@@ -62,11 +62,11 @@ class SamplingParams:
 class ReadyRequest:
     """One request, ready for its last forward pass, and what it takes to get there."""
 
-    request: PrefillRequest  # the logits of its last row give the first token
-    passes: tuple[Pass, ...]  # all that is computed up to the first token, the last pass included
-    computed: int  # tokens of the prompt that some pass computes for the answer
-    reused: int  # tokens whose keys and values come from cached blocks
-    chunk: int | None = None  # rows of one pass of the last forward pass; None: all at once
+    request: PrefillRequest  #: the logits of its last row give the first token
+    passes: tuple[Pass, ...]  #: all that is computed up to the first token, the last pass included
+    computed: int  #: tokens of the prompt that some pass computes for the answer
+    reused: int  #: tokens whose keys and values come from cached blocks
+    chunk: int | None = None  #: rows of one pass of the last forward pass; None: all at once
 
 
 class Method(Protocol):

@@ -29,7 +29,7 @@ FILE = "seer_attention.safetensors"  # of the shipped gate, beside the weights o
 class GateShape:
     """What a gate is made of. `block` tokens are one vector of `width` channels, rotated by RoPE of base `theta`."""
 
-    model: str  # identity of the model that it was distilled from
+    model: str  #: identity of the model that it was distilled from
     block: int
     width: int
     theta: float

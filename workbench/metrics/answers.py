@@ -179,7 +179,7 @@ class Score:
     f1: float | None
     f1_low: float | None
     f1_high: float | None
-    contains: float | None  # an alias stands in the answer
+    contains: float | None  #: an alias stands in the answer
     contains_low: float | None
     contains_high: float | None
 

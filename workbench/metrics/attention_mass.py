@@ -27,9 +27,9 @@ from workbench.models.loading import Loaded
 class AttentionMass:
     """Attention of one prompt, computed by one method."""
 
-    tokens: Tensor  # [L, Hq, T] fp32, of the last row (the token that predicts the answer); sums to 1
-    blocks: Tensor  # [L, Hq, B, B] fp32, mean over the computed rows of a block; rows of blocks that were cached are 0
-    logits: Tensor  # [V] fp32, of the last row
+    tokens: Tensor  #: [L, Hq, T] fp32, of the last row (the token that predicts the answer); sums to 1
+    blocks: Tensor  #: [L, Hq, B, B] fp32, mean over the computed rows of a block; rows of blocks that were cached are 0
+    logits: Tensor  #: [V] fp32, of the last row
     kv: KV
 
 

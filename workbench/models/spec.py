@@ -36,13 +36,13 @@ class ModelSpec:
     name: str
     dtype: torch.dtype
     device: torch.device
-    shapes: list[tuple[int, int]]  # heads and head width of keys and values
-    inv_freq: list[Tensor]  # [R/2]
+    shapes: list[tuple[int, int]]  #: heads and head width of keys and values
+    inv_freq: list[Tensor]  #: [R/2]
     pairing: Pairing
-    windows: list[int | None]  # sliding window, tokens
-    context: int | None  # most tokens of a prompt and its answer
-    vocabulary: int  # of the head: what can be said
-    ids: int  # token ids that have a vector, soft tokens included
+    windows: list[int | None]  #: sliding window, tokens
+    context: int | None  #: most tokens of a prompt and its answer
+    vocabulary: int  #: of the head: what can be said
+    ids: int  #: token ids that have a vector, soft tokens included
 
     def __repr__(self) -> str:
         heads, width = self.shapes[0]

@@ -38,19 +38,19 @@ class LayerInput(NamedTuple):
     """The attention of one layer over the rows of one request."""
 
     layer: int
-    q: Tensor  # [Hq, R, D]
-    k: Tensor  # [H, R, D], fresh keys of the rows
-    v: Tensor  # [H, R, D]
-    window: int | None  # sliding window of the layer, in tokens
-    scale: float | None  # of the logits; None: 1/sqrt(D)
-    last: bool  # no layer behind it is computed, so its output is not needed
+    q: Tensor  #: [Hq, R, D]
+    k: Tensor  #: [H, R, D], fresh keys of the rows
+    v: Tensor  #: [H, R, D]
+    window: int | None  #: sliding window of the layer, in tokens
+    scale: float | None  #: of the logits; None: 1/sqrt(D)
+    last: bool  #: no layer behind it is computed, so its output is not needed
 
 
 class PackedRequest(Protocol):
     """One request of a packed forward pass."""
 
-    rows: Tensor  # [R] positions
-    num_layers: int | None  # stop after this many layers
+    rows: Tensor  #: [R] positions
+    num_layers: int | None  #: stop after this many layers
 
     def attend(self, x: LayerInput) -> Tensor | None:
         """Return the attention output [Hq, R, D] of the rows; None where it is not needed."""

@@ -45,8 +45,8 @@ class Missing:
 class Results:
     """Result tables of one or several sources; `live` holds rows that were not read from a folder."""
 
-    folders: Mapping[str, Sequence[Path]]  # source → folders
-    live: Mapping[str, Sequence[pd.DataFrame]] = field(default_factory=dict)  # table → rows with their source
+    folders: Mapping[str, Sequence[Path]]  #: source → folders
+    live: Mapping[str, Sequence[pd.DataFrame]] = field(default_factory=dict)  #: table → rows with their source
 
     def __repr__(self) -> str:
         return f"Results({', '.join(self.sources)})"

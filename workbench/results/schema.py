@@ -23,29 +23,29 @@ VERSION = 1  # of the schema: counted up when a column changes its meaning or go
 class Origin:
     """Where a row comes from: the columns that all tables share."""
 
-    experiment: str  # what was measured, one of `EXPERIMENTS`: "trial", "deviation", "kernels", …
-    model: str = ""  # as `models.load` takes it
-    weights: str = ""  # fingerprint of the weights; "" where it was not taken
-    data: str = ""  # as `data.load` takes it
-    passages: int | None = None  # of a prompt
-    method: str = ""  # published name, or the method in words
-    mode: str = ""  # full, block, …: the fields of `methods.config.MethodConfig`
+    experiment: str  #: what was measured, one of `EXPERIMENTS`: "trial", "deviation", "kernels", …
+    model: str = ""  #: as `models.load` takes it
+    weights: str = ""  #: fingerprint of the weights; "" where it was not taken
+    data: str = ""  #: as `data.load` takes it
+    passages: int | None = None  #: of a prompt
+    method: str = ""  #: published name, or the method in words
+    mode: str = ""  #: full, block, …: the fields of `methods.config.MethodConfig`
     positions: str = ""
     prepare: str = ""
     select: str = ""
-    ratio: float | None = None  # share of the document tokens that is recomputed
+    ratio: float | None = None  #: share of the document tokens that is recomputed
     correct: str = ""
     attend: str = ""
     sparse: str = ""
-    chunk: int | None = None  # tokens of a pass of chunked prefill
-    setting: str = ""  # JSON object: coordinates of this experiment that no other column holds
-    seed: int | None = None  # of the data
+    chunk: int | None = None  #: tokens of a pass of chunked prefill
+    setting: str = ""  #: JSON object: coordinates of this experiment that no other column holds
+    seed: int | None = None  #: of the data
     training_seed: int | None = None
-    device: str = ""  # product name of the GPU, or processor and threads
+    device: str = ""  #: product name of the GPU, or processor and threads
     dtype: str = ""
-    versions: str = ""  # JSON object: packages and their versions
-    command: str = ""  # that measures this row again
-    time: str = ""  # when the measurement began, ISO 8601, UTC
+    versions: str = ""  #: JSON object: packages and their versions
+    command: str = ""  #: that measures this row again
+    time: str = ""  #: when the measurement began, ISO 8601, UTC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,34 +55,34 @@ class Answer(Origin):
     Scores are those of `metrics.answers` and `metrics.fidelity`; `full_…` are full attention's own.
     """
 
-    question: str  # id of the sample: methods are compared on equal ids of equal data
-    kind: str = ""  # kind of question, where the data has kinds
-    asked: str = ""  # the question itself
+    question: str  #: id of the sample: methods are compared on equal ids of equal data
+    kind: str = ""  #: kind of question, where the data has kinds
+    asked: str = ""  #: the question itself
     answer: str = ""
     expected: str = ""
-    em: float | None = None  # exact match, 0 or 1
-    contains: float | None = None  # an alias stands in the answer, 0 or 1
+    em: float | None = None  #: exact match, 0 or 1
+    contains: float | None = None  #: an alias stands in the answer, 0 or 1
     f1: float | None = None
-    faithful: float | None = None  # says nothing that its passages do not say, 0 or 1
+    faithful: float | None = None  #: says nothing that its passages do not say, 0 or 1
     full_em: float | None = None
     full_contains: float | None = None
     full_f1: float | None = None
-    nll: float | None = None  # negative log-likelihood of the gold answer, nats a token
+    nll: float | None = None  #: negative log-likelihood of the gold answer, nats a token
     nll_full: float | None = None
-    nll_own: float | None = None  # the same of full attention's own greedy answer
+    nll_own: float | None = None  #: the same of full attention's own greedy answer
     nll_own_full: float | None = None
-    kl: float | None = None  # from full attention, over its own answer, nats a token
+    kl: float | None = None  #: from full attention, over its own answer, nats a token
     kl_first: float | None = None
     kl_gold: float | None = None
-    agree: float | None = None  # share of the tokens at which both predict the same
+    agree: float | None = None  #: share of the tokens at which both predict the same
     agree_first: float | None = None
     agree_gold: float | None = None
-    tokens: int | None = None  # of the prompt
-    rows: float | None = None  # tokens computed through all layers, passes of the selector included
+    tokens: int | None = None  #: of the prompt
+    rows: float | None = None  #: tokens computed through all layers, passes of the selector included
     rows_reused: float | None = None
     flops: float | None = None
     bytes: float | None = None
-    seconds: float | None = None  # to the first token
+    seconds: float | None = None  #: to the first token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +93,8 @@ class Timing(Origin):
     """
 
     workload: str
-    candidate: str  # this work, or a baseline by its name
-    ms: float  # median
+    candidate: str  #: this work, or a baseline by its name
+    ms: float  #: median
     p5: float | None = None
     p95: float | None = None
     least: float | None = None
@@ -109,11 +109,11 @@ class Timing(Origin):
 class Count(Origin):
     """One measured number, with its interval and the number of observations behind it."""
 
-    measure: str  # "em", "hit_rate", "left_outside_15_percent", …
-    kind: str = ""  # kind of question, or part of what was measured; "" and "all": everything
-    at: float | None = None  # place on a curve: step, layer, position, …
+    measure: str  #: "em", "hit_rate", "left_outside_15_percent", …
+    kind: str = ""  #: kind of question, or part of what was measured; "" and "all": everything
+    at: float | None = None  #: place on a curve: step, layer, position, …
     value: float | None = None
-    low: float | None = None  # ends of the 95% interval
+    low: float | None = None  #: ends of the 95% interval
     high: float | None = None
     n: int | None = None
     unit: str = ""

@@ -38,14 +38,14 @@ _KNOWN: "WeakKeyDictionary[PreTrainedModel, tuple[Any, str, Any, str]]" = WeakKe
 class Identity(NamedTuple):
     """What a cached block is, in words that can be compared one by one; its key covers all of them."""
 
-    version: str  # of the format and the engine
-    model: str  # its fingerprint
+    version: str  #: of the format and the engine
+    model: str  #: its fingerprint
     dtype: str
-    block: str  # hash of its tokens
-    after: str  # number and hash of the blocks it was encoded behind
-    over: str  # number and hash of the neighbours it was computed over; "" where it was not
+    block: str  #: hash of its tokens
+    after: str  #: number and hash of the blocks it was encoded behind
+    over: str  #: number and hash of the neighbours it was computed over; "" where it was not
     tokens: int
-    start: int  # position of its first token
+    start: int  #: position of its first token
 
 
 class Key(str):

@@ -11,11 +11,11 @@ class Stats:
     hits: int = 0
     misses: int = 0
     evictions: int = 0
-    rejected: int = 0  # entries larger than the whole budget: handed back to the caller, never kept
+    rejected: int = 0  #: entries larger than the whole budget: handed back to the caller, never kept
     bytes: int = 0
     entries: int = 0
-    repaired: int = 0  # damaged blocks that were replaced
-    reasons: Mapping[str, int] = field(default_factory=dict)  # misses by `misses.Reason`; they add up to `misses`
+    repaired: int = 0  #: damaged blocks that were replaced
+    reasons: Mapping[str, int] = field(default_factory=dict)  #: misses by `misses.Reason`; they add up to `misses`
 
     @property
     def hit_rate(self) -> float:

@@ -36,7 +36,7 @@ class Progress:
     """Where a training stands; saved as JSON beside the weights."""
 
     step: int = 0
-    curve: list[dict[str, Any]] = field(default_factory=list)  # loss and teacher-forced accuracy on the training stream
+    curve: list[dict[str, Any]] = field(default_factory=list)  #: loss and teacher-forced accuracy while training
 
 
 SomeProgress = TypeVar("SomeProgress", bound=Progress)
@@ -47,10 +47,10 @@ class Training:
     """A model under training; `out` holds the state to resume from."""
 
     accelerator: Accelerator
-    model: torch.nn.Module  # as accelerate prepared it
+    model: torch.nn.Module  #: as accelerate prepared it
     optims: list[torch.optim.Optimizer]
     config: PretrainConfig | TuneConfig
-    identity: dict[str, Any]  # JSON values that a resumed training must have in common
+    identity: dict[str, Any]  #: JSON values that a resumed training must have in common
     out: Path
 
     def update(self, lr: float) -> None:

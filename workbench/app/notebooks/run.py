@@ -61,7 +61,7 @@ class NotebookTask:
     out: str
     parameters: Mapping[str, Any]
     cell_timeout_s: int = 600
-    name: str = ""  # of its folder and files; without one, that of the notebook
+    name: str = ""  #: of its folder and files; without one, that of the notebook
 
 
 class NotebookWorkers:

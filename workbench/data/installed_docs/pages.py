@@ -1,7 +1,7 @@
-"""Pages of the documentation that is installed: docstrings of public objects, cut into passages with their questions.
+"""Pages of installed documentation: docstrings of public objects, cut into passages with their questions.
 
-A package that is not installed is left out. Modules are imported from a fixed list, so the pages depend on nothing but
-the packages and their versions. They are kept in the user's cache, from which they are read where both are the same.
+A package that is not installed is left out. Modules are imported from a fixed list, so the pages depend on the packages
+and their versions alone. They are kept in the user's cache and read from there while these stay the same.
 """
 
 import inspect
@@ -50,10 +50,10 @@ PLACES = {  # classes before the module that holds them too: an object stands at
 
 @dataclass(frozen=True)
 class Page:
-    """A passage on `name`, an object of `place`, with the questions that it answers."""
+    """A passage of the docstring of object `name`, with the questions that it answers."""
 
     package: str
-    place: str  # the module or class that lists the object
+    place: str  #: the module or class that lists the object
     name: str
     text: str
     questions: tuple[DocQuestion, ...]
@@ -107,7 +107,7 @@ def cut() -> tuple[Page, ...]:
 
 
 def passages(listed: Sequence[DocstringItem]) -> list[range]:
-    """Return runs of items of 60 to 220 words; an item that is longer is left out, and what is left too short."""
+    """Return runs of items that have 60 to 220 words together; longer items and shorter runs are left out."""
     runs, begin = [], 0
     while begin < len(listed):
         end, words = begin, 0

@@ -1,7 +1,6 @@
-"""Docstrings as readable text, in numpy's and in Google's style; questions that one entry answers, and only one.
+"""Docstrings in numpy's and Google's style as plain text, and questions with one answer in them.
 
-What is no reading text is left out: examples, references, formulas, tables, directives without words.
-Kinds of question:
+Examples, references, formulas, tables and directives without words are left out. Kinds of question:
 
 default    the default of a parameter
 type       the type of a parameter or of an attribute: "ndarray of shape (n_samples,)"
@@ -38,17 +37,17 @@ CALLOUTS = {"note": "Note:", "warning": "Warning:", "important": "Important:", "
 
 @dataclass(frozen=True)
 class Entry:
-    """What a section says of one name; `role` is parameter, attribute, returned or error."""
+    """What a section of a docstring says of one name; `role` is parameter, attribute, returned or error."""
 
     role: str
-    name: str  # "" for a returned value without one
+    name: str  #: "" for a returned value without one
     type: str
-    text: str  # the description
+    text: str  #: the description
 
 
 @dataclass(frozen=True)
 class DocstringItem:
-    """A paragraph or an entry of the section `heading`: passages are cut between items."""
+    """A paragraph, or an `entry` of the section `heading`; passages are cut between items."""
 
     heading: str
     text: str
@@ -71,7 +70,7 @@ def items(doc: str) -> list[DocstringItem]:
 
 
 def plain(text: str) -> str:
-    """Return one line of words: roles, links and quotes of reStructuredText are taken off."""
+    """Return a text as one line, without the roles, links and quotes of reStructuredText."""
     if not MARKUP.search(text):
         return " ".join(text.split())
     text = re.sub(r":[a-z:]+:`~?([^`<]*?)\s*(?:<[^`]*>)?`", r"\1", text)  # :func:`torch.abs`, :ref:`words <target>`
@@ -181,18 +180,18 @@ IN_TYPE = re.compile(r"(?i)[,;]?\s*\(?(?:optional|required|keyword[- ]only|(?:by
 
 @dataclass(frozen=True)
 class DocQuestion:
-    """A question on an object, with the words of the docstring that answer it."""
+    """A question about a documented object, with the words of its docstring that answer it."""
 
     kind: str
-    subject: str  # parameter, attribute or error; "" for the object itself
+    subject: str  #: parameter, attribute or error; "" for the object itself
     text: str
     answer: str
 
 
 def questions(name: str, items: Sequence[DocstringItem]) -> list[tuple[int, DocQuestion]]:
-    """Return the questions on object `name`, each with the number of the item that answers it.
+    """Return the questions about object `name`, each with the index of the item that answers it.
 
-    Left out are answers over 12 words, answers that the question gives away, and questions with a second answer.
+    Left out are answers of over 12 words, answers that occur in the question, and questions with several answers.
     """
     asked = [(i, question) for i, item in enumerate(items) for question in _of(name, item) if _fits(question, item)]
     times = Counter(question.text for _, question in asked)

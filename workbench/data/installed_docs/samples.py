@@ -1,12 +1,12 @@
-"""Samples over documentation that is installed: docstrings of numpy, pandas, scikit-learn and torch.
+"""Samples over installed documentation: docstrings of numpy, pandas, scikit-learn and torch.
 
-A passage is a part of one object's docstring and has its name as title; questions are those of `manual_questions`.
-Objects fall into two parts by the hash of the last word of their name, so `DataFrame.fillna` and `Series.fillna` go
-together. `manuals` is what is scored. `manuals-train` is for training: no object of it, and no run of 13 words of a
-passage, is in `manuals` (the overlap rule of GPT-3, arXiv:2005.14165, appendix C).
+A passage is a part of one object's docstring, titled by the object's name (`installed_docs.questions`, `pages`).
+Objects are split by the hash of the last part of their name, so `DataFrame.fillna` and `Series.fillna` go together:
+`manuals` is for evaluation, `manuals-train` for training. The latter shares no object and no run of 13 words of a
+passage with `manuals` (the overlap rule of GPT-3, arXiv:2005.14165, appendix C).
 
-Nothing of the texts is in the repository. Samples depend on the installed versions (`manual_pages.versions`); their ids
-name them. To have one set on several machines, write it: `workbench data manuals --samples 500 --out manuals.jsonl`.
+The repository holds none of the texts. Samples depend on the installed versions (`pages.versions`), which their ids
+name. To use one set on several machines, write it: `workbench data manuals --samples 500 --out manuals.jsonl`.
 """
 
 import re
@@ -30,13 +30,13 @@ MOST_PASSAGES = 100
 
 
 def samples(n: int, seed: int, passages: int = 10, part: str = "manuals") -> Iterator[Sample]:
-    """Yield at most `n` questions, over contexts of `passages` passages; a longer draw begins with a shorter one.
+    """Yield at most `n` questions over contexts of `passages` passages; a longer draw begins with a shorter one.
 
-    The kinds come in turn. Within a kind every answer comes once before any comes twice, so that the commonest one is
-    not worth guessing.
+    Kinds of question alternate. Within a kind each answer comes once before any comes twice, so that guessing the
+    commonest answer does not pay.
 
-    The other passages of a context are each of another object, and none holds the answer: half of them are of the same
-    module, as far as it has them, half of others. The answering passage stands at any place.
+    The answering passage is at a random place. The others are of other objects and do not hold the answer; half of
+    them are of the same module, as far as it has enough.
 
     Raises BadInput for an unknown part, over 100 passages, and where none of the packages is installed.
     """
@@ -47,7 +47,7 @@ def samples(n: int, seed: int, passages: int = 10, part: str = "manuals") -> Ite
 
 
 def whole(part: str) -> Sample:
-    """Return one sample with all passages of a part: what neighbours are looked for in."""
+    """Return one sample that holds all passages of a part: the corpus in which neighbours are looked up."""
     pages = _pages(part)
     page, question = next((page, question) for page in pages for question in page.questions)
     ctxs = tuple(_passage(page) for page in pages)
@@ -55,7 +55,7 @@ def whole(part: str) -> Sample:
 
 
 def scored(name: str) -> bool:
-    """Return whether an object belongs to `manuals`."""
+    """Return whether the object of this name belongs to `manuals`."""
     return sha256(name.rpartition(".")[2].encode()).digest()[0] < SCORED * 256
 
 
@@ -74,7 +74,7 @@ def _pages(part: str) -> tuple[Page, ...]:
 
 
 def word_runs(text: str, length: int = OVERLAP) -> set[tuple[str, ...]]:
-    """Return all runs of `length` words of a text, without case and punctuation."""
+    """Return all runs of `length` consecutive words of a text, in lower case and without punctuation."""
     words = re.findall(r"\w+", text.lower())
     return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
 

@@ -1,4 +1,4 @@
-"""What the passages of a lab sample state, read back from their text, and what they therefore say to a question."""
+"""Facts that the passages of a lab sample state, parsed from their text, and the answers that follow from them."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ _RELATIONS = [relation for relations in RELATIONS.values() for relation in relat
 
 @dataclass(frozen=True)
 class Statement:
-    """A passage says of `subject`, by its name, that `relation` is `object`."""
+    """A fact that a passage states: the `relation` of `subject` (a name) is `object`."""
 
     subject: str
     relation: str
@@ -21,11 +21,10 @@ class Statement:
 
 
 def statements(ctxs: Sequence[Passage]) -> list[Statement]:
-    """Return all that the passages state of their subjects.
+    """Return all facts that the passages state.
 
-    A passage is about whom it names first, or, if it names no one, about its title. One that continues the passage
-    before it (`sample.continues`) goes on about the subject of that. A company's other name is stated as the relation
-    "alias".
+    The subject of a passage is whom it names first, or its title if it names nobody; a passage that continues the one
+    before it (`sample.continues`) has the same subject. A company's other name is the relation "alias".
     """
     stated, subject = [], ""
     for before, passage in zip([Passage("", ""), *ctxs], ctxs, strict=False):
@@ -48,9 +47,9 @@ def _told(text: str) -> Iterator[Statement]:
 
 
 def supported(sample: Sample) -> tuple[str, ...]:
-    """Every answer to the sample's question that its passages state, aliases included; none where they are silent.
+    """Return the answers to the sample's question that its passages state, aliases included; () where there are none.
 
-    Raises BadInput for a question that the lab corpus does not ask.
+    Raises BadInput for a question that is not of the lab corpus.
     """
     told = statements(sample.ctxs)
     for end, questions in PLACED.items():
@@ -74,10 +73,7 @@ def supported(sample: Sample) -> tuple[str, ...]:
 
 
 def asked(question: str) -> str:
-    """Return the relation that a question asks for.
-
-    "" for one about places in the context or about which came first.
-    """
+    """Return the relation that a question asks for; "" for a question about the order of passages or of years."""
     return next((relation for relation, _ in _asked(question)), "")
 
 

@@ -1,4 +1,4 @@
-"""Samples of the lab corpus: questions over passages about invented people, companies and places (`lab_world`)."""
+"""Samples of the lab corpus: questions over passages about invented people, companies and places (`world`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
@@ -24,11 +24,11 @@ def samples(
 ) -> Iterator[Sample]:
     """Yield `n` questions over contexts of `passages` passages.
 
-    Each world holds half as many passages again as one context and serves `per_world` samples, so passages come back
-    from sample to sample as they do in a real index. Worlds of different seeds share nothing but the vocabulary.
-    `kinds` come equally often; without it, all by SHARE_OF.
+    A world has 1.5 times as many passages as a context and serves `per_world` samples, so passages recur from sample
+    to sample as in a real index. Worlds of different seeds share nothing but the vocabulary. `kinds` are equally
+    frequent; None: all kinds, by SHARE_OF.
 
-    Raises BadInput for an unknown kind, a context outside 1 to 40 passages, or one too small for the kinds asked.
+    Raises BadInput for an unknown kind, a context outside 1 to 40 passages, or one too small for these kinds.
     """
     wanted = dict.fromkeys(kinds, 1.0) if kinds else SHARE_OF
     if unknown := [kind for kind in wanted if kind not in KINDS]:

@@ -1,4 +1,4 @@
-"""How hard the text of a lab world is: `lab` has all switches at their defaults, `lab(hints=0)` one set otherwise."""
+"""Options of the lab corpus that make its text harder or easier to read: `lab(hints=0)`; `lab` has the defaults."""
 
 from dataclasses import dataclass, fields
 from math import inf
@@ -12,18 +12,15 @@ NAME = "lab"
 
 @dataclass(frozen=True)
 class Style:
-    """How hard the text of a world is; the defaults are the lab corpus, training begins with less.
+    """Options of the text of a world; the defaults are the lab corpus. Raises BadInput for a value out of range."""
 
-    Raises BadInput for a value that is not allowed.
-    """
-
-    facts: int = 4  # sentences a passage
-    pronouns: float = 0.5  # share of sentences that say "She" where a name could stand
-    continued: float = 0.35  # share of people and companies whose document has a second passage
-    aliases: float = 0.3  # share of mentions of a company that use its alias
-    asides: float = 1.6  # sentences a passage, on average, that say nothing one could ask for
-    hints: float = 1.0  # share of continued documents whose second title says the trade or alias of its subject
-    alike: float = 0.0  # share of worlds whose entities are of one kind and tell the same things of themselves
+    facts: int = 4  #: fact sentences in a passage
+    pronouns: float = 0.5  #: share of sentences that say "She" where a name could stand
+    continued: float = 0.35  #: share of people and companies whose document has a second passage
+    aliases: float = 0.3  #: share of mentions of a company that use its alias
+    asides: float = 1.6  #: mean number of sentences in a passage that state no fact
+    hints: float = 1.0  #: share of continued documents whose second title gives the trade or alias of its subject
+    alike: float = 0.0  #: share of worlds whose entities are of one kind and have the same relations
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -40,12 +37,12 @@ PLAIN = Style()
 
 
 def is_lab(name: str) -> bool:
-    """Whether data of this name are drawn from lab worlds: `lab`, with or without switches in brackets."""
+    """Return whether a name is that of the lab corpus: `lab`, with or without options in brackets."""
     return name.partition("(")[0].strip() == NAME
 
 
 def named(name: str) -> Style:
-    """Return the style of `lab`, `lab(hints=0)`, … Raises BadInput for what is none."""
+    """Return the style of `lab`, `lab(hints=0)`, … Raises BadInput for another name or an unknown option."""
     head, options = spec_parser.parse(name)
     if head != NAME:
         raise BadInput(f"unknown lab corpus {head!r}: allowed is {NAME}, with switches in brackets")

@@ -1,7 +1,7 @@
-"""The words of the lab world: invented people, companies and places, and how English speaks of them.
+"""Vocabulary of the lab world: names of invented people, companies and places, and sentence templates.
 
-A relation is the kind of thing it points at, the sentences that state it and the questions that ask for it. `{s}` is
-the subject of a sentence (a name or a pronoun), `{n}` the name in a question and `{o}` the object, which is the answer.
+A relation has the kind of its object, sentences that state it and questions that ask for it. `{s}` is the subject of a
+sentence (a name or a pronoun), `{n}` the name in a question and `{o}` the object, which is the answer.
 """
 
 import re
@@ -12,7 +12,7 @@ from workbench.data import sample
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Return the words of a text."""
+    """Split a text at white space."""
     return tuple(text.split())
 
 
@@ -54,13 +54,13 @@ COLOURS = listed("black blue brown gold green grey pink purple red silver white 
 
 @dataclass(frozen=True)
 class Relation:
-    """One thing that can be said of an entity."""
+    """A kind of fact about an entity: `says` are templates of sentences that state it, `asks` of questions."""
 
     name: str
-    target: str  # "person", "company", "place" or the name of a word list
+    target: str  #: "person", "company", "place" or the name of a word list
     says: tuple[str, ...]
     asks: tuple[str, ...]
-    noun: str = ""  # "the employer of {n}", where a question may go through it to a second fact
+    noun: str = ""  #: "the employer of {n}", for questions that reach a second fact through it; "": none do
 
 
 def sentences(text: str) -> tuple[str, ...]:

@@ -1,20 +1,18 @@
 """The lab corpus: a seeded generator of English passages about invented people, companies and places.
 
-Every world is new: who works where and which town lies on which river is drawn at random, so an answer can only come
-from the context. A document is one passage or two; the second, titled "Continued (the potter)", never names its
-subject: it says "She …", and only the passage before it, or the trade or alias defined there, tells who that is.
-Companies have an alias that other passages use without explaining it. That is what makes reuse of passages cached apart
-fail as it does in real retrieval. Where a passage stands in the context is asked for too; that is what naive
-positions lose.
+Facts are drawn at random for every world, so an answer can only come from the context. A document is one passage or
+two; the second, titled "Continued (the potter)", never names its subject: it says "She …", and only the passage before
+it, or the trade or alias defined there, tells who that is. Companies have an alias that other passages use without
+explaining it. This makes reuse of separately cached passages fail as in real retrieval. Some questions ask for the
+order of passages, which naive positions lose. Kinds of question:
 
-Kinds of question
-    single-hop    a fact stated in a passage that names its subject
-    continuation  a fact stated in a "Continued" passage
-    two-hop       a fact about an entity that is itself the object of another passage ("the employer of Ada Kelric")
-    comparison    which of two entities came first
-    order         which passage comes first or last in the context
-    epithet       something that the second passage of a document says, the subject called as that passage's title calls
-                  it ("the potter"), which is what leads from a name to there (drawn only where it is named)
+single-hop    a fact stated in a passage that names its subject
+continuation  a fact stated in a "Continued" passage
+two-hop       a fact about an entity that is itself the object of another passage ("the employer of Ada Kelric")
+comparison    which of two entities came first
+order         which passage comes first or last in the context
+epithet       a fact of a document's second passage, about "the potter", as the passage's title calls its subject; not
+              among the default kinds
 """
 
 from collections.abc import Sequence
@@ -30,30 +28,30 @@ from workbench.data.sample import CONTINUED, Passage
 
 @dataclass
 class Fact:
-    """What a passage states of an entity."""
+    """A fact that a passage states about an entity."""
 
     relation: Relation
-    object: str  # as the text says it
-    target: "Entity | None" = None  # the entity behind the object, where the world has one
-    said: str = ""  # the template that states it
+    object: str  #: as the text says it
+    target: "Entity | None" = None  #: the entity behind the object, where the world has one
+    said: str = ""  #: the template that states it
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The object as the text says it, then by its other names."""
+        """The object as the text names it, then its other names."""
         others = self.target.names if self.target else ()
         return (self.object, *(name for name in others if name != self.object))
 
 
 @dataclass(eq=False)
 class Entity:
-    """A person, company or place of a lab world, with its passages and what each of them states."""
+    """A person, company or place of a lab world, with its passages and the facts of each."""
 
-    kind: str  # "person", "company", "place"
+    kind: str  #: "person", "company", "place"
     name: str
     pronoun: str
     alias: str = ""
     passages: list[Passage] = field(default_factory=list)
-    facts: list[list[Fact]] = field(default_factory=list)  # per passage
+    facts: list[list[Fact]] = field(default_factory=list)  #: per passage
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,7 +60,7 @@ class Entity:
 
 
 def person(rng: Random, last_names: list[str]) -> Entity:
-    """Draw a person, who takes a name from the end of `last_names`."""
+    """Draw a person; the last name is popped from the end of `last_names`."""
     woman = rng.random() < 0.5
     first = rng.choice(words.WOMEN if woman else words.MEN)
     return Entity("person", f"{first} {last_names.pop()}", PRONOUNS["woman" if woman else "man"])
@@ -74,9 +72,9 @@ def passages_of(context: Sequence[Entity]) -> tuple[Passage, ...]:
 
 
 def write(entity: Entity, handle: str, rng: Random, style: Style) -> None:
-    """Write the passages that say what is true of an entity; `handle` is what the title of its second may call it.
+    """Write the passages of an entity into it; `handle` is what the title of the second may call its subject.
 
-    Only the first passage names its subject. A passage begins with a sentence on its subject.
+    The first passage names its subject. Each passage begins with a sentence about its subject.
     """
     for page, facts in enumerate(entity.facts):
         for fact in facts:
@@ -115,7 +113,7 @@ class LabQuestion:
     text: str
     answers: tuple[str, ...]
     kind: str
-    titles: tuple[str, ...]  # of the passages that hold the answer
+    titles: tuple[str, ...]  #: of the passages that hold the answer
 
 
 About = tuple[Any, ...]
@@ -133,7 +131,7 @@ def _comparison(rng: Random, name: str, dated: list[tuple[Entity, Fact]]) -> Lab
 
 
 def epithet(entity: Entity) -> str:
-    """Return what the title of a document's second passage calls its subject; "" where it says nothing."""
+    """Return what the title of a document's second passage calls its subject; "" if it does not say."""
     title = entity.passages[1].title
     return title.removeprefix(CONTINUED).strip(" ()") if title.startswith(CONTINUED) else ""
 
@@ -144,7 +142,7 @@ SHARES = {"person": 0.5, "company": 0.28, "place": 0.22}
 
 
 class World:
-    """Entities, what is true of them and the documents that say so; the same `rng` state gives the same world."""
+    """Entities with their facts, and documents that state them; the same `rng` state gives the same world."""
 
     def __init__(self, rng: Random, passages: int, style: Style = PLAIN):
         self.rng, self.style = rng, style
@@ -182,7 +180,7 @@ class World:
         return documents
 
     def draw(self, relation: Relation, subject: Entity) -> Fact:
-        """Draw an object that may stand in a relation to a subject."""
+        """Draw the object of a relation for a subject, and return the fact."""
         rng = self.rng
         if relation.name == "profession":
             return Fact(relation, self._professions.pop())
@@ -219,7 +217,7 @@ class World:
         return handle
 
     def context(self, passages: int) -> list[Entity]:
-        """Return documents drawn at random, in random order, that have `passages` passages in all."""
+        """Draw documents that have `passages` passages together, in random order."""
         chosen, left = [], passages
         for entity in self.rng.sample(self.documents, len(self.documents)):
             if len(entity.passages) <= left:
@@ -228,7 +226,7 @@ class World:
         return chosen
 
     def questions(self, context: Sequence[Entity]) -> dict[str, list[About]]:
-        """Return everything that can be asked of a context, by kind, as arguments of `ask`."""
+        """Return what can be asked about a context: {kind: arguments of `ask`}."""
         here = {id(entity) for entity in context}
         by_kind: dict[str, list[About]] = {kind: [] for kind in KINDS}
         for entity in context:

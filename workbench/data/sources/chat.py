@@ -1,18 +1,16 @@
 """Conversations and in-context learning in the language of the lab corpus: pasted passages, or solved examples.
 
-A turn is a `Sample`: its passages are what the user pastes (none in some turns), its question is asked behind them.
+A turn is a `Sample`: the passages that the user pastes (none in some turns), then the question. Kinds of question:
 
-Kinds of question
-    told now     a fact of the passage that comes with the question
-    told before  a fact of an earlier turn, whose passage names its subject
-    follow-up    a fact of an earlier turn that went on about a person ("She …") of a turn before it
+told now     a fact of the passage that comes with the question
+told before  a fact of an earlier turn, whose passage names its subject
+follow-up    a fact of an earlier turn that continued about a person ("She …") of a turn before it
 
 A demonstration is a `Sample` of one passage with its question and answer. Requests of one pool draw from it in random
-order, as a service that picks examples for each request does.
+order, as a service that picks examples for each request does. Kinds of question:
 
-Kinds of question
-    own passage    the question comes with a passage of its own
-    demonstration  the question asks for another fact of a demonstration's passage, so that the model has to read it
+own passage    the question comes with a passage of its own
+demonstration  the question asks for another fact of a demonstration's passage, so that the model has to read it
 """
 
 from collections.abc import Iterator
@@ -29,7 +27,7 @@ POOL, OWN, PER_POOL = 16, 8, 16  # demonstrations of a pool, passages kept for q
 
 @dataclass(frozen=True)
 class Request:
-    """Demonstrations in the order in which they are shown, and what is asked behind them."""
+    """Demonstrations in the order in which they are shown, then the sample that is `asked`."""
 
     demonstrations: tuple[Sample, ...]
     asked: Sample
@@ -75,9 +73,9 @@ class _Told:
 
 
 def conversations(n: int, seed: int = 0, turns: int = 12, memory: int = 8) -> list[list[Sample]]:
-    """`n` conversations of `turns` turns; a question asks for what the last `memory` turns before it, or its own, told.
+    """Return `n` conversations of `turns` turns; questions ask for facts of their own turn or of the `memory` before it.
 
-    Every conversation is about a world of its own. Raises BadInput for a number that is out of range.
+    Each conversation is about a world of its own. Raises BadInput for a number that is out of range.
     """
     if n < 1:
         raise BadInput(f"conversations is {n}; at least 1 is needed")

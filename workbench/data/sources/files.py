@@ -1,4 +1,4 @@
-"""Question files as they are published: JSON, JSON lines, gzipped or not; the layout is recognised record by record.
+"""Question files in published layouts, which are recognised record by record: JSON or JSON lines, gzipped or not.
 
 ours, CacheBlend, FiD,     {question, answers, ctxs: [{title, text}]}; a passage may also be [title, text], a text, or
 NQ lost-in-the-middle      [title, [sentences]]
@@ -42,10 +42,10 @@ Record = dict[str, Any]
 
 
 def read(path: str | Path, answered: bool = True) -> list[Sample]:
-    """Return all samples of a file; with `answered` False, a question without answers is a sample too.
+    """Return all samples of a file; with `answered` False, questions may lack answers.
 
-    Raises BadInput that names the file, the line (or the record of a JSON array) and the field, for the first record
-    that is not a question with at least one answer and one passage; and for a file that is missing, empty or broken.
+    Raises BadInput for a file that is missing, empty or broken, and for the first record without a question, an answer
+    or a passage; the message names the file, the line (or the record of a JSON array) and the field.
     """
     path = Path(path)
     samples = []
@@ -60,7 +60,7 @@ def read(path: str | Path, answered: bool = True) -> list[Sample]:
 
 
 def records(path: Path) -> list[Any]:
-    """Return all records of a file as they stand. Raises BadInput for a file that cannot be read."""
+    """Return all records of a file, unconverted. Raises BadInput for a file that cannot be read."""
     return [record for _, _, record in _records(path)]
 
 
@@ -122,7 +122,7 @@ def _cell(name: str, cell: Any) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value of a table or of `datasets` as JSON has it: lists for arrays, None for nan."""
+    """Return a value of a table or of `datasets` as plain JSON: lists for arrays, None for nan."""
     if callable(tolist := getattr(value, "tolist", None)):
         value = tolist()
     if isinstance(value, list | tuple):
@@ -148,7 +148,7 @@ def _text(path: Path) -> str:
 
 
 def sample(record: Any, name: str, answered: bool = True) -> Sample:
-    """Return the sample of one record, called `name` where it has no id. BadInput that names the field."""
+    """Return the sample of one record, with id `name` if it has none. Raises BadInput that names the field."""
     if not isinstance(record, dict):
         raise BadInput(f"a record is an object, not {type(record).__name__}")
     record = {field if ALIASES.get(field) in record else ALIASES.get(field, field): x for field, x in record.items()}
@@ -283,10 +283,10 @@ def _passage(ctx: Any, i: int) -> dict[str, str]:
 
 
 def samples(given: Any, answered: bool = True) -> list[Sample]:
-    """Return samples of a list of `Sample`s or records, a pandas.DataFrame or a `datasets.Dataset`: a row a question.
+    """Return samples of a list of `Sample`s or records, a pandas.DataFrame or a `datasets.Dataset`, one a row.
 
-    Records are those that files hold (`files`); their passages may be documents of LangChain or nodes of LlamaIndex,
-    titled by `title`, `source` or `file_name` of their metadata. Raises BadInput that names the row and the field.
+    Records have the layouts of files; their passages may also be LangChain documents or LlamaIndex nodes, titled by
+    `title`, `source` or `file_name` of their metadata. Raises BadInput that names the row and the field.
     """
     if callable(to_dict := getattr(given, "to_dict", None)) and hasattr(given, "columns"):
         given = to_dict("records")
@@ -307,7 +307,7 @@ def samples(given: Any, answered: bool = True) -> list[Sample]:
 
 
 def kept(given: Any) -> str:
-    """Return the file that holds samples, one content one file; written where it is not there yet."""
+    """Write samples to a file in the user's cache, named by their content, and return its path; return a Path as is."""
     if isinstance(given, Path):
         return str(given)
     text = "".join(json.dumps(sample.to_json()) + "\n" for sample in samples(given, answered=False))

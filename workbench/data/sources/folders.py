@@ -4,11 +4,11 @@ documents    text, Markdown and PDF (by `pypdf`), at any depth; a passage is tit
 questions    one file of `files`' endings directly in the folder, whose records need a question; answers are optional
 
 by       paragraphs (default; cut as `segment.text` does, Markdown headings not alone), sentences, words or tokens
-size     sentences, words or tokens of a passage; 6, 120 and 160 where it is not given
-overlap  of them that a passage begins with again; 0
-model    whose tokens they are: a checkpoint folder, or the name of a shipped or fetched model
+size     sentences, words or tokens in a passage; by default 6, 120 and 160
+overlap  how many of them are repeated at the beginning of the next passage; by default 0
+model    whose tokenizer counts tokens: a checkpoint folder, or the name of a shipped or fetched model
 
-A question without passages of its own gets those most alike by TF-IDF, the most alike first.
+A question without passages of its own gets the passages most similar to it by TF-IDF, the most similar first.
 """
 
 import re
@@ -32,9 +32,9 @@ QUESTIONS = ("question", "input", "ctxs", "context", "paragraphs")  # fields of 
 
 
 def read(path: str | Path) -> Sample | None:
-    """Return the passages of a file as those of one sample; None for a file of something else.
+    """Return one sample that holds the passages of a file; None for a file of another kind.
 
-    Plain text is cut in paragraphs. Raises BadInput for a file that cannot be read, or holds no text.
+    Plain text is cut into paragraphs. Raises BadInput for a file that cannot be read or holds no text.
     """
     path = Path(path)
     if path.suffix in PLAIN:
@@ -65,7 +65,7 @@ def _passage(record: Any) -> Passage:
 
 
 def text(path: Path) -> str:
-    """Return the text of a file of UTF-8. Raises BadInput for one that cannot be read."""
+    """Return the text of a UTF-8 file. Raises BadInput for one that cannot be read."""
     if not is_file(path):
         raise BadInput(f"{brief(path)}: no such file")
     try:
@@ -81,7 +81,7 @@ TOP = 10  # passages of a question, where no number is given
 
 
 def named(name: str) -> tuple[Path, dict[str, Any]] | None:
-    """Return the folder and the options of `notes(by=sentences)`; None where there is no such folder."""
+    """Return folder and options of a name like `notes(by=sentences)`; None where there is no such folder."""
     if is_dir(name):
         return Path(name), {}
     place, bracket, rest = name.rpartition("(")
@@ -93,9 +93,9 @@ def named(name: str) -> tuple[Path, dict[str, Any]] | None:
 def passages(
     folder: Path, by: str = "paragraphs", size: int | None = None, overlap: int = 0, model: str | None = None
 ) -> list[Passage]:
-    """Return the passages of all documents of a folder, each once, document by document in the order of their names.
+    """Return the distinct passages of all documents of a folder, in the order of the documents' names.
 
-    Raises BadInput for options that do not fit, a document that cannot be read, and a folder without text.
+    Raises BadInput for invalid options, a document that cannot be read, and a folder without text.
     """
     if by not in SIZES:
         raise not_allowed("by", by, SIZES)
@@ -118,7 +118,7 @@ def passages(
 
 
 def questions(folder: Path) -> Path:
-    """Return the file of questions of a folder. Raises BadInput where there is none, or several."""
+    """Return the path of a folder's file of questions. Raises BadInput where there is none, or several."""
     held = sorted(path for path in folder.iterdir() if path.name.endswith(files.ENDINGS))
     if len(held) != 1:
         names = ", ".join(path.name for path in held) or "none"
@@ -127,7 +127,7 @@ def questions(folder: Path) -> Path:
 
 
 def samples(folder: Path, options: dict[str, Any], answered: bool = True, number: int | None = None) -> list[Sample]:
-    """Return the questions of a folder; those without passages get `number` of its documents' passages."""
+    """Return the questions of a folder; those without passages get the `number` most similar ones of its documents."""
     if unknown := set(options) - set(OPTIONS):
         raise not_allowed("option of a folder", unknown.pop(), OPTIONS)
     file = questions(folder)
@@ -214,7 +214,10 @@ SPLITS = ("validation", "test", "train")  # the first one there is, where none i
 
 
 def of_hub(name: str, answered: bool = True) -> list[Sample]:
-    """Return the samples of a data set. BadInput without `datasets`, and for what it does not find or cannot read."""
+    """Return the samples of `hf:NAME[:SPLIT[:CONFIG]]`.
+
+    Raises BadInput without the package `datasets`, and for what it does not find or cannot read.
+    """
     place, _, rest = name.removeprefix(HUB).partition(":")
     split, _, config = rest.partition(":")
     if not place:

@@ -6,11 +6,11 @@ and a table whose round is over deals a new hand. The state of a table is one JS
     {"turn": 2, "lead": "pair 7", "chips": [30, 27, 33], "S3": [1], "H3": [], …}
 
 where a card's list names the player who holds it and is empty once the card was played. Cut at its leaf groups
-(`segment.state`) this gives 56 blocks a table. Keys and values are short on purpose: a hall of six tables, 336 blocks,
-fits a context of 4,096 tokens of the lab model's tokenizer.
+(`segment.state`) this gives 56 blocks a table. JSON keys and values are short, so that a hall of six tables, 336
+blocks, fits a context of 4,096 tokens of the lab model's tokenizer.
 
-The rules are those of Dou dizhu less its rarer combinations: singles, pairs, triples, straights of five, bombs and the
-rocket; the landlord has three cards more and plays against the two others.
+The rules are those of Dou dizhu without its rarer combinations: singles, pairs, triples, straights of five, bombs and
+the rocket; the landlord has three more cards and plays against the two others.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Frame:
     event: str
     question: str
     answers: tuple[str, ...]
-    kind: str  # of question
+    kind: str  #: kind of question
 
     def pieces(self) -> list[str]:
         """Return the state as one piece a leaf group, without the question."""
@@ -51,7 +51,7 @@ class Frame:
 
 
 def frames(n: int, seed: int = 0, tables: int = 6) -> list[Frame]:
-    """`n` successive frames of a hall of `tables` tables, each with one question; equal arguments, equal frames."""
+    """Return `n` successive frames of a hall of `tables` tables, each with one question; the seed determines them."""
     if n < 1:
         raise BadInput(f"frames is {n}; at least 1 is needed")
     if not 1 <= tables <= MOST_TABLES:

@@ -1,10 +1,10 @@
 """Needles in haystacks: RULER's kinds of task (arXiv:2404.06654, section 3) in the words of the lab corpus.
 
-    single       one passage states what is asked; no other passage states anything of that kind
-    multi-key    every passage states it, each of another person
-    multi-value  it is stated of one person three times, in three passages; all values are asked for
-    tracking     what is asked is reached through a chain of passages ("the founder of the employer of Ada Kelric")
-    common       what most of the passages say of their subjects (common words)
+single       one passage states what is asked; no other passage states anything of that kind
+multi-key    every passage states it, each of another person
+multi-value  it is stated of one person three times, in three passages; all values are asked for
+tracking     the answer is reached through a chain of passages ("the founder of the employer of Ada Kelric")
+common       the question asks what most passages say of their subjects (common words)
 
 The shipped lab model has learned to answer single, multi-key and tracking over two passages; multi-value and common are
 for models that follow instructions.
@@ -29,7 +29,7 @@ MOST = 60  # passages: the lists of names are no longer
 
 @dataclass(frozen=True)
 class Hidden:
-    """What a task puts into the haystack, and what it asks."""
+    """The passages that a task hides in the haystack, and its question."""
 
     needles: tuple[Passage, ...]
     question: str
@@ -42,10 +42,10 @@ def samples(
 ) -> Iterator[Sample]:
     """Yield `n` samples of a task, with contexts of `passages` passages.
 
-    depth   where the first needle stands, 0 the front to 1 the end; None: anywhere. More needles stand anywhere.
+    depth   where the first needle is, from 0, the front, to 1, the end; None: at random, as further needles are
     hops    passages in the chain of `tracking`, 2 to 5
 
-    Raises BadInput for an unknown task, too few passages for it, or more than 60.
+    Raises BadInput for an unknown task, a value out of range, too few passages for the task, or more than 60.
     """
     if task not in TASKS:
         raise not_allowed("task", task, TASKS)
@@ -61,19 +61,19 @@ def samples(
 
 
 def mixed(n: int, seed: int, tasks: Sequence[str] = TASKS, passages: int = 20) -> Iterator[Sample]:
-    """Yield `n` samples, the tasks in turn; a longer draw begins with a shorter one. Refuses what `samples` refuses."""
+    """Yield `n` samples, the tasks in turn; a longer draw begins with a shorter one. Raises BadInput as `samples`."""
     each = [samples(-(-n // len(tasks)), seed, task, passages) for task in tasks]
     for i in range(n):
         yield next(each[i % len(tasks)])
 
 
 def values(sample: Sample) -> tuple[str, ...]:
-    """Return what an answer has to name: all values of multi-value, otherwise the one answer."""
+    """Return what a correct answer names: all values of multi-value, otherwise the one answer."""
     return tuple(sample.answers[0].replace(" and ", ", ").split(", "))
 
 
 def named(sample: Sample, text: str) -> float:
-    """Return the share of the values that an answer names (RULER's recall)."""
+    """Return the share of a sample's values that an answer names, 0 to 1 (RULER's recall)."""
     wanted = values(sample)
     return sum(value.lower() in text.lower() for value in wanted) / len(wanted)
 

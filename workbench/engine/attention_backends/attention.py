@@ -168,9 +168,9 @@ class Piece:
 
     rows: slice
     cols: slice | Tensor
-    bias: Tensor | None = None  # [r, C] or [Hq, r, C], 0 where visible and -inf elsewhere; None: all is visible
+    bias: Tensor | None = None  #: [r, C] or [Hq, r, C], 0 where visible and -inf elsewhere; None: all is visible
     is_causal: bool = False
-    blind: Tensor | None = None  # [r] or [Hq, r] bool, rows that see nothing: their result is 0
+    blind: Tensor | None = None  #: [r] or [Hq, r] bool, rows that see nothing: their result is 0
 
 
 class PlannedRequest:

@@ -15,15 +15,15 @@ class AttentionProblem:
 
     rows: int
     length: int
-    heads: tuple[int, int]  # query heads, KV heads
+    heads: tuple[int, int]  #: query heads, KV heads
     width: int
     dtype: torch.dtype
     device: torch.device
-    causal: bool = True  # the rule is plain causality
-    windowed: bool = False  # a sliding window hides some keys
-    whole: bool = False  # the rows are a prompt from its start
-    tile: int | None = None  # tokens of a tile, where tiles are chosen
-    columns: bool = False  # single keys are chosen besides
+    causal: bool = True  #: the rule is plain causality
+    windowed: bool = False  #: a sliding window hides some keys
+    whole: bool = False  #: the rows are a prompt from its start
+    tile: int | None = None  #: tokens of a tile, where tiles are chosen
+    columns: bool = False  #: single keys are chosen besides
 
 
 def problem_of(

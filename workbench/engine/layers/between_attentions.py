@@ -26,7 +26,7 @@ class Layers(Protocol):
     """What is captured: the layers, and the way from one attention to the next."""
 
     count: int
-    qkv: Linear  # of the first layer, as all are alike
+    qkv: Linear  #: of the first layer, as all are alike
     o: Linear
     products: Products
 

@@ -69,7 +69,7 @@ class FusedLayer:
     down: Linear
     before_attention: Tensor
     before_mlp: Tensor
-    norms: tuple[Tensor, Tensor] | None  # of the heads of q and k
+    norms: tuple[Tensor, Tensor] | None  #: of the heads of q and k
     eps: float
     scale: float
 

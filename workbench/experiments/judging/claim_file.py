@@ -77,7 +77,7 @@ class PaperItem:
     `only_names` is true of a list of symbols, which claims nothing.
     """
 
-    item: str  # "fusionrag-fig-16": cells of notebooks name what they answer
+    item: str  #: "fusionrag-fig-16": cells of notebooks name what they answer
     sentence: str
     published: str = ""
     missing: str = ""

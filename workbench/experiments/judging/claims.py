@@ -39,7 +39,7 @@ class Judged:
     decides: bool
     number: Number | None = None
     bar: float = 0.0
-    needs: str = ""  # what would decide it
+    needs: str = ""  #: what would decide it
 
     @property
     def where(self) -> str:

@@ -86,7 +86,7 @@ class StoreEngine(OnHost):
 
     store: TieredStore
     machine: Machine
-    seconds: dict[str, float] = field(default_factory=dict)  # of loading, by request
+    seconds: dict[str, float] = field(default_factory=dict)  #: of loading, by request
 
     def seconds_of(self, ticket: Ticket) -> float:
         """Return in which time the blocks of a request are read from where they lie when it is first asked for."""

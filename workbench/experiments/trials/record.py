@@ -36,9 +36,9 @@ FIDELITY = frozenset(field.name for field in fields(Quality)) - {field.name for 
 class Record(Quality):
     """Scores of a trial with what they cost; tokens, rows, flops, bytes: means a request, to its first token."""
 
-    trial: dict[str, Any]  # the trial's own fields: model, data, mode, positions, seed, …
-    by_kind: dict[str, Quality]  # per kind of question, "" where the data has none
-    ttft_s: Quantiles  # time to first token: one request at a time, after warm-up; block mode: blocks in the store
+    trial: dict[str, Any]  #: the trial's own fields: model, data, mode, positions, seed, …
+    by_kind: dict[str, Quality]  #: per kind of question, "" where the data has none
+    ttft_s: Quantiles  #: time to first token: one request at a time, after warm-up; block mode: blocks in the store
     prompt_tokens: float
     rows_computed: float
     rows_reused: float
@@ -46,25 +46,25 @@ class Record(Quality):
     flops_linear: float
     flops_attention: float
     bytes: float
-    bytes_loaded: float  # of these, keys and values that come from the store
-    hit_rate: float  # of the store while the answers were computed; 0 in full mode, which asks no store
+    bytes_loaded: float  #: of these, keys and values that come from the store
+    hit_rate: float  #: of the store while the answers were computed; 0 in full mode, which asks no store
     parameters: int
-    seconds: float  # wall time of computing the answers, batched
+    seconds: float  #: wall time of computing the answers, batched
     device: str
     versions: dict[str, str]
-    sparsity: dict[str, Any] | None = None  # what a sparse method keeps and loses (`metrics.tiles.sparsity`), else None
-    faithfulness: dict[str, Any] | None = None  # of the answers, `metrics.faithfulness.Faithfulness`, where judged
-    rows_charged: float | None = None  # rows through all layers of every pass, those of the selector included
-    charged_share: float | None = None  # of the prompt's tokens through all layers (`metrics.cost.charged_share`)
-    preprocess_ms: float | None = None  # a token of the passages that the store lacked; None where it lacked none
-    answered: dict[str, Any] | None = None  # fidelity over the questions that full attention answers exactly
-    misses: dict[str, int] | None = None  # of the store, by reason (`store.misses.Miss`); None where none was asked
+    sparsity: dict[str, Any] | None = None  #: what a sparse method keeps and loses (`metrics.tiles.sparsity`)
+    faithfulness: dict[str, Any] | None = None  #: of the answers, `metrics.faithfulness.Faithfulness`, where judged
+    rows_charged: float | None = None  #: rows through all layers of every pass, those of the selector included
+    charged_share: float | None = None  #: of the prompt's tokens through all layers (`metrics.cost.charged_share`)
+    preprocess_ms: float | None = None  #: a token of the passages that the store lacked; None where it lacked none
+    answered: dict[str, Any] | None = None  #: fidelity over the questions that full attention answers exactly
+    misses: dict[str, int] | None = None  #: of the store, by reason (`store.misses.Miss`); None where none was asked
     receipts: list[dict[str, Any]] | None = (
         None  # of every request, {id, at, receipt} (`methods.request_report`), where asked
     )
-    engine: str | None = None  # that answered, and why; None in records of earlier versions, and where a CPU answered
-    ttft_full_s: Quantiles | None = None  # full attention's time to first token, on the first of the same prompts
-    note: str = ""  # what the model's folder says of it (its weights are random), and a choice that changed nothing
+    engine: str | None = None  #: that answered, and why; None in records of earlier versions, and where a CPU answered
+    ttft_full_s: Quantiles | None = None  #: full attention's time to first token, on the first of the same prompts
+    note: str = ""  #: what the model's folder says of it (its weights are random), and a choice that changed nothing
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back.

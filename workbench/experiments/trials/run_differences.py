@@ -42,7 +42,7 @@ class RunDifference:
     high: float | None = None
     p: float | None = None
     why: str = ""
-    moved: int = 0  # of the questions, those on which the runs differ
+    moved: int = 0  #: of the questions, those on which the runs differ
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RunComparison:
     runs: tuple[Run, ...]
     base: Run
     differences: tuple[RunDifference, ...]
-    parameters: dict[str, list[Any]]  # those that differ, a value a run
+    parameters: dict[str, list[Any]]  #: those that differ, a value a run
     versions: dict[str, list[Any]]
 
     def costs(self) -> list[dict[str, Any]]:

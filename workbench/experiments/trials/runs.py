@@ -27,9 +27,9 @@ class Run:
     """One run. `answers` has a row a question, {id, kind, em, …}; none where only sums were kept."""
 
     name: str
-    source: str  # the file it was read from
+    source: str  #: the file it was read from
     parameters: Mapping[str, Any]
-    scores: Numbers  # of all questions, {em, em_low, em_high, …}, and costs
+    scores: Numbers  #: of all questions, {em, em_low, em_high, …}, and costs
     versions: Mapping[str, str] = field(default_factory=dict)
     answers: Sequence[Mapping[str, Any]] = ()
     record: Record | None = None

@@ -52,7 +52,7 @@ class WithNeighbours:
     embedder: str = registry.option("tfidf", _there)
     search: Literal["faiss", "exact"] = "faiss"
     system: int = registry.system_blocks()
-    table: np.ndarray = field(init=False, repr=False, compare=False)  # [N, n] numbers of every passage's neighbours
+    table: np.ndarray = field(init=False, repr=False, compare=False)  #: [N, n] numbers of every passage's neighbours
 
     def __post_init__(self) -> None:
         registry.check_options(self)

@@ -29,7 +29,7 @@ class ExplainedMiss:
     folder: str
     prepare: str
     hits: int
-    misses: tuple[tuple[Miss, str], ...]  # with what the block is called
+    misses: tuple[tuple[Miss, str], ...]  #: with what the block is called
     differs: str = ""
 
     @property

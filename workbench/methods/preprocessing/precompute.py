@@ -186,7 +186,7 @@ class Prepared:
     folder: str
     prepare: str
     passages: int
-    made: int  # in this run; the others were there
+    made: int  #: in this run; the others were there
     tokens: int
     bytes: int
     seconds: float

@@ -47,7 +47,7 @@ class CacheCraft(Select):
     layers: str | tuple[int, ...] = layers("all", "all", "last")
     before: Callable[[Block], Past | None] | None = field(default=None, repr=False)
 
-    kept: dict[tuple[str, str], tuple[float, Tensor]] = field(  # CCI, and inter-attention [n] of every token
+    kept: dict[tuple[str, str], tuple[float, Tensor]] = field(  #: CCI, and inter-attention [n] of every token
         default_factory=dict, init=False, repr=False, compare=False
     )
     measured: set[tuple[str, ...]] = field(default_factory=set, init=False, repr=False, compare=False)

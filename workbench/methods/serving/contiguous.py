@@ -75,7 +75,7 @@ class HeldBlocks:
     placed: KV | None = None
     ready: ReadyRequest | None = None
     decoding: DecodeRequest | None = None
-    encoding: float = 0.0  # seconds
+    encoding: float = 0.0  #: seconds
 
 
 @dataclass

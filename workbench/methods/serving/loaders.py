@@ -42,7 +42,7 @@ class HeldPages:
     paged: PagedPrompt | None = None
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     encoding: float = 0.0
-    used: Any = None  # event of the GPU behind all work that may read its pages
+    used: Any = None  #: event of the GPU behind all work that may read its pages
     random: torch.Generator = field(default_factory=torch.Generator)
 
 

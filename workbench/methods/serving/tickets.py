@@ -58,12 +58,12 @@ class Ticket:
     name: str
     prompt: Prompt
     max_new_tokens: int = 64
-    number: int = 0  # in the order of their arrival
+    number: int = 0  #: in the order of their arrival
     arrived: float = 0.0
     state: State = "waiting"
     tokens: list[int] = field(default_factory=list)
-    since: float = 0.0  # it is in this state
-    loading: float = 0.0  # its load began
+    since: float = 0.0  #: it is in this state
+    loading: float = 0.0  #: its load began
     first: float | None = None
     ended: float | None = None
     error: BaseException | None = None
@@ -73,7 +73,7 @@ class Ticket:
     arrivals: Arrivals = field(default_factory=Arrivals)
     done: Event = field(default_factory=Event)
     cancelled: bool = False
-    wake: Callable[[], object] = field(default=bool, repr=False)  # lets the scheduler look
+    wake: Callable[[], object] = field(default=bool, repr=False)  #: lets the scheduler look
 
     def cancel(self) -> None:
         """Give the request up: it ends with the scheduler's next step, wherever it is."""

@@ -31,8 +31,8 @@ class Deviation:
     nan for a token that is not computed yet, as the question of an assembled cache.
     """
 
-    keys: Tensor  # [T, L, H] fp32
-    values: Tensor  # [T, L, H] fp32
+    keys: Tensor  #: [T, L, H] fp32
+    values: Tensor  #: [T, L, H] fp32
 
     @property
     def tokens(self) -> Tensor:
@@ -93,9 +93,9 @@ def full_attention_kv(model: PreTrainedModel, prompt: Prompt) -> KV:
 class Causes:
     """Three steps from cached keys and values to those of full attention, context tokens [T, L, H] each."""
 
-    position: Deviation  # as cached, against re-encoded for where the block stands; values do not depend on it
-    context: Deviation  # re-encoded, against full attention: the cross-attention that is missing
-    precision: Deviation  # stored with fewer bits and re-encoded, against kept as computed and re-encoded
+    position: Deviation  #: as cached, against re-encoded for where the block stands; values do not depend on it
+    context: Deviation  #: re-encoded, against full attention: the cross-attention that is missing
+    precision: Deviation  #: stored with fewer bits and re-encoded, against kept as computed and re-encoded
 
 
 def causes(model: PreTrainedModel, prompt: Prompt, cached: KVs, stored: torch.dtype = torch.bfloat16) -> Causes:
@@ -121,10 +121,10 @@ def _rounded(kv: KV, dtype: torch.dtype) -> KV:
 class Repair:
     """Squared deviation from full attention [T, L] of all tokens of a prompt, before and after recomputing `rows`."""
 
-    before: Tensor  # the question was computed over the cache alone
-    after: Tensor  # `rows` were recomputed with it
-    rows: Tensor  # [R]
-    question: int  # its first position
+    before: Tensor  #: the question was computed over the cache alone
+    after: Tensor  #: `rows` were recomputed with it
+    rows: Tensor  #: [R]
+    question: int  #: its first position
 
     @property
     def context(self) -> Tensor:

@@ -81,11 +81,11 @@ def _errors(kv: KV, exact: KV, begin: int) -> list[float]:
 class KeyRotation:
     """The chosen channel pairs of one key: as cached, and as the model itself computes them further on."""
 
-    pairs: tuple[int, ...]  # numbers of the channel pairs [P]
-    inv_freq: np.ndarray  # [P] radians a token
-    cached: np.ndarray  # [P, 2] encoded with its block at position 0
-    distances: tuple[int, ...]  # [N] tokens
-    in_place: np.ndarray  # [N, P, 2] computed by the model with the block at each distance
+    pairs: tuple[int, ...]  #: numbers of the channel pairs [P]
+    inv_freq: np.ndarray  #: [P] radians a token
+    cached: np.ndarray  #: [P, 2] encoded with its block at position 0
+    distances: tuple[int, ...]  #: [N] tokens
+    in_place: np.ndarray  #: [N, P, 2] computed by the model with the block at each distance
 
 
 def key_rotation(

@@ -34,11 +34,11 @@ COMPARED = {  # FusionRAG, figures 1 and 4; {n} neighbours
 class TokenStages:
     """Tokens of a prompt [T] bool each, and what a request costs."""
 
-    offline: Tensor  # cached before the request
-    scored: Tensor  # computed online in some layers, by the selector
-    online: Tensor  # computed online in all layers
-    encoded: int  # tokens that were encoded to cache them, neighbours included
-    rows: float  # tokens online, passes of the selector as a share of the layers
+    offline: Tensor  #: cached before the request
+    scored: Tensor  #: computed online in some layers, by the selector
+    online: Tensor  #: computed online in all layers
+    encoded: int  #: tokens that were encoded to cache them, neighbours included
+    rows: float  #: tokens online, passes of the selector as a share of the layers
 
 
 def published(corpus: Corpus, ratio: float = 0.15, n: int = 10) -> dict[str, Method]:

@@ -31,8 +31,8 @@ class CrossoverModel:
 
     name: str
     shape: ModelShape
-    heads: int  # query heads
-    width: int  # of a head
+    heads: int  #: query heads
+    width: int  #: of a head
 
     @classmethod
     def of(cls, name: str, config: PretrainedConfig) -> "CrossoverModel":
@@ -49,10 +49,10 @@ Models = Mapping[str, CrossoverModel]  # by a short name
 class Operations:
     """Operations of a prefill of one prompt, in flops, all layers."""
 
-    linear: float  # projections, MLPs, output head
-    dense: float  # scores and weighted values of all causal pairs
-    kept: float  # scores and weighted values of the pairs that the choice keeps
-    choice: float  # the choice itself
+    linear: float  #: projections, MLPs, output head
+    dense: float  #: scores and weighted values of all causal pairs
+    kept: float  #: scores and weighted values of the pairs that the choice keeps
+    choice: float  #: the choice itself
 
     @property
     def saved(self) -> float:

@@ -31,30 +31,30 @@ class Head:
 
     layer: int
     head: int
-    density: float  # share of the (row, key) pairs with key ≤ row that the method's own choice attends to
-    union: float  # the same after CompactAttention's union: of the chunk, over its execution group, the chunk in whole
-    tiles: float  # share of the tiles with such pairs that is kept, before the union (BFLA's κ)
-    mass: float  # attention that is kept (by CompactAttention: after the union), mean over rows
-    lowest: float  # attention that is kept, of the row that keeps least
-    recall: float  # of the tiles that truly hold most, as many as are kept: the share that is kept
-    error: float  # relative L2 of the head's output
+    density: float  #: share of the (row, key) pairs with key ≤ row that the method's own choice attends to
+    union: float  #: the same after CompactAttention's union: of the chunk, over its execution group, the chunk in whole
+    tiles: float  #: share of the tiles with such pairs that is kept, before the union (BFLA's κ)
+    mass: float  #: attention that is kept (by CompactAttention: after the union), mean over rows
+    lowest: float  #: attention that is kept, of the row that keeps least
+    recall: float  #: of the tiles that truly hold most, as many as are kept: the share that is kept
+    error: float  #: relative L2 of the head's output
 
 
 @dataclass(frozen=True)
 class Counts:
     """Sums over rows, per head: [Hq] fp64 each. Counts of parts are added."""
 
-    pairs: Tensor  # (row, key) with key ≤ row
-    kept: Tensor  # of those, attended by the choice
-    union: Tensor  # and after the union
-    causal: Tensor  # tiles with such pairs
-    tiles: Tensor  # of those, kept
-    wanted: Tensor  # of the kept, how many are among as many that truly hold most
+    pairs: Tensor  #: (row, key) with key ≤ row
+    kept: Tensor  #: of those, attended by the choice
+    union: Tensor  #: and after the union
+    causal: Tensor  #: tiles with such pairs
+    tiles: Tensor  #: of those, kept
+    wanted: Tensor  #: of the kept, how many are among as many that truly hold most
     rows: Tensor
     mass: Tensor
     lowest: Tensor
-    gap: Tensor  # squared distance of the outputs
-    norm: Tensor  # squared length of the dense output
+    gap: Tensor  #: squared distance of the outputs
+    norm: Tensor  #: squared length of the dense output
     seconds: float
 
     def __add__(self, other: "Counts") -> "Counts":
@@ -152,10 +152,10 @@ class Sparsity:
     """
 
     heads: tuple[Head, ...]
-    kl: tuple[float, ...]  # divergence in nats, mean over the question's rows
-    agree: tuple[float, ...]  # share of the question's rows with the same next token
-    answer: tuple[bool, ...]  # the first token of the answer is the same
-    seconds: tuple[float, ...]  # to choose, in all layers
+    kl: tuple[float, ...]  #: divergence in nats, mean over the question's rows
+    agree: tuple[float, ...]  #: share of the question's rows with the same next token
+    answer: tuple[bool, ...]  #: the first token of the answer is the same
+    seconds: tuple[float, ...]  #: to choose, in all layers
 
     def mean(self, measure: str) -> float:
         """Return the mean over layers and heads of "density", "union", "tiles", "mass", "recall" or "error"."""

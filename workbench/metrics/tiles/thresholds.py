@@ -31,10 +31,10 @@ from workbench.models.loading import Loaded
 class Comparison:
     """One method on one prompt."""
 
-    kl: float  # of the next tokens over the question's rows, from dense attention's, nats
-    agree: float  # share of the question's rows with the same next token
-    first: bool  # the first token of the answer is that of dense attention
-    text: str  # the answer, greedy
+    kl: float  #: of the next tokens over the question's rows, from dense attention's, nats
+    agree: float  #: share of the question's rows with the same next token
+    first: bool  #: the first token of the answer is that of dense attention
+    text: str  #: the answer, greedy
 
 
 def compare(

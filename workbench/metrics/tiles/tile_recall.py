@@ -28,9 +28,9 @@ class Chosen:
 
     tiles: Tiles
     grid: Grid
-    mass: Tensor  # [Hq, I, J] fp32: attention of a tile, mean over the rows of its query tile
-    needed: Tensor  # [Hq, I, J] bool: fewest tiles that hold a share of it, a row's own tile first
-    seconds: float  # to choose
+    mass: Tensor  #: [Hq, I, J] fp32: attention of a tile, mean over the rows of its query tile
+    needed: Tensor  #: [Hq, I, J] bool: fewest tiles that hold a share of it, a row's own tile first
+    seconds: float  #: to choose
 
     @property
     def kept(self) -> Tensor:
@@ -103,13 +103,13 @@ def choice(states: States, layer: int, method: Sparse, chunk: int | None = None)
 class TileWindow:
     """Some query tiles of one head, over all key tiles or some."""
 
-    rows: slice  # query tiles
-    keys: slice  # key tiles
+    rows: slice  #: query tiles
+    keys: slice  #: key tiles
     size: int
-    mass: Tensor  # [i, j] fp32
-    kept: Tensor  # [i, j] bool, causal
-    needed: Tensor  # [i, j] bool
-    causal: Tensor  # [i, j] bool
+    mass: Tensor  #: [i, j] fp32
+    kept: Tensor  #: [i, j] bool, causal
+    needed: Tensor  #: [i, j] bool
+    causal: Tensor  #: [i, j] bool
 
     def at(self, keys: slice) -> "TileWindow":
         """Return the same rows over the key tiles `keys`."""
@@ -136,9 +136,9 @@ def window(states: States, layer: int, head: int, tiles: Tiles, rows: slice, sha
 class BflaRules:
     """The rules by which BFLA keeps the tiles of one layer, in its order."""
 
-    kept: dict[str, Tensor]  # rule → [H, I, J] bool, causal tiles only; the rules overlap
-    causal: Tensor  # [I, J] bool
-    added: dict[str, tuple[float, float]]  # rule → (density, attention) that the rules before it do not hold
+    kept: dict[str, Tensor]  #: rule → [H, I, J] bool, causal tiles only; the rules overlap
+    causal: Tensor  #: [I, J] bool
+    added: dict[str, tuple[float, float]]  #: rule → (density, attention) that the rules before it do not hold
 
 
 def bfla_rules(states: States, layer: int, method: Bfla) -> BflaRules:
@@ -254,8 +254,8 @@ class Framed:
     """A choice for a long prompt, and the true attention of some of its rows."""
 
     tiles: Tiles
-    seconds: float  # to choose
-    frames: list[TileWindow]  # one a head: the same query tiles, over all key tiles
+    seconds: float  #: to choose
+    frames: list[TileWindow]  #: one a head: the same query tiles, over all key tiles
 
     def record(self, head: int) -> dict[str, Any]:
         """Return {head, seconds, tiles, density, attention, missed}; the last two are of the rows in the frame."""

@@ -24,8 +24,8 @@ class States:
     Logits are queries · keys / sqrt(D).
     """
 
-    queries: dict[int, Tensor]  # [Hq, T, D]
-    keys: dict[int, Tensor]  # [H, T, D]
+    queries: dict[int, Tensor]  #: [Hq, T, D]
+    keys: dict[int, Tensor]  #: [H, T, D]
     _known: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -109,15 +109,15 @@ def synthetic_states(length: int, seed: int = 0, topics: int = 12) -> States:
 class Union:
     """CompactAttention's steps for one chunk: query blocks of a head → the head → the execution group → its pages."""
 
-    kept: Tensor  # [Hq, I, J] bool: the method's choice for every query tile of the chunk
-    heads: Tensor  # [Hq, J] bool: for any query tile
-    groups: Tensor  # [G, J] bool: for any head of the group
-    pages: Tensor  # [G, J] bool: with the chunk itself, the last step
-    own: Tensor  # [J] bool: pages of the chunk
-    pairs: Tensor  # [I, J] int64: causal pairs (row, key)
-    indptr: Tensor  # [G + 1] int32
-    indices: Tensor  # int32
-    first: int  # position of the first row
+    kept: Tensor  #: [Hq, I, J] bool: the method's choice for every query tile of the chunk
+    heads: Tensor  #: [Hq, J] bool: for any query tile
+    groups: Tensor  #: [G, J] bool: for any head of the group
+    pages: Tensor  #: [G, J] bool: with the chunk itself, the last step
+    own: Tensor  #: [J] bool: pages of the chunk
+    pairs: Tensor  #: [I, J] int64: causal pairs (row, key)
+    indptr: Tensor  #: [G + 1] int32
+    indices: Tensor  #: int32
+    first: int  #: position of the first row
     size: int
     kv_heads: int
 

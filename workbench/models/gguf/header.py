@@ -28,10 +28,10 @@ class Header:
     """A GGUF file's metadata and the shapes of its tensors; `read` makes one."""
 
     file: Path
-    values: dict[str, Any]  # scalars only: an array is left out
-    types: dict[str, str]  # tensor: how it is stored, e.g. "Q4_1"
-    sizes: dict[str, int]  # tensor: elements
-    rope_factors: np.ndarray | None  # [R/2] by which frequencies are divided
+    values: dict[str, Any]  #: scalars only: an array is left out
+    types: dict[str, str]  #: tensor: how it is stored, e.g. "Q4_1"
+    sizes: dict[str, int]  #: tensor: elements
+    rope_factors: np.ndarray | None  #: [R/2] by which frequencies are divided
 
     @property
     def architecture(self) -> str:

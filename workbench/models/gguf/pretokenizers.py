@@ -20,8 +20,8 @@ class Splitting:
 
     pattern: str | None = None
     digits: bool = False
-    whole_words: bool = False  # a piece that is a token as a whole is not merged up to
-    nfc: bool = False  # text is brought to Unicode's form C first
+    whole_words: bool = False  #: a piece that is a token as a whole is not merged up to
+    nfc: bool = False  #: text is brought to Unicode's form C first
 
     def apply(self, tokenizer: Tokenizer) -> None:
         """Make a byte-level BPE tokenizer split by this rule."""

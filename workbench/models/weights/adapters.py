@@ -39,8 +39,8 @@ class Adapter:
     """
 
     path: Path
-    base: str  # name or folder of the model that it changes
-    digest: str | None  # of that model's weights, as `digest_of`; None: not recorded
+    base: str  #: name or folder of the model that it changes
+    digest: str | None  #: of that model's weights, as `digest_of`; None: not recorded
     rank: int
     scale: float
 

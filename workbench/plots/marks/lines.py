@@ -30,9 +30,9 @@ class Series:
     hover: str = ""
     data: Sequence[Any] | None = None
     look: Look = field(default_factory=Look)
-    width: float = 2  # px, of the line
-    size: float = 7  # px, of the marks
-    edge: float | None = None  # px, of their outlines
+    width: float = 2  #: px, of the line
+    size: float = 7  #: px, of the marks
+    edge: float | None = None  #: px, of their outlines
     mode: str = "lines+markers"
 
 

@@ -19,7 +19,7 @@ class Measure:
     name: str
     words: str
     better: str = "higher"
-    percent: bool = False  # a share; else nats a token
+    percent: bool = False  #: a share; else nats a token
     interval: str = "bootstrap"
 
     @property

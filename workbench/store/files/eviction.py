@@ -16,9 +16,9 @@ class Collected:
 
     folder: str
     budget: int
-    before: int  # what was set aside and half-written included
+    before: int  #: what was set aside and half-written included
     after: int
-    files: int  # deleted with their blocks
+    files: int  #: deleted with their blocks
     blocks: int
 
 

@@ -79,7 +79,7 @@ class Place:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    begin: int  # bytes from the begin of the file
+    begin: int  #: bytes from the begin of the file
 
     @property
     def size(self) -> int:
@@ -92,7 +92,7 @@ class TokenRun:
     """Bytes of a file that go to one place in memory."""
 
     begin: int
-    offset: int  # in the memory of the block
+    offset: int  #: in the memory of the block
     size: int
 
 
@@ -104,10 +104,10 @@ class Extent:
     places: tuple[Place, ...]
     offsets: tuple[int, ...]
     runs: tuple[TokenRun, ...]
-    crc: int | None  # of all its bytes; None: tensor by tensor only
-    tokens: tuple[int, ...]  # of its layers, each number once
+    crc: int | None  #: of all its bytes; None: tensor by tensor only
+    tokens: tuple[int, ...]  #: of its layers, each number once
     dtypes: str
-    even: bool  # all tensors have one dtype and shape, and lie one after another
+    even: bool  #: all tensors have one dtype and shape, and lie one after another
 
     @property
     def size(self) -> int:
@@ -126,7 +126,7 @@ class Contents:
     checksums: dict[str, int]
     identities: dict[str, Identity]
     made: dict[str, str]
-    wholes: dict[str, int]  # checksums of blocks whose tensors lie together
+    wholes: dict[str, int]  #: checksums of blocks whose tensors lie together
     _extents: dict[str, Extent] = field(default_factory=dict, repr=False, compare=False)
 
     def blocks(self) -> list[Key]:

@@ -21,8 +21,8 @@ class Finding:
     """A file, or a block of it, that is not served."""
 
     file: str
-    block: str | None  # its key; None: the whole file
-    kind: str  # damaged; gone; foreign: it holds no cached blocks; later: of a later version
+    block: str | None  #: its key; None: the whole file
+    kind: str  #: damaged; gone; foreign: it holds no cached blocks; later: of a later version
     detail: str
 
     def __str__(self) -> str:

@@ -55,15 +55,15 @@ ANSWER, REST, NOTHING = 1, 2, 0  # roles of a token: part of an answer, other te
 class Stage:
     """One step of the curriculum."""
 
-    passages: tuple[int, int]  # fewest and most passages of a context
+    passages: tuple[int, int]  #: fewest and most passages of a context
     style: Style
-    kinds: dict[str, float]  # weights of the kinds of question
-    batch: int = 64  # contexts a step
-    questions: int = 8  # asked over each context, one after the other
-    recalls: float = 0.0  # share of them that restate a fact instead ("Recall: Ada Kelric works for …")
-    years: float = 0.0  # share of them that ask which of two years is first, without a passage to look it up in
-    until: float = 0.9  # next stage at this share of answers wholly right
-    most: int = 1000  # or after this many steps
+    kinds: dict[str, float]  #: weights of the kinds of question
+    batch: int = 64  #: contexts a step
+    questions: int = 8  #: asked over each context, one after the other
+    recalls: float = 0.0  #: share of them that restate a fact instead ("Recall: Ada Kelric works for …")
+    years: float = 0.0  #: share of them that ask which of two years is first, without a passage to look it up in
+    until: float = 0.9  #: next stage at this share of answers wholly right
+    most: int = 1000  #: or after this many steps
 
 
 _EASY = {"single-hop": 1.0}
@@ -89,10 +89,10 @@ STAGES = (
 class Batch(TensorBatch):
     """Questions and answers over contexts, a row each; answers are counted over the whole batch."""
 
-    tokens: torch.Tensor  # [B, T] token ids
-    roles: torch.Tensor  # [B, T]
-    answers: torch.Tensor  # [B, T] which answer a token belongs to, -1: none
-    kinds: list[str]  # of answer 0, 1, …
+    tokens: torch.Tensor  #: [B, T] token ids
+    roles: torch.Tensor  #: [B, T]
+    answers: torch.Tensor  #: [B, T] which answer a token belongs to, -1: none
+    kinds: list[str]  #: of answer 0, 1, …
 
 
 def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: Layout = LAB) -> Batch:
@@ -158,8 +158,8 @@ SEEN_KINDS = (*KINDS, "recall", "years")
 class PretrainProgress(Progress):
     """Where the training of a lab model stands."""
 
-    entered: list[int] = field(default_factory=lambda: [0])  # step at which each stage so far began
-    counted: list[list[float]] = field(default_factory=list)  # answers since the last row, where it was stopped
+    entered: list[int] = field(default_factory=lambda: [0])  #: step at which each stage so far began
+    counted: list[list[float]] = field(default_factory=list)  #: answers since the last row, where it was stopped
 
     @property
     def stage(self) -> int:

@@ -33,8 +33,8 @@ class MaskBlock:
 
     rows: slice
     cols: slice
-    mask: Tensor  # [rows, cols] bool
-    causal: bool = False  # the mask is that of causal attention over a square
+    mask: Tensor  #: [rows, cols] bool
+    causal: bool = False  #: the mask is that of causal attention over a square
 
 
 Masks = Mapping[int | None, BlockMask | tuple[MaskBlock, ...]]

@@ -64,18 +64,18 @@ class TuneRun(Training):
     """A block fine-tuning that is ready for its next step."""
 
     config: TuneConfig
-    loaded: Loaded  # the bare model, its tokenizer and layout
-    windows: tuple[int | None, ...]  # sliding windows of the model's layers
-    tally: Tally  # answers since the last row of the curve, by mode
-    teacher: Teacher | None = None  # of a run with teacher "self"
-    held_out: tuple[Example, ...] = ()  # with a teacher: what both modes are compared with it on
-    divergences: Tally | None = None  # with a teacher: from it, by mode, over answer tokens since the last row
-    clock: Clock = field(default_factory=Clock)  # of the steps, and of the evaluations between them
-    attention: str = "auto"  # tiles (FlexAttention) or parts; auto: tiles on a GPU
-    say: Callable[[str], None] = lambda text: None  # gets a line for every phase
-    stop: Callable[[], bool] = lambda: False  # whether this process is asked to end
-    room: dict[str, int] = field(default_factory=lambda: {"tokens": 0})  # of one copy of a batch; 0: as it needs
-    compiled: set[int] = field(default_factory=set)  # lengths that kernels are there for
+    loaded: Loaded  #: the bare model, its tokenizer and layout
+    windows: tuple[int | None, ...]  #: sliding windows of the model's layers
+    tally: Tally  #: answers since the last row of the curve, by mode
+    teacher: Teacher | None = None  #: of a run with teacher "self"
+    held_out: tuple[Example, ...] = ()  #: with a teacher: what both modes are compared with it on
+    divergences: Tally | None = None  #: with a teacher: from it, by mode, over answer tokens since the last row
+    clock: Clock = field(default_factory=Clock)  #: of the steps, and of the evaluations between them
+    attention: str = "auto"  #: tiles (FlexAttention) or parts; auto: tiles on a GPU
+    say: Callable[[str], None] = lambda text: None  #: gets a line for every phase
+    stop: Callable[[], bool] = lambda: False  #: whether this process is asked to end
+    room: dict[str, int] = field(default_factory=lambda: {"tokens": 0})  #: of one copy of a batch; 0: as it needs
+    compiled: set[int] = field(default_factory=set)  #: lengths that kernels are there for
 
     def asked(self) -> bool:
         """Return whether the run is to end now; several processes end together, at a row of the curve."""

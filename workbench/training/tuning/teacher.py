@@ -50,9 +50,9 @@ class TaughtExamples(TensorBatch):
 
     student: PackedExamples
     teacher: PackedExamples
-    same: Tensor  # [A] the teacher's row over the same tokens
-    weights: Tensor  # [A] of a row's divergence in the loss
-    of_answers: Tensor  # indices of the rows that predict an answer
+    same: Tensor  #: [A] the teacher's row over the same tokens
+    weights: Tensor  #: [A] of a row's divergence in the loss
+    of_answers: Tensor  #: indices of the rows that predict an answer
 
     @property
     def weight(self) -> float:

@@ -30,15 +30,15 @@ SHOWN = 6  # tokens of a distribution
 class PromptAnswer:
     """An answer under way: `text` grows while it is decoded."""
 
-    logits: Tensor  # [V] fp32 behind the prompt
+    logits: Tensor  #: [V] fp32 behind the prompt
     kv: KV
-    seconds: float  # to the first token
-    attention: Tensor  # [L, T] from the question
-    queries: dict[int, Tensor]  # layer → [Hq, R, D], of the rows below
-    rows: Tensor  # [R] positions
+    seconds: float  #: to the first token
+    attention: Tensor  #: [L, T] from the question
+    queries: dict[int, Tensor]  #: layer → [Hq, R, D], of the rows below
+    rows: Tensor  #: [R] positions
     text: str = ""
     done: bool = False
-    compared: dict[str, Any] | None = None  # its first token beside that of full attention, once this is known
+    compared: dict[str, Any] | None = None  #: its first token beside that of full attention, once this is known
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Answers:
     expected: Sequence[str]
     runs: list[MethodRun | None]
     full: PromptAnswer | None = None
-    timed_apart: bool = False  # whether some of them were timed for an earlier wish
+    timed_apart: bool = False  #: whether some of them were timed for an earlier wish
 
     @property
     def method(self) -> MethodRun:

@@ -76,8 +76,8 @@ class KeptGate:
 
     rule: TileRule
     width: int = 128
-    pooled: Tensor | None = None  # [B, H, J or more, width]
-    known: int = 0  # blocks in it
+    pooled: Tensor | None = None  #: [B, H, J or more, width]
+    known: int = 0  #: blocks in it
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class Counted:
     """A sparse method that counts the tiles it keeps, on the device."""
 
     over: Any
-    counts: list[Tensor] = field(default_factory=list)  # [2] of a call: kept and causal tiles
+    counts: list[Tensor] = field(default_factory=list)  #: [2] of a call: kept and causal tiles
 
     @property
     def size(self) -> int:

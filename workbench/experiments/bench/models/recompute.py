@@ -61,7 +61,7 @@ class Online:
     candidate: Candidate
     captured: bool = True
     share: float = SHARE
-    choosing: list[float] = field(default_factory=list)  # milliseconds of each run
+    choosing: list[float] = field(default_factory=list)  #: milliseconds of each run
 
     def __post_init__(self) -> None:
         self.context, self.asked = sizes(self.scene)

@@ -70,7 +70,7 @@ class Candidate:
     runs: int = 10
     warmed: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
-    after: ExitStack = field(default_factory=ExitStack)  # closed when it is done
+    after: ExitStack = field(default_factory=ExitStack)  #: closed when it is done
 
 
 Comparison = tuple[KernelWorkload, list[Candidate]]

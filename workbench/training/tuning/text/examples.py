@@ -42,7 +42,7 @@ class Example:
     id: str
     context: tuple[tuple[int, ...], ...]
     questions: tuple[QuestionAnswer, ...]
-    system: int = 0  # blocks at the front that are no passages
+    system: int = 0  #: blocks at the front that are no passages
 
     @cached_property
     def tokens(self) -> int:

@@ -28,17 +28,17 @@ UNKNOWN = 0  # target of a row behind a question whose answer is not known: only
 class PackedExamples(TensorBatch):
     """One packed sequence of T tokens with N answers, whose A tokens are predicted from A of its rows."""
 
-    tokens: Tensor  # [T] token ids
-    positions: Tensor  # [T] position ids that are rotated by
-    places: Tensor  # [T] distance from the example's first token, for sliding windows
-    examples: Tensor  # [T] example copy that a token belongs to, -1 for filling
-    blocks: Tensor  # [T] block within the whole sequence; a question with its answer is a block
-    in_question: Tensor  # [T] bool: of a question or answer, not of the context
-    wide: Tensor  # [T] bool: sees the whole context before it: those, and links
-    rows: Tensor  # [A] where an answer token is predicted
-    targets: Tensor  # [A] which token it is
-    answers: Tensor  # [A] to which answer it belongs; -1: it is a question token
-    modes: Tensor  # [N] FULL or BLOCK
+    tokens: Tensor  #: [T] token ids
+    positions: Tensor  #: [T] position ids that are rotated by
+    places: Tensor  #: [T] distance from the example's first token, for sliding windows
+    examples: Tensor  #: [T] example copy that a token belongs to, -1 for filling
+    blocks: Tensor  #: [T] block within the whole sequence; a question with its answer is a block
+    in_question: Tensor  #: [T] bool: of a question or answer, not of the context
+    wide: Tensor  #: [T] bool: sees the whole context before it: those, and links
+    rows: Tensor  #: [A] where an answer token is predicted
+    targets: Tensor  #: [A] which token it is
+    answers: Tensor  #: [A] to which answer it belongs; -1: it is a question token
+    modes: Tensor  #: [N] FULL or BLOCK
 
     @property
     def weight(self) -> float:
