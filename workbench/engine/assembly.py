@@ -1,4 +1,4 @@
-"""Assemble a prompt from cached blocks: their keys re-encoded for where they stand now, its question unwritten."""
+"""Assemble a prompt from cached blocks: keys are re-encoded for their new positions, the question is unwritten."""
 
 from collections.abc import Callable, Sequence, Set
 from typing import get_args
@@ -19,7 +19,7 @@ from workbench.models.spec import ModelSpec, attach, spec_for
 
 
 def empty(model: PreTrainedModel, length: int, reserve: int = 0) -> KV:
-    """Unwritten KV for `length` tokens of this model, with capacity for `reserve` more."""
+    """Return unwritten KV for `length` tokens of this model, with capacity for `reserve` more."""
     return attach(model).empty(length, reserve)
 
 
@@ -31,11 +31,13 @@ def assemble(
     positions: Positions = "re-encoded",
     reserve: Count = 0,
 ) -> KV:
-    """Join the KV of a prompt's context blocks; its question is unwritten. Capacity for `reserve` more tokens.
+    """Return the prompt's KV, joined from those of its context blocks; the question's tokens are unwritten.
 
-    positions  "re-encoded": keys are rerotated, once and in fp32 from the cached copy, to where their block stands now;
-               "naive": keys stay as cached, so every block believes to stand where it was encoded (PromptCache);
-               "shared": as cached beside one another, the longest directly before the question (APE, TurboRAG).
+    cached     the KV of each context block, in order
+    positions  "re-encoded": keys are rerotated, once and in fp32 from the cached copy, to their block's new position;
+               "naive": keys stay as cached, as if every block were where it was encoded (PromptCache);
+               "shared": blocks share positions, the longest ends directly before the question (APE, TurboRAG)
+    reserve    capacity for so many more tokens
     """
     spec, shifts = _checked(model, prompt, cached, positions)
     blocks, capacity = [block.to(spec.device) for block in cached], len(prompt) + reserve
@@ -55,22 +57,22 @@ def assembly_of(
     positions: Positions = "re-encoded",
     reserve: Count = 0,
 ) -> tuple[KV, Callable[[int], None]]:
-    """Return the KV that `assemble` would return, unwritten, and the function that puts one layer of blocks in place.
+    """Return the KV that `assemble` would return, unwritten, and a function that writes the blocks of one layer.
 
-    For a prefill that begins before all layers are there (`prefill_many`, `waits`).
+    It is for a prefill that begins before all layers are loaded (`waits` of `prefill_many`).
     """
     spec, shifts = _checked(model, prompt, cached, positions)
     return _by_layer(spec, cached, shifts, len(prompt), len(prompt) + reserve)
 
 
 def check_positions(positions: str) -> None:
-    """BadInput for anything but "re-encoded", "naive" and "shared"."""
+    """Raise BadInput for anything but "re-encoded", "naive" and "shared"."""
     if positions not in get_args(Positions):
         raise BadInput(f"positions {positions!r}: it is 're-encoded', 'naive' or 'shared'")
 
 
 def shifts_of(blocks: Sequence[tuple[int, int]], positions: Positions) -> Tensor:
-    """Return by how many positions the keys of every block move [B]; `blocks`: where each was encoded, its length."""
+    """Return the shift [B] of each block's keys, in positions; `blocks` are (position it was encoded at, length)."""
     starts, lengths = torch.tensor(blocks, dtype=torch.int64).reshape(-1, 2).unbind(1)
     if positions == "re-encoded":
         return lengths.cumsum(0) - lengths - starts

@@ -1,4 +1,4 @@
-"""Attention weights themselves, from the queries and keys of a prefill: by token, within a block, between blocks."""
+"""Attention weights from the queries and keys of a prefill: by token, within a block, between blocks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ Layers = str | tuple[int, ...]
 
 
 def layers_of(model: PreTrainedModel, layers: Layers) -> list[int]:
-    """Return the layer numbers of "all", of "last" or of a list, which may count from the end.
+    """Return the layer numbers of "all", of "last" or of a list, where negative ones count from the end.
 
-    "last" is the last layer that sees the whole prompt: without a sliding window, where the model has one.
+    "last" is the last layer without a sliding window. Raises BadInput for anything else.
     """
     count = decoder_config(model.config).num_hidden_layers
     if layers == "all":
@@ -39,7 +39,7 @@ def layers_of(model: PreTrainedModel, layers: Layers) -> list[int]:
 
 
 def whole_layers(model: PreTrainedModel, length: int) -> list[int]:
-    """Layers that see a whole prompt of `length` tokens: those without a sliding window, or with a wider one."""
+    """Return the layers that attend to a whole prompt of `length` tokens: without a sliding window, or a wide one."""
     windows = [declared_window(model.config, layer) for layer in layers_of(model, "all")]
     return [layer for layer, size in enumerate(windows) if not size or size >= length]
 
@@ -47,7 +47,7 @@ def whole_layers(model: PreTrainedModel, length: int) -> list[int]:
 def mean_queries(
     model: PreTrainedModel, chosen: list[int], asked: Sequence[tuple[Tensor, Tensor, Sees, KV]], last: int = 0
 ) -> list[Tensor]:
-    """Return the mean query [L, Hq, D] of the last rows of every (tokens, rows, mask rule, cache); 0: of all rows."""
+    """Return the mean query [L, Hq, D] of the `last` rows (0: all) of each (tokens, rows, mask rule, cache)."""
     plans = [Plan(rows, sees, return_queries=tuple(chosen), num_layers=chosen[-1] + 1) for _, rows, sees, _ in asked]
     requests = [PrefillRequest(tokens, plan, kv) for (tokens, *_, kv), plan in zip(asked, plans, strict=True)]
     queries = [output.queries for output in prefill_many(model, requests)]
@@ -57,10 +57,10 @@ def mean_queries(
 def logits(
     model: PreTrainedModel, layer: int, queries: Tensor, keys: Tensor, rows: Tensor, sees: Sees | None = causal
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Attention logits of queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D], in chunks of rows.
+    """Yield attention logits of queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D], some rows at a time.
 
-    Yields (which rows, [Hq, r, T] fp32), -inf where a row does not see: by `sees` and by the layer's sliding window;
-    None: every row sees all these keys, whatever the window.
+    Each item is (slice of rows, [Hq, r, T] fp32), with -inf where the rule `sees` or the layer's sliding window masks a
+    key. `sees` None masks nothing.
     """
     size = declared_window(model.config, layer)
     scale = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None) or queries.shape[-1] ** -0.5
@@ -80,7 +80,7 @@ def logits(
 
 
 def products(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return queries [H, R, D] times keys [H, T, D] as [H, R, T], summed in fp32; on a GPU without copies in fp32."""
+    """Return queries [H, R, D] times keys [H, T, D] -> [H, R, T] in fp32, on a GPU without fp32 copies of either."""
     if keys.is_cuda and queries.dtype == keys.dtype != torch.float32:
         found: Tensor = torch.bmm(queries, keys.mT, out_dtype=torch.float32)  # products of 16-bit numbers are exact
         return found
@@ -88,12 +88,12 @@ def products(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last axis; a row that sees nothing is 0."""
+    """Return the softmax over the last axis; a row that is -inf throughout gets 0."""
     return scores.softmax(-1).nan_to_num(0.0)
 
 
 def within_blocks(scores: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Softmax of [..., T] over every block of `lengths` apart: each sums to 1; one of which a row sees nothing is 0."""
+    """Return the softmax of [..., T] within each block of `lengths`; a block that is -inf throughout gets 0."""
     sizes = torch.tensor(lengths)
     starts = sizes.cumsum(0) - sizes
     offset = torch.arange(int(sizes.max()))
@@ -105,14 +105,14 @@ def within_blocks(scores: Tensor, lengths: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Attention among the context blocks of one prompt, mean over layers and heads; T tokens and B blocks."""
+    """Attention between the B context blocks (T tokens) of one prompt, mean over layers and heads."""
 
-    paid: Tensor  #: [T, B] what a token pays to each block, its own included; sums to 1
-    received: Tensor  #: [T] what a token receives from the tokens of later blocks
+    paid: Tensor  #: [T, B] attention from each token to each block, its own included; sums to 1
+    received: Tensor  #: [T] attention to each token from the tokens of later blocks
 
 
 def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers = "all") -> list[Crossing]:
-    """Attention between blocks under full attention: a prefill of the contexts up to the deepest of `layers`."""
+    """Return the attention between blocks under full attention, by a prefill up to the deepest of `layers`."""
     chosen = layers_of(model, layers)
     requests = []
     for prompt in prompts:
@@ -144,11 +144,14 @@ def from_question(
     system: int = 1,
     sparse: Sequence[Choose | None] = (),
 ) -> list[Tensor]:
-    """[T] attention that each context token of a prompt gets from its question, prefilled over the stitched cache.
+    """Return the attention [T] of each prompt's question to its context tokens, over the assembled cache `kvs`.
 
-    Summed over layers, heads and the `last` question tokens (None: all). Softmax within each "block" apart, over the
-    "documents" (the context without its first `system` blocks), the "context" or the whole "prompt". Writes the
-    question rows of `kvs`. `sparse`: what the question of each prompt attends to while it is computed.
+    last    how many question tokens are summed over, beside layers and heads; None: all
+    over    the softmax runs over each "block" separately, over the "documents" (the context without its first `system`
+            blocks), the "context" or the whole "prompt"
+    sparse  for each prompt, what its question attends to while it is computed
+
+    The question is prefilled, which writes its rows of `kvs`.
     """
     chosen = layers_of(model, layers)
     plans = [
@@ -176,7 +179,7 @@ def from_question(
 
 
 def question_attention(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers) -> list[Tensor]:
-    """[T] attention that context tokens get from the question under full attention, summed over layers and heads."""
+    """Return the attention [T] of the question to context tokens under full attention, summed over layers and heads."""
     lengths, totals = [len(prompt) for prompt in prompts], [torch.zeros(len(p)).to(model.device) for p in prompts]
 
     def see(layer: int, queries: Tensor, keys: Tensor) -> None:
@@ -190,5 +193,5 @@ def question_attention(model: PreTrainedModel, prompts: Sequence[Prompt], layers
 
 
 def question_pass(model: PreTrainedModel, prompt: Prompt, layers: Layers) -> Pass:
-    """What `from_question` computes for one prompt."""
+    """Return the forward pass of `from_question` for one prompt, as costs are counted."""
     return Pass(prompt.question.tolist(), len(prompt), layers_of(model, layers)[-1] + 1)

@@ -1,4 +1,4 @@
-"""Chunked prefill: the rows of a plan are computed a few at a time, each over the cache that those before it left."""
+"""Chunked prefill: the rows of a plan are computed some at a time, each chunk over the cache of those before it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +21,10 @@ REPLAYED = 6  # chunks of a prompt, from which it pays to capture whole chunks
 def prefill_chunked(
     model: PreTrainedModel, request: PrefillRequest, chunk: int, logits_to_keep: int = 0
 ) -> PrefillOutput:
-    """Prefill in passes of `chunk` rows; a sparse method is asked in each, with the rows of the pass.
+    """Prefill in passes of `chunk` rows; a sparse method selects tiles in each pass, for its rows.
 
-    Without one, or with one that keeps everything, the result is that of one pass. Rows may be scattered, and blocks
-    may be cached before them. Raises BadInput for a chunk below 1 or below the method's tile, and for a rule by which
-    a row sees rows of later chunks.
+    With dense attention the result is that of one pass. Rows may be scattered among cached blocks. Raises BadInput for
+    a chunk below 1 or below the method's tile, and for a mask rule by which a row attends to rows of later chunks.
     """
     return prefill_chunked_many(model, [request], chunk, logits_to_keep)[0]
 
@@ -43,9 +42,9 @@ def prefill_chunked_many(
 
 
 def passes(model: PreTrainedModel, requests: Sequence["ChunkedRequest"]) -> Iterator[int]:
-    """Prefill the i-th chunks of all requests in one pass, and yield i + 1: on a GPU the pass has only begun then.
+    """Prefill the i-th chunks of all requests in one pass and yield i + 1; on a GPU the pass may still be running.
 
-    Between its first and its last, chunks of a single request are replayed, where they can be.
+    Chunks of a single request between its first and last are replayed as a CUDA graph where possible.
     """
     count = max((len(one.rows) for one in requests), default=0)
     together = [[one for one in requests if number < len(one.rows)] for number in range(count)]
@@ -73,7 +72,7 @@ def _graph_of(model: PreTrainedModel, requests: Sequence["ChunkedRequest"]) -> C
 
 
 def check_chunk(plan: Plan, chunk: int) -> None:
-    """Refuse a chunk that is no number of rows, is smaller than a tile, or would hide later rows from earlier ones."""
+    """Raise BadInput for a chunk below 1 or a tile, and for a mask rule by which rows attend to later chunks."""
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
         raise BadInput(f"chunk is {chunk!r}: it is a number of rows, 1 or more")
     tile = getattr(plan.sparse, "size", 1)  # a function has none
@@ -96,11 +95,11 @@ def _sees_ahead(plan: Plan, chunk: int) -> tuple[int, int] | None:
 
 @dataclass
 class ChunkedRequest:
-    """One request on its way through its chunks."""
+    """A request that is being prefilled chunk by chunk."""
 
     whole: PrefillRequest
     chunk: int
-    keep: int  #: rows at the end that get logits; 0: all
+    keep: int  #: number of rows at the end that get logits; 0: all
 
     def __post_init__(self) -> None:
         self.rows = self.whole.plan.rows.split(self.chunk)
@@ -109,7 +108,7 @@ class ChunkedRequest:
         self.backends: dict[int, str] = {}  # of the last chunk
 
     def logits_of(self, number: int) -> int:
-        """How many of the last rows of a chunk get logits."""
+        """Return how many of the last rows of a chunk get logits."""
         if self.whole.plan.num_layers is not None:
             return 0
         total, end = len(self.whole.plan.rows), min((number + 1) * self.chunk, len(self.whole.plan.rows))
@@ -117,7 +116,7 @@ class ChunkedRequest:
         return max(0, min(end - first, len(self.rows[number])))
 
     def request(self, number: int, most: int) -> PrefillRequest:
-        """One chunk. Where no request of the pass wants logits (`most` is 0), it ends with the KV of the last layer."""
+        """Return the request of one chunk; with `most` 0 (nobody needs logits) it ends at the last layer's KV."""
         num_layers = self.whole.plan.num_layers or (None if most else len(self.whole.kv.keys))
         return replace(self.whole, plan=replace(self.whole.plan, rows=self.rows[number], num_layers=num_layers))
 

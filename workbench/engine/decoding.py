@@ -33,20 +33,20 @@ def decode(
     sees: Sees | Sequence[Sees] = causal,
     backends: Sequence[Backend | None] = (),
 ) -> Iterator[Tokens]:
-    """Stream the answers of a batch: one list of token ids per step, None for a request that has ended.
+    """Stream the answers of a batch: one list of B token ids a step, with None for requests that have ended.
 
     kvs          KV of every request's whole prompt; generated tokens are appended in place (not the very last one)
     logits       [B, V], or per request [V] or [R, V] of which the last row counts (`PrefillOutput.logits`)
     temperature  0: the likeliest token; above: drawn from the `top_p` nucleus (Holtzman et al., arXiv:1904.09751)
-    seed         of the draws: one number, the same for every request so that an answer does not depend on its
-                 batch, or one number per request
-    stop         strings that end a request, also where they span tokens; what completes one is streamed
-    sees         mask rule of the generated rows, one or one per request
-    backends     of their attention, one per request (`Plan.backend`); none: chosen
+    seed         seed of the draws: one number for all requests, so that an answer does not depend on its batch, or one
+                 number per request
+    stop         strings that end a request, also across tokens; the token that completes one is streamed
+    sees         mask rule of the generated tokens, one or one per request
+    backends     attention backend of each request (`Plan.backend`); (): chosen
 
-    A request ends at the end-of-text token or a special token that is a stop string (not streamed), at any other stop
-    string, at the model's context or after `max_new_tokens`. BadInput where the parts do not fit, when called and
-    before any work.
+    A request ends at the end-of-text token or a special token that is a stop string (neither is streamed), at any other
+    stop string, at the model's context or after `max_new_tokens`. Raises BadInput, when called and before any work,
+    for arguments that do not fit.
     """
     annotations.check("stop", stop, str | Sequence[str])
     annotations.check("seed", seed, int | Sequence[int])
@@ -86,7 +86,7 @@ def decode(
 
 
 def by_request(steps: Iterable[Tokens], requests: int) -> list[list[int]]:
-    """Gather what `decode` streams: the token ids of every request."""
+    """Collect the stream of `decode`: return the token ids of every request."""
     answers: list[list[int]] = [[] for _ in range(requests)]
     for step in steps:
         for answer, token in zip(answers, step, strict=True):
@@ -95,7 +95,7 @@ def by_request(steps: Iterable[Tokens], requests: int) -> list[list[int]]:
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: Any = None) -> frozenset[int]:
-    """Every id that ends a text: of the generation config, the config and the tokenizer."""
+    """Return all end-of-text ids, of the generation config, the config and the tokenizer."""
     found: set[int] = set()
     for owner in (getattr(model, "generation_config", None), model.config.get_text_config(decoder=True), tokenizer):
         ids = getattr(owner, "eos_token_id", None)
@@ -104,14 +104,14 @@ def eos_ids(model: PreTrainedModel, tokenizer: Any = None) -> frozenset[int]:
 
 
 def special_ids(stops: Sequence[str], tokenizer: Any) -> frozenset[int]:
-    """Ids of the stop strings that are special tokens: they end a request, and no text would show them."""
+    """Return the ids of stop strings that are special tokens; these end a request without appearing in its text."""
     known: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     ids = [known[stop] for stop in stops if stop in known]
     return frozenset(i for i in ids if not tokenizer.decode([i], skip_special_tokens=True))
 
 
 def text_of(tokenizer: Any, tokens: Sequence[int], stop: str | Sequence[str] = ()) -> str:
-    """The text of generated tokens, cut before the first stop string."""
+    """Return the text of generated tokens, cut before the first stop string."""
     text = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     ends = [text.find(s) for s in ((stop,) if isinstance(stop, str) else stop)]
     return text[: min((end for end in ends if end >= 0), default=len(text))]
@@ -119,7 +119,7 @@ def text_of(tokenizer: Any, tokens: Sequence[int], stop: str | Sequence[str] = (
 
 @dataclass
 class DecodeRequest:
-    """A request while it is decoded: its KV, the rule of its rows, its draws, and the tokens of its answer."""
+    """A request while it is decoded: its KV, mask rule, random generator and generated tokens."""
 
     kv: KV
     sees: Sees
@@ -131,7 +131,7 @@ class DecodeRequest:
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """Greedy, or drawn from a nucleus."""
+    """How the next token is chosen: greedily, or drawn from the `top_p` nucleus at a temperature."""
 
     temperature: float
     top_p: float
@@ -204,7 +204,7 @@ def next_token(
 
 
 def forward_step(model: PreTrainedModel, requests: list[DecodeRequest], reserve: int) -> list[torch.Tensor]:
-    """Logits [1, V] after the last token of every request; its KV is appended in place."""
+    """Return logits [1, V] after the last token of each request, whose KV is appended in place."""
     parts = []
     for request in requests:
         if len(request.tokens) == 1:
@@ -216,7 +216,7 @@ def forward_step(model: PreTrainedModel, requests: list[DecodeRequest], reserve:
 
 
 def check_options(count: int, temperature: float, top_p: float, stops: Sequence[str], tokenizer: Any) -> None:
-    """Refuse options of `decode` that make no sense."""
+    """Raise BadInput for invalid options of `decode`."""
     for name, value, annotation in (("max_new_tokens", count, int), ("temperature", temperature, float)):
         annotations.check(name, value, annotation)
     annotations.check("top_p", top_p, float)

@@ -1,4 +1,4 @@
-"""Encode blocks: many of different lengths in one forward pass, one behind the other without padding."""
+"""Encode blocks: many of different lengths in one forward pass, packed without padding."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,16 +28,17 @@ Write = Callable[[LayerInput], None]  # of all blocks: queries [Hq, N, D], keys 
 
 @annotations.checked
 def encode(model: PreTrainedModel, block: Block, after: Sequence[Block] = ()) -> KV:
-    """Compute the KV of one block on its own, or of a block that may look back at the blocks `after` which it stands.
+    """Compute the KV of a block, on its own or behind the blocks `after`, which it attends to.
 
-    Its keys are rotated for the positions behind `after` (`start`), and the KV of `after` is not kept.
+    Its keys are rotated for the positions behind `after` (`KV.start`); the KV of `after` is not returned. Raises
+    BadInput for tokens of another vocabulary, and for a block over the context or the sliding window.
     """
     return encode_many(model, [block], [after])[0]
 
 
 @annotations.checked
 def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence[Sequence[Block]] = ()) -> list[KV]:
-    """Compute the KV of every block apart, packed into few forward passes; block i may look back at `after[i]`."""
+    """Compute the KV of each block as `encode` does, packed into few forward passes; block i is behind `after[i]`."""
     before = [tuple(past) for past in after] or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
@@ -105,10 +106,10 @@ def watch(
     see: Callable[[int, Tensor, Tensor], None],
     layers: Sequence[int] = (),
 ) -> None:
-    """Compute texts of token ids [T], each apart, in one packed forward pass; nothing of them is kept.
+    """Compute texts of token ids [T], each on its own, in one packed forward pass, and call `see` with their keys.
 
-    `see(layer, queries [Hq, N, D], keys [H, N, D])` is called for each of `layers`, rising, all where none is given,
-    with those of all texts, rotated. Layers behind the last of them are not computed.
+    `see(layer, queries [Hq, N, D], keys [H, N, D])` gets the rotated queries and keys of all texts, for each of the
+    rising `layers` (none given: all). Layers behind the last of them are not computed. KV is not returned.
     """
     spec, lengths = spec_for(model, texts), [len(tokens) for tokens in texts]
     layers = layers or range(spec.layers)
@@ -130,9 +131,9 @@ def watch(
 
 
 class PackedBlocks:
-    """Blocks as one request: every block stands at positions from 0 and sees itself. `write` gets what it computes.
+    """Blocks as one packed request: each is at positions from 0 and attends to itself; `write` gets keys and values.
 
-    kernels  the kernel `encode_blocks` carries the attention out; without it, its reference in torch does
+    kernels  use the kernel `encode_blocks`; else its torch reference
     """
 
     def __init__(self, lengths: Sequence[int], layers: int, device: torch.device, write: Write, kernels: bool):
@@ -144,7 +145,7 @@ class PackedBlocks:
         self.way = ""  # chosen in the first layer
 
     def attend(self, x: LayerInput) -> Tensor | None:
-        """Attend within every block. Blocks longer than the sliding window were refused before."""
+        """Attend within each block; blocks are no longer than the sliding window."""
         self.write(x)
         if x.last:
             return None
@@ -158,9 +159,9 @@ class PackedBlocks:
 def packed_pass(
     model: PreTrainedModel, texts: Sequence[Tensor], layers: int, write: Write, kernels: bool
 ) -> Callable[[], None]:
-    """Prepare one packed forward pass over blocks of token ids [T], up to the keys and values of the last layer.
+    """Prepare a packed forward pass over blocks of token ids [T], up to the last layer's KV; return the call to run it.
 
-    All that goes to the device goes now: between passes it would wait for the one before.
+    Inputs are copied to the device now: between passes the copy would wait for the pass before.
     """
     request = PackedBlocks([len(tokens) for tokens in texts], layers, model.device, write, kernels)
     ids = torch.cat(list(texts)).to(model.device)
@@ -174,7 +175,7 @@ def _run(model: PreTrainedModel, ids: Tensor, request: PackedBlocks) -> None:
 
 
 def packs(lengths: Sequence[int], tokens: float = PACK) -> list[list[int]]:
-    """Group indices, in order, to at most `tokens` tokens (a longer one goes alone)."""
+    """Group the indices of `lengths`, in order, so that each group has at most `tokens` tokens or one member."""
     groups: list[list[int]] = []
     total = 0
     for i, length in enumerate(lengths):
@@ -187,7 +188,7 @@ def packs(lengths: Sequence[int], tokens: float = PACK) -> list[list[int]]:
 
 
 def even_packs(lengths: Sequence[int], room: float) -> list[list[int]]:
-    """Group neighbours of these lengths into as few groups as fit in `room` tokens, none much longer than another."""
+    """Group neighbours into the fewest groups of at most `room` tokens, of about equal length."""
     fewest, total = packs(lengths, room), sum(lengths)
     for most in np.arange(total / len(fewest), min(room, total), total / len(lengths) / 2):
         if len(even := packs(lengths, most)) == len(fewest):

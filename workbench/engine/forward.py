@@ -1,9 +1,9 @@
 """Prefill: compute the rows that a plan asks for, of one request or of many packed into one forward pass.
 
-On a CPU the weights of a model of a known family are run without the calls around each of its modules (`CpuLayers`): a
-question over cached blocks is little work for each layer, of which calls, copies and masks would take their share. The
-last layer computes no more rows than logits are wanted of. Weights are the model's own and
-read anew in every pass. A model that is hooked, adapted or trained runs as it is.
+On a CPU, models of known families run without calling their modules (`CpuLayers`): a question over cached blocks is
+little work for each layer, and calls, copies and masks would be a large part of it. The last layer computes only the
+rows that get logits. Weights are read from the model in every pass. A model with hooks or adapters, or in training,
+runs its own modules.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ Wait = Callable[[int], None]  # (layer): returns when its cached keys and values
 
 @dataclass(frozen=True)
 class PrefillRequest:
-    """One request of a batch: `tokens` [T] of the whole prompt, what to compute, and the KV to read and write."""
+    """One request of a batch: `tokens` [T] of the whole prompt, the plan, and the KV to read and write."""
 
     tokens: Tensor
     plan: Plan
@@ -46,9 +46,9 @@ class PrefillRequest:
 
 @dataclass(frozen=True)
 class PrefillOutput:
-    """What a prefill returns.
+    """Result of a prefill.
 
-    logits    [R, V] of the computed rows; None where the plan stops early
+    logits    [R, V] of the computed rows, or of the last `logits_to_keep`; None where the plan stops early
     queries   [Hq, R, D] of the layers in `plan.return_queries`
     backends  name of the backend of every layer (`workbench.engine.attention_backends.choice`)
     """
@@ -59,14 +59,15 @@ class PrefillOutput:
 
 
 def all_rows(model: PreTrainedModel, tokens: Tensor, reserve: int = 0, **plan: Any) -> PrefillRequest:
-    """Make the request that computes every token of a prompt [T] into a new KV; `plan`: further fields of `Plan`."""
+    """Return the request that computes every token of a prompt [T] into a new KV; `plan`: further fields of `Plan`."""
     return PrefillRequest(tokens, Plan(torch.arange(len(tokens)), **plan), empty(model, len(tokens), reserve))
 
 
 def prefill(model: PreTrainedModel, tokens: Tensor, plan: Plan, kv: KV, logits_to_keep: int = 0) -> PrefillOutput:
-    """Compute `plan.rows` of the prompt `tokens` [T]: their KV is written in place, all else is read from `kv`.
+    """Compute `plan.rows` of the prompt `tokens` [T]: their KV is written to `kv`, that of all others is read from it.
 
-    `logits_to_keep`: how many of the last rows get logits, 0 for all. BadInput before any work where parts do not fit.
+    `logits_to_keep` is how many of the last rows get logits, 0 for all. Raises BadInput, before any work, for
+    arguments that do not fit the model or each other.
     """
     return prefill_many(model, [PrefillRequest(tokens, plan, kv)], logits_to_keep)[0]
 
@@ -80,8 +81,8 @@ def prefill_many(
 ) -> list[PrefillOutput]:
     """Prefill requests of different lengths, caches and plans in one forward pass, packed without padding.
 
-    `waits[i](layer)` is called before request i reads its cached keys and values of a layer, which may be on the way.
-    `repeated`: passes of as many rows follow, so on a GPU they are captured where they can be.
+    `waits[i](layer)` is called before request i reads its cached keys and values of a layer, which may be loading.
+    `repeated`: passes with as many rows will follow, so on a GPU they are captured as CUDA graphs where possible.
     """
     annotations.check("requests", requests, Sequence[PrefillRequest])
     spec = spec_for(model, (request.tokens for request in requests), (request.kv for request in requests))
@@ -102,7 +103,7 @@ def run(
     waits: Sequence[Wait | None] = (),
     repeated: bool = False,
 ) -> list[PrefillOutput]:
-    """Run the packed forward pass itself: (token ids [R] of the rows, plan, kv) of every request, not checked."""
+    """Run the packed forward pass without checks, for (token ids [R] of the rows, plan, kv) of each request."""
     if not rows:
         return []
     requests = [
@@ -135,9 +136,9 @@ def packed_logits(
     wanted: Tensor | None,
     repeated: bool = False,
 ) -> Tensor:
-    """Compute logits [W, V] of the rows `wanted` [W], of all where None; `ids` and `positions` [R] of packed requests.
+    """Compute logits [W, V] of the rows `wanted` [W] (None: all) of packed requests with `ids` and `positions` [R].
 
-    `repeated`: as in `prefill_many`. Raises StopForward where no request needs a further layer.
+    `repeated` is that of `prefill_many`. Raises StopForward where no request needs a further layer.
     """
     if (fused := packed_layers(model)) is not None:
         return fused.packed(ids, positions, requests, wanted, repeated)
@@ -176,7 +177,7 @@ Angles = tuple[Tensor, Tensor, Tensor]  # cosines [R, D] of all rotary channels,
 
 
 class CpuLayers(ModuleWatch):
-    """The layers of one model, as they were when it was first asked for; `changed` says whether they are so still."""
+    """The layers of one model at the time of the first pass; `changed` says whether its modules have changed since."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__(model)
@@ -186,7 +187,7 @@ class CpuLayers(ModuleWatch):
     def packed(
         self, ids: Tensor, positions: Tensor, requests: Sequence[PackedRequest], wanted: Tensor | None
     ) -> Tensor:
-        """Compute logits [W, V] of the rows `wanted` [W] of packed requests, of all where None.
+        """Compute logits [W, V] of the rows `wanted` [W] (None: all) of packed requests.
 
         Raises StopForward where no request needs a further layer.
         """
@@ -223,7 +224,7 @@ _KNOWN: WeakKeyDictionary[PreTrainedModel, CpuLayers] = WeakKeyDictionary()  # t
 
 
 def cpu_layers(model: PreTrainedModel) -> CpuLayers | None:
-    """Return the layers by which packed requests run on a CPU in fp32; None where the model's own are used."""
+    """Return the `CpuLayers` of a model that runs on a CPU in fp32; None where its own modules must run."""
     if model.device.type != "cpu" or model.dtype != torch.float32 or model.training:
         return None
     known = _KNOWN.get(model)

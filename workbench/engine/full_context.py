@@ -1,4 +1,4 @@
-"""Contexts as full attention computes them, in their first layers: to compare with cached ones, or to replace them."""
+"""KV of contexts under full attention in the first layers, to compare with cached blocks or to replace them."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from workbench.models.spec import spec_for
 def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) -> list[KV]:
     """Compute the KV of whole contexts under full attention in layers 0 to `num_layers` - 1, in one packed pass.
 
-    The layers above are not computed and take no memory of their own.
+    Later layers are not computed and take no memory.
     """
     spec = spec_for(model)
 
@@ -35,16 +35,16 @@ def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) ->
 
 
 def context_pass(model: PreTrainedModel, prompt: Prompt, num_layers: int) -> tuple[Pass]:
-    """Return what `exact` computes for one request; BadInput where the model has fewer layers."""
+    """Return the pass of `exact` for one request, for its cost. Raises BadInput where the model has fewer layers."""
     if num_layers > (count := len(layers_of(model, "all"))):
         raise BadInput(f"layer {num_layers - 1} is compared with full attention: the model has {count} layers")
     return (Pass(range(prompt.starts[-1]), prompt.starts[-1], num_layers),)
 
 
 def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:
-    """Return the squared distance of keys and values in one layer, summed over heads and channels, [T of `truth`].
+    """Return the squared distance [T of `truth`] of one layer's cache, summed over heads and channels.
 
-    Of keys and values ("kv"), of keys or of values (FusionRAG, equation 7).
+    `part` is "kv" (keys and values), "k" or "v" (FusionRAG, equation 7).
     """
     pairs = {"k": (kv.keys, truth.keys), "v": (kv.values, truth.values)}
     compared = [(ours[layer][:, : len(truth)], theirs[layer]) for ours, theirs in (pairs[name] for name in part)]
@@ -52,7 +52,7 @@ def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:
 
 
 def write(kv: KV, truth: KV, num_layers: int) -> None:
-    """Put the first layers of `truth` in place of the same tokens of `kv`."""
+    """Copy the first `num_layers` layers of `truth` over the same tokens of `kv`."""
     for mine, theirs in ((kv.keys, truth.keys), (kv.values, truth.values)):
         for layer in range(num_layers):
             mine[layer][:, : len(truth)].copy_(theirs[layer])

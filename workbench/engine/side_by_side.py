@@ -1,4 +1,4 @@
-"""Prompts that end in the same question, over parts of one KV: on a GPU one attention call a layer for all of them."""
+"""Prefill one question over many parts of one KV: on a GPU with one attention call a layer for all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,17 +21,14 @@ from workbench.models.transformers_attention import LayerInput
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """B parts of `lengths` tokens, one behind the other in keys and values [H, N, D] of every layer.
-
-    A part is cut out when it is asked for: layers times parts are thousands of tensors.
-    """
+    """B parts of `lengths` tokens, concatenated in keys and values [H, N, D] of every layer."""
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     lengths: Sequence[int]
 
     def kv(self, number: int, reserve: int = 0) -> KV:
-        """Return a part, its last `reserve` tokens set aside for more."""
+        """Return a part as a KV without its last `reserve` tokens, which become spare capacity."""
         begin = sum(self.lengths[:number])
         here = slice(begin, begin + self.lengths[number])
         keys, values = ([x[:, here] for x in part] for part in (self.keys, self.values))
@@ -42,9 +39,9 @@ class Parts:
 class SideBySide:
     """B requests of R rows each as one request of a packed pass.
 
-    keys, values  of every layer, [H, N, D]: the parts of all requests
-    rows, slots   [B · R] positions, and where fresh keys and values are written
-    pages         of the parts
+    keys, values  the parts of all requests, [H, N, D] of every layer
+    rows, slots   [B · R] positions, and indices at which fresh keys and values are written
+    pages         page table of the parts
     """
 
     keys: Sequence[Tensor]
@@ -68,7 +65,7 @@ class SideBySide:
 
 @torch.no_grad()
 def prefill_parts(model: PreTrainedModel, question: Tensor, parts: Parts) -> Tensor:
-    """Compute logits [B, R, V] of the question [R], the last tokens of every part, and write keys and values."""
+    """Compute logits [B, R, V] of the question [R], whose tokens end every part, and write its keys and values."""
     spec, count, (heads, width) = attach(model), len(question), attach(model).shapes[0]
     problem = AttentionProblem(count, max(parts.lengths), (heads, heads), width, spec.dtype, spec.device)
     if spec.window is not None or choice.backend_for(problem) is choice.TORCH:

@@ -1,6 +1,6 @@
-"""Checkpoints and model families. What a user calls is importable from here: `models.load("lab-full")`.
+"""Checkpoints and model families; public functions are importable from here: `models.load("lab-full")`.
 
-It is imported when it is first used, so that what needs no model (`models.pretrained`) does not wait for torch.
+They are imported on first use, so that modules without a model (`models.pretrained`) do not wait for torch.
 """
 
 from importlib import import_module

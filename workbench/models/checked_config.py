@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, checked before any weight is loaded: its configuration and its files' headers.
+"""Checks of a checkpoint before its weights are loaded: its configuration and the headers of its files.
 
 No code and no pickle of a checkpoint is run: remote code is switched off, weights are safetensors.
 """
@@ -28,8 +28,8 @@ LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 def config_of(path: Path, declared: Mapping[str, Any]) -> PreTrainedConfig:
     """Return the configuration of a checkpoint folder, whose config.json holds `declared`.
 
-    Raises BadInput for a field of a wrong type, a size under 1, rotary parameters that are empty or no numbers, a
-    quantisation that transformers does not know, a foreign attention and a type that needs remote code.
+    Raises BadInput for a field of a wrong type, a size under 1, rotary parameters that are empty or not numbers, a
+    quantisation or attention implementation that transformers does not know, and a type that needs remote code.
     """
     file = path / "config.json"
     _words(file, declared)
@@ -51,10 +51,10 @@ def config_of(path: Path, declared: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def check_headers(config: PreTrainedConfig, path: Path, shards: Iterable[Path]) -> None:
-    """Raise BadInput, by the headers of the weights, for a number of layers that is not the configuration's.
+    """Raise BadInput where the headers of the weight files do not fit the configuration.
 
-    Also for a weight that stands in two of them, for weights that are whole numbers or of a format that transformers
-    would not scale back, and for a scaled format that is declared and not there.
+    That is: another number of layers, a weight in two files, weights that are integers or in a scaled format that
+    transformers would not scale back, and a declared scaled format that the files do not have.
     """
     decoder = config.get_text_config(decoder=True)
     numbers, layers = set[int](), getattr(decoder, "num_hidden_layers", None)
@@ -81,7 +81,7 @@ def check_headers(config: PreTrainedConfig, path: Path, shards: Iterable[Path]) 
 
 
 def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
-    """Raise BadInput for weights missing, left over where they would count, or not finite; return what is left out."""
+    """Raise BadInput for missing, unused or non-finite weights; return a warning of harmless unused ones, or ""."""
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
         raise BadInput(
@@ -105,13 +105,13 @@ def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
 
 
 def is_blank(model: Any) -> bool:
-    """Return whether all matrices of a model begin and end in rows of zeros, as in a file that was not filled."""
+    """Return whether the first and the last row of every matrix are zeros, as in a weight file that was not filled."""
     matrices = [weight for weight in model.parameters() if weight.ndim > 1 and weight.numel()]
     return bool(matrices) and not any(bool(weight[0].any() or weight[-1].any()) for weight in matrices)
 
 
 def reason(problem: BaseException) -> str:
-    """Return what an exception says, in one line."""
+    """Return an exception's message on one line."""
     return " ".join(str(problem).split())[:300] or type(problem).__name__
 
 

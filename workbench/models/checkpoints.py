@@ -1,4 +1,4 @@
-"""Where a model lies, and whether its folder holds a whole checkpoint: only headers of files are read."""
+"""Folders of models, and whether they hold complete checkpoints; of weight files only the headers are read."""
 
 import json
 import re
@@ -25,7 +25,7 @@ SCALE = ".scale"  # ends the name of a matrix's scales there, [rows, 1] fp32
 
 
 def named(model: str) -> Path:
-    """Return the folder of a model by name or path. Raises BadInput where it has nothing of one; reads nothing more."""
+    """Return the folder of a model by name or path. Raises BadInput where it has no config.json and no adapter."""
     path = folder(model)
     if not is_file(path / "config.json") and not adapters.is_adapter(path):
         read_json(path / "config.json", FOLDER)
@@ -33,10 +33,10 @@ def named(model: str) -> Path:
 
 
 def check(path: Path) -> None:
-    """Raise BadInput, naming the file, unless `path` holds a whole checkpoint: config, tokenizer and all weights.
+    """Raise BadInput, naming the file, unless `path` holds a complete checkpoint: config, tokenizer and all weights.
 
-    Weights are safetensors, in one file or in shards; the header of each is read and compared with the file's length.
-    An adapter is whole where its base model is, and is the one that it was trained on.
+    Weights are safetensors, in one file or in shards; each header is compared with the file's length. Of an adapter,
+    the base model is checked too, and that the adapter was trained on it.
     """
     if adapters.is_adapter(path):
         for file in adapters.files_of(path):
@@ -57,19 +57,17 @@ def check(path: Path) -> None:
 
 
 def base_folder(path: Path) -> Path:
-    """Return the folder with config, tokenizer and whole weights.
+    """Return the folder with config, tokenizer and weights: `path` itself, or that of an adapter's base model.
 
-    `path` itself, or of an adapter that of its base model.
-
-    Raises BadInput, naming the command that fetches it, for a base model that is not there.
+    Raises BadInput, naming the command that fetches it, for a base model that is missing.
     """
     return base_folder(below(path)) if adapters.is_adapter(path) else path
 
 
 def below(path: Path) -> Path:
-    """Return the folder of what an adapter changes: a whole model, or, of soft tokens alone, an adapter as well.
+    """Return the folder that an adapter applies to: a model or, for soft tokens without LoRA, a LoRA adapter.
 
-    Raises BadInput where that is not there, and for LoRA of an adapter.
+    Raises BadInput where it is missing, and for LoRA over an adapter.
     """
     adapter = adapter_of(path)
     name = adapter.base
@@ -84,23 +82,23 @@ def below(path: Path) -> Path:
 
 
 def chain(path: Path) -> list[Path]:
-    """Return the folders of adapters that make a model of its base, in the order in which they are applied."""
+    """Return the folders of a model's adapters in the order in which they are applied; [] for a model without."""
     return [*chain(below(path)), path] if adapters.is_adapter(path) else []
 
 
 def base_name(model: str) -> str:
-    """Return the name of the model that a shipped adapter is over; any other model is its own."""
+    """Return the name of a shipped adapter's base model, or the name itself of any other model."""
     path = assets.model_path(model) if model in assets.models() else None
     return base_name(adapter_of(path).base) if path is not None and adapters.is_adapter(path) else model
 
 
 def weights_of(path: Path) -> list[Path]:
-    """Return the safetensors files that a model is made of; those of an adapter behind those of its base model."""
+    """Return the safetensors files of a model; those of an adapter follow those of its base model."""
     return [*weights_of(below(path)), *adapters.files_of(path)] if adapters.is_adapter(path) else shards(path)
 
 
 def adapter_of(path: Path) -> Adapter:
-    """Read what an adapter folder declares. BadInput where that is no object."""
+    """Read the declarations of an adapter folder. Raises BadInput where they are not JSON objects."""
     declared = path / "workbench.json"
     about = read_json(declared).get("adapter", {}) if declared.is_file() else {}
     if not isinstance(about, dict):
@@ -110,7 +108,7 @@ def adapter_of(path: Path) -> Adapter:
 
 
 def shards(path: Path) -> list[Path]:
-    """Return the safetensors files of a folder, whole or in shards. BadInput without any, or where the index is odd."""
+    """Return the safetensors files of a folder. Raises BadInput where there are none, or for an invalid index."""
     for whole in (WEIGHTS, COMPACT, DIFFERENCE):
         if (path / whole).is_file():
             return [path / whole]
@@ -126,7 +124,7 @@ def shards(path: Path) -> list[Path]:
 
 
 def check_weights(shard: Path) -> None:
-    """Refuse a file of weights that is missing, half-written or empty; no tensor is read."""
+    """Raise BadInput for a weight file that is missing, truncated or empty; tensors are not read."""
     if not is_file(shard):
         raise BadInput(f"{shard} is missing: the checkpoint is not whole")
     try:

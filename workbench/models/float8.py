@@ -1,10 +1,10 @@
-"""Which models multiply in float8: an option that is asked for by name when a model is loaded, and off by default.
+"""Matrix products in float8: an option of loading a model, off by default.
 
     models.load(name, device="cuda", dtype="float8-products")
 
-The model stays in bfloat16: weights, cached blocks, attention and whatever few rows are multiplied with. Products of
-many rows with the weights of a layer are taken in float8 (`engine/layers/float8_products.py`), so other numbers come
-out. Cached blocks of such a model therefore have keys of their own (`store/keys.py`).
+Weights, cached blocks, attention and products of few rows stay in bfloat16. Products of many rows with a layer's
+weights are computed in float8 (`engine.layers.float8_products`), which changes the results. Cached blocks of such a
+model therefore have store keys of their own (`store.keys`).
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ _ASKED: WeakSet[Module] = WeakSet()
 
 
 def check(device: torch.device) -> None:
-    """Refuse a device that does not multiply rows in float8."""
+    """Raise BadInput for a device without float8 products: anything but a GPU of compute capability 9.0 or newer."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < NEEDED:
         raise BadInput(f"dtype {NAME} needs a GPU of compute capability 9.0 (Hopper) or newer: use bfloat16 elsewhere")
 
 
 def ask(model: Module) -> None:
-    """Multiply many rows by this model's weights in float8 from now on. BadInput for a model that is not bfloat16."""
+    """Multiply many rows by this model's weights in float8 from now on. Raises BadInput unless it is bfloat16."""
     if (dtype := next(model.parameters()).dtype) != torch.bfloat16:
         raise BadInput(f"products in float8 are those of a bfloat16 model, this one is {dtype}")
     _ASKED.add(model)
@@ -36,7 +36,7 @@ def ask(model: Module) -> None:
 
 @contextmanager
 def within(model: Module) -> Iterator[None]:
-    """Multiply many rows by this model's weights in float8 within the context, as `ask` does for good."""
+    """Do what `ask` does, for the length of the `with` block."""
     ask(model)
     try:
         yield
@@ -45,10 +45,10 @@ def within(model: Module) -> Iterator[None]:
 
 
 def asked(model: Module) -> bool:
-    """Whether `ask` was called for this model. A copy of it was not asked."""
+    """Return whether `ask` was called for this model object; copies do not count."""
     return model in _ASKED
 
 
 def dtype_name(model: Module) -> str:
-    """Return what a model computes in, as `--dtype` names it."""
+    """Return the name of a model's dtype, as `--dtype` takes it."""
     return NAME if asked(model) else str(next(model.parameters()).dtype).removeprefix("torch.")

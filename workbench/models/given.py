@@ -1,4 +1,4 @@
-"""What people give to an explorer or a measurement: a model in any form, a prompt in any form."""
+"""Convert a model and a prompt, given in any form, for explorers and measurements."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,9 +74,9 @@ def reading_of(loaded: Loaded, prompt: Given, question: str = "") -> Reading:
 
 
 def model_and_prompt(model: Model, prompt: Given, question: str = "") -> tuple[PreTrainedModel, Prompt]:
-    """Return the transformers model and the prompt of what was given, as `loaded_of` and `reading_of` take it.
+    """Return the transformers model and the prompt, from the forms that `loaded_of` and `reading_of` accept.
 
-    A tokenizer is needed, and looked for, only where the prompt is text.
+    A tokenizer is needed only if the prompt is text.
     """
     if isinstance(prompt, Prompt | Reading):
         lm = model[0] if isinstance(model, tuple) and model else model

@@ -48,7 +48,7 @@ class Loaded(NamedTuple):
 
     @property
     def spec(self) -> ModelSpec:
-        """What the engine knows of the model: layers, shapes, context, sliding windows. Attaches the model."""
+        """The model's `ModelSpec` (layers, shapes, context, sliding windows); attaches the model (`spec.attach`)."""
         return attach(self.model)
 
     def with_layout(self, layout: "str | Layout | None") -> "Loaded":
@@ -65,14 +65,15 @@ def load(
     dtype: str | torch.dtype | None = None,
     layout: str | Layout | None = None,
 ) -> Loaded:
-    """(model, tokenizer, layout) of a shipped or fetched model, a folder or a model in the local Hugging Face cache.
+    """Load (model, tokenizer, layout) by name, from a checkpoint folder, or from the local Hugging Face cache.
 
-    `dtype` None: float32 on the CPU, the checkpoint's own on an accelerator; "float8-products": bfloat16, but products
-    of many rows are taken in float8 (`models.float8`), on a Hopper GPU. `layout` None: the model's own (`layout_of`);
-    else a `Layout`, or lab, released, chat or a JSON file. Nothing is downloaded. Raises BadInput, before any weight
-    is read, for an unknown name, device, dtype or layout and for a checkpoint that is not whole. On the CPU, freed
-    memory stays with the process from then on (`keep_freed`), and weights lie as products read them fastest
-    (`models.weights.compact`).
+    dtype   None: float32 on the CPU, the checkpoint's own on an accelerator; "float8-products": bfloat16 with products
+            of many rows in float8 (`models.float8`), on a Hopper GPU
+    layout  None: the model's own (`model_card.layout_of`); else a `Layout`, "lab", "released", "chat" or a JSON file
+
+    Nothing is downloaded. On the CPU, freed memory stays with the process from then on (`keep_freed`), and weights are
+    laid out for the fastest products (`models.weights.compact`). Raises BadInput, before weights are read, for an
+    unknown name, device, dtype or layout, and for an incomplete checkpoint.
     """
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
     if dtype == float8.NAME:
@@ -113,7 +114,7 @@ def load(
 
 
 def tokenizer_for(model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that a model was loaded with. BadInput for a model that `load` did not load."""
+    """Return the tokenizer that a model was loaded with. Raises BadInput for a model that `load` did not load."""
     if model not in TOKENIZERS:
         raise BadInput(f"{type(model).__name__} has no tokenizer here: load it with `models.load` where text is needed")
     return TOKENIZERS[model]
@@ -163,7 +164,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt (mall
 
 
 def keep_freed() -> bool:
-    """Keep up to `KEPT` freed bytes for the next allocation, in this process; false where there is no glibc."""
+    """Let this process keep up to `KEPT` (1 GiB) freed bytes for later allocations; return False without glibc."""
     if sys.platform != "linux":
         return False
     try:

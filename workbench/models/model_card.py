@@ -1,4 +1,4 @@
-"""What the folder of a model says of it: prompt layout, note and size, without its weights."""
+"""What a model folder says about the model: prompt layout, note and size; weights are not read."""
 
 import json
 from math import prod
@@ -31,9 +31,9 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeE
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint is, from its files' headers: type, parameters, layers, context and layout.
+    """Return type, parameters, layers, context and layout of a checkpoint, from the headers of its files.
 
-    Of an adapter without its base model the context is None.
+    The context is None for an adapter whose base model is missing.
     """
     if adapters.is_adapter(path):
         return _describe_adapter(path)
@@ -69,10 +69,10 @@ def _describe_adapter(path: Path) -> dict[str, Any]:
 
 
 def layout_of(path: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) -> Layout:
-    """Return the prompt layout of a model folder: the first of these that is there.
+    """Return the prompt layout of a model folder: the first of these that exists.
 
-    `workbench.json` ({"layout": {…}}), the base model's layout (of an adapter), the tokenizer's chat template
-    (`data.chat_template`), the released one. The tokenizer is read where it is not given. Raises BadInput for a
+    `workbench.json` ({"layout": {…}}), an adapter's base model's layout, the tokenizer's chat template
+    (`data.chat_template`), the layout "released". The tokenizer is loaded if it is not given. Raises BadInput for a
     template that cannot hold passages.
     """
     if (layout := _declared(path)) is not None:
@@ -111,7 +111,7 @@ def _has_template(path: Path) -> bool:
 
 
 def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer of a checkpoint folder; no code of the folder is run. BadInput where it cannot be loaded.
+    """Load the tokenizer of a checkpoint folder without running its code. Raises BadInput where that fails.
 
     Its `model_max_length` is the model's context, where config.json names one.
     """
@@ -132,11 +132,9 @@ def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase":
 
 
 def note_of(name_or_path: str | Path) -> str:
-    """Return what a model folder says of itself in `workbench.json` ({"note": "…"}), "" where it says nothing.
+    """Return the note in a model folder's `workbench.json` ({"note": "…"}), which is shown beside the model's results.
 
-    It is shown wherever the model's numbers are.
-
-    "" also for a model that is in memory only.
+    "" without a note, and for a model that is in memory only.
     """
     try:
         declared = folder(name_or_path) / "workbench.json"
@@ -149,7 +147,7 @@ def note_of(name_or_path: str | Path) -> str:
 
 
 def training_seed(name_or_path: str | Path) -> int | None:
-    """Return the seed that a model was trained with, as `workbench lab train` and `workbench tune` note it."""
+    """Return the training seed that `workbench lab train` or `workbench tune` noted; None where there is no note."""
     path = folder(name_or_path)
     for name in ("training.json", "tuning.json"):
         if (path / name).is_file():

@@ -1,6 +1,4 @@
-"""Names of models, with the folders that they stand for, of dtypes and of devices: a wrong one is told at once.
-
-Nothing heavy is imported for that.
+"""Names of models (with their folders), dtypes and devices, checked without heavy imports."""
 """
 
 import re
@@ -26,9 +24,9 @@ def names() -> list[str]:
 
 
 def folder(name_or_path: str | Path) -> Path:
-    """Return the folder of a path or of a model's name.
+    """Return the folder of a model by path or name. Raises BadInput where there is none.
 
-    The model is shipped, fetched, or an `owner/name` in the local Hugging Face cache.
+    Names are those of shipped and fetched models, and `owner/name` in the local Hugging Face cache.
     """
     if not isinstance(name_or_path, str | Path):
         raise BadInput(f"model is {shown(name_or_path)}: a name or a folder is needed")
@@ -50,7 +48,7 @@ def folder(name_or_path: str | Path) -> Path:
 
 
 def check_judge(name: str) -> None:
-    """Refuse a judge of answers (`metrics.faithfulness`) that is neither that of the lab corpus nor a model."""
+    """Raise BadInput for a judge of answers (`metrics.faithfulness`) that is neither the lab's nor a model."""
     try:
         if name != "lab":
             folder(name)
@@ -59,19 +57,19 @@ def check_judge(name: str) -> None:
 
 
 def check_dtype(name: str) -> None:
-    """Refuse a dtype that models are not loaded in."""
+    """Raise BadInput for a dtype that `models.load` does not take."""
     if name not in DTYPES:
         raise not_allowed("dtype", name, DTYPES)
 
 
 def check_device(name: str) -> None:
-    """Refuse what names no device, here or elsewhere."""
+    """Raise BadInput for a name of no kind of device; whether this machine has it is not checked."""
     if not re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", name):
         raise BadInput(f"unknown device {shown(name)}: allowed are cpu, cuda and cuda:N")
 
 
 def device_of(name: "str | torch.device") -> "torch.device":
-    """Return the device of a name; BadInput for one that is unknown or not there."""
+    """Return the device of this name. Raises BadInput for one that is unknown or that this machine lacks."""
     name = str(name)
     check_device(name)
     import torch
@@ -96,7 +94,7 @@ def _cached(name: str) -> Path | None:
 
 
 def check_length(count: int, context: int | None) -> None:
-    """Refuse more new tokens than a model of `context` tokens can ever hold; up to AMPLE end there by themselves."""
+    """Raise BadInput for more new tokens than `context`, unless they are at most AMPLE: answers end at the context."""
     if count > max(AMPLE, most := context or MOST_NEW_TOKENS):
         whose = "the model's context, prompt included" if context else "the most where the model's context is unknown"
         raise BadInput(f"max_new_tokens is {shown(count)}: {most:,} is {whose}")

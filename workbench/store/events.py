@@ -1,4 +1,4 @@
-"""What happened while requests were served: one flat table of events, for receipts, traces and figures.
+"""Events of serving requests, as one flat table for receipts, traces and figures.
 
 An `Event` is a row. Times are seconds on the recorder's clock, which begins at 0; `seconds` is 0 for a moment.
 
@@ -71,7 +71,7 @@ class Event:
 
 
 class Events:
-    """Records events from several threads. `most` are kept; what comes later is counted in `dropped`."""
+    """Recorder of events, thread-safe. At most `most` are kept; later ones are counted in `dropped`."""
 
     def __init__(self, clock: Clock = time.perf_counter, most: int = 1_000_000):
         self.clock, self.most, self.dropped = clock, most, 0
@@ -82,7 +82,7 @@ class Events:
         return self.clock() - self._begin
 
     def add(self, what: What, at: float | None = None, **about: Any) -> Event:
-        """Add a moment that is now, or an event that began `at`. `about` are further fields of `Event`."""
+        """Add and return an event at this moment, or one that began `at`; `about` are further fields of `Event`."""
         event = Event(what, self.now() if at is None else at, **about)
         with self._lock:
             if len(self._rows) < self.most:
@@ -93,7 +93,7 @@ class Events:
 
     @contextmanager
     def span(self, what: Span, **about: Any) -> Iterator[dict[str, Any]]:
-        """Add a span that lasts as long as the block. Fields put into the dictionary that is yielded are added."""
+        """Add a span that lasts as long as the block; fields may be put into the dictionary that is yielded."""
         at, later = self.now(), dict[str, Any]()
         try:
             yield later
@@ -119,7 +119,7 @@ def busy(events: Iterable[Event], lane: str = "engine", what: Span = "run") -> f
 
 
 def idle_share(events: Iterable[Event], lane: str = "engine") -> float:
-    """Return the share of the time from the first arrival to the last finish in which the engine ran nothing."""
+    """Return the share of the time from first arrival to last finish, 0 to 1, in which the engine was idle."""
     listed = list(events)
     begins = [event.at for event in listed if event.what == "arrive"]
     ends = [event.at for event in listed if event.what in ("finish", "cancel", "fail")]

@@ -1,4 +1,4 @@
-"""Take blocks from a store, and encode what it does not hold."""
+"""Take blocks from a store, and encode those that it lacks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from workbench.store.keys import fingerprint, key_of
 
 @runtime_checkable
 class Store(Protocol):
-    """Any place that keeps read-only KV under content keys."""
+    """Any object that keeps read-only KV under content keys."""
 
     def get(self, key: str) -> KV | None:
         """Return the KV under `key`, or None."""
@@ -27,7 +27,7 @@ class Store(Protocol):
 
 
 def checked(store: Any) -> Store:
-    """Return `store` if it can keep blocks; raise BadInput for anything else, as for a class in place of its store."""
+    """Return `store`. Raises BadInput for an object without `get` and `put`, and for a class in place of a store."""
     if isinstance(store, type) or not isinstance(store, Store):
         raise BadInput(f"store is {shown(store)}: a store is needed, as MemoryStore(2**30) or FolderStore(a folder)")
     return store
@@ -37,9 +37,9 @@ def checked(store: Any) -> Store:
 def fetch(
     model: PreTrainedModel, blocks: Sequence[Block], store: Store, after: Sequence[Sequence[Block]] = ()
 ) -> list[KV]:
-    """Take the KV of every block from `store`; encode what it lacks, all packed together, and keep it there.
+    """Take the KV of every block from `store`; encode missing ones, packed together, and put them there.
 
-    `after[i]` are the blocks that block i looks back at. A block that is asked for twice is encoded once.
+    `after[i]` are the blocks before block i, which it attends to. A block that is asked for twice is encoded once.
     """
     checked(store)
     before = list(after) or [()] * len(blocks)
@@ -58,9 +58,9 @@ def fetch(
 
 
 def collect(store: Store, keys: Sequence[str], make: Callable[[list[int]], Sequence[KV]]) -> list[KV]:
-    """Take the KV under every key from `store`, or else from `make`, and keep it there.
+    """Take the KV under every key from `store`; make missing ones with `make` and put them there.
 
-    `make` is given the indices of the keys that are missing, each key once, and returns the KV of each.
+    `make` gets the indices of missing keys, each key once, and returns the KV of each.
     """
     first = {key: i for i, key in reversed(list(enumerate(keys)))}
     kvs = {key: kv for key in first if (kv := store.get(key)) is not None}

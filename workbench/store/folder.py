@@ -1,4 +1,4 @@
-"""Cached blocks in a folder, for as long as the folder lasts.
+"""A persistent store of cached blocks in a folder.
 
 <folder>/manifest.json      of which model, dtype and preparation the blocks are; a folder holds blocks of one kind only
          *.safetensors      each the keys and values of some blocks; whole or not there
@@ -34,21 +34,21 @@ FILES = 1 << 12  # files whose use is remembered
 
 
 class FolderStore(quarantine.Repairing):
-    """A store on disk; what it hands out is on the CPU and read-only.
+    """A store on disk; the KV that it returns is on the CPU and read-only.
 
-    kind      what the blocks are of: any JSON object, such as {"model": fingerprint, "preparation": "after_system"};
-              it must be that of the folder. Without it, any folder will do
-    new       a folder that is not there is made
-    durable   what `put` has written outlasts a crash of the machine (file and folder are fsynced)
-    mapped    what is handed out are pages of the file, and not a copy (`store.files.block_file`): faster, for those who
-              use it at once; stores that keep it copy it. False: for a network's file system, whose files others
-              replace, and for folders into whose files another program writes
-    pinned    what is handed out lies in page-locked memory, read straight into it (`store.files.packed`): for a
-              `HostTier(pinned=True)` above. Without a GPU: in ordinary memory, in the same order
+    kind      what the blocks have in common: any JSON object, such as {"model": fingerprint, "preparation":
+              "after_system"}, which must equal the folder's; None: any folder
+    new       make a missing folder
+    durable   `put` syncs file and folder to disk, so that they outlast a crash of the machine
+    mapped    return memory-mapped pages of the file, not a copy (`store.files.block_file`): faster, for use at once;
+              stores that keep them copy them. False: for network file systems, whose files others replace, and for
+              files that other programs write into
+    pinned    read blocks into page-locked memory (`store.files.packed`), for a `HostTier(pinned=True)` above; without a
+              GPU, ordinary memory with the same layout
 
-    A file or block that is damaged is a miss that says so; when the block is put again, the file is set aside and
-    replaced. Several processes may share a folder.
-    Raises BadInput for a folder of another kind, naming what differs, for one that is none, and where it cannot write.
+    A damaged file or block is a miss with that reason; when the block is put again, the file is quarantined and
+    replaced. Several processes may share a folder. Raises BadInput for a folder of another kind, naming what differs,
+    for one that is no store, and where it cannot write.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FolderStore(quarantine.Repairing):
 
     @annotations.checked
     def get(self, key: str) -> KV | None:
-        """Return the KV under `key`, read from disk, or None."""
+        """Return the KV under `key`, read from disk and verified, or None."""
         path = self._files.get(key) or self._found(key)
         kv = None if path is None else self._read(path, key)
         self._counts["hits" if kv is not None else "misses"] += 1
@@ -86,7 +86,7 @@ class FolderStore(quarantine.Repairing):
 
     @annotations.checked
     def put(self, key: str, kv: KV) -> None:
-        """Keep `kv` under `key`: in a file of its own, or in place of a damaged block, in that one's file."""
+        """Keep `kv` under `key`, in a file of its own, or in the file of a damaged block that it replaces."""
         blocks, name = {key: kv}, key
         if key in self._absent.blocks and (path := self._absent.blocks[key][0]) not in self._absent.files:
             others = [other for other, file in self._files.items() if file == path]
@@ -95,11 +95,11 @@ class FolderStore(quarantine.Repairing):
         self.write(name, blocks)
 
     def is_damaged(self, key: str) -> bool:
-        """Return whether this block was found to be damaged, and not only a file that may have held it."""
+        """Return whether this very block was found to be damaged, not only a file that may have held it."""
         return key in self._absent.blocks
 
     def write(self, name: str, blocks: Mapping[str, KV]) -> None:
-        """Keep many blocks in one file `<name>.safetensors`, written whole or not at all."""
+        """Keep many blocks in one file `<name>.safetensors`, written atomically."""
         if not NAME.fullmatch(name):
             raise BadInput(f"{name!r} is no name for a file of blocks: letters, digits, '_', '-' and '.' are allowed")
         path = self.folder / f"{name}{SUFFIX}"
@@ -110,7 +110,7 @@ class FolderStore(quarantine.Repairing):
         self._register(path)
 
     def remove(self, key: str, why: str = "it was removed") -> None:
-        """Forget a block: delete its file, or write the file without it. A key that is not there is passed over."""
+        """Remove a block: delete its file, or rewrite the file without it. An unknown key is ignored."""
         if (path := self._files.get(key)) is None:
             return
         others = [other for other, file in self._files.items() if file == path and other != key]
@@ -125,7 +125,7 @@ class FolderStore(quarantine.Repairing):
         self._forget(key, why)
 
     def size_of(self, key: str) -> int:
-        """Return the bytes of the keys and values of a block, 0 where it is not there."""
+        """Return the bytes of a block's keys and values, 0 for an unknown key."""
         known = self._contents.get(self._files.get(key, Path()))
         return sum(place.size for place in known.extent(key).places) if known else 0
 
@@ -135,7 +135,7 @@ class FolderStore(quarantine.Repairing):
 
     @property
     def set_aside(self) -> Mapping[Path, Unusable]:
-        """Files of which nothing can be read, and what is wrong with each."""
+        """Unreadable files, and what is wrong with each."""
         return self._absent.files
 
     @property
@@ -145,19 +145,19 @@ class FolderStore(quarantine.Repairing):
 
     @property
     def bytes(self) -> int:
-        """Size of its files."""
+        """Bytes of its files."""
         return sum(self._contents[path].state[2] for path in set(self._files.values()))
 
     def has_file(self, name: str) -> bool:
-        """Return whether the file `<name>.safetensors` is there, with a header that is whole."""
+        """Return whether the file `<name>.safetensors` exists with an intact header."""
         return self.folder / f"{name}{SUFFIX}" in self._contents
 
     def file_of(self, key: str) -> Path:
-        """Return the file in which a block lies. Raises KeyError."""
+        """Return the path of a block's file. Raises KeyError for an unknown key."""
         return self._files[key]
 
     def blocks_of(self, name: str) -> list[Key]:
-        """Return the keys of the blocks in the file `<name>.safetensors`; none where it is not there."""
+        """Return the keys of the blocks in the file `<name>.safetensors`; [] if it is missing."""
         known = self._contents.get(self.folder / f"{name}{SUFFIX}")
         return known.blocks() if known else []
 

@@ -1,4 +1,4 @@
-"""What makes two cached blocks the same: model, dtype, tokens, and what the block saw before it."""
+"""Store keys: two cached blocks are the same if model, dtype, tokens and what they attended to are."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -36,10 +36,10 @@ _KNOWN: "WeakKeyDictionary[PreTrainedModel, tuple[Any, str, Any, str]]" = WeakKe
 
 
 class Identity(NamedTuple):
-    """What a cached block is, in words that can be compared one by one; its key covers all of them."""
+    """What a cached block is, field by field; its key is the hash of all fields."""
 
-    version: str  #: of the format and the engine
-    model: str  #: its fingerprint
+    version: str  #: versions of format and engine
+    model: str  #: fingerprint of the model
     dtype: str
     block: str  #: hash of its tokens
     after: str  #: number and hash of the blocks it was encoded behind
@@ -49,7 +49,7 @@ class Identity(NamedTuple):
 
 
 class Key(str):
-    """A store key, which still knows what it is made of; to dictionaries and files it is its text."""
+    """A store key: a text that also carries its `identity`."""
 
     __slots__ = ("identity",)
     identity: Identity | None
@@ -63,10 +63,10 @@ class Key(str):
 def key_of(
     fingerprint: str, dtype: torch.dtype, block: Block, after: Sequence[Block] = (), over: Sequence[Block] | None = None
 ) -> Key:
-    """Store key of a block that was encoded behind the blocks `after`.
+    """Return the store key of a block that was encoded behind the blocks `after`.
 
-    With `over`, the block was computed over the cached KV of `after` and of the blocks `over`, each of which had itself
-    seen `after` only: another thing than having been encoded behind all of them.
+    With `over`, it was computed over the cached KV of `after` and of the blocks `over`, each of which had attended to
+    `after` only; that differs from being encoded behind all of them.
     """
     if not after and over is None:
         return _alone(version(), fingerprint, str(dtype), block.content, len(block))
@@ -88,7 +88,7 @@ def _alone(version: str, fingerprint: str, dtype: str, content: str, tokens: int
 
 
 def version() -> str:
-    """Return the versions that a key covers: of the format, and of the engine where it is not the first one."""
+    """Return the versions in a key: of the format, and of the engine unless it is the first."""
     return str(FORMAT_VERSION) if ENGINE_VERSION == 1 else f"{FORMAT_VERSION}.{ENGINE_VERSION}"
 
 
@@ -99,11 +99,11 @@ def _chain(blocks: Sequence[Block]) -> str:
 
 
 def fingerprint(model: "PreTrainedModel") -> str:
-    """Hash of a model's configuration, of every one of its weights and buffers, and of the scalars of `SCALARS`.
+    """Return the hash of a model's configuration, all its weights and buffers, and the scalars of `SCALARS`.
 
-    Computed once per model object and kept until one of them is replaced or written in place (optimiser steps and
+    It is computed once per model object and kept until one of them is replaced or written in place (optimiser steps and
     `load_state_dict` count up a tensor's version; writing through `tensor.data` does not, and is not noticed).
-    Raises BadInput for a model with hooks: what they do is in no key.
+    Raises BadInput for a model with hooks, whose effect no key covers.
     """
     try:
         weights, beside = _states(model)
@@ -126,7 +126,7 @@ def once(
     blocks: Sequence[Block],
     make: Callable[[list[Block]], Sequence[T]],
 ) -> list[T]:
-    """Return what is `kept` of every block under this model; `make` is given those of which nothing is, each once."""
+    """Return the value of every block under this model from the cache `kept`; `make` makes missing ones, each once."""
     known = fingerprint(model)
     keys = [(known, block.content) for block in blocks]
     missing = {key: block for key, block in zip(keys, blocks, strict=True) if key not in kept}
@@ -136,7 +136,7 @@ def once(
 
 
 def vocabulary(tokenizer: Any) -> str:
-    """Hash of how a tokenizer cuts text: its whole pipeline where it tells, else its vocabulary."""
+    """Return the hash of how a tokenizer splits text: its whole pipeline if it can be read, else its vocabulary."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     text = fast.to_str() if fast is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
     return sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Cached blocks in memory, within a budget of bytes; the least recently used ones go first."""
+"""A store of cached blocks in memory, with a budget of bytes; the least recently used are evicted first."""
 
 from collections import Counter, OrderedDict, deque
 from operator import attrgetter
@@ -29,11 +29,11 @@ def _written(kv: KV) -> tuple[int, ...]:
 
 
 class MemoryStore:
-    """Least-recently-used store of read-only KV; safe to use from several threads.
+    """LRU store of read-only KV; thread-safe.
 
-    `behind`: a slower store that is asked for what this one lacks; what it has is a hit, and is kept here too. What is
-    damaged there is replaced when it was made again; a block that somebody wrote to since is damaged too. `recent` are
-    the last misses, each with its reason.
+    `behind` is a slower store for what this one lacks: its blocks count as hits and are kept here too, and its damaged
+    blocks are replaced when they are put again. A block that was written to after it was put counts as damaged.
+    `recent` are the last misses, each with its reason.
     """
 
     def __init__(self, budget_bytes: int = 1 << 30, behind: Store | None = None):
@@ -72,7 +72,7 @@ class MemoryStore:
 
     @annotations.checked
     def put(self, key: str, kv: KV) -> None:
-        """Keep `kv` under `key`: itself where it is read-only memory, else a copy. One over the budget is not kept."""
+        """Keep `kv` under `key`: itself if it is read-only and in memory, else a copy; not if it is over the budget."""
         if kv.nbytes > self.budget_bytes:
             with self._lock:
                 self._rejected += 1
@@ -92,7 +92,7 @@ class MemoryStore:
             self._repair(key, kept)
 
     def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing, here and behind."""
+        """Return why `get(key)` finds nothing, neither here nor in the store behind."""
         with self._lock:
             misses = [self._index.miss(key)]
             if reason := self._dropped.get(key):
@@ -123,7 +123,7 @@ class MemoryStore:
             repair(key, kv)
 
     def clear(self) -> None:
-        """Drop all entries; the counters stay."""
+        """Remove all entries; the counters stay."""
         with self._lock:
             for key in list(self._entries):
                 self._forget(key, "evicted")

@@ -1,4 +1,4 @@
-"""Why a look-up found nothing: the blocks a store keeps of the same tokens say what is different."""
+"""Reasons of misses, from a comparison with the stored blocks of the same tokens."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -33,10 +33,10 @@ _PARTS: dict[str, Reason] = {
 class Miss:
     """A look-up that found nothing.
 
-    damaged                   what was kept cannot be read, or its checksum is wrong
-    unreachable               the place where it would be did not answer in time, or failed
-    evicted                   it was kept, and had to make room or was deleted
-    too large                 larger than the whole budget
+    damaged                   the stored block cannot be read, or its checksum is wrong
+    unreachable               the store did not answer in time, or failed
+    evicted                   it was stored, and was evicted or deleted
+    too large                 it is larger than the whole budget
     other dtype, model, …     the same tokens are kept, but in another dtype, of other weights or another configuration,
                               by an earlier format or engine, behind other blocks, or over other neighbours
     never seen                none of these
@@ -57,13 +57,13 @@ class Index:
         self._keys: dict[str, dict[Key, None]] = {}
 
     def add(self, key: str) -> None:
-        """Count in a key; one that does not know what it is made of is passed over."""
+        """Add a key; one without an identity is ignored."""
         if (identity := identity_of(key)) is not None:
             assert isinstance(key, Key)
             self._keys.setdefault(identity.block, {})[key] = None
 
     def remove(self, key: str) -> None:
-        """Take a key out again."""
+        """Remove a key."""
         if (identity := identity_of(key)) is None:
             return
         assert isinstance(key, Key)
@@ -73,7 +73,7 @@ class Index:
             self._keys.pop(identity.block, None)
 
     def miss(self, key: str) -> Miss:
-        """Compare `key`, which is not there, with the nearest of those that hold the same tokens."""
+        """Return the miss of `key`, compared with the most similar key of the same tokens."""
         asked = identity_of(key)
         if asked is None:
             return Miss(key, "never seen")
@@ -89,17 +89,17 @@ class Index:
 
 
 def identity_of(key: str) -> Identity | None:
-    """Return what a key is made of, where it knows."""
+    """Return the identity of a key; None for one without."""
     return key.identity if isinstance(key, Key) else None
 
 
 def why(store: Any, key: str) -> Miss:
-    """Return why `store` does not find `key`; of a store that cannot tell, `never seen`."""
+    """Return why `store` does not find `key`; `never seen` for a store without `why`."""
     return store.why(key) if hasattr(store, "why") else Miss(key, "never seen")
 
 
 def likeliest(*misses: Miss) -> Miss:
-    """Return the miss that tells most: of a block that was there rather than of one that is new."""
+    """Return the most informative of several misses: any other reason before `never seen`."""
     return min(misses, key=lambda miss: REASONS.index(miss.reason))
 
 

@@ -1,11 +1,11 @@
 """Cached blocks at any URL that fsspec knows: memory://, file://, s3://, gs://, sftp://, …
 
-<url>/manifest.json        of which model, dtype and preparation the blocks are
+<url>/manifest.json        model, dtype and preparation of the blocks
       <key>.safetensors    one block each, with its checksums
-      <name>.written       the blocks that were written together, listed after all of them were
+      <name>.written       list of blocks that were written together, made after the last of them
 
-A remote that stalls, fails or gives half of a block is a miss with its reason, within `deadline` seconds; after a stall
-it is not asked again for `pause` seconds.
+A remote that stalls, fails or returns part of a block gives a miss with that reason, within `deadline` seconds; after a
+stall it is not asked again for `pause` seconds.
 """
 
 import io
@@ -35,11 +35,11 @@ Answer = TypeVar("Answer")
 
 
 class Unreachable(Exception):
-    """A remote that stalls or fails."""
+    """Raised for a remote that stalls or fails."""
 
 
 class RemoteCalls:
-    """Calls of one remote, named by its URL; one that stalls is not asked again for `pause` seconds."""
+    """Calls of the remote at `url`, with a deadline in seconds; after a stall it is not asked for `pause` seconds."""
 
     def __init__(self, url: str, deadline: float = DEADLINE, pause: float = PAUSE):
         if not deadline > 0:
@@ -48,16 +48,16 @@ class RemoteCalls:
         self._silent_until = 0.0
 
     def needed(self, what: str, ask: Callable[[], Answer]) -> Answer:
-        """Return the answer without which nothing can go on. Raises BadInput, and FileNotFoundError."""
+        """Return the answer of a call that must succeed. Raises BadInput if it fails, and FileNotFoundError."""
         try:
             return self.within(what, ask)
         except Unreachable as problem:
             raise BadInput(f"{self.url} cannot be reached: {problem}") from None
 
     def within(self, what: str, ask: Callable[[], Answer], seconds: float | None = None) -> Answer:
-        """Return the answer. Raises Unreachable where it fails or does not come in time, and FileNotFoundError.
+        """Return the answer of a call within `seconds` (None: the deadline).
 
-        `seconds` it may take: the deadline where they are not given.
+        Raises Unreachable where it fails or is late, and FileNotFoundError.
         """
         seconds = self.deadline if seconds is None else seconds
         if time.monotonic() < self._silent_until:
@@ -86,7 +86,7 @@ class RemoteCalls:
 
 
 def content(fs: Any, path: str) -> bytes:
-    """Return the bytes of a file. Raises TypeError where a file system answers with something else."""
+    """Return the bytes of a file. Raises TypeError where the file system returns something else."""
     found = fs.cat_file(path)
     if not isinstance(found, bytes | bytearray | memoryview):
         raise TypeError(f"its file system gives {type(found).__name__} for a file")
@@ -124,10 +124,10 @@ Data = bytes  # in the class, the word is the size of its blocks
 
 
 class RemoteStore(quarantine.Repairing):
-    """A store behind a URL; what it hands out is in memory (CPU) and read-only.
+    """A store behind a URL; the KV that it returns is in memory (CPU) and read-only.
 
-    `kind` and `new` as of `FolderStore`. Raises BadInput for an unknown scheme, one whose package is not installed, a
-    place that cannot be reached or must not be read, and blocks of another kind.
+    `kind` and `new` are those of `FolderStore`; `deadline` and `pause` are seconds. Raises BadInput for an unknown
+    scheme, one whose package is not installed, a place that cannot be reached or read, and blocks of another kind.
     """
 
     def __init__(
@@ -181,27 +181,27 @@ class RemoteStore(quarantine.Repairing):
         self._why.pop(key, None)
 
     def write(self, name: str, blocks: Mapping[str, KV], there: Iterable[str] = ()) -> None:
-        """Keep many blocks, and note under `name` that all are written, and those that were `there`."""
+        """Keep many blocks, then write a note `name` that lists them and those that were `there` before."""
         path = self._path(name, WRITTEN)
         for key, kv in blocks.items():
             self.put(key, kv)
         self._write(path, "".join(f"{key}\n" for key in dict.fromkeys((*blocks, *there))).encode())
 
     def forget_written(self, keys: Container[str]) -> None:
-        """Delete the notes of `write` that name one of some blocks, so that they are written again."""
+        """Delete the notes of `write` that list any of these blocks, so that they are written again."""
         for path, named in self.notes():
             if any(key in keys for key in named):
                 self._calls.needed("delete a note", partial(self.fs.rm_file, path))
 
     def notes(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the notes of `write`, by their paths: the keys that each names."""
+        """Yield (path, listed keys) of the notes of `write`."""
         pattern = f"{self.root}/*{WRITTEN}"
         for path in self._calls.needed("list its notes", lambda: list(self.fs.glob(pattern))):
             text = self._calls.needed("give a note", partial(content, self.fs, path))
             yield path, text.decode(errors="replace").split()
 
     def has_file(self, name: str) -> bool:
-        """Return whether `write(name, …)` has ended."""
+        """Return whether `write(name, …)` has finished."""
         return self._calls.needed("look for a name", lambda: bool(self.fs.exists(self._path(name, WRITTEN))))
 
     def why(self, key: str) -> Miss:
@@ -210,16 +210,16 @@ class RemoteStore(quarantine.Repairing):
 
     @property
     def stats(self) -> Stats:
-        """Counters since it was opened; bytes and entries are those that were put."""
+        """Counters since the store was opened; bytes and entries are those that were put."""
         return Stats(**self._counts, reasons=dict(self._reasons), bytes=self._bytes)
 
     @property
     def bytes(self) -> int:
-        """Size of its blocks."""
+        """Bytes of its blocks."""
         return sum(self.listed().values())
 
     def listed(self) -> dict[str, int]:
-        """Return its keys, and the size of each."""
+        """Return {key: bytes} of its blocks."""
 
         def sizes() -> dict[str, int]:
             found = self.fs.ls(self.root, detail=True, refresh=True)
@@ -241,7 +241,7 @@ class RemoteStore(quarantine.Repairing):
             return False
 
     def remove(self, key: str, why: str = "it was removed") -> None:
-        """Delete a block; one that is not there is passed over."""
+        """Delete a block; an unknown key is ignored."""
         if key in self:
             self._calls.needed("delete a block", lambda: self.fs.rm_file(self._path(key)))
             self._why[str(key)] = Miss(key, "evicted", why)

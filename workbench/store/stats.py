@@ -1,4 +1,4 @@
-"""What a store counts."""
+"""Counters of a store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ class Stats:
     hits: int = 0
     misses: int = 0
     evictions: int = 0
-    rejected: int = 0  #: entries larger than the whole budget: handed back to the caller, never kept
+    rejected: int = 0  #: entries larger than the whole budget, which were not kept
     bytes: int = 0
     entries: int = 0
     repaired: int = 0  #: damaged blocks that were replaced
@@ -23,7 +23,7 @@ class Stats:
         return self.hits / (self.hits + self.misses) if self.hits + self.misses else 0.0
 
     def since(self, before: "Stats") -> "Stats":
-        """Return what was counted after `before`; bytes and entries as they are now."""
+        """Return the counts since `before`; bytes and entries are those of now."""
         counts = ("hits", "misses", "evictions", "rejected", "repaired")
         more = {reason: count - before.reasons.get(reason, 0) for reason, count in self.reasons.items()}
         reasons = {reason: count for reason, count in more.items() if count}

@@ -1,4 +1,4 @@
-"""Where a store lies: a folder, or a URL that fsspec knows."""
+"""Places of stores: folders, and URLs that fsspec knows."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +15,7 @@ Where = str | Path  # a folder or a URL
 
 
 def place_of(text: str) -> Where:
-    """Return the place that a text names."""
+    """Return the place that a text names: a Path, or the URL itself."""
     return text if is_url(text) else Path(text)
 
 
@@ -25,7 +25,7 @@ def opened(place: Where, kind: Mapping[str, Any] | None = None, new: bool = Fals
 
 
 def preparation_of(place: Where) -> str | None:
-    """Return what the blocks at a place were prepared with, None where no store has been begun there."""
+    """Return the spec of the preparation of the blocks at a place; None where there is no store."""
     return opened(place).kind.get("preparation") if is_begun(place) else None
 
 
@@ -35,7 +35,7 @@ def within(place: Where, name: str) -> Where:
 
 
 def is_begun(place: Where) -> bool:
-    """Return whether a store has been begun at a place."""
+    """Return whether there is a store at a place."""
     fs, root = _at(place)
     with suppress(OSError):
         return bool(fs.isfile(f"{root}/{MANIFEST}"))
@@ -52,7 +52,7 @@ def _at(place: Where) -> tuple[Any, str]:
 
 
 def note(place: Where, name: str, text: str) -> None:
-    """Write a text file beside the blocks. Raises BadInput."""
+    """Write a text file `name` beside the blocks. Raises BadInput where it cannot be written."""
     if not is_url(place):
         write_text(Path(place) / name, text, durable=True)
         return
@@ -73,7 +73,7 @@ def read_note(place: Where, name: str) -> str | None:
 
 
 def forget(place: Where, name: str) -> None:
-    """Delete a file or folder beside the blocks, where it is there."""
+    """Delete a file or folder beside the blocks, if it exists."""
     fs, root = _at(place)
     with suppress(OSError):
         fs.rm(f"{root}/{name}", recursive=True)

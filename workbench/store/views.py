@@ -1,4 +1,4 @@
-"""Stores in front of other stores: they hide, record or hold back what passes through them."""
+"""Stores in front of other stores: they hide, record or hold back blocks."""
 
 import logging
 from collections.abc import Container
@@ -34,9 +34,9 @@ class _Front:
 
 
 class ReadOnlyStore(_Front):
-    """Reads from `store` and keeps nothing in it, so that every request finds and misses the same blocks.
+    """Reads from `store` and writes nothing to it, so that every request finds and misses the same blocks.
 
-    `keys` are the only entries that can be found; None: all of them.
+    Only `keys` can be found; None: all of them.
     """
 
     def __init__(self, store: Store, keys: Container[str] | None = None):
@@ -50,12 +50,12 @@ class ReadOnlyStore(_Front):
         """Do nothing."""
 
     def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing; of a key that is not shown, `never seen`."""
+        """Return why `get(key)` finds nothing; `never seen` for a hidden key."""
         return super().why(key) if self.keys is None or key in self.keys else Miss(key, "never seen")
 
 
 class RecordingStore(_Front):
-    """Passes everything on to `store`; `stored` are the keys that were put."""
+    """Passes all calls on to `store`, and records in `stored` the keys that are put."""
 
     def __init__(self, store: Store):
         super().__init__(store)
@@ -67,13 +67,13 @@ class RecordingStore(_Front):
 
 
 class KeepingStore(_Front):
-    """Passes everything on to `store`, behind a `MemoryStore` that hands down what it was given, to be kept there.
+    """Passes all calls on to `store`, for use as `behind` of a `MemoryStore` whose new blocks it shall keep.
 
-    What cannot be written is a warning and no error: it is computed again by the next one who asks.
+    A block that cannot be written gives a warning, not an error: the next request computes it again.
     """
 
     def repair(self, key: str, kv: KV) -> None:
-        """Keep `kv` where the store does not hold it, or holds it damaged."""
+        """Keep `kv` if the store lacks it, or holds it damaged."""
         self.store.repair(key, kv)
         if key in self.store:
             return
@@ -90,9 +90,9 @@ class KeepingStore(_Front):
 
 
 class StagingStore:
-    """Reads from several stores in order and holds what is put in `staged`, to be written at once later.
+    """Reads from several stores in order, and collects what is put in `staged`, to be written later.
 
-    there   keys that the first store holds, of those that were asked for
+    there   keys that were asked for and are in the first store
     """
 
     def __init__(self, *stores: Store):
@@ -114,5 +114,5 @@ class StagingStore:
         self.staged[key] = kv
 
     def why(self, key: str) -> Miss:
-        """Return why `get(key)` finds nothing, in none of the stores."""
+        """Return why `get(key)` finds nothing in any of the stores."""
         return likeliest(Miss(key, "never seen"), *(why(store, key) for store in self.stores))

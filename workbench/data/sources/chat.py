@@ -73,7 +73,7 @@ class _Told:
 
 
 def conversations(n: int, seed: int = 0, turns: int = 12, memory: int = 8) -> list[list[Sample]]:
-    """Return `n` conversations of `turns` turns; questions ask for facts of their own turn or of the `memory` before it.
+    """Return `n` conversations of `turns` turns; questions ask for facts of their own turn or of the last `memory`.
 
     Each conversation is about a world of its own. Raises BadInput for a number that is out of range.
     """

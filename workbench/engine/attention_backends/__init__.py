@@ -1,1 +1,1 @@
-"""Attention backends of one layer, and how one is chosen."""
+"""Attention backends of a layer, and how one is chosen."""

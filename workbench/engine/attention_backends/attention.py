@@ -1,17 +1,16 @@
-"""A plan carried out on one contiguous KV, as one request of a packed forward pass; on a CPU in plain torch.
+"""Attention of one request over its contiguous KV, as its plan says; on a CPU in plain torch.
 
-In every layer a request writes its fresh keys and values to its own KV and attends under its own plan: by a kernel, or
-by torch with masks that are kept from layer to layer.
+In every layer a request of the packed forward pass writes its fresh keys and values to its own KV and attends: by a
+kernel, or by torch with masks that are kept from layer to layer.
 
-Over selected blocks, tile by tile of the queries, what is not selected is not computed: a mask for every head costs
-more than the attention that it hides. Heads whose lists differ in length are computed together, the shorter ones filled
-up with tiles that no row sees. Where single columns are kept besides, a list names keys instead of tiles.
+Selected tiles are attended to by query tile, and the others are not computed. Heads whose lists differ in length are
+computed together, the shorter ones padded with masked tiles. Where single columns are selected too, a list names keys
+instead of tiles.
 
 A question over a long cache takes products and a softmax for each KV head, without a mask. Query heads that share a KV
-head are rows of one product, so keys and values are read once for all of them. Only the part in which the rows see each
-other is causal; everything before it is seen whole. As many KV heads are computed at a time as there are threads, so
-each thread has one whole product, and the logits of its head lie in its processor's own cache; they are written over by
-their softmax.
+head are rows of one product, so keys and values are read once for all of them. Only the part in which the rows attend
+to each other is causal. As many KV heads are computed at a time as there are threads, so that the logits of a head stay
+in a processor's own cache; the softmax overwrites them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -38,9 +37,9 @@ from workbench.models.transformers_attention import LayerInput
 
 
 def over_tiles(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Tiles, scale: float | None) -> Tensor:
-    """Return the attention of q [Hq, R, D] at positions `rows` [R] over keys and values [H, T, D]: [Hq, R, Dv].
+    """Attend causally with q [Hq, R, D] at positions `rows` [R] to selected tiles and columns -> [Hq, R, Dv].
 
-    Causal, within kept tiles and columns. A row that sees nothing gets 0.
+    Keys are [H, T, D], values [H, T, Dv]. A row without keys gets 0.
     """
     heads, kv_heads, length = len(q), len(keys), keys.shape[1]
     whole = tiles.columns is None
@@ -85,7 +84,7 @@ LENGTH = 512  # least keys
 
 
 def suits(q: Tensor, keys: Tensor) -> bool:
-    """Whether `over_few_rows` is the faster way for q [Hq, R, D] over keys [H, T, D]: a few rows in fp32 on a CPU."""
+    """Return whether `over_few_rows` is faster for q [Hq, R, D] over keys [H, T, D]: a few fp32 rows on a CPU."""
     heads, rows, _ = q.shape
     kv_heads, length, _ = keys.shape
     on_cpu = q.device.type == "cpu" and q.dtype == keys.dtype == torch.float32
@@ -95,7 +94,7 @@ def suits(q: Tensor, keys: Tensor) -> bool:
 def over_few_rows(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) -> Tensor:
     """Attend causally with q [Hq, R, D], the last R of T tokens, over keys and values [H, T, D] -> [Hq, R, D].
 
-    The same numbers as `scaled_dot_product_attention` with a causal mask aligned at the end, to rounding.
+    Equals `scaled_dot_product_attention` with a causal mask aligned at the end, up to rounding.
     """
     heads, rows, width = q.shape
     kv_heads, length, _ = keys.shape
@@ -124,15 +123,15 @@ LENGTHS = range(192, 1200)  # of prompts from their start; torch's own attention
 
 
 def suits_prompt(q: Tensor, keys: Tensor) -> bool:
-    """Whether `over_prompt` is the faster way for q [Hq, R, D] over its own keys [H, R, D]: in fp32 on a CPU."""
+    """Return whether `over_prompt` is faster for q [Hq, R, D] over its own keys [H, R, D]: in fp32 on a CPU."""
     return q.device.type == "cpu" and q.dtype == keys.dtype == torch.float32 and q.shape[1] in LENGTHS
 
 
 def over_prompt(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) -> Tensor:
     """Attend causally with q [Hq, R, D] over its own keys and values [H, R, D] -> [Hq, R, D], some rows at a time.
 
-    The same numbers as `scaled_dot_product_attention` with a causal mask, to rounding; no row reads keys that all rows
-    beside it lie before.
+    Equals `scaled_dot_product_attention` with a causal mask, up to rounding; each group of rows reads keys only up to
+    its last row.
     """
     heads, rows, width = q.shape
     group = heads // len(keys)
@@ -164,20 +163,20 @@ MASK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of rows and the columns that they attend to."""
+    """A run of rows, and the columns to which they attend under one mask."""
 
     rows: slice
     cols: slice | Tensor
     bias: Tensor | None = None  #: [r, C] or [Hq, r, C], 0 where visible and -inf elsewhere; None: all is visible
     is_causal: bool = False
-    blind: Tensor | None = None  #: [r] or [Hq, r] bool, rows that see nothing: their result is 0
+    blind: Tensor | None = None  #: [r] or [Hq, r] bool, rows without visible keys: their result is 0
 
 
 class PlannedRequest:
-    """A plan carried out on one KV: lives for one forward pass and keeps its masks from layer to layer.
+    """A plan over one KV, for one forward pass; masks are kept from layer to layer.
 
     kept   how many of the last rows get logits; in the last layer the others only write their keys and values
-    wait   is called with the number of a layer before its cached keys and values are read: they may still be on the way
+    wait   is called with a layer's number before its cached keys and values are read, which may still be loading
     """
 
     replayed = False  # the pass may be captured, and replayed with other rows
@@ -205,10 +204,9 @@ class PlannedRequest:
         self._pieces: dict[tuple[int | None, torch.device], list[Piece]] = {}
 
     def place(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Return where fresh keys and values of a layer lie in the KV, [H, R, D] each.
+        """Return views of the KV for the fresh keys and values of a layer, [H, R, D] each.
 
-        None where they may not be written there before `attend` is called: they may where the rows are a run without
-        gaps, and nothing of the cache is still on its way.
+        None if they may not be written before `attend` is called: where rows have gaps, or cached layers are loading.
         """
         if self.wait is not None or not self._whole:
             return None
@@ -237,7 +235,7 @@ class PlannedRequest:
         return self.over(x)
 
     def over(self, x: LayerInput) -> Tensor:
-        """Attend with queries [Hq, R, D] over the keys and values as they are -> [Hq, R, D]."""
+        """Attend with queries [Hq, R, D] over the KV as it is, without writing to it -> [Hq, R, D]."""
         rows, sees = self.rows.to(x.q.device), self.plan.sees
         end = self._end if sees is causal else len(self.kv)
         keys, values = self.kv.keys[x.layer][:, :end], self.kv.values[x.layer][:, :end]

@@ -1,4 +1,4 @@
-"""The attention of one layer as a choice between backends sees it: shapes, dtype, device, and what is hidden."""
+"""Description of a layer's attention by which a backend is chosen: shapes, dtype, device, and what is masked."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from workbench.core.tiling.tiles import Tiles
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """The attention of one layer: all that a choice depends on. `rows` are computed over `length` keys."""
+    """The attention of one layer, as the choice of a backend needs it: `rows` queries over `length` keys."""
 
     rows: int
     length: int
@@ -19,17 +19,17 @@ class AttentionProblem:
     width: int
     dtype: torch.dtype
     device: torch.device
-    causal: bool = True  #: the rule is plain causality
+    causal: bool = True  #: the mask rule is plain `causal`
     windowed: bool = False  #: a sliding window hides some keys
     whole: bool = False  #: the rows are a prompt from its start
-    tile: int | None = None  #: tokens of a tile, where tiles are chosen
-    columns: bool = False  #: single keys are chosen besides
+    tile: int | None = None  #: tokens of a tile, where tiles are selected
+    columns: bool = False  #: single keys are selected too
 
 
 def problem_of(
     q: Tensor, keys: Tensor, sees: Sees, window: int | None, whole: bool, tiles: Tiles | None = None
 ) -> AttentionProblem:
-    """Describe q [Hq, R, D] over keys [H, T, D] under a rule, a sliding window and a choice of tiles."""
+    """Describe the attention of q [Hq, R, D] over keys [H, T, D] under a mask rule, a sliding window and tiles."""
     length = keys.shape[1]
     return AttentionProblem(
         q.shape[1],

@@ -1,13 +1,12 @@
-"""Ways to attend within many blocks at once, for the packed pass that fills a cache.
+"""Backends for attention within many blocks at once, for the packed pass that fills a cache.
 
-encode_blocks   our Triton kernel: blocks of any lengths
-tile_attention  our dense kernel, blocks of one length as a batch
-cudnn           cuDNN's as torch brings it, blocks of one length as a batch
-flash           FlashAttention 2 as torch brings it: blocks of any lengths, 16-bit numbers
+encode_blocks   the workbench's Triton kernel: blocks of any lengths
+tile_attention  the workbench's dense kernel: blocks of one length, as a batch
+cudnn           torch's cuDNN attention: blocks of one length, as a batch
+flash           torch's FlashAttention 2: blocks of any lengths, 16-bit dtypes
 
 Each takes (q [Hq, N, D], keys [H, N, D], values [H, N, D], cu_seqlens [B + 1], longest block, scale) and returns
-[Hq, N, D].
-Which is the fastest is measured (`measured_backends`).
+[Hq, N, D]. The fastest is chosen by measurements (`attention_backends.choice`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +66,7 @@ MANY = 16  # blocks below which these are not taken: cuDNN makes a plan for ever
 
 
 def chosen(q: Tensor, keys: Tensor, lengths: Sequence[int]) -> str:
-    """Return the fastest way for blocks of `lengths` that can be taken here."""
+    """Return the name of the fastest backend that supports blocks of these `lengths` on this device."""
     heads, width, longest = (len(q), len(keys)), q.shape[2], max(lengths)
     if q.dtype == torch.float32 or not q.is_cuda:
         return OWN

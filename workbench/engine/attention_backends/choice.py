@@ -1,21 +1,19 @@
-"""Backends of a request's attention over its own contiguous KV: one of our kernels, or torch with a mask.
+"""Choice of the backend for a request's attention over its contiguous KV: a kernel, or torch with a mask.
 
-On a GPU, plain causal attention in bf16 or fp16 runs on our kernels: few rows over a long cache on
-`question_attention`, all else, with and without tiles, on `tile_attention`. Torch's `scaled_dot_product_attention`
-keeps what they do not do (other mask rules, sliding windows, single columns beside tiles, other tile sizes, fp32) and
-short prompts from their start; where one of its kernels was measured to be faster on longer ones, it is taken
-(`measured_backends`); on a CPU it does everything, kept tiles query tile by query tile (`block_sparse`), a question
-over a long cache without a mask (`few_rows`).
-`PrefillOutput.backends` tells what ran in each layer.
+On a GPU, plain causal attention in bf16 or fp16 runs on the workbench's kernels: few rows over a long cache on
+`question_attention`, all else, with and without tiles, on `tile_attention`. Torch's `scaled_dot_product_attention` runs
+what they do not support (other mask rules, sliding windows, single columns beside tiles, other tile sizes, fp32), short
+prompts from their start, and longer ones where it was measured to be faster. On a CPU torch runs everything, selected
+tiles by query tile and a question over a long cache without a mask (`attention_backends.attention`).
+`PrefillOutput.backends` names the backend of each layer.
 
-`Plan(backend=backends.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's
-interpreter), or refused in a sentence.
+`Plan(backend=choice.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's
+interpreter), or BadInput is raised.
 
-`data/benchmarks/attention_backends.py` times our kernels beside cuDNN's and FlashAttention 2, as torch brings them, and
-writes a row for every shape: {work, heads, width, length, times: {name: ms}}. A GPU is looked up by its name; one that
-is not in the file by another of its compute capability. Where neither is there, the default is taken.
-
-A baseline must be faster than our kernel by GAIN: it also costs a plan for every new length (cuDNN).
+`data/benchmarks/attention_backends.py` times the kernels beside torch's cuDNN and FlashAttention 2, and writes a row
+for every shape: {work, heads, width, length, times: {name: ms}}. A GPU is looked up by its name, then by its compute
+capability; if neither is in the file, the default is taken. Another backend must be faster than the workbench's kernel
+by GAIN, as it may also cost a plan for every new length (cuDNN).
 """
 
 import json
@@ -49,7 +47,7 @@ NEAR = 1.0  # octaves between the length that is asked for and one that was meas
 
 @cache
 def tables(path: Path = FILE) -> Mapping[str, Any]:
-    """Read what was measured, by the name of the GPU: {"capability", "rows"}. Empty where there is no such file."""
+    """Return the measurements, {name of a GPU: {"capability", "rows"}}; {} where there is no such file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["gpus"]
         return found if isinstance(found, dict) else {}
@@ -58,7 +56,7 @@ def tables(path: Path = FILE) -> Mapping[str, Any]:
 
 
 def rows_for(name: str, capability: Sequence[int], path: Path = FILE) -> list[dict[str, Any]]:
-    """Return the rows of a GPU, or of one of its capability; [] where there are none."""
+    """Return the measured rows of a GPU, or of another of its compute capability; [] where there are none."""
     known = tables(path)
     if name in known:
         return list(known[name]["rows"])
@@ -67,9 +65,9 @@ def rows_for(name: str, capability: Sequence[int], path: Path = FILE) -> list[di
 
 
 def fastest(rows: Sequence[Mapping[str, Any]], work: str, group: int, width: int, length: int, own: str) -> str:
-    """Return the name of the fastest backend for `work` at about this length; `own` where it is not measured.
+    """Return the name of the fastest backend for `work` at about this length; `own` where it was not measured.
 
-    A row counts where head width and heads of a group are the same, and the length is within an octave.
+    Rows count that have the same head width and group size, and a length within a factor of 2.
     """
     alike = [r for r in rows if r["work"] == work and r["width"] == width and r["heads"][0] // r["heads"][1] == group]
     near = min(alike, key=lambda r: abs(log2(r["length"] / length)), default=None)
@@ -81,7 +79,7 @@ def fastest(rows: Sequence[Mapping[str, Any]], work: str, group: int, width: int
 
 @cache
 def choice(device: torch.device, work: str, heads: tuple[int, int], width: int, length: int, own: str) -> str:
-    """Return the fastest backend on this device; `own` where nothing is known of it."""
+    """Return the name of the fastest backend on this device; `own` where it was not measured."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return own
     rows = rows_for(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
@@ -98,7 +96,7 @@ Scale = float | None  # of the logits; None: 1/sqrt(D)
 
 @dataclass(frozen=True)
 class Torch:
-    """Torch's scaled_dot_product_attention, with a mask where one is needed; carried out by the request itself."""
+    """Torch's scaled_dot_product_attention, with a mask where one is needed; the request itself runs it."""
 
     name = "torch"
 
@@ -126,7 +124,7 @@ class _Kernel:
 
 @dataclass(frozen=True)
 class QuestionAttention(_Kernel):
-    """Few rows over a long cache, the keys split among programs."""
+    """The kernel for few rows over a long cache, which splits the keys among programs."""
 
     name = "question_attention"
 
@@ -142,10 +140,9 @@ class QuestionAttention(_Kernel):
 
 @dataclass(frozen=True)
 class TileAttention(_Kernel):
-    """Many rows, dense or over kept tiles.
+    """The kernel for many rows, dense or over selected tiles.
 
-    A choice that is `alike` for all query tiles (CompactAttention) is one list for each group of heads, as
-    `page_list_attention` reads it for a batch of caches of whole pages.
+    Tiles that are `alike` for all query tiles (CompactAttention) are passed as one list for each group of heads.
     """
 
     name = "tile_attention"
@@ -171,7 +168,7 @@ class TileAttention(_Kernel):
 
 @dataclass(frozen=True)
 class WholePrompt(_Kernel):
-    """A prompt from its start by one kernel of torch's: FlashAttention 2 ("flash"), or cuDNN's ("cudnn")."""
+    """A kernel of torch's for a prompt from its start: FlashAttention 2 ("flash") or cuDNN's ("cudnn")."""
 
     name: str
 
@@ -198,7 +195,7 @@ KERNELS = (QuestionAttention(), TileAttention())
 
 
 def named(name: str) -> QuestionAttention | TileAttention:
-    """Return a kernel for `Plan.backend`. BadInput for an unknown name."""
+    """Return a kernel for `Plan.backend`: "question_attention" or "tile_attention". Raises BadInput for others."""
     for backend in KERNELS:
         if backend.name == name:
             return backend
@@ -206,7 +203,7 @@ def named(name: str) -> QuestionAttention | TileAttention:
 
 
 def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAttention | WholePrompt:
-    """Choose the backend of `problem` where the plan names none, by the rule at the head of this file."""
+    """Return the backend of `problem` for plans that name none, chosen as the head of this module says."""
     if not on_gpu(problem.device) or problem.dtype == torch.float32:
         return TORCH
     if problem.whole and problem.rows < SHORT and not problem.tile:
@@ -220,22 +217,22 @@ def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAt
 
 
 def few_programs(rows: int, heads: int, device: torch.device, waves: int = 2) -> bool:
-    """Return whether so many rows of query heads are too few programs of `tile_attention` to fill a GPU `waves` times.
+    """Return whether `tile_attention` has too few programs for these rows and heads to fill a GPU `waves` times.
 
-    It does not split the keys: then `question_attention` is faster, which splits them.
+    Then `question_attention` is faster, which also splits the keys.
     """
     return on_gpu(device) and -(-rows // ROWS) * heads < waves * _processors(device)
 
 
 def kernel_over_pages(rows: Sequence[int], heads: tuple[int, int], device: torch.device) -> str:
-    """Name the kernel that carries out `rows` [requests, rows of each] over pages; `heads`: of queries, of keys."""
+    """Return the name of the kernel for `rows` (requests, rows of each) over pages; `heads`: (query, KV) heads."""
     batch, each = rows
     few = each * heads[0] // heads[1] <= FEW or few_programs(each, heads[0] * batch, device)
     return "question_attention" if few else "q_sparse_attention"
 
 
 def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:
-    """Refuse what a backend answers to queries [Hq, R, D] where it is no [Hq, R, width of values] of their kind."""
+    """Raise BadInput unless a backend's output is [Hq, R, value width], of the dtype and device of queries `q`."""
     shape = (*q.shape[:2], values.shape[-1])
     wanted = f"[heads, rows, width] = {shape} of {q.dtype} on {q.device} is needed"
     if not isinstance(out, Tensor):
@@ -247,7 +244,7 @@ def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:
 
 
 def check(backend: Any, problem: AttentionProblem) -> None:
-    """Refuse a backend that the user names and that cannot solve the problem."""
+    """Raise BadInput for a backend that the user asked for and that does not support the problem."""
     refuses = getattr(backend, "refuses", None)  # a callable of the user's own has none
     if refuses and (reason := refuses(problem)):
         raise BadInput(f"{name_of(backend)} cannot carry out this plan: {reason}")
@@ -259,7 +256,7 @@ def name_of(backend: Any) -> str:
 
 
 def rerotate(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, out: Tensor, kernels: bool) -> None:
-    """Rerotate `keys` [H, T, D] by `distance` [T] into `out`: by `rotate_keys`, or by its reference in torch."""
+    """Rerotate `keys` [H, T, D] by `distance` [T] into `out`, by a kernel if `kernels`, else by torch."""
     module = kernel("rotate_keys")
     if kernels:
         module.launch(keys, distance, inv_freq, pairing, out=out)
@@ -268,13 +265,13 @@ def rerotate(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing,
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Whether kernels run there without being asked for by name."""
+    """Return whether kernels are used on this device by default."""
     return device.type == "cuda" and _triton()
 
 
 @lru_cache(maxsize=128)  # requests of a batch, each of its own length, in every layer
 def identity(length: int, device: torch.device) -> Paged:
-    """Return a contiguous KV of `length` tokens as pages: page i is the i-th, and every slot stands at its place."""
+    """Return a page table for a contiguous KV of `length` tokens, in which slot i has position i."""
     count = -(-length // PAGE)
     at = torch.arange(count * PAGE, dtype=torch.int32, device=device)
     pages = torch.arange(count, dtype=torch.int32, device=device)[None]
@@ -285,7 +282,7 @@ def identity(length: int, device: torch.device) -> Paged:
 
 @lru_cache(maxsize=128)
 def apart(length: int, first: int, end: int, device: torch.device) -> tuple[Paged, Paged]:
-    """Return a contiguous KV of `length` tokens as two lists of pages: tokens `first` to `end`, and all others."""
+    """Return two page tables for a contiguous KV of `length` tokens: of tokens [first, end), and of all others."""
     count = -(-length // PAGE)
     at = torch.arange(count * PAGE, dtype=torch.int32, device=device)
     pages = torch.arange(count, dtype=torch.int32, device=device)[None]
@@ -296,7 +293,7 @@ def apart(length: int, first: int, end: int, device: torch.device) -> tuple[Page
 
 @cache
 def kernel(name: str) -> Any:
-    """Return a module of `workbench.kernels`; it is loaded when it is first used, with Triton."""
+    """Return a module of `workbench.kernels`, imported (with Triton) on first use."""
     return import_module(f"workbench.kernels.{name}")
 
 

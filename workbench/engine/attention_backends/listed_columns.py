@@ -1,7 +1,7 @@
-"""Mask rules that list single columns. On a GPU kernels of plain causal attention carry them out, over copies of these.
+"""Mask rules that list single columns (keys). On a GPU, causal kernels run over a copy of the listed keys.
 
-A mask of rows by columns costs more than the attention that it hides. Listed keys lie side by side in a copy, in rising
-order, so a row sees those up to its rank among them.
+A mask of rows by columns would cost more than the attention. The copy has the listed keys in rising order, so a row
+attends to those up to its rank among them.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ ROWS = 64  # rows of a passage that attend to it together
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """A row attends to the columns of `seen` [T] bool, and to all behind these T, as far as they are before it."""
+    """Mask rule: a row attends to the columns of `seen` [T] (bool) and to all columns from T on, up to itself."""
 
     seen: Tensor
     _kept: dict[str, tuple[Tensor, Any]] = field(default_factory=dict, init=False, repr=False)
@@ -33,7 +33,7 @@ class Listed:
         return (col <= row) & ((col >= len(self.seen)) | self.lists(col))
 
     def lists(self, col: Tensor) -> Tensor:
-        """Return whether columns before T are listed."""
+        """Return which columns `col` are listed: bool, of the same shape; those from T on are not."""
         return self.seen.to(col.device)[col.clamp(max=len(self.seen) - 1)]
 
     def over_listed(
@@ -44,7 +44,7 @@ class Listed:
         return plain(q, taken(keys, columns), taken(values, columns), ranks, scale)
 
     def once(self, name: str, rows: Tensor, made: Any) -> Any:
-        """Return what was `made` for these very rows: by the first of the layers."""
+        """Return `made()`, computed once for all layers that pass the same tensor of rows."""
         if name not in self._kept or self._kept[name][0] is not rows:
             self._kept[name] = rows, made()
         return self._kept[name][1]
@@ -58,13 +58,13 @@ class Listed:
 
 @dataclass(frozen=True, eq=False)
 class ListedByLayer:
-    """A choice of keys by layer (`Plan.sparse`): `seen` [L, N] bool, for all rows and heads; as many in every layer."""
+    """Select keys by layer (a `Plan.sparse`): `seen` [L, N] (bool) for all rows and heads, equally many a layer."""
 
     seen: Tensor
 
     @cached_property
     def listed(self) -> Tensor:
-        """[L, K] columns of every layer; a GPU is waited for once."""
+        """[L, K] selected columns of every layer; computed once, which waits for the GPU."""
         return self.seen.nonzero()[:, 1].view(len(self.seen), -1)
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
@@ -76,9 +76,9 @@ class ListedByLayer:
 
 @dataclass(frozen=True, eq=False)
 class OwnOrListed(Listed):
-    """A row before T attends to its own block and to columns of `seen`; one from T on to all. None sees ahead.
+    """Causal mask rule: a row before T attends to its own block and to columns of `seen`, one from T on to all.
 
-    `block_of` [T]: the block of every token before these rows.
+    `block_of` [T] is the block of each of the first T tokens.
     """
 
     block_of: Tensor
@@ -140,9 +140,9 @@ class OwnOrListed(Listed):
 
 
 def rising(seen: Tensor, count: int) -> Tensor:
-    """Return the places [H, count] of `seen` [H, T] bool, rising, `count` of them in every head.
+    """Return the rising indices [H, count] of the True entries of `seen` [H, T], which has `count` in every head.
 
-    The host waits for no GPU.
+    The host does not wait for the GPU.
     """
     place = torch.where(seen, seen.cumsum(-1) - 1, count)  # in the list; the others go behind it
     token = torch.arange(seen.shape[1], device=seen.device).expand_as(place)
@@ -158,10 +158,7 @@ def plain(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float | 
 
 
 def by_kernels(rule: Sees, tiles: Tiles | None, problem: AttentionProblem) -> Any:
-    """Return the backend of a rule, or of a choice, that lists columns; None for others, and where no kernel takes it.
-
-    Kernels run on a GPU, in 16-bit numbers.
-    """
+    """Return the backend of a rule or of tiles that list columns, on a GPU in 16-bit dtypes; None where none fits."""
     listed = None if tiles is None else tiles.listed
     known = isinstance(rule, Listed) if tiles is None else listed is not None and rule is causal
     if not known or not choice.on_gpu(problem.device) or problem.dtype == torch.float32:
@@ -181,9 +178,9 @@ def over_columns(
     tiles: Tiles,
     scale: float | None,
 ) -> Tensor:
-    """Attend by a kernel with q [Hq, R, D] at `rows` [R] to `columns` [K], rising, of keys and values [H, T, D].
+    """Attend by a kernel with q [Hq, R, D] at `rows` [R] to the rising `columns` [K] of keys and values [H, T, D].
 
-    `columns` [H, K]: those of each KV head, as many of them before a row as in every other head.
+    `columns` may be [H, K], a list for each KV head, if each row has equally many before it in all heads.
     """
     ranks = torch.searchsorted(columns if columns.ndim == 1 else columns[0], rows, right=True) - 1
     copied_keys, copied_values = choice.kernel("_select.copies").launch(keys, values, columns)

@@ -1,6 +1,6 @@
-"""Shapes of batches: requests are padded to a `Bucket`, by which captured steps are kept.
+"""Buckets: requests are padded to one of few batch shapes, by which captured steps are kept.
 
-Inputs of a batch on the host: named views of one int32 array, page-locked where a GPU fetches it.
+Also the inputs of a batch on the host: named views of one int32 array, page-locked for copies to a GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,15 +26,15 @@ class Bucket:
     """Shape of a batch, by which captured graphs are kept.
 
     batch, rows, pages  requests, and rows and pages of each
-    shared              pages at the front that all requests have in common
-    shifted             some keys are rerotated as they are read
-    partial_pages       many pages have slots that no row sees
+    shared              leading pages that all requests have in common
+    shifted             whether some keys are rerotated as they are read
+    partial_pages       whether many pages have masked slots
     reserve             slots for an answer, 0 for a prefill
-    queries             layers whose queries are kept, for what is chosen by them
-    hidden              tokens are hidden one by one, so the position of every slot is sent
-    run                 so many pages side by side are rerotated alike
-    every               logits behind every row are wanted, not only behind the last
-    apart               pages of each that its rows attend to apart, beside `pages`
+    queries             layers whose queries are kept, for selectors
+    hidden              whether single tokens are masked, so that the position of every slot is sent
+    run                 pages come in groups of this many with equal shifts
+    every               whether every row gets logits, not only the last
+    apart               further pages of each request that are attended to in a softmax of their own (`Apart`)
     bend                temperature and gain of these
     """
 
@@ -79,19 +79,19 @@ class Bucket:
 
     @property
     def coarse(self) -> "Bucket":
-        """The bucket of powers of two that holds this one: fewer captures for requests of many lengths."""
+        """The bucket with rows and pages rounded up to powers of two: fewer captures for requests of many lengths."""
         rows = self.rows if self.large else _power(self.rows)
         pages, shared, apart = (count and _power(count) for count in (self.pages, self.shared, self.apart))
         return replace(self, rows=rows, pages=pages, shared=shared, apart=apart, run=1)
 
 
 def bend_of(prompt: PagedPrompt) -> tuple[float, float]:
-    """Return temperature and gain of what a prompt attends to apart: prompts of one step have the same."""
+    """Return temperature and gain of a prompt's `Apart`; all prompts of a step must have the same."""
     return PLAIN if prompt.apart is None else (prompt.apart.temperature, prompt.apart.gain)
 
 
 def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
-    """How many pages at the front all requests have in common, where it pays to read them together: else 0."""
+    """Return how many leading pages all requests share, or 0 where reading them once would not be faster."""
     if len(prompts) < 2 or rows > 1 or any(prompt.apart for prompt in prompts):
         return 0
     count = common_pages([prompt.table for prompt in prompts])
@@ -113,7 +113,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class HostBuffer:
-    """One array of inputs, its `views` by name, and when it was last sent."""
+    """One array of inputs on the host, with `views` by name, that is sent to the device in one copy."""
 
     def __init__(self, shapes: Shapes, device: torch.device, pinned: bool):
         cuda = device.type == "cuda"
@@ -124,12 +124,12 @@ class HostBuffer:
         self._sent = torch.cuda.Event() if cuda else None
 
     def free(self) -> None:
-        """Wait until it is sent, where it still is on its way."""
+        """Wait until the last copy to the device has ended."""
         if self._sent is not None and not self._sent.query():
             self._sent.synchronize()
 
     def send(self, target: Tensor) -> None:
-        """Begin to copy it to the device."""
+        """Begin to copy the array to `target` on the device."""
         target.copy_(self.tensor, non_blocking=True)
         if self._sent is not None:
             self._sent.record()
@@ -145,5 +145,5 @@ def views(whole: Tensor, shapes: Shapes) -> dict[str, Tensor]:
 
 
 def aligned(shape: tuple[int, ...]) -> int:
-    """Elements that an input takes, so that the next begins at a multiple of 128 bytes."""
+    """Return the elements that an input takes up, rounded so that the next begins at a multiple of 128 bytes."""
     return -(-torch.Size(shape).numel() // 32) * 32

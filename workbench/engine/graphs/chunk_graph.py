@@ -1,9 +1,9 @@
 """The chunks of one long prompt as one CUDA graph of all layers, replayed with other rows.
 
-Under a sparse method the host takes longer to start a chunk's kernels than a GPU to run them. So a chunk attends over
-the whole KV of its prompt, written or not: which rows it holds is known on the device alone, and what stands behind
-them is hidden by their positions. Nothing then changes from chunk to chunk but token ids and positions, and every chunk
-is the same graph. It is captured once for each prompt, as it knows where the KV lies.
+Under a sparse method the host takes longer to launch a chunk's kernels than a GPU to run them. So a chunk attends over
+the whole KV of its prompt, written or not; tokens behind its rows are masked by their positions. From chunk to chunk
+only token ids and positions change, on the device, so all chunks are the same graph. It is captured once for each
+prompt, as it contains the addresses of the KV.
 """
 
 from collections.abc import Callable, Hashable
@@ -27,10 +27,7 @@ from workbench.models.transformers_attention import StopForward, attend, registe
 
 
 class ReplayedRequest(PlannedRequest):
-    """A request of which the device alone knows the rows: `rows` [R] are written anew before each pass.
-
-    It attends over all of its KV.
-    """
+    """A request whose `rows` [R] are overwritten on the device before each replay; it attends over all of its KV."""
 
     replayed = True
 
@@ -40,14 +37,14 @@ class ReplayedRequest(PlannedRequest):
         self._whole, self._end = False, len(request.kv)
 
     def place(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a layer, [H, T, D]: fresh ones are written at `slots` of them."""
+        """Return the keys and values of a layer, [H, T, D]; fresh ones are written to their indices `slots`."""
         return self.kv.keys[layer], self.kv.values[layer]
 
 
 class ChunkGraph:
-    """The chunks of one request, of equally many rows, of which no logits are wanted; not its first one.
+    """The chunks of one request that have equally many rows and need no logits, except the first chunk.
 
-    What is kept beside the keys is made by that one. `why_uncaptured` says why chunks are not replayed.
+    The first one creates the values that are cached beside the keys. `why_uncaptured` says why chunks are not replayed.
     """
 
     def __init__(self, model: PreTrainedModel, request: PrefillRequest):
@@ -59,7 +56,7 @@ class ChunkGraph:
         self._replay: Callable[[], None] | None = None
 
     def compute(self, rows: Tensor) -> None:
-        """Compute the chunk of rows [R], on the host: their keys and values of all layers."""
+        """Compute the keys and values of all layers for a chunk of rows [R], given on the host."""
         ids = self.request.tokens[rows.to(self.request.tokens.device)]
         if self._pass is None:
             plan = replace(self.request.plan, rows=rows, num_layers=self.layers)
@@ -136,7 +133,7 @@ _memory = cache(_Memory)  # of each GPU
 
 
 def replays(model: PreTrainedModel, request: PrefillRequest, chunk: int) -> bool:
-    """Whether chunks of a request may be replayed: under a sparse method that can be, by kernels on a GPU."""
+    """Return whether chunks of a request can be replayed: by kernels on a GPU, under a sparse method that allows it."""
     plan, rows = request.plan, request.plan.rows
     sparse = plan.sparse
     if model.device.type != "cuda" or not getattr(sparse, "replays", False) or request.kv.keys[0].dtype.itemsize > 2:

@@ -1,9 +1,9 @@
-"""Prompts over a pool of pages: prefill and decoding by steps that are captured once as CUDA graphs and replayed.
+"""Prefill and decoding over a pool of pages, by steps that are captured once as CUDA graphs and replayed.
 
-A forward pass of an 8B model over 50 rows is some 1,400 short kernels; started one by one, they take longer to start
-than to run. A CUDA graph starts them all at once, if nothing but the contents of its inputs changes: that is what a
-`StaticBatch` is for. What was captured is kept by bucket; `Runner.captured` says in how many seconds. Elsewhere than on
-CUDA, and for large batches, whose kernels run longer than they take to start, the same batches run without a graph.
+A forward pass of an 8B model over 50 rows is some 1,400 short kernels, which take longer to launch one by one than to
+run. A CUDA graph launches them all at once if only the contents of its inputs change, which a `StaticBatch` ensures.
+Captured steps are kept by bucket, in `Runner.captured` with the seconds that they took. Without CUDA, and for large
+batches, whose kernels run longer than they take to launch, the same batches run without a graph.
 """
 
 import logging
@@ -48,20 +48,20 @@ LOG = logging.getLogger(__name__)  # says what is being prepared
 class Runner:
     """Prefill and decoding of prompts over one pool.
 
-    graphs   capture steps; None: on CUDA, where the pool is read by kernels
-    compile  the same as layers="compiled"
-    layers   "fused": own kernels between products (`engine.layers.fused_layers`); "compiled": by torch
-             (`engine.layers.fused_layers`), which takes some seconds more for every bucket; "model": as they are. None:
-             fused where steps are captured and the model's layers are known, else the model's. `why` says what is
-             against fused ones.
-    measured fused layers multiply by what was measured to be the fastest (`engine.layers.gemm_dispatch`), once for
-             each shape
-    coarse   pad requests to powers of two: fewer captures where their lengths are many
+    graphs    capture steps; None: on CUDA, if kernels read the pool
+    compile   the same as layers="compiled"
+    captured  captured steps by bucket
+    layers    "fused": the workbench's kernels between matrix products (`engine.layers.fused_layers`); "compiled":
+              torch.compile, which takes some seconds more for every bucket; "model": the model's own modules. None:
+              fused if steps are captured and the model's layers are known, else the model's; `why` is the reason
+              against fused ones
+    measured  fused layers use the fastest product for each shape, measured once (`engine.layers.gemm_dispatch`)
+    coarse    pad requests to powers of two: fewer captures for requests of many lengths
 
-    Several threads may share a runner, each on a CUDA stream of its own: steps take turns, and the device waits for
-    what other streams still do with pages (`Pool.in_order`), the host does not; answers in progress have inputs of
-    their own. Every step holds a lease of the pages of its prompts. BadInput, before the step, where a prompt was
-    closed or continued in another answer, a block was given back or weights were exchanged since.
+    Several threads may share a runner, each on a CUDA stream of its own: steps take turns, the device (not the host)
+    waits for other streams' work on the pages (`Pool.in_order`), and answers in progress have inputs of their own.
+    Each step holds a lease of the pages of its prompts. Before a step, BadInput is raised for a prompt that was closed
+    or continued in another answer, a block that was given back, and weights that were replaced.
     """
 
     model: PreTrainedModel
@@ -118,7 +118,7 @@ class Runner:
 
     @property
     def products(self) -> dict[str, str]:
-        """By which way products of every shape that was looked at are multiplied."""
+        """{shape: name of the matrix product that fused layers use for it}."""
         return {} if self._fused is None else {s: str(way or TORCH) for s, way in self._fused.products.chosen.items()}
 
     @annotations.checked
@@ -128,9 +128,9 @@ class Runner:
     ) -> Tensor:
         """Compute the logits [B, V] after the last token of every request.
 
-        `tokens[i]` [R] are those of the rows that are computed now: at first the recomputed tokens of the context, then
-        the question. `wait(layer)` is called before cached pages of a layer are read, which may be on the way; such a
-        step is not captured.
+        `tokens[i]` [R] are the token ids of the rows to compute: first the recomputed tokens of the context, then the
+        question. `wait(layer)` is called before cached pages of a layer are read, which may be loading; such a step is
+        not captured.
         """
         return self._prefill(prompts, tokens, wait=wait)[0]
 
@@ -143,16 +143,16 @@ class Runner:
         layers: tuple[int, ...],
         wait: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Compute what `prefill` does, and the queries [B, Hq, R, D] of `layers`, R the most tokens of a request.
+        """Do what `prefill` does, and return the queries {layer: [B, Hq, R, D]} of `layers` too.
 
-        Rows behind a request's own tokens are padding.
+        R is the most tokens of a request; rows behind a request's own are padding.
         """
         return self._prefill(prompts, tokens, layers, wait)
 
     @annotations.checked
     @torch.no_grad()
     def prefill_each(self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor]) -> list[Tensor]:
-        """Compute what `prefill` does, and return the logits [R, V] behind every token of every request."""
+        """Do what `prefill` does, but return the logits [R, V] after every token of each request."""
         logits, _ = self._prefill(prompts, tokens, every=True)
         return [rows[: len(ids)] for rows, ids in zip(logits, tokens, strict=True)]
 
@@ -206,13 +206,16 @@ class Runner:
         ahead: int = 1,
         waiting: Callable[[Any], None] | None = None,
     ) -> Iterator[list[int | None]]:
-        """Stream greedy answers: one list of token ids a step, None for a request that has ended with one of `eos`.
+        """Stream greedy answers: one list of B token ids a step, with None for requests that have ended.
 
-        `logits` [B, V] behind the prompts, or [B] their first tokens.
+        logits   [B, V] behind the prompts, or [B] their first tokens
+        count    most tokens of an answer
+        eos      ids that end an answer; they are not streamed
+        ahead    steps by which the device is ahead of the reader
+        waiting  called with a CUDA event before the host waits for it
 
-        The end token itself is not streamed. The device is `ahead` steps ahead of the reader; `waiting(event)` comes
-        before it is waited for. BadInput before prefill, for logits of another shape or dtype, and, when it is read,
-        for a request whose largest logit is not finite.
+        Raises BadInput before prefill, for logits of another shape or dtype, and, when it is read, for a request whose
+        largest logit is not finite.
         """
         annotations.check("count", count, int)
         check_prompts(self.pool, prompts)
@@ -295,7 +298,7 @@ class Runner:
         return spare[-1]
 
     def holds(self, shape: Hashable) -> bool:
-        """Return whether the step of this bucket is captured."""
+        """Return whether a step of this bucket has been captured."""
         return (shape.coarse if self.coarse and isinstance(shape, Bucket) else shape) in self.captured
 
     def _bucket(

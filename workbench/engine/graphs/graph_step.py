@@ -1,10 +1,7 @@
-"""A step over a `StaticBatch` that is captured once as a CUDA graph, and replayed.
+"""Parts of a `Runner`: captured steps, a check that weights are the same, and tokens to and from the device.
 
-Whether the weights of a model lie where they lay: captured steps keep addresses, and fused layers keep tensors.
-
-Torch tells whenever a module is given a parameter; only after that all parameters are looked at again.
-
-Tokens that a `Runner` is given, checked before any work, and those of an answer, on their way to the host.
+Captured steps contain the addresses of weights, so replaced weights must be noticed (`WeightWatch`): torch reports when
+a module is given a parameter, and only then all parameters are compared.
 """
 
 import time
@@ -30,7 +27,7 @@ WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries 
 
 @dataclass
 class Captured:
-    """A step, its graph (None: it runs as it is), its result, and the seconds that warming up and capturing took."""
+    """A step with its graph (None: it runs without one), its result, and the seconds of warm-up and capture."""
 
     batch: StaticBatch
     graph: "torch.cuda.CUDAGraph | None" = None
@@ -48,9 +45,9 @@ class Captured:
 
 @torch.no_grad()
 def capture(batch: StaticBatch, memory: Any) -> Captured:
-    """Warm up and capture on padding only: nothing is written but the scratch page.
+    """Warm up and capture a step on padding, which writes to the scratch page only.
 
-    `memory`: the pool of graphs, `torch.cuda.graph_pool_handle()`.
+    `memory` is the memory pool of the graphs, `torch.cuda.graph_pool_handle()`.
     """
     begin = time.perf_counter()
     side = torch.cuda.Stream()
@@ -79,7 +76,7 @@ register_module_parameter_registration_hook(_count)
 
 
 class WeightWatch:
-    """The parameters of a model as they are now."""
+    """Remembers the parameters of a model, to notice when they are replaced."""
 
     def __init__(self, model: Module):
         self._given = _GIVEN[0]
@@ -90,7 +87,7 @@ class WeightWatch:
 
     @property
     def exchanged(self) -> bool:
-        """Whether a parameter was put in the place of another, or all of them were moved (`model.to`)."""
+        """Whether a parameter was replaced, or all of them were moved (`model.to`)."""
         if self._given != _GIVEN[0]:
             self._given = _GIVEN[0]
             if not all(map(is_, chain.from_iterable(map(dict.values, self._owners)), self._known)):
@@ -103,7 +100,7 @@ REFUSED = -1  # stands for a first token that cannot be told: the device says so
 
 
 class Fetch:
-    """Tokens on their way to the host, without stopping the device: `host` [count, B]."""
+    """Copies generated tokens to the host, `host` [count, B], without stopping the device."""
 
     def __init__(self, batch: DecodeBatch, count: int, requests: int):
         self.events: list[torch.cuda.Event | None] = []
@@ -118,7 +115,7 @@ class Fetch:
         self.events.append(event)
 
     def wait(self, number: int, waiting: Callable[[Any], None] | None = None) -> list[int]:
-        """The tokens of a step, once they are here."""
+        """Wait for the tokens of a step and return them."""
         event = self.events[number]
         if event is not None:
             if waiting is not None and not event.query():
@@ -128,7 +125,7 @@ class Fetch:
 
 
 def token_arrays(pool: Pool, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor]) -> list["np.ndarray[Any, Any]"]:
-    """Return token ids on the host. BadInput for ids that are not of the model, or more than a prompt has room for."""
+    """Return token ids as arrays. Raises BadInput for ids out of the vocabulary, or more than a prompt has room for."""
     if not prompts or len(prompts) != len(tokens):
         raise BadInput(f"{len(tokens)} lists of tokens for {len(prompts)} prompts: give one for each, at least one")
     check_prompts(pool, prompts)
@@ -148,7 +145,7 @@ def token_arrays(pool: Pool, prompts: Sequence[PagedPrompt], tokens: Sequence[Te
 
 
 def check_prompts(pool: Pool, prompts: Sequence[PagedPrompt]) -> None:
-    """Refuse prompts that are closed, of another pool, or given twice."""
+    """Raise BadInput for prompts that are closed, of another pool, or given twice."""
     for prompt in prompts:
         pool.check(prompt)
     if len({id(prompt) for prompt in prompts}) < len(prompts):
@@ -156,10 +153,10 @@ def check_prompts(pool: Pool, prompts: Sequence[PagedPrompt]) -> None:
 
 
 def first_tokens(pool: Pool, prompts: Sequence[PagedPrompt], logits: Tensor) -> Tensor:
-    """Return first tokens [B] int32 of `logits` [B, V], or of token ids [B]; `REFUSED` where the device finds none.
+    """Return the first tokens [B] (int32) from `logits` [B, V] or token ids [B].
 
-    That is where the largest logit is not finite, and for an id out of the vocabulary: seen when tokens are fetched.
-    BadInput for other shapes and dtypes, and for a prompt whose question is not computed yet.
+    A token is `REFUSED` where the largest logit is not finite or an id is out of the vocabulary, which is reported when
+    tokens are fetched. Raises BadInput for other shapes and dtypes, and for a prompt whose question is not computed.
     """
     count, vocabulary = len(prompts), pool.spec.vocabulary
     for prompt in prompts:

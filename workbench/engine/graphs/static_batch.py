@@ -1,8 +1,8 @@
 """Batches of fixed shape over a pool of pages: static inputs, and the forward pass over them.
 
 Requests are padded to a `Bucket`: a batch to the next power of two, rows and pages to the next of 8 … 15 times a power
-of two (rows from 16, by 8 at least). More than 1,024 rows are not padded: such a batch is used once. A padded row
-stands at -1, sees nothing and writes to the pool's scratch page.
+of two (at least 16 rows, in steps of at least 8). More than 1,024 rows are not padded: such a batch is used once. A
+padding row has position -1, attends to nothing and writes to the pool's scratch page.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ BEHIND = ("first", "last", "page_max")  # INVALID_POS behind the last page
 
 
 class StaticBatch:
-    """The static inputs of a bucket, and the forward pass over them: one request of the pass (`PackedRequest`).
+    """The static inputs of a bucket, and the forward pass over them, as one `PackedRequest`.
 
-    Inputs are views of one int32 tensor, so a request is one copy to the device, from page-locked memory: the host
-    fills one buffer while the other is on its way. What slots hold is worked out on the device. `queries` [B, Hq, R, D]
-    of the layers that the bucket keeps are those of the last pass.
+    Inputs are views of one int32 tensor, so a batch is one copy from page-locked memory; the host fills one buffer
+    while the other is being copied. Positions of slots are computed on the device. `queries` has [B, Hq, R, D] of the
+    last pass for each layer that the bucket keeps.
     """
 
     num_layers = None
@@ -96,7 +96,7 @@ class StaticBatch:
         return Paged(numbers, self.positions[whose], first, last, shifted, partial, length, page_max, run)
 
     def clear(self, skip: int = 0) -> None:
-        """Make every row and page padding. Requests to come have `skip` pages in common."""
+        """Reset every row and page to padding; the next requests have `skip` leading pages in common."""
         self.skip = skip
         buffer = self._buffers[self._next]
         buffer.free()
@@ -144,12 +144,12 @@ class StaticBatch:
             host[f"{whose} positions"][i, : len(source)] = source
 
     def send(self) -> None:
-        """Copy the inputs to the device. The other buffer is then the one to fill."""
+        """Begin to copy the inputs to the device, and switch to the other buffer."""
         self._buffers[self._next].send(self.inputs)
         self._next = (self._next + 1) % BUFFERS
 
     def expand(self) -> None:
-        """Work out on the device which position every slot holds."""
+        """Compute on the device the position of every slot."""
         if not self.bucket.hidden:
             for whose, positions in self.positions.items():
                 first, slots = self.on_device[f"{whose} first"], self.on_device[f"{whose} slots"]
@@ -158,14 +158,14 @@ class StaticBatch:
 
     @property
     def backend(self) -> str:
-        """The kernel that carries the attention out."""
+        """Name of the attention kernel of this batch."""
         if self.bucket.shared or self.bucket.apart:
             return "shared_attention" if self.bucket.shared else "_pages.apart"
         heads = self.model.config.get_text_config(decoder=True).num_attention_heads, len(self.pool.keys[0])
         return kernel_over_pages((self.bucket.batch, self.bucket.rows), heads, self.pool.device)
 
     def attend(self, x: LayerInput) -> Tensor | None:
-        """Attend with q [Hq, B · R, D] over the pages; fresh keys and values go to the requests' own slots."""
+        """Write fresh keys and values to the requests' own slots, then attend with q [Hq, B · R, D] over the pages."""
         if self.wait is not None:
             self.wait(x.layer)
         keys, values = self.pool.keys[x.layer], self.pool.values[x.layer]
@@ -177,9 +177,9 @@ class StaticBatch:
         return self._over_pages(x.layer, queries, self.on_device["at"], x.scale).transpose(0, 1).flatten(1, 2)
 
     def attend_written(self, layer: int, q: Tensor, scale: float, last: bool) -> Tensor:
-        """Attend with queries [B · R, Hq, D] whose keys and values are written already -> [B · R, Hq · D].
+        """Attend with queries [B · R, Hq, D], keys and values being written already -> [B · R, Hq · D].
 
-        With `last`, of the last row of each request only: [B, Hq · D].
+        With `last`, only for the last row of each request: [B, Hq · D].
         """
         if self.wait is not None:
             self.wait(layer)
@@ -206,12 +206,12 @@ class StaticBatch:
         return out
 
     def forward(self) -> Tensor:
-        """Compute the logits [B, V] after the last row of every request; those of all rows [B · R, V] where wanted."""
+        """Compute the logits [B, V] after each request's last row; [B · R, V] of all rows if the bucket has `every`."""
         self.expand()
         return self.step()
 
     def step(self) -> Tensor:
-        """Do the same where positions are worked out already."""
+        """Do what `forward` does, with the slots' positions computed already (`expand`)."""
         given = self.on_device
         last = given["last"] if self.bucket.rows > 1 and not self.bucket.every else None
         if self.layers is not None:
@@ -233,10 +233,10 @@ class StaticBatch:
 
 
 class DecodeBatch(StaticBatch):
-    """A step of decoding: one row a request.
+    """A greedy decoding step, one row a request.
 
-    It takes the likeliest token itself and makes the next step's inputs, so a step needs nothing from the host.
-    `tokens` [reserve, B]: the token chosen by each step.
+    It picks the likeliest token and updates the next step's inputs on the device, so a step needs nothing from the
+    host. `tokens` [reserve, B] are the tokens of all steps so far.
     """
 
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket, layers: FusedLayers | None = None):
@@ -247,13 +247,13 @@ class DecodeBatch(StaticBatch):
         self.reader: Callable[[], object | None] = lambda: None  # of the answers in progress, None behind their end
 
     def begin(self, ids: Tensor) -> None:
-        """Begin answers with their first tokens [B], which are on the device."""
+        """Begin answers with their first tokens `ids` [B] on the device."""
         self.number.zero_()
         self.taken.zero_()
         self.on_device["ids"][: len(ids), 0] = ids
 
     def send(self) -> None:
-        """Copy the inputs to the device, and work out positions once for all steps."""
+        """Copy the inputs to the device, and compute positions once for all steps."""
         super().send()
         self.expand()
 

@@ -1,11 +1,11 @@
-"""What lies between the attention of one layer and that of the next, as CUDA graphs: for passes of equally many rows.
+"""CUDA graphs of the work between two attentions, for chunked prefill: passes with equally many rows.
 
-A prompt in chunks is the same pass again and again, over ever more keys. Attention, and what a sparse method chooses,
-stay outside of the graphs, as their shapes grow. A graph therefore knows no cache and no positions: those of one number
-of rows serve every chunk of every prompt under every method, as long as the weights of the model stay where they are.
+Attention and tile selection stay outside of the graphs, as their shapes grow from chunk to chunk. So a graph does not
+depend on a cache or on positions: the graphs of one number of rows serve every chunk of every prompt under every
+method, as long as the model's weights keep their addresses.
 
-Graphs of neighbouring layers hand the residual on in memory that they share. They are only ever replayed in the order
-in which they were captured, by one pass at a time (`FusedLayers`).
+Graphs of neighbouring layers pass the residual on in shared memory, so they are replayed in the order of their capture,
+by one pass at a time (`FusedLayers`).
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias
 
 
 class Layers(Protocol):
-    """What is captured: the layers, and the way from one attention to the next."""
+    """Layers as they are captured, with the computation from one attention to the next."""
 
     count: int
     qkv: Linear  #: of the first layer, as all are alike
@@ -31,14 +31,14 @@ class Layers(Protocol):
     products: Products
 
     def behind(self, number: int, x: Tensor, residual: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Go on from the attention of a layer to queries, keys and values of the next."""
+        """Compute queries, keys and values of the next layer from the attention output of layer `number`."""
 
 
 def captured(works: list[Callable[[Tensor], Tensor]], first: Tensor) -> tuple[Tensor, list[Callable[[], None]]]:
-    """Capture works, each given what the one before returned, the first one `first`: (what the last returns, replays).
+    """Capture functions in sequence, each applied to the result of the one before, the first to `first`.
 
-    What they compute counts from the first replay on. The host does not wait for the device. RuntimeError where a work
-    cannot be captured.
+    Returns (result of the last, one replay function for each). Results are valid after the first replay. The host does
+    not wait for the device. Raises RuntimeError where a function cannot be captured.
     """
     stream, memory = torch.cuda.Stream(first.device), torch.cuda.graph_pool_handle()
     stream.wait_stream(torch.cuda.current_stream(first.device))
@@ -58,7 +58,7 @@ def captured(works: list[Callable[[Tensor], Tensor]], first: Tensor) -> tuple[Te
 
 
 class BetweenAttentions:
-    """The graphs of one number of rows."""
+    """The graphs for passes of one number of rows."""
 
     def __init__(self, layers: Layers, rows: int):
         weight, self._products = layers.o[0], layers.products
@@ -73,7 +73,7 @@ class BetweenAttentions:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Let the device wait for the pass before, which may be on another stream, and the next for this one."""
+        """Order passes of several streams: the device waits for the pass before, and the next one for this."""
         if self._done is not None:
             self._done.wait()
         try:
@@ -83,9 +83,9 @@ class BetweenAttentions:
                 self._done.record()
 
     def behind(self, number: int, attended: Tensor, residual: Tensor, o: Linear) -> tuple[Tensor, Tensor]:
-        """Do what `Layers.behind` does with the product of attended rows [R, Hq · D] and `o`.
+        """Do what `Layers.behind` does with the product of attention output [R, Hq · D] and `o`.
 
-        What is returned holds until the next layer goes on.
+        The returned tensors are overwritten by the next layer.
         """
         if not number:
             self._first.copy_(residual)

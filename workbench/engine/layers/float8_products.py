@@ -1,12 +1,11 @@
-"""Products of many rows in float8: twice the rate of the matrix unit, and other results, so only where asked for.
+"""Matrix products of many rows in float8: twice the rate of the matrix unit, with other results, so only on request.
 
-Rows and weights are rounded to e4m3, each row, and each channel that comes out, by a scale of its own
-(`kernels/_shared/float8_rows.py`), and multiplied by `torch._scaled_mm`. Rows are rounded as they come, weights once: a
-copy of half the size of the layers' weights stays beside them, for products of few rows and the head stay as they are.
+Rows and weights are rounded to e4m3 with one scale for each row and each output channel
+(`kernels/_shared/float8_rows.py`), and multiplied by `torch._scaled_mm`. Weights are rounded once, into a copy of half
+the size of the layers' weights; these are kept for products of few rows.
 
-With u = 2^-4, rounding moves the product of a row x and a channel w by at most (2u + u²) · Σ|x||w|, and by 2^-10 of a
-scale for each number that is tiny beside the largest of its row. Of numbers that are drawn it is far less, as errors
-have either sign: `tests/test_float8_products.py` holds both.
+With u = 2^-4, rounding changes the product of a row x and a channel w by at most (2u + u²) · Σ|x||w|, plus 2^-10 of a
+scale for each number that is tiny beside the largest of its row. For random numbers it is far less, as errors cancel.
 """
 
 from collections.abc import Sequence
@@ -31,16 +30,16 @@ Held = tuple[Tensor, Tensor]  # weight [N, K] float8, scales [N, 1] fp32
 
 
 class Float8Weights:
-    """The weights of a model's layers in float8, and the state of the parameters that they were made of."""
+    """The weights of a model's layers in float8, updated when the parameters change."""
 
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}  # by where the weight lies
         self._made_of: list[tuple[int, int]] = []
 
     def follow(self, parameters: Sequence[Tensor], weights: Sequence[Tensor], kernels: bool) -> None:
-        """Round `weights` [N, K] where they, or the `parameters` that are views of them, were written since.
+        """Round `weights` [N, K] again if they, or the `parameters` that are views of them, were written since.
 
-        What is there already is written in place, as graphs keep its address.
+        Existing copies are written in place, as graphs contain their addresses.
         """
         state = [(x.data_ptr(), x._version) for x in parameters]
         if state == self._made_of:
@@ -54,7 +53,7 @@ class Float8Weights:
         self._made_of = state
 
     def of(self, weight: Tensor) -> Held | None:
-        """Return a weight in float8; None for one that is of no layer."""
+        """Return a weight in float8; None for one that is not of a layer."""
         return self._held.get(weight.data_ptr())
 
 
@@ -62,7 +61,7 @@ _WEIGHTS: WeakKeyDictionary[PreTrainedModel, Float8Weights] = WeakKeyDictionary(
 
 
 class Float8Products(Products):
-    """`Products` that multiply `LEAST` rows and more in float8, and fewer as those do."""
+    """`Products` that multiply `LEAST` or more rows in float8; fewer rows as `Products` does."""
 
     def __init__(self, weights: Float8Weights, path: Path | None = None, kernels: bool = True):
         super().__init__(path)
@@ -90,7 +89,7 @@ class Float8Products(Products):
         return out if bias is None else out.add_(bias)
 
     def follow(self, parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-        """Round `weights` [N, K], which lie as they are multiplied, again where `parameters` were written since."""
+        """Round `weights` [N, K] again if `parameters` were written since."""
         if odd := sorted({n for weight in weights for n in weight.shape if n % STEP}):
             raise BadInput(f"products in float8 are of widths that {STEP} divides, this model has {odd}")
         self.weights.follow(parameters, weights, self.kernels)
@@ -100,9 +99,9 @@ class Float8Products(Products):
 
 
 def products_of(model: PreTrainedModel, path: Path | None = None, kernels: bool = True) -> Products:
-    """Return how rows are multiplied by this model's weights: in float8 where its loader was asked to.
+    """Return the products of a model: `Float8Products` if it was loaded with dtype "float8-products", else `Products`.
 
-    `path`: the file of what was measured of few rows.
+    `path` is the file of measurements of few rows.
     """
     if not float8.asked(model):
         _WEIGHTS.pop(model, None)
@@ -111,7 +110,7 @@ def products_of(model: PreTrainedModel, path: Path | None = None, kernels: bool 
 
 
 def rounded(x: Tensor, kernels: bool) -> Held:
-    """Round rows [R, K] to float8, each by a scale of its own."""
+    """Round rows [R, K] to float8, each with a scale of its own."""
     module = kernel("_shared.float8_rows")
     found: Held = (module.launch if kernels else module.reference)(x)
     return found

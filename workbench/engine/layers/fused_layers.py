@@ -1,15 +1,14 @@
-"""Decoder layers with few kernels: what a `Runner` runs, and packed requests on a GPU, where the layers are known.
+"""Fused decoder layers with few kernels, for a `Runner` and for packed requests on a GPU, for known kinds of layers.
 
-Per layer: q, k and v are one product, and gate and up are one; a kernel each adds and norms, rotates and writes the
-cache, and gates. The last layer computes no more rows than logits are wanted of. Weights are not copied: those that
-are multiplied together lie side by side in one tensor, and the model's own parameters become views of it. So
-`state_dict`, adapters that are merged later and the model's own forward pass stay right, and memory does not grow.
+In each layer q, k and v are one product, and gate and up are one; one kernel each adds and norms, rotates and writes
+the cache, and gates. The last layer computes only the rows that get logits. Weights are not copied: those that are
+multiplied together are moved into one tensor, and the model's parameters become views of it. So `state_dict`, adapters
+that are merged later and the model's own forward pass stay right, and memory does not grow.
 
-`layers_of` says of a model why it cannot be run so; it then runs as it is.
+`layers_of` returns the reason why a model cannot be run so; its own modules then run.
 
 `fused` fuses decoder layers by torch.compile instead: norms, rotary embeddings and activations become one kernel each.
-Layers share their compilations. Attention stays outside of it, as an ordinary call: the workbench's requests, pages
-and choices are no part of what is compiled. Afterwards the model is as it was.
+Layers share their compilations. Attention is not compiled. After the `with` block the model is as before.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,9 +38,9 @@ SHAPES = 64  # numbers of rows that are compiled for
 
 @contextmanager
 def fused(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> Iterator[PreTrainedModel]:
-    """Run layers compiled within the context; each number of rows is compiled once, which takes seconds.
+    """Compile the model's layers within the block; each number of rows is compiled once, which takes seconds.
 
-    A CUDA graph that is captured within it stays fused.
+    A CUDA graph that is captured within the block stays fused.
     """
     layers = model.get_decoder().layers
     AttentionInterface.register(NAME, torch.compiler.disable(attend))
@@ -61,7 +60,7 @@ KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are t
 
 @dataclass(frozen=True, eq=False)
 class FusedLayer:
-    """The weights of one layer, those that are multiplied together as one."""
+    """The weights of one layer; those that are multiplied together are one."""
 
     qkv: Linear
     o: Linear
@@ -69,16 +68,17 @@ class FusedLayer:
     down: Linear
     before_attention: Tensor
     before_mlp: Tensor
-    norms: tuple[Tensor, Tensor] | None  #: of the heads of q and k
+    norms: tuple[Tensor, Tensor] | None  #: norms of the heads of queries and keys (Qwen3)
     eps: float
     scale: float
 
 
 class FusedLayers:
-    """The layers of a model over one pool.
+    """The fused layers of a model.
 
-    `kernels`: Triton's; else their torch references. `products`: how rows are multiplied. `why_uncaptured`: why passes
-    that repeat run without graphs, "" where they do not.
+    kernels         use the Triton kernels; else their torch references
+    products        how rows are multiplied by weights
+    why_uncaptured  why repeated passes run without graphs; "" if they do not
     """
 
     def __init__(self, model: PreTrainedModel, kernels: bool, products: Products | None = None):
@@ -100,7 +100,7 @@ class FusedLayers:
 
     @property
     def stale(self) -> bool:
-        """Whether a parameter was exchanged since, so that the weights here are no longer the model's."""
+        """Whether a parameter was replaced since, so that the weights here are no longer the model's."""
         return any(
             mine.qkv[0].data_ptr() != theirs.self_attn.q_proj.weight.data_ptr()
             or mine.gate_up[0].data_ptr() != theirs.mlp.gate_proj.weight.data_ptr()
@@ -109,11 +109,11 @@ class FusedLayers:
         )
 
     def follow(self) -> None:
-        """Let products see what was written to weights since the last pass."""
+        """Update products whose weights were written since the last pass."""
         self.products.follow(self._parameters, self._weights)
 
     def prepare(self, rows: int, requests: int) -> None:
-        """Find the fastest way to multiply so many rows, `requests` of which get logits."""
+        """Measure, once, the fastest products for so many rows, `requests` of which get logits."""
         if not self.kernels:
             return
         for name in ("qkv", "o", "gate_up", "down"):
@@ -134,10 +134,10 @@ class FusedLayers:
         attend_own: Callable[[int, Tensor, float, bool], Tensor],
         wanted: Tensor | None,
     ) -> Tensor:
-        """Compute logits [W, V] of the rows `wanted` [W], of all [R] where None.
+        """Compute logits [W, V] of the rows `wanted` [W] (None: all R).
 
-        `ids`, `positions` and `slots` [R]; `pools`: keys and values of every layer; `attend_own(layer, q [R, Hq, D],
-        scale, last)` returns [R, Hq · D], in the last layer of the rows `wanted` only.
+        `ids`, `positions` and `slots` are [R]; `pools` are keys and values of every layer; `attend_own(layer,
+        q [R, Hq, D], scale, last)` returns [R, Hq · D], in the last layer only for the rows `wanted`.
         """
 
         def attention(number: int, qkv: Tensor, cos: Tensor, sin: Tensor, last: bool) -> Tensor:
@@ -155,10 +155,10 @@ class FusedLayers:
         wanted: Tensor | None,
         repeated: bool = False,
     ) -> Tensor:
-        """Compute logits [W, V] of the rows `wanted` [W] of packed requests, as the model does that calls the seam.
+        """Compute logits [W, V] of the rows `wanted` [W] of packed requests, as the model's own forward pass would.
 
-        `repeated`: passes of so many rows follow one another. From the second on, all between attentions is replayed.
-        Raises StopForward where no request needs a further layer.
+        `repeated`: more passes with as many rows will follow; from the second on, the work between attentions is
+        replayed as CUDA graphs. Raises StopForward where no request needs a further layer.
         """
         only = requests[0] if len(requests) == 1 else None
         attend, place_of = registered(), getattr(only, "place", None)
@@ -204,9 +204,9 @@ class FusedLayers:
             self._turn.release()
 
     def behind(self, number: int, x: Tensor, residual: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Go on from attended rows x [R, C] of a layer, multiplied, to queries, keys and values of the next.
+        """Compute queries, keys and values of the next layer from x [R, C], the output projection of layer `number`.
 
-        Returns (residual, queries, keys and values): the latter in `out`, where it is given.
+        Returns (residual, the qkv product), the latter in `out` if given.
         """
         layer, following = self.layers[number], self.layers[number + 1]
         residual, x = self._fed(layer, x, residual)
@@ -253,9 +253,9 @@ _KNOWN: WeakKeyDictionary[PreTrainedModel, _Known] = WeakKeyDictionary()  # they
 
 
 def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
-    """Return the layers by which packed requests of this model run on a GPU; None where its own are used.
+    """Return the fused layers for packed requests of this model on a GPU; None where its own modules run.
 
-    BadInput where these would be used although products in float8 were asked for.
+    Raises BadInput where its own would run although float8 products were asked for.
     """
     if not on_gpu(model.device) or attach(model).window is not None or model.training:
         _check_own_layers(model, "it is trained, has a sliding window or is not on a GPU")
@@ -280,15 +280,15 @@ def _check_own_layers(model: PreTrainedModel, reason: str) -> None:
 
 
 def layers_of(model: PreTrainedModel, kernels: bool, products: Products | None = None) -> FusedLayers | str:
-    """Return the fused layers of a model, or say in a clause why it has none.
+    """Return the fused layers of a model, or the reason why it has none.
 
-    The weights that are multiplied together are moved side by side, once.
+    This moves weights that are multiplied together into one tensor, once.
     """
     return reason_against(model) or FusedLayers(model, kernels, products)
 
 
 def reason_against(model: PreTrainedModel) -> str:
-    """Say why a model's layers cannot be run so; "" if they can. Nothing is changed."""
+    """Return why a model's layers cannot be fused; "" if they can. The model is not changed."""
     decoder: Any = model.get_decoder()
     kind = decoder.config.model_type
     if kind not in KNOWN:
@@ -344,9 +344,9 @@ def _joined(linears: Sequence[nn.Linear]) -> Linear:
 
 @torch.no_grad()
 def side_by_side(parameters: Sequence[Tensor]) -> Tensor:
-    """Return parameters [n_i, …] as one tensor [sum of n_i, …] whose parts they are from now on.
+    """Move parameters [n_i, …] into one tensor [sum of n_i, …], make them views of it, and return it.
 
-    Where they lie so already, nothing is moved.
+    If they are already, nothing is moved.
     """
     first = parameters[0].data
     if len(parameters) == 1:

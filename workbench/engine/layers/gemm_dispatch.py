@@ -1,8 +1,8 @@
-"""Products of few rows with large matrices, by whichever way is the fastest on this GPU: torch's, or our kernel's.
+"""Products of few rows with large matrices, by whichever is the fastest on this GPU: torch's or the workbench's kernel.
 
-Which it is depends on the shape and on the versions of libraries, so it is measured: once for each shape, on the
-weights at hand, in a captured run over all layers, so that matrices are not found in the cache. What came out is kept
-in a file (`kept`), by GPU and versions; a way whose result is not torch's, or that does not run there, is left out.
+The fastest depends on the shape and on library versions, so it is measured: once for each shape, on the model's
+weights, in a captured run over all layers, so that matrices are not in the cache. Results are kept in a file (`kept`),
+by GPU and versions. A launch that fails, or whose product differs from torch's, is left out.
 """
 
 import json
@@ -28,7 +28,7 @@ CLOSE = 0.02  # by which results may differ, of the largest
 
 
 def kept() -> Path:
-    """Return the file of what was measured, beside what is fetched."""
+    """Return the path of the file of measurements, in the user's cache."""
     return cache() / "products.json"
 
 
@@ -40,9 +40,9 @@ TILES = ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6))  #
 def ways(
     width: int, channels: int, parts: bool, rows: int = 64, hopper: bool = False, gated: bool = False
 ) -> list[Any]:
-    """Return the launches that are tried for few rows [R, channels] times [width, channels]; with `parts`, of K too.
+    """Return the launch shapes to try for rows [R, channels] times [width, channels]; with `parts`, split-K ones too.
 
-    `gated`: of the two halves of a matrix, the one gating the other.
+    `gated`: for a product with the two halves of a matrix, one gating the other.
     """
     config, ring = kernel("few_rows_linear").LinearConfig, kernel("_shared.linear_hopper").RingConfig
 
@@ -63,7 +63,7 @@ def ways(
 
 @dataclass
 class Products:
-    """Which way to take, by shape: None is torch's. `times`: what was measured, milliseconds for each way."""
+    """The product for each shape: `chosen` is a launch shape, None for torch; `times` are the measured ms of each."""
 
     path: Path | None = None
     chosen: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Products:
         return torch.mm(x, weight.mT, out=out) if bias is None else torch.addmm(bias, x, weight.mT, out=out)
 
     def follow(self, parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-        """Look at the weights of layers before a pass; here they are multiplied as they are."""
+        """Do nothing: subclasses update copies of the layers' weights before a pass."""
 
     def prepare(
         self,
@@ -96,9 +96,9 @@ class Products:
         parts: bool = False,
         gate: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Find the fastest way for so many rows, if it is not known: `weights` of one shape, one of each layer.
+        """Measure the fastest product for so many rows, unless it is known, on `weights` of one shape, one a layer.
 
-        With `gate`, of products that are gated.
+        With `gate`, for gated products.
         """
         module = kernel("few_rows_linear")
         x = torch.randn(rows, weights[0].shape[1], dtype=weights[0].dtype, device=weights[0].device)
@@ -140,7 +140,7 @@ class Products:
 
 
 def timed(work: Any, weights: Sequence[Tensor]) -> float:
-    """Median milliseconds of `work(weight)`, of captured runs over all weights."""
+    """Return the median milliseconds of `work(weight)`, from captured runs over all weights."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,11 +1,11 @@
-"""Whether the modules of a model are those that they were: what runs its layers without calling them asks so."""
+"""Notice when modules of a model are changed, for code that runs its layers without calling them."""
 
 from torch import nn
 from torch.nn.modules import module as globally
 
 
 class ModuleWatch:
-    """The modules of one model as they were when it was made. It holds parts of the model, not the model itself."""
+    """Remembers the modules of one model; it holds parts of the model, not the model itself."""
 
     def __init__(self, model: nn.Module):
         modules = list(model.modules())
@@ -15,7 +15,7 @@ class ModuleWatch:
 
     @property
     def changed(self) -> bool:
-        """Whether a module was exchanged, hooked, compiled or given another forward pass."""
+        """Whether a module was replaced, hooked, compiled or given another forward pass."""
         return (
             any(now != then for now, then in self._children)
             or any(self._hooks)

@@ -1,7 +1,7 @@
-"""Blocks computed behind cached ones that lie in pages: many in one packed pass, each over a context of its own.
+"""Encode many blocks in one packed pass, each behind a context of cached blocks that are in pages.
 
-Products take the rows without padding; the attention of a layer is one call, for which they are padded to the longest
-block. Contexts are read where they lie, and several may share a block.
+Matrix products take the rows without padding; attention is one call a layer, with blocks padded to the longest.
+Contexts are read in place, and several may share a block.
 """
 
 from collections.abc import Sequence
@@ -67,9 +67,9 @@ class OwnRows:
 def encode_behind(
     model: PreTrainedModel, pool: Pool, contexts: Sequence[Sequence[Cached]], blocks: Sequence[Block]
 ) -> list[KV]:
-    """Compute the KV of every block behind its context, whose blocks are rerotated to stand one behind the other.
+    """Compute the KV of every block behind its context, whose blocks are rerotated to consecutive positions.
 
-    The pool needs room for all `blocks` while they are computed. NoPages where it has none.
+    Meanwhile the pool needs pages for all `blocks`; raises NoPages where it has too few.
     """
     with ExitStack() as stack:
         prompts = list[PagedPrompt]()

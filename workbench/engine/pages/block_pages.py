@@ -1,7 +1,7 @@
-"""Cached blocks in the pages of a pool, found again by the very KV that they were copied from.
+"""Cached blocks in the pages of a pool, looked up by the KV object that they were copied from.
 
-A block that many prompts reuse is copied once. It stays until its KV is gone or its pages are needed, the least
-recently used first; what a prompt in work reads is pinned. A block that was made from another one may stay likewise.
+A block that many prompts reuse is copied once. It stays until its KV is deleted or its pages are needed, the least
+recently used first; blocks that a running prompt reads are pinned. A block made from another one may stay likewise.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -17,7 +17,7 @@ from workbench.engine.pages.paged_prompt import Cached
 
 
 class BlockPages:
-    """The blocks of `pool`; `place` pins what it returns, `unpin` lets it go."""
+    """The cached blocks of `pool`; `place` pins the blocks that it returns, `unpin` releases them."""
 
     def __init__(self, pool: Pool):
         self.pool = pool
@@ -35,18 +35,18 @@ class BlockPages:
 
     @property
     def pinned(self) -> int:
-        """Blocks that prompts in work read."""
+        """Number of blocks that running prompts read."""
         return len(self._pins)
 
     @property
     def room(self) -> int:
-        """Pages that are free, or would be after dropping every block that nobody reads."""
+        """Number of pages that are free or hold blocks that are not pinned."""
         return self.pool.free + self._idle
 
     def make_room(self, pages: int, what: str = "the request") -> None:
-        """Drop blocks that nobody reads until so many pages are free.
+        """Drop blocks that are not pinned, those whose KV is deleted first, until so many pages are free.
 
-        Those whose KV is gone first. Raises NoPages, dropping nothing, if they are not enough.
+        Raises NoPages, dropping nothing, if they are not enough.
         """
         if pages > self.room:
             raise NoPages(pages, self.room, what)
@@ -70,7 +70,7 @@ class BlockPages:
             self._drop(key)
 
     def place(self, kvs: Sequence[KV]) -> list[Cached]:
-        """Return where these blocks lie, pinned; those that do not yet are copied, each once."""
+        """Return these blocks in pages, pinned; blocks that are not there yet are copied, each once."""
         known: dict[int, Cached] = {}
         fresh: dict[int, KV] = {}
         for kv in kvs:
@@ -102,7 +102,7 @@ class BlockPages:
         return placed
 
     def blank(self, length: int, start: int) -> Cached:
-        """Return an unwritten block for one request, pinned; its pages are given back once it is let go."""
+        """Return an unwritten block for one request, pinned; `unpin` gives its pages back."""
         self.make_room(-(-length // self.pool.size))
         cached = self.pool.cached(length, start)
         self._entries[-id(cached)] = NoneType, cached  # no KV finds it
@@ -111,12 +111,12 @@ class BlockPages:
         return cached
 
     def keep(self, cached: Cached, of: Cached) -> None:
-        """Let a block of `blank` stay for later requests, no longer than `of`, from which it was made."""
+        """Keep a block from `blank` for later requests, as long as the block `of` it was made from."""
         key = -id(cached)
         self._entries[key] = ref(of, partial(_note, self._gone, key)), cached
 
     def again(self, cached: Cached) -> bool:
-        """Pin a block that was kept; False where its pages were given back since."""
+        """Pin a kept block again; return False if its pages were given back since."""
         key = -id(cached)
         if key not in self._entries or self._entries[key][1] is not cached:
             return False
@@ -125,7 +125,7 @@ class BlockPages:
         return True
 
     def unpin(self, context: Iterable[Cached]) -> None:
-        """Let blocks go that `place` or `blank` has returned, or `again` pinned."""
+        """Release blocks that `place` or `blank` returned, or `again` pinned."""
         for cached in context:
             self._pins[id(cached)] -= 1
             if self._pins[id(cached)] <= 0:

@@ -1,7 +1,7 @@
-"""Who holds which page of a pool: pages are taken and given back, each time with a new generation.
+"""Page allocator: pages of a pool are taken and given back, each time with a new generation.
 
-A generation is counted up when a page is taken and when it is given back, so it is odd while somebody holds the page.
-Whoever took it knows its generation; what was kept from before does not fit any more.
+A page's generation is counted up when it is taken and when it is given back, so it is odd while the page is held. The
+holder remembers the generation; a stale reference has another one.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ SCRATCH = 0  # the page that rows of a padded batch write to
 
 
 def whole_numbers(name: str, numbers: Sequence[int] | Tensor) -> Ints:
-    """Return whole numbers as int32 [N]; BadInput, by this name, for anything but whole numbers in one row."""
+    """Return integers as int32 [N]. Raises BadInput, by this name, for anything but a list of integers."""
     annotations.check(name, numbers, Tensor | Sequence[int])
     found = torch.as_tensor(numbers)
     odd = found.ndim != 1 or found.is_floating_point() or found.is_complex() or found.dtype is torch.bool
@@ -29,7 +29,7 @@ def whole_numbers(name: str, numbers: Sequence[int] | Tensor) -> Ints:
 
 
 class NoPages(BadInput):
-    """A pool has not as many free pages as are needed."""
+    """A pool has fewer free pages than are needed."""
 
     def __init__(self, needed: int, there: int, what: str = "the request"):
         super().__init__(f"{what} needs {needed} pages, {there} of the pool are free: {needed - there} are missing")
@@ -37,7 +37,7 @@ class NoPages(BadInput):
 
 
 class Taken(list[int]):
-    """Pages that somebody holds, as `numbers` too, and the generations they were taken with."""
+    """A list of held pages, with `numbers` (the same as an array) and the `generations` they were taken with."""
 
     def __init__(self, pages: Sequence[int], generations: Ints, numbers: Ints | None = None):
         super().__init__(pages)
@@ -46,7 +46,7 @@ class Taken(list[int]):
 
 
 class PageOwners:
-    """The pages 1 … `pages` - 1 of a pool; used by several threads."""
+    """Allocates the pages 1 … `pages` - 1 of a pool; thread-safe."""
 
     def __init__(self, pages: int):
         self.pages = pages
@@ -57,11 +57,11 @@ class PageOwners:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Number of pages that are not held."""
         return len(self._free)
 
     def take(self, count: int, what: str = "the request", wait: float = 0.0) -> Taken:
-        """Take pages; where they are too few, wait so many seconds for others to give some back.
+        """Take `count` pages, waiting up to `wait` seconds for others to give some back.
 
         Raises NoPages, taking none.
         """
@@ -79,9 +79,9 @@ class PageOwners:
             return Taken(taken, generations, numbers)
 
     def give(self, pages: Sequence[int] | Tensor, generations: Ints | None = None, counted: bool = True) -> None:
-        """Give pages back. BadInput, giving none, where one of them is not held or was taken by others since.
+        """Give pages back. Raises BadInput, giving none, where one is not held or was taken by others since.
 
-        Not `counted` where nobody else can have known them: the own pages of a prompt that ends.
+        `counted` is False for pages that nobody else can refer to: the own pages of a prompt that ends.
         """
         known = generations if generations is not None else getattr(pages, "generations", None)
         with self._changed:
@@ -99,11 +99,11 @@ class PageOwners:
         return self.check(pages, generations)
 
     def holds(self, numbers: Ints, generations: Ints) -> bool:
-        """Whether pages are held in these generations still."""
+        """Return whether pages are still held in these generations."""
         return bool((self.generation[numbers] == generations).all())
 
     def check(self, pages: Sequence[int] | Tensor, generations: Ints | None = None) -> Ints:
-        """Return page numbers that are held, in these generations. BadInput for others."""
+        """Return page numbers as int32. Raises BadInput where one is not held in its generation."""
         numbers = whole_numbers("pages", pages).astype(np.int64)
         if ((numbers <= SCRATCH) | (numbers >= self.pages)).any():
             odd = next(int(n) for n in numbers if not SCRATCH < n < self.pages)

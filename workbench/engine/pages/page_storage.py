@@ -1,7 +1,4 @@
-"""Keys and values in pages: what a pool holds, and how it comes in and out.
-
-Whose pages they are is no matter here: `paged_pool.Pool` keeps that.
-"""
+"""Keys and values in pages, and copies into and out of them; `paged_pool.Pool` adds who holds which page."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -33,11 +30,12 @@ LEAST = 16  # tokens of a page that kernels on a GPU read: tensor cores multiply
 class PageStorage:
     """`keys[layer]` and `values[layer]` [H, pages · size, D] on the model's device; page 0 is scratch.
 
-    kernels  Triton's kernels carry out the attention; None: on a GPU, over pages of `LEAST` tokens or more. Without
-             them it is their torch reference.
+    size     tokens of a page
+    kernels  attend by Triton kernels, else by their torch reference; None: on a GPU, for pages of `LEAST` tokens and up
 
-    Threads may read and write pages on CUDA streams of their own: `in_order()` is a context behind all earlier ones on
-    any stream, which every method here queues its work in. Who reads or writes `keys` and `values` himself enters it.
+    Threads may read and write pages on CUDA streams of their own: methods queue their work in a block `with
+    in_order():`, which runs behind all earlier such blocks of any stream. Code that accesses `keys` and `values`
+    directly must do so too.
     """
 
     def __init__(self, model: PreTrainedModel, pages: int, size: int = 64, kernels: bool | None = None):
@@ -80,7 +78,7 @@ class PageStorage:
         return self.keys[0].device
 
     def slots(self, *blocks: Cached) -> Tensor:
-        """[T] int64, CPU: where in the pool the tokens of blocks are, one behind the other."""
+        """Return the slots [T] (int64, CPU) of the tokens of blocks in the pool, block after block."""
         return torch.from_numpy(np.concatenate([block.slots(self.size) for block in blocks]))
 
     def fill(self, model: PreTrainedModel, blocks: Sequence[Block], cached: Sequence[Cached]) -> None:
@@ -100,7 +98,7 @@ class PageStorage:
                 run()
 
     def copy_in(self, kvs: Sequence[KV], cached: Sequence[Cached]) -> None:
-        """Copy runs of tokens into the pages of `cached`, one copy a layer for all of them."""
+        """Copy KVs into the pages of `cached`, with one copy a layer for all of them."""
         if not kvs:
             return
         slots = self.slots(*cached)
@@ -116,10 +114,10 @@ class PageStorage:
 
     @checked
     def gather(self, context: Sequence[Cached], reserve: Count, positions: Positions = "re-encoded") -> KV:
-        """Copy a prompt's context into one contiguous KV, its keys rerotated to where its blocks stand.
+        """Copy a prompt's context into one contiguous KV, with keys rerotated to their blocks' new positions.
 
-        For thousands of recomputed rows one copy costs less than rerotation in every tile. `reserve` tokens behind the
-        context are unwritten.
+        `reserve` unwritten tokens follow. For thousands of recomputed rows one copy costs less than rerotation in every
+        tile.
         """
         kv, fill = self.gathering(context, reserve, positions)
         for layer in range(len(self.keys)):
@@ -129,7 +127,7 @@ class PageStorage:
     def gathering(
         self, context: Sequence[Cached], reserve: int, positions: Positions
     ) -> tuple[KV, Callable[[int], None]]:
-        """Return the KV of `gather`, and what fills a layer of it: a prefill may begin before all are filled."""
+        """Return the unwritten KV of `gather` and a function that fills one layer, so that a prefill may begin."""
         check_positions(positions)
         if not context:
             raise BadInput("a prompt has at least one block")
@@ -163,9 +161,9 @@ class PageStorage:
         positions: Positions = "re-encoded",
         reserve: int = 0,
     ) -> KV:
-        """Copy a prompt as its pages hold it into one contiguous KV: `context`, and over it its first `rows` own rows.
+        """Copy a prompt from its pages into one contiguous KV: its `context`, then its first `rows` own rows over it.
 
-        Capacity for `reserve` more tokens.
+        The KV has capacity for `reserve` more tokens.
         """
         length = max(prompt.length, int(prompt.places[rows - 1]) + 1)
         if context:
@@ -180,7 +178,7 @@ class PageStorage:
         return kv
 
     def write(self, prompt: PagedPrompt, kv: KV, rows: int) -> None:
-        """Copy the first `rows` own rows of a prompt into its pages from a contiguous KV of it; they are computed."""
+        """Copy the first `rows` own rows of a prompt from its contiguous KV into its pages; they count as computed."""
         slots, places = (sent(torch.from_numpy(x[:rows]).long(), self.device) for x in (prompt.own, prompt.places))
         with self.in_order():
             for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):

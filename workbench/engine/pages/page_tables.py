@@ -1,8 +1,8 @@
-"""The page table of one prompt, as small arrays on the host.
+"""The page table of one prompt, as small numpy arrays on the host.
 
-A table is made for every request, while a device may be waiting for it. So it holds a few integers a page, joined from
-those that every block keeps of itself, and no tensor operation takes part: torch would wake its threads for kilobytes.
-What a slot holds follows from its page; the device works it out (`StaticBatch`), except where single tokens are hidden.
+A table is made for every request, while a device may wait for it. So it holds a few integers a page, joined from arrays
+that every block keeps, without tensor operations. The positions of slots follow from their page and are computed on the
+device (`StaticBatch`), except where single tokens are masked.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class CachedBlock(Protocol):
 
     @property
     def length(self) -> int:
-        """Its tokens."""
+        """Number of its tokens."""
 
     @property
     def start(self) -> int:
@@ -41,15 +41,16 @@ class CachedBlock(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PageTable:
-    """The P pages that one prompt reads, in the order of their first position, or of a context's blocks as asked.
+    """The P pages that one prompt reads, in the order of their first position, or in the order of blocks asked for.
 
+    size           tokens of a page
     numbers        [P] page numbers
     first          [P] smallest position of a page
-    slots          [P] how many slots at its front are visible; they hold positions from `first` on
-    shifts         [P] by how many positions its keys are rerotated; None where no page's are
-    positions      [P, size] of every slot, where tokens are hidden one by one; else None
-    partial_pages  many pages have slots that no row sees
-    run            so many pages side by side, counted from the first, are rerotated alike
+    slots          [P] number of visible slots at its front; they have positions from `first` on
+    shifts         [P] number of positions by which its keys are rerotated; None where none are
+    positions      [P, size] position of every slot, if single tokens are masked; else None
+    partial_pages  whether many pages have masked slots
+    run            pages come in groups of this many with equal shifts, counted from the first page
     """
 
     size: int
@@ -66,28 +67,28 @@ class PageTable:
 
     @cached_property
     def page_max(self) -> Ints:
-        """[P] largest position of a page; INVALID_POS where a slot is hidden."""
+        """[P] largest position of a page; INVALID_POS where a slot is masked."""
         if self.positions is not None:
             return self.positions.max(1)
         return _largest(self.first, self.slots, self.size, self.partial_pages)[0]
 
     @cached_property
     def last(self) -> Ints:
-        """[P] largest position of a page and all before it, as `Paged` has it."""
+        """[P] largest position of a page and of all before it, as in `Paged`."""
         if self.positions is None:
             return _largest(self.first, self.slots, self.size, self.partial_pages)[1]
         seen = np.where(self.positions == INVALID_POS, -1, self.positions).max(1)
         return np.maximum.accumulate(np.where(self.first == INVALID_POS, INVALID_POS, seen))
 
     def every_position(self) -> Ints:
-        """[P, size] of every slot; INVALID_POS where no row may see it."""
+        """Return the position [P, size] of every slot; INVALID_POS where it is masked."""
         if self.positions is not None:
             return self.positions
         offset = np.arange(self.size, dtype=np.int32)
         return np.where(offset < self.slots[:, None], self.first[:, None] + offset, INVALID_POS).astype(np.int32)
 
     def apart(self, begin: int, end: int) -> tuple["PageTable", "PageTable"]:
-        """Return the pages of positions `begin` to `end`, and those of all others; a page of both is in both."""
+        """Return two tables: of positions [begin, end), and of all others; a page with both is in both."""
         behind = self.first + self.slots
         mixed = ((self.first < begin) & (behind > begin)) | ((self.first < end) & (behind > end))
         if self.positions is None and not mixed.any():
@@ -110,7 +111,7 @@ class PageTable:
         return parts._some(order)
 
     def paged(self) -> Paged:
-        """Return it as tensors of one request, on the CPU."""
+        """Return the table as tensors of one request, on the CPU."""
         parts = (self.numbers, self.every_position(), self.first, self.last)
         shifts = None if self.shifts is None else torch.from_numpy(self.shifts)[None]
         table, positions, first, last = (torch.from_numpy(x)[None] for x in parts)
@@ -119,7 +120,7 @@ class PageTable:
 
 
 def batch_of(tables: Sequence[PageTable], device: torch.device) -> Paged:
-    """Return the tables of B prompts as kernels take them, shorter ones padded with pages that no row sees."""
+    """Return the tables of B prompts as kernels take them, shorter ones padded with masked pages."""
 
     def padded(parts: Sequence[Ints], fill: int = INVALID_POS) -> torch.Tensor:
         return sent(pad_sequence([torch.from_numpy(x) for x in parts], batch_first=True, padding_value=fill), device)
@@ -142,7 +143,7 @@ def batch_of(tables: Sequence[PageTable], device: torch.device) -> Paged:
 
 
 def pages_of(block: CachedBlock, size: int) -> Ints:
-    """[4, P] of a block's pages: their numbers, filled slots, first positions as cached, and places in the block."""
+    """Return [4, P] of a block's pages: numbers, filled slots, first positions as cached, and offsets in the block."""
     place = np.arange(len(block.numbers), dtype=np.int32)
     slots = np.minimum(block.length - place * size, size).astype(np.int32)
     return np.stack((block.numbers, slots, block.start + place * np.int32(size), place))
@@ -150,9 +151,9 @@ def pages_of(block: CachedBlock, size: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class ContextTable:
-    """The pages that a context of blocks takes in a table: the same for every prompt over these blocks.
+    """The part of a page table for a context of blocks, the same for every prompt over these blocks.
 
-    Fields are those of `PageTable`; `length`: its tokens.
+    `length` is the number of its tokens; the other fields are those of `PageTable`.
     """
 
     length: int
@@ -169,11 +170,11 @@ class ContextTable:
 def context_of(
     joined: Ints, size: int, positions: Positions = "re-encoded", run: int = 1, order: Sequence[int] = ()
 ) -> ContextTable:
-    """Make the table of a context whose blocks' `pages_of` are `joined` side by side [4, P].
+    """Make the table of a context from its blocks' `pages_of`, `joined` to [4, P].
 
-    `positions` of keys: those of `engine.assembly.assemble`. `run`: pages that should be rerotated alike; empty pages
-    are put between blocks for it where they are few. `order`: blocks in the order in which they are read; by default
-    that in which they stand.
+    positions  as in `engine.assembly.assemble`
+    run        group size of pages with equal shifts that is wanted; a few empty pages are inserted for it
+    order      blocks in the order in which they are read; by default that of the prompt
     """
     numbers, slots, cached, place = joined
     ends = slots.cumsum(dtype=np.int32)
@@ -213,15 +214,15 @@ def _pages_in(order: Sequence[int], place: Ints) -> Any:
 
 
 def joined_pages(context: Sequence[CachedBlock], size: int) -> Ints:
-    """[4, P] `pages_of` all blocks, side by side."""
+    """Return `pages_of` all blocks, joined to [4, P]."""
     return np.concatenate([np.empty((4, 0), np.int32), *[pages_of(block, size) for block in context]], 1)
 
 
 def table_of(context: ContextTable, own: Ints, places: Ints, size: int) -> PageTable:
-    """Make the table of a prompt: the pages of its context, then pages `own` that hold positions `places` [R].
+    """Make the table of a prompt: the pages of its context, then pages `own` for positions `places` [R].
 
-    Positions below the length of the context are recomputed tokens: their cached entries are hidden. The context is
-    then one without runs.
+    Positions within the context are recomputed tokens, whose cached entries are masked; the context must then have been
+    made with `run` 1.
     """
     part, pages = context, len(context.numbers)
     begins, held = places[::size], np.full(len(own), size, np.int32)
@@ -250,7 +251,7 @@ def _largest(first: Ints, slots: Ints, size: int, partial: bool) -> tuple[Ints, 
 
 
 def common_pages(tables: Sequence[PageTable]) -> int:
-    """Count the pages at the front that all tables have in common."""
+    """Return the number of leading pages that all tables have in common."""
     one, least = tables[0], min(map(len, tables))
     same = np.ones(least, bool)
     for other in tables[1:]:

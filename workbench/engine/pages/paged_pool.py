@@ -1,8 +1,8 @@
-"""A pool of pages: cached blocks that concurrent prompts read where they lie, and never write.
+"""A pool of pages: cached blocks that concurrent prompts read in place, and never write.
 
-A page holds `size` tokens of every layer. A block takes whole pages. A prompt is a page table: the pages of its blocks,
+A page holds `size` tokens of every layer; a block takes whole pages. A prompt is a page table: the pages of its blocks,
 which others may share, each with the shift by which its keys are rerotated as they are read, and pages of its own for
-all that is computed for it: recomputed tokens of blocks, the question, the answer. Opening it copies no block.
+recomputed tokens of blocks, the question and the answer. Opening a prompt copies no block.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,20 +45,17 @@ class Pool(PageStorage):
 
     @property
     def free(self) -> int:
-        """Pages that are not taken."""
+        """Number of pages that are not taken."""
         return self.owners.free
 
     @annotations.checked
     def take(self, tokens: Count, wait: float = 0.0) -> Taken:
-        """Take pages for so many tokens, and wait so many seconds for them. Raises NoPages where they do not come."""
+        """Take pages for so many tokens, waiting up to `wait` seconds. Raises NoPages where they are too few."""
         return self.owners.take(-(-tokens // self.size), f"{tokens} tokens: it", wait)
 
     @annotations.checked
     def give(self, pages: Sequence[int] | Tensor | Cached) -> None:
-        """Give pages back that are no longer read: what `take` returned, or those of a block.
-
-        BadInput, giving none back, where they are not held, or not any more.
-        """
+        """Give back pages that `take` returned, or those of a block. Raises BadInput, giving none, for stale pages."""
         if isinstance(pages, Cached):
             self.check_block(pages)
             self.owners.give(pages.pages, pages.generations)
@@ -66,9 +63,9 @@ class Pool(PageStorage):
             self.owners.give(pages)
 
     def close(self, prompt: PagedPrompt) -> None:
-        """Give back a prompt's own pages; it cannot be computed any more. BadInput for one that is closed.
+        """Give back a prompt's own pages, which ends it. Raises BadInput for a closed prompt.
 
-        Where another thread is in a step over it, this waits for the end of the step.
+        If another thread is in a step over it, this waits for the end of the step.
         """
         annotations.check("prompt", prompt, PagedPrompt)
         with prompt.lease:
@@ -78,7 +75,7 @@ class Pool(PageStorage):
             prompt.closed = True
 
     def check(self, prompt: PagedPrompt) -> None:
-        """Refuse a prompt that is closed or of another pool, and one whose pages somebody else has by now."""
+        """Raise BadInput for a prompt that is closed, of another pool, or whose pages were taken by others since."""
         if not isinstance(prompt, PagedPrompt):
             raise BadInput(f"{shown(prompt)} is no prompt of this pool: `Pool.open` and `Pool.blank` return those")
         if prompt.pool is not self or prompt.closed:
@@ -91,9 +88,9 @@ class Pool(PageStorage):
         prompt.checked = given
 
     def check_blocks(self, context: Sequence[Cached]) -> Ints | None:
-        """Refuse what `check_block` refuses; blocks that are in order are looked at all at once.
+        """Do what `check_block` does for several blocks, all at once if they are valid.
 
-        Returns `pages_of` all blocks; None where a block's generations are not known.
+        Returns `pages_of` all blocks, joined; None where a block's generations are not known.
         """
         if odd := [block for block in context if not isinstance(block, Cached)]:
             raise BadInput(f"{shown(odd[0])} is no block of this pool: `Pool.encode` returns those")
@@ -107,19 +104,19 @@ class Pool(PageStorage):
         return None
 
     def check_block(self, block: Cached) -> None:
-        """Refuse a block of another pool, and one whose pages were given back."""
+        """Raise BadInput for a block of another pool, and for one whose pages were given back."""
         if block.pool is not None and block.pool is not self:
             raise BadInput("this block is of another pool")
         if block.generations is None or not self.owners.holds(block.numbers, block.generations):
             self.owners.check(block.pages, block.generations)
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Refuse another model than the pool was made for."""
+        """Raise BadInput for another model than the pool was made for."""
         if self._model() is not model:
             raise BadInput(f"this pool is of another model: make one for {attach(model).name}")
 
     def cached(self, length: int, start: int = 0, pages: Taken | None = None) -> Cached:
-        """Return a block in pages that were taken for it, or that are taken now."""
+        """Return an unwritten block of `length` tokens in `pages`; None: pages are taken now."""
         pages = self.owners.take(-(-length // self.size), f"{length} tokens: it") if pages is None else pages
         return Cached(torch.from_numpy(pages.numbers.astype(np.int64)), length, start, self, pages.generations)
 
@@ -129,7 +126,7 @@ class Pool(PageStorage):
     ) -> list[Cached]:
         """Encode blocks, each alone, into pages: packed into few forward passes, without padding or copies.
 
-        `cached` are pages that were taken for them; where that is None, pages are taken, and given back if it fails.
+        `cached` are blocks whose pages were taken before; None: pages are taken, and given back if encoding fails.
         """
         self.check_model(model)
         for block in blocks:
@@ -156,12 +153,12 @@ class Pool(PageStorage):
             raise
 
     def put(self, kv: KV) -> Cached:
-        """Copy a run of tokens into pages, wherever it was encoded and whatever it saw."""
+        """Copy a KV into pages, wherever it was encoded and whatever it attended to."""
         return self.put_many([kv])[0]
 
     @annotations.checked
     def put_many(self, kvs: Sequence[KV]) -> list[Cached]:
-        """Copy runs of tokens into pages, one copy a layer for all of them."""
+        """Copy KVs into pages, with one copy a layer for all of them."""
         for kv in kvs:
             self.spec.check_shapes(kv)
         self._check_room([len(kv) for kv in kvs])
@@ -181,13 +178,13 @@ class Pool(PageStorage):
     ) -> PagedPrompt:
         """Make the page table of a prompt whose context is these blocks, with pages for `reserve` more tokens.
 
-        recompute  [R] rising positions of context tokens that are recomputed: their cached entries are not seen
-        positions  of keys: "re-encoded" where the blocks stand now, "naive", as cached, or "shared", as `assemble` does
-        wait       seconds to wait for pages that others hold, until they give them back
-        order      of blocks as rows read them, all of which they see, whose sums differ by rounding; where requests of
-                   one step read what they share at about the same time, a GPU fetches it once
+        recompute  [R] rising positions of context tokens to recompute; their cached entries are masked
+        positions  of keys, as in `engine.assembly.assemble`
+        wait       seconds to wait for pages that others hold
+        order      order in which kernels read the blocks (results differ by rounding): requests of one step that read
+                   a shared block at about the same time find it in the GPU's cache
 
-        BadInput for a block of another pool or one whose pages were given back; NoPages where they are too few.
+        Raises BadInput for a block of another pool or one that was given back, and NoPages for too few pages.
         """
         annotations.check("context", context, Sequence[object])
         annotations.check("reserve", reserve, int)
@@ -254,7 +251,7 @@ class Pool(PageStorage):
     def gathering(
         self, context: Sequence[Cached], reserve: int, positions: Positions
     ) -> tuple[KV, Callable[[int], None]]:
-        """Return a KV of a prompt's context, as `PageStorage.gathering`. BadInput for blocks given back."""
+        """Do what `PageStorage.gathering` does. Raises BadInput for blocks that were given back."""
         for block in context:
             self.check_block(block)
         return super().gathering(context, reserve, positions)

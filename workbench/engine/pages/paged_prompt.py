@@ -19,13 +19,16 @@ _SERIAL = count()
 
 @dataclass(frozen=True, eq=False)
 class Cached:
-    """A block in a `pool`: its `pages` in order, its tokens, and the position that its keys are rotated for.
+    """A block in the pages of a pool.
 
-    `generations` [P] are those of its pages when they were taken; None where that is not known. `derived`: what was
-    computed from its keys and values, kept as long as it lies there.
+    pages        [P] int64 page numbers in order, on the CPU
+    length       number of its tokens
+    start        position that its keys are rotated for
+    generations  [P] of its pages when they were taken; None where that is not known
+    derived      values computed from its keys and values, kept with it
     """
 
-    pages: Tensor  #: [P] int64, on the CPU
+    pages: Tensor
     length: int
     start: int = 0
     pool: object = field(default=None, repr=False)
@@ -41,11 +44,11 @@ class Cached:
 
     @cached_property
     def numbers(self) -> Ints:
-        """[P] int32 `pages`, as page tables are joined from them."""
+        """[P] `pages` as an int32 array, for page tables."""
         return self.pages.numpy().astype(np.int32)
 
     def slots(self, size: int) -> Ints:
-        """[T] int64: where in a pool, of pages of `size` tokens, its tokens are."""
+        """Return the slots [T] (int64) of its tokens in a pool whose pages have `size` tokens."""
         if size not in self._slots:
             at = self.numbers.astype(np.int64)[:, None] * size + np.arange(size)
             self._slots[size] = at.ravel()[: self.length]
@@ -57,10 +60,7 @@ class Cached:
 
     @cached_property
     def known(self) -> bytes | None:
-        """[P, 5] `pages_of` it and their generations; None where those, or the pool, are not known.
-
-        As bytes: those of many blocks are joined five times as fast as arrays.
-        """
+        """[P, 5] `pages_of` the block and their generations, as bytes (faster to join); None if not all are known."""
         size: int | None = getattr(self.pool, "size", None)
         if self.generations is None or size is None:
             return None
@@ -71,16 +71,18 @@ class Cached:
 class PagedPrompt:
     """The page table of one prompt, on the CPU.
 
-    length   tokens of its context
-    table    its pages in the order of their first position
-    own      [R + reserve] slots in the pool of what is computed for it, at `places`: recomputed tokens of the context,
-             then the question and the answer
-    written  how many of `own` are computed
-    owned    pages of `own`; `context` the blocks it reads, both of `pool`
-    chosen   how many of `own` are recomputed tokens of the context: the question comes behind them
-    complete whether its context is the whole prompt, computed elsewhere: it may decode before any `prefill`
-    apart    what its rows attend to apart, at a temperature; none of them is before its end
-    lease    held while a step reads and writes its pages: until then it cannot be closed
+    length    tokens of its context
+    table     its pages in the order of their first position
+    own       [R + reserve] slots in the pool for the tokens that are computed: recomputed tokens of the context, then
+              question and answer
+    places    [R + reserve] positions of `own`
+    owned     pages of `own`
+    context   blocks that it reads
+    written   how many of `own` are computed
+    chosen    how many of `own` are recomputed tokens of the context
+    complete  whether its context is the whole prompt, computed elsewhere, so that it may decode without `prefill`
+    apart     positions that its rows attend to in a softmax of their own; all rows are behind these
+    lease     lock held while a step reads and writes its pages, so that it cannot be closed
     """
 
     length: int
@@ -105,18 +107,18 @@ class PagedPrompt:
 
     @property
     def pages(self) -> Paged:
-        """Its table as kernels take it: `Paged` of one request, [1, P]."""
+        """Its table as kernels take it: a `Paged` of one request, [1, P]."""
         return self.table.paged()
 
     @cached_property
     def lists(self) -> tuple[PageTable, PageTable]:
-        """Its table as two: of what it attends to apart, and of the rest."""
+        """Its table as two: of the positions `apart`, and of all others."""
         assert self.apart is not None
         return self.table.apart(self.apart.first, self.apart.end)
 
     @cached_property
     def held(self) -> tuple[Ints, Ints]:
-        """[N] all pages that it reads or writes, and their generations when it was made."""
+        """[N] numbers of all pages that it reads or writes, and [N] their generations when it was made."""
         known = [block for block in self.context if block.generations is not None]
         pages = [np.array(self.owned, np.int32), *[block.numbers for block in known]]
         generations = [self.owned.generations, *[x for block in known if (x := block.generations) is not None]]
@@ -124,5 +126,5 @@ class PagedPrompt:
 
     @property
     def reserve(self) -> int:
-        """Slots that are not written yet."""
+        """Number of own slots that are not written yet."""
         return len(self.own) - self.written

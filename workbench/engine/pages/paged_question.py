@@ -1,9 +1,9 @@
-"""Attention that context tokens get from the question, over a pool of pages: what question-guided methods choose by.
+"""Attention of the question to context tokens over a pool of pages, the scores of question-guided selectors.
 
-The question is prefilled by a `Runner`, as a captured step where there is a GPU, and its queries are kept. A kernel
-weighs the keys of all layers in their pages; where it does not take them they are weighed layer by layer, copied out of
-their pages and rerotated to where their block stands now. The scores are those of
-`attention_maps.from_question` over an assembled cache; they stay on the device.
+The question is prefilled by a `Runner`, on a GPU as a captured step, and its queries are kept. A kernel computes the
+attention to the keys of all layers in their pages; where it does not support them, keys are copied out and rerotated
+layer by layer. The scores equal those of `attention_maps.from_question` over an assembled cache, up to rounding; they
+stay on the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +26,10 @@ from workbench.engine.pages.paged_prompt import Cached
 class Places:
     """The tokens of B blocks in a pool, each block padded to the longest; on the pool's device.
 
-    slots    [B · W] where in the pool a token lies; padding repeats a slot of its block
-    shift    [B · W] by how many positions its key is rerotated; None: all keys stand where they were encoded
-    beyond   [B, W] bool, padding
-    padded   whether there is any
+    slots    [B · W] slot of each token in the pool; padding repeats a slot of its block
+    shift    [B · W] number of positions by which each key is rerotated; None: none are
+    beyond   [B, W] bool, True at padding
+    padded   whether there is padding
     """
 
     slots: Tensor
@@ -49,7 +49,7 @@ class Places:
         return cls(slots.flatten().to(where), None if shift is None else shift.to(where), beyond.to(where), padded)
 
     def keys(self, pool: Pool, layer: int) -> Tensor:
-        """[H, B · W, D] keys of a layer, at the positions where they stand now."""
+        """Return the keys [H, B · W, D] of a layer, rerotated to their new positions."""
         keys = taken(pool.keys[layer], self.slots)
         if self.shift is None:
             return keys
@@ -69,11 +69,15 @@ def from_question(
     over: str = "block",
     system: int = 1,
 ) -> Tensor:
-    """[T] fp32: attention that each context token gets from the question.
+    """Return the attention [T] (fp32) of the question to each context token.
 
-    `context`: the blocks in reading order; `question` [R]: token ids. Summed over `layers`, heads and the `last`
-    question tokens (None: all). Softmax within each "block" apart, over the "documents" or the "context". The pool is
-    left as it was; it needs room for the question. `wait` is that of `Runner.prefill`.
+    context, question  the blocks in reading order; token ids [R]
+    layers, last       the sum is over these layers, all heads and the `last` question tokens (None: all)
+    wait               that of `Runner.prefill`
+    over, system       the softmax runs over each "block" separately, over the "documents" (without the first `system`
+                       blocks) or over the "context"
+
+    The pool needs pages for the question, which are given back.
     """
     pool, chosen = runner.pool, tuple(layers_of(runner.model, layers))
     prompt = pool.open(context, len(question))
@@ -104,10 +108,10 @@ def by_kernel(
     together: bool = False,
     skip: int = 0,
 ) -> Tensor | None:
-    """Score the tokens of all layers by one kernel, in their pages; None where it does not take them.
+    """Score context tokens over all layers by one kernel, in their pages; None where it does not support them.
 
-    `queries[layer]` [1, Hq, R, D], of which the `last` ask (None: all). `together`: one softmax over all blocks but the
-    first `skip`, which get 0.
+    `queries[layer]` is [1, Hq, R, D], of which the `last` rows count (None: all). `together`: one softmax over all
+    blocks except the first `skip`, which get 0.
     """
     pool, decoder, chosen, scored = runner.pool, runner.model.get_decoder(), list(queries), context[skip:]
     module = kernel("_pages.block_scores")
@@ -126,9 +130,9 @@ def by_kernel(
 def weights(
     queries: Tensor, keys: Tensor, shape: torch.Size, hidden: Tensor | None, scale: float | None, over: str
 ) -> Tensor:
-    """Return [B, W] fp32, `shape`: softmax of queries [Hq, R, D] over B padded blocks of keys [H, B · W, D], summed.
+    """Return the softmax of queries [Hq, R, D] over B padded blocks of keys [H, B · W, D], summed to [B, W] (fp32).
 
-    Over each "block" apart, else over all blocks. `hidden` [B, W] bool: keys that no row sees; None: all are seen.
+    It runs over each block separately if `over` is "block", else over all. `hidden` [B, W] masks keys; None: none.
     """
     grouped, total = queries.unflatten(0, (len(keys), -1)).flatten(1, 2), torch.zeros(shape, device=keys.device)
     scale = scale or queries.shape[-1] ** -0.5

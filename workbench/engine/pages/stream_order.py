@@ -1,8 +1,8 @@
-"""The order of work on pages that threads queue on several CUDA streams: an event behind each piece of work.
+"""Order of work on pages that threads queue on several CUDA streams, kept by an event behind each piece of work.
 
-Pages change hands on the host. Who hands a block out or gives pages back has queued his work on them before; who reads
-or takes them queues his afterwards. So work that waits for the events of all that was queued before is in order, page
-by page. The device waits, never the host, and work that goes on meanwhile is of other pages, or reads the same.
+Pages change hands on the host: whoever gives pages back has queued the work on them before, and whoever takes them
+queues work afterwards. So work that waits for the events of all earlier work is in order for each page. The device
+waits, never the host.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ Current = Callable[[], Any]  # the stream that a thread queues on now; None: the
 
 
 def current_stream(device: torch.device) -> Current:
-    """Return what tells the current stream of a device; None off CUDA, and while the stream is captured."""
+    """Return a function that returns the device's current stream; None without CUDA, and during a graph capture."""
     if device.type != "cuda":
         return lambda: None
     return lambda: None if torch.cuda.is_current_stream_capturing() else torch.cuda.current_stream(device)
 
 
 class StreamOrder:
-    """Calling it gives a context: what is queued within runs behind all that was queued in earlier ones."""
+    """Call it for a context manager: work queued within runs behind all work of earlier such blocks."""
 
     def __init__(self, current: Current):
         self.current = current

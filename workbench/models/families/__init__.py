@@ -1,7 +1,7 @@
-"""How a model family rotates its keys, and which models cannot be used: families/<model_type>.py, or standard.
+"""How each model family rotates its keys, and which models are unsupported: families/<model_type>.py, or standard.
 
-A family file holds `pairing` (which channels form a rotary plane), `TINY` (tiny configurations for the tests, by name)
-and, where its rotary tables lie elsewhere than `inv_freq` looks, an `inv_freq(decoder, layer)` of its own.
+A family file has `pairing` (which channels form a rotary plane), `TINY` (tiny configurations for tests, by name) and,
+if its rotary tables are not where `inv_freq` looks, an `inv_freq(decoder, layer)` of its own.
 """
 
 from importlib import import_module
@@ -19,7 +19,7 @@ SINKS = ("gpt_oss",)
 
 
 def family(model: PreTrainedModel) -> Any:
-    """Return the module with `pairing` for this model."""
+    """Return the family module of a model, by its `model_type`; `standard` where there is none."""
     name = f"{__name__}.{decoder_config(model.config).model_type}"
     return import_module(name if find_spec(name) else f"{__name__}.standard")
 
@@ -30,21 +30,21 @@ def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def check(config: PreTrainedConfig) -> None:
-    """Refuse, in one sentence, a model whose cached blocks could not be reused exactly, by its configuration."""
+    """Raise Unsupported for a configuration whose keys and values cannot be cached by block and moved."""
     reason = _layers(config) or _scores(config) or _positions(config)
     if reason:
         raise unsupported(config, reason)
 
 
 def unsupported(config: PreTrainedConfig, reason: str) -> Unsupported:
-    """Return the error, not raised: '<model> cannot be used: <reason>'."""
+    """Return (not raise) the error '<model> cannot be used: <reason>'."""
     name = config.name_or_path or config.model_type
     model = f"{name} ({config.model_type})" if name != config.model_type else name
     return Unsupported(f"{model} cannot be used: {reason}")
 
 
 def check_modules(model: PreTrainedModel) -> None:
-    """Return what only the modules tell: no language-model head, learned attention sinks, no rotary table."""
+    """Raise Unsupported for modules without a language-model head or rotary table, or with learned attention sinks."""
     if model.get_output_embeddings() is None:
         raise unsupported(model.config, "it has no language-model head (load it with AutoModelForCausalLM)")
     if any(name.endswith((".sinks", ".sink")) for name, _ in model.named_parameters()):
@@ -54,7 +54,7 @@ def check_modules(model: PreTrainedModel) -> None:
 
 
 def declared_window(config: PreTrainedConfig, layer: int) -> int | None:
-    """Return the tokens that the configuration lets a layer see (sliding window), or None for all."""
+    """Return a layer's sliding window in tokens, as the configuration declares it; None for full attention."""
     decoder = decoder_config(config)
     types = getattr(decoder, "layer_types", None)
     sliding = types[layer] == "sliding_attention" if types else getattr(decoder, "use_sliding_window", True)
@@ -109,7 +109,7 @@ def _switches(decoder: PreTrainedConfig, table: dict[str, Any]) -> bool:
 
 
 def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
-    """Return the inverse frequencies [R/2] of a layer: Gemma 3 and OLMo-3 have one for sliding, one for full layers."""
+    """Return the inverse frequencies [R/2] of a layer; Gemma 3 and OLMo-3 have a second table for sliding layers."""
     tables = decoder.rotary_emb
     kinds = getattr(decoder.config, "layer_types", None)
     return tables.inv_freq if hasattr(tables, "inv_freq") or not kinds else getattr(tables, f"{kinds[layer]}_inv_freq")

@@ -1,7 +1,7 @@
-"""GGUF files become ordinary checkpoints: bf16 safetensors, config, tokenizer, card.
+"""Convert GGUF files to Hugging Face checkpoints: bf16 safetensors, config, tokenizer, model card.
 
-transformers reads and dequantises the weights. What it does not carry over is added here: how a byte-level vocabulary
-splits text (`splitting`) and the scaled frequencies of Llama 3.
+transformers reads and dequantises the weights. Two things that it does not carry over are added here: the rule by which
+a byte-level vocabulary splits text (`gguf.pretokenizers`), and the scaled frequencies of Llama 3.
 """
 
 import json
@@ -30,10 +30,10 @@ BYTES = 2  # of a bf16 number
 
 
 def convert(file: str | Path, folder: str | Path) -> Path:
-    """Convert a GGUF file to a checkpoint folder and return it; the folder appears whole or not at all.
+    """Convert a GGUF file to a new checkpoint folder and return its path; it appears complete or not at all.
 
-    Raises BadInput, before anything is written, for a folder that is there, a file that is damaged or of an unsupported
-    family, and a disk without room.
+    Raises BadInput, before anything is written, for an existing folder, a file that is damaged or of an unsupported
+    family, and a disk without enough space.
     """
     if Path(folder).exists():
         raise BadInput(f"{folder} is there already: a new folder is needed")
@@ -43,8 +43,8 @@ def convert(file: str | Path, folder: str | Path) -> Path:
 def write(header: Header, path: Path, note: str | None = None, origin: Mapping[str, str] | None = None) -> Path:
     """Convert as `convert` does; a folder at `path` is replaced.
 
-    `note` is shown wherever the model's numbers are; None: what the file says of its quantisation. `origin` are lines
-    of the card: {"Licence": "Apache-2.0", …}.
+    `note` is shown beside all of the model's results; None: the quantisation of the file. `origin` are lines of the
+    card: {"Licence": "Apache-2.0", …}.
     """
     need_room(path, BYTES * header.parameters)
     note = header.note if note is None else note

@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself, and what of it can be converted. Weights are not read here."""
+"""Headers of GGUF files, and whether a file can be converted; weights are not read."""
 
 import re
 from collections import Counter
@@ -28,10 +28,10 @@ class Header:
     """A GGUF file's metadata and the shapes of its tensors; `read` makes one."""
 
     file: Path
-    values: dict[str, Any]  #: scalars only: an array is left out
-    types: dict[str, str]  #: tensor: how it is stored, e.g. "Q4_1"
-    sizes: dict[str, int]  #: tensor: elements
-    rope_factors: np.ndarray | None  #: [R/2] by which frequencies are divided
+    values: dict[str, Any]  #: metadata by name, without arrays
+    types: dict[str, str]  #: {tensor: its storage type, as "Q4_1"}
+    sizes: dict[str, int]  #: {tensor: number of its elements}
+    rope_factors: np.ndarray | None  #: [R/2] divisors of the rotary frequencies; None: there are none
 
     @property
     def architecture(self) -> str:
@@ -39,7 +39,7 @@ class Header:
 
     @property
     def splitting(self) -> str | None:
-        """Name of the rule by which a byte-level vocabulary splits text; None for SentencePiece."""
+        """Name of the pretokenizer, by which a byte-level vocabulary splits text; None for SentencePiece."""
         if self.values["tokenizer.ggml.model"] != "gpt2":
             return None
         return self.values.get("tokenizer.ggml.pre", "default")
@@ -50,7 +50,7 @@ class Header:
 
     @property
     def quantisation(self) -> str:
-        """How most weights are stored, e.g. "Q4_1"."""
+        """Storage type of most weights, as "Q4_1"."""
         weights: Counter[str] = Counter()
         for name, kind in self.types.items():
             weights[kind] += self.sizes[name]
@@ -58,7 +58,7 @@ class Header:
 
     @property
     def note(self) -> str:
-        """What has to be said wherever numbers of the converted model are shown; "" where nothing is lost."""
+        """Note to be shown beside results of the converted model, about quantised weights; "" if they are not."""
         kind = self.quantisation
         if kind in FLOATS:
             return "" if kind == "BF16" else f"{kind} weights rounded to bf16."
@@ -73,7 +73,7 @@ def _bits(kind: str) -> str:
 def read(file: str | Path) -> Header:
     """Return the header of a GGUF file.
 
-    Raises BadInput for what is no GGUF file, is damaged or cut short, or cannot be converted.
+    Raises BadInput for another kind of file, a damaged or truncated one, and one that cannot be converted.
     """
     path = Path(file)
     if not path.is_file():

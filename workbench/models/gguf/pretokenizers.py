@@ -1,7 +1,7 @@
-"""How byte-level vocabularies split text before they merge bytes, by the name that GGUF files give it.
+"""Pretokenizers: how byte-level vocabularies split text before merging bytes, by the names in GGUF files.
 
-A GGUF file names the rule (`tokenizer.ggml.pre`) and does not hold it. A loader that does not know the name splits as
-GPT-2 did, without a word: with SmolLM's vocabulary, two blanks before a number then become two tokens for one.
+A GGUF file names the rule (`tokenizer.ggml.pre`) but does not hold it. A loader that does not know the name silently
+splits as GPT-2 does: with SmolLM's vocabulary, two blanks before a number then become two tokens instead of one.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
 
 @dataclass(frozen=True)
 class Splitting:
-    """A rule: `pattern` None is GPT-2's own; `digits` splits numbers into digits before that."""
+    """A pretokenizer: the regular expression `pattern` (None: GPT-2's); `digits` first splits numbers into digits."""
 
     pattern: str | None = None
     digits: bool = False
-    whole_words: bool = False  #: a piece that is a token as a whole is not merged up to
-    nfc: bool = False  #: text is brought to Unicode's form C first
+    whole_words: bool = False  #: a piece that is a token is taken as it is, without merges
+    nfc: bool = False  #: text is first normalised to Unicode NFC
 
     def apply(self, tokenizer: Tokenizer) -> None:
         """Make a byte-level BPE tokenizer split by this rule."""

@@ -33,22 +33,22 @@ _PLAIN |= {"fan_in_fan_out": (False,), "modules_to_save": ([],), "lora_bias": (F
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter folder: each weight W [out, in] it names becomes W + scale · B A, with B [out, r] and A [r, in].
+    """An adapter folder: each weight W [out, in] that it names becomes W + scale · B A, B [out, r] and A [r, in].
 
-    Of rank 0: it has soft tokens alone.
+    An adapter of rank 0 has soft tokens alone.
     """
 
     path: Path
-    base: str  #: name or folder of the model that it changes
-    digest: str | None  #: of that model's weights, as `digest_of`; None: not recorded
+    base: str  #: name or folder of the base model
+    digest: str | None  #: `digest_of` the base model's weights; None: not recorded
     rank: int
     scale: float
 
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any], declared: Mapping[str, Any]) -> "Adapter":
-        """Make it from the objects in `adapter_config.json` ({} without one) and, under "adapter", `workbench.json`.
+        """Make an adapter from `adapter_config.json` ({} without one) and the entry "adapter" of `workbench.json`.
 
-        Raises BadInput for an adapter that is no plain LoRA and for one that names no base model.
+        Raises BadInput for one that is not plain LoRA or names no base model.
         """
         if not config:
             config = {"peft_type": "LORA", "r": 1, "lora_alpha": 0}
@@ -76,7 +76,7 @@ class Adapter:
             )
 
     def merge(self, model: "nn.Module") -> None:
-        """Add the adapter to the weights of its base model, in fp32 and rounded to their number format once."""
+        """Add the adapter to the weights of its base model, in fp32, rounded once to their dtype."""
         if not self.rank:
             return
         import torch
@@ -102,7 +102,7 @@ class Adapter:
                 weight.copy_(weight.float() + self.scale * (b @ a))
 
     def describe(self) -> dict[str, Any]:
-        """Return type, parameters and layers, from the header of its weights; the base model need not be there."""
+        """Return type, parameters and layers from the header of its weights; the base model is not read."""
         shapes = dict[str, list[int]]()
         for file in files_of(self.path):
             with safe_open(file, framework="np") as weights:
@@ -118,7 +118,7 @@ def is_adapter(path: Path) -> bool:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of tensors that a folder has as an adapter; one of them may be missing where it is declared."""
+    """Return the tensor files of an adapter folder; a declared file may be missing."""
     lora = [path / WEIGHTS] if (path / CONFIG).is_file() else []
     return lora + ([path / SOFT_TOKENS] if (path / SOFT_TOKENS).is_file() else [])
 
@@ -138,7 +138,7 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
 
 
 def digest(weights: "Iterable[tuple[str, torch.Tensor]]") -> str:
-    """Return the SHA-256 of tensors (name, dtype, shape, bytes) in the order of their names, as `digest_of` a file."""
+    """Return the SHA-256 of tensors in memory, equal to `digest_of` the files that hold them."""
     import torch
 
     whole = hashlib.sha256()

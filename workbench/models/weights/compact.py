@@ -1,12 +1,11 @@
-"""Weights in 8 bits a number, half the size of bf16: shipped models stay small in the repository.
+"""Weights stored in 8 bits, half the size of bf16, to keep shipped models small.
 
-A matrix is kept as int8 with one scale a row, the largest of its numbers over 127; all other weights as bf16. The file
-has a name of its own, so that nothing takes its numbers for weights: `models.load` reads it, `from_pretrained` finds
-no weights.
+A matrix is stored as int8 with one scale a row, its largest magnitude over 127; all other weights as bf16. The file has
+a name of its own, so that it is not mistaken for plain weights: `models.load` reads it, `from_pretrained` finds none.
 
-How weights lie in memory on a CPU: a `Linear` multiplies by the transpose of its weight [out, in]. Where the weight
-lies so that input channels are its rows, torch's product in fp32 of the rows of a question takes less time, that of one
-row no more. Shape, values and `state_dict` stay; copies and files of the weights lie as usual.
+Also the layout of weights in CPU memory: a `Linear` multiplies by the transpose of its weight [out, in]. Stored by
+input channel, the fp32 product of a question's rows is faster in torch, and that of one row no slower. Shape, values
+and `state_dict` stay; copies and files of the weights have the usual layout.
 """
 
 from pathlib import Path
@@ -22,14 +21,14 @@ from workbench.models.checkpoints import COMPACT, SCALE
 
 @torch.no_grad()
 def by_input_channel(model: PreTrainedModel) -> None:
-    """Lay the fp32 weights of a decoder's projections out by input channel, one after the other."""
+    """Store the fp32 weights of a decoder's projections by input channel, in place."""
     for module in model.get_decoder().modules():
         if type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.is_contiguous():
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def as_loaded(x: torch.Tensor) -> torch.Tensor:
-    """Return a weight as transformers loads it: itself, or a copy of one that lies by input channel."""
+    """Return a weight in transformers' memory layout: itself, or a copy if it is stored by input channel."""
     return x if x.is_contiguous() else nn.Parameter(x.detach().contiguous(), requires_grad=x.requires_grad)
 
 
@@ -50,10 +49,7 @@ def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights that `pack` rounded, in fp32.
-
-    No number of a matrix is further off than half the scale of its row.
-    """
+    """Return the weights that `pack` rounded, in fp32; the error of a matrix is at most half the scale of the row."""
     names = [name for name in packed if not name.endswith(SCALE)]
     exact = {name: packed[name].float() for name in names}
     return {name: x * packed[name + SCALE] if name + SCALE in packed else x for name, x in exact.items()}
@@ -70,16 +66,14 @@ def save(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load(folder: Path, dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return the model of a folder with its weights from 8 bits, and what is missing, as `filled` says it."""
+    """Return a folder's model with its 8-bit weights, and the report of `filled`."""
     return filled(folder, unpack(load_file(folder / COMPACT)), dtype)
 
 
 def filled(folder: Path, weights: dict[str, Tensor], dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a folder's model with these weights, and what is missing.
+    """Return a folder's model with these weights, and a report of missing or misshapen weights.
 
-    As `from_pretrained` reports it: which weights are missing or of a wrong shape.
-
-    `dtype` "auto" is the config's own.
+    The report is `from_pretrained`'s loading info. `dtype` "auto" is the config's own.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)

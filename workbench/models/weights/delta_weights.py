@@ -1,9 +1,9 @@
-"""Weights kept as what they differ by from another model's, to the last bit: a fine-tuned model in about half its size.
+"""Weights stored as the difference from a base model's, to the last bit: a fine-tuned model in about half its size.
 
-bf16 numbers, read as whole numbers in the order of their values, lie near those of the model that was fine-tuned. Their
-differences, zigzag-coded, are split into low and high bytes, and both streams are compressed by zlib. The file has a
-name of its own, so that nothing takes its numbers for weights: `models.load` restores them, `from_pretrained` finds
-none. It names its base, the digest of the base's weights and that of the weights it restores.
+bf16 numbers, mapped to integers in the order of their values, are close to those of the base model. Their differences,
+zigzag-coded, are split into low and high bytes, and both streams are compressed by zlib. The file has a name of its
+own, so that it is not mistaken for plain weights: `models.load` restores them, `from_pretrained` finds none. It names
+its base, the digest of the base's weights and that of the weights it restores.
 """
 
 import shutil
@@ -27,13 +27,13 @@ OF_BASE, OF_MODEL = "base_weights", "weights"  # in the file's metadata, beside 
 
 
 def ordered(bits: np.ndarray) -> np.ndarray:
-    """Map the bits of bf16 numbers (int16) to whole numbers in the order of their values, and those back to bits."""
+    """Map the bits of bf16 numbers (int16) to integers in the order of their values; the map is its own inverse."""
     mapped: np.ndarray = np.where(bits < 0, bits ^ 0x7FFF, bits)
     return mapped
 
 
 def encode(weights: np.ndarray, base: np.ndarray) -> tuple[bytes, bytes]:
-    """Compress the difference of two rows of bf16 bits (int16), which may wrap around: its low and its high bytes."""
+    """Compress the difference of two arrays of bf16 bits (int16), which may wrap around; return (low, high) bytes."""
     apart = ordered(weights) - ordered(base)
     zigzag = ((apart << 1) ^ (apart >> 15)).view(np.uint16)
     low, high = (zigzag & 0xFF).astype(np.uint8), (zigzag >> 8).astype(np.uint8)
@@ -41,7 +41,7 @@ def encode(weights: np.ndarray, base: np.ndarray) -> tuple[bytes, bytes]:
 
 
 def decode(low: bytes, high: bytes, base: np.ndarray) -> np.ndarray:
-    """Return the bits that `encode` was given; ValueError for streams of another length than the base's."""
+    """Return the bits that `encode` was given. Raises ValueError for streams of another length than the base's."""
     planes = [np.frombuffer(zlib.decompress(plane), np.uint8).astype(np.uint16) for plane in (low, high)]
     if any(len(plane) != len(base) for plane in planes):
         raise ValueError(f"{len(planes[0])} and {len(planes[1])} bytes for {len(base)} weights")
@@ -51,10 +51,10 @@ def decode(low: bytes, high: bytes, base: np.ndarray) -> np.ndarray:
 
 
 def save(model: str | Path, out: Path, base: str) -> None:
-    """Copy the checkpoint `model` to `out`, its weights kept as the difference from those of `base`.
+    """Copy the checkpoint `model` to `out`, with its weights stored as the difference from those of `base`.
 
-    `out` appears whole or not at all. Raises BadInput for a folder that is there already, where the two have other
-    names, shapes or number formats, and where a weight is not bf16.
+    `out` is written atomically. Raises BadInput for an existing folder, for two models that differ in names, shapes or
+    dtypes of weights, and for weights that are not bf16.
     """
     if out.exists():
         raise BadInput(f"{out} is there already: a new folder is needed")
@@ -78,7 +78,7 @@ def save(model: str | Path, out: Path, base: str) -> None:
 
 
 def base_of(path: Path) -> Path:
-    """Return the folder of the model that the weights of `path` are a difference from; BadInput where it is another."""
+    """Return the folder of the base model of `path`. Raises BadInput where its weights are not those of the base."""
     about = _about(path)
     origin = folder(about[BASE])
     check(origin)
@@ -90,7 +90,7 @@ def base_of(path: Path) -> Path:
 
 
 def restore(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a folder, bf16, every bit as it was saved. Raises BadInput for a damaged file."""
+    """Return the weights of a folder (bf16), bitwise as they were saved. Raises BadInput for a damaged file."""
     base, about = _whole(base_of(path)), _about(path)
     planes = load_file(path / DIFFERENCE)
     try:

@@ -1,4 +1,4 @@
-"""A model in the form that plain transformers loads: shipped ones may be kept in 8 bits, or as a difference."""
+"""Export a model so that plain transformers can load it; shipped ones may be stored in 8 bits, or as a difference."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ LEFT_OUT = (COMPACT, DIFFERENCE, "model.safetensors", "adapter_model.safetensors
 def write(name_or_path: str | Path, out: Path) -> Path:
     """Write a model to the new folder `out` as bf16 safetensors, with tokenizer, layout and card, and return it.
 
-    Raises BadInput for a folder that is there, and for a model that cannot be loaded.
+    Raises BadInput for an existing folder, and for a model that cannot be loaded.
     """
     if out.exists():
         raise BadInput(f"{out} is there already: a new folder is needed")

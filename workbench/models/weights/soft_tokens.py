@@ -1,6 +1,6 @@
-"""Soft tokens: trained vectors that stand around a passage as tokens do, by ids behind those of the vocabulary.
+"""Soft tokens: trained vectors placed around a passage like tokens, with ids behind those of the vocabulary.
 
-soft_tokens.safetensors   header, trailer, links [n, C] fp32: ahead of a passage, behind it, and last
+soft_tokens.safetensors   header, trailer, links [n, C] fp32: before a passage, after it, and last
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ PARTS = ("header", "trailer", "links")
 
 @dataclass(frozen=True)
 class SoftTokens:
-    """How many soft tokens stand around a passage; their ids begin at `first`, in this order."""
+    """Numbers of soft tokens around a passage: header, trailer and links, whose ids begin at `first`, in this order."""
 
     first: int = 0
     header: int = 0
@@ -31,12 +31,12 @@ class SoftTokens:
 
     @classmethod
     def last(cls, counts: Sequence[int]) -> "SoftTokens":
-        """Return so many of each part with ids that are counted from the end of the vocabulary: -1 is the last."""
+        """Return soft tokens of these counts whose ids are counted from the end of the vocabulary: -1 is the last."""
         return cls(-sum(counts), *counts)
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """How many of each part there are, in the order of `PARTS`."""
+        """Number of soft tokens of each part, in the order of `PARTS`."""
         return self.header, self.trailer, self.links
 
     @property
@@ -47,7 +47,7 @@ class SoftTokens:
         return tuple(range(self.first, a)), tuple(range(a, b)), tuple(range(b, b + self.links))
 
     def around(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens of a passage with the soft ones; a passage that has them is left as it is."""
+        """Return the tokens of a passage with soft tokens around them; a passage that has them is unchanged."""
         if max(tokens[0], tokens[-1]) >= self.first:
             return tuple(tokens)
         header, trailer, links = self.ids
@@ -63,16 +63,16 @@ def soft_tokens(model: PreTrainedModel) -> SoftTokens | None:
 
 
 def embeddings(model: PreTrainedModel) -> nn.Embedding:
-    """Return the table of vectors that token ids stand for."""
+    """Return the embedding table of a model's input tokens."""
     table: Any = model.get_input_embeddings()
     return table
 
 
 @torch.no_grad()
 def grow(model: PreTrainedModel, parts: Sequence[Tensor]) -> None:
-    """Put header, trailer and links [n, C] behind the vectors of the vocabulary; the head's weights stay as they are.
+    """Append header, trailer and links [n, C] to the embedding table; the output head is unchanged.
 
-    Raises BadInput for vectors of another width, and for a model that has soft tokens.
+    Raises BadInput for vectors of another width, and for a model that already has soft tokens.
     """
     before = embeddings(model)
     if getattr(model.config, "soft_tokens", None) is not None:
@@ -88,14 +88,14 @@ def grow(model: PreTrainedModel, parts: Sequence[Tensor]) -> None:
 
 
 def drawn(model: PreTrainedModel, counts: Sequence[int]) -> list[Tensor]:
-    """Draw vectors for so many soft tokens of each part, spread as those of the vocabulary are."""
+    """Draw initial vectors of the soft tokens, `counts` of each part, with the mean and spread of the vocabulary's."""
     weight = embeddings(model).weight
     mean, spread = weight.detach().mean(0), weight.detach().std(0)
     return [mean + spread * torch.randn(count, len(mean)).to(mean) for count in counts]
 
 
 def train_alone(model: PreTrainedModel) -> None:
-    """Let gradients reach the soft tokens, whose ids may be counted from the end, and no vector of the vocabulary."""
+    """Let gradients reach the embeddings of the soft tokens alone; ids may be counted from the end."""
     table, soft = embeddings(model), soft_tokens(model)
     assert soft is not None
     first = soft.first
@@ -105,7 +105,7 @@ def train_alone(model: PreTrainedModel) -> None:
 
 
 def save(model: PreTrainedModel, folder: Path) -> int:
-    """Write the soft tokens of a model into a folder, and return how many numbers they are."""
+    """Write the soft tokens of a model into a folder, and return the number of their parameters."""
     soft = soft_tokens(model)
     assert soft is not None
     rows = embeddings(model).weight.detach().float().cpu()[soft.first :]

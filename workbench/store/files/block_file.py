@@ -1,27 +1,27 @@
-"""One file of cached blocks: safetensors, in whose metadata stands a checksum of everything the file holds.
+"""One file of cached blocks: safetensors, with checksums of all its content in the metadata.
 
 starts, layers   {key: position of its first token}, and how many layers
 format           of the file
-identities       {key: what the block is}, of keys that know (`keys.Identity`)
+identities       {key: what the block is} (`keys.Identity`), where that is known
 checksums        {tensor: CRC-32 of its name, dtype, shape and bytes}
-wholes           {key: CRC-32 of all bytes of the block}, where they lie together: what a hit is verified by
-table            length and CRC-32 of the text that says where tensors lie, the rest of the header
+wholes           {key: CRC-32 of all bytes of the block}, where they are contiguous; verifies a hit
+table            length and CRC-32 of the rest of the header, which has the places of tensors
 made             versions and kind of device that computed the blocks
 header           CRC-32 of the other entries
 
-A block is read with one call where its tensors lie together, into memory of its own: the bytes that are checked are
-those that are handed out, and a sector that cannot be read is an error and no signal. Mapped, the pages of the file
-are checked and handed out themselves: for readers that copy them at once, as to a GPU.
+A block is read in one call, if its tensors are contiguous, into memory of its own: the verified bytes are those that
+are returned, and a sector that cannot be read is an error and not a signal. Or the file is memory-mapped: its pages are
+verified and returned themselves, for readers that copy them at once, as to a GPU.
 
-A store hands pages out by default, as a hit is then read once and not copied. That is safe for a short while:
+A store returns mapped pages by default, so that a hit is read once and not copied. For a short time this is safe:
 
 - files of blocks are never written into: they are written whole under another name and renamed, and a reader of pages
   keeps the file that it opened
-- the pages are read in and verified before they are handed out, and a page that cannot be read is an error there
+- pages are read and verified before they are returned, and a page that cannot be read is an error then
 - what is written to them stays in the process
 
-For long it is not: pages that the system drops are read again later, unverified, and a disk that fails, or a program
-that writes into files in place, is then no miss but an end of the process. So whoever keeps a block takes `owned`.
+For longer it is not: pages that the system drops are read again later, unverified; a failing disk, or a program that
+writes into the file in place, then ends the process. So keep `owned(kv)` of a block that you keep.
 """
 
 import json
@@ -63,11 +63,11 @@ POPULATES = sys.platform == "linux"  # elsewhere an unreadable page is found too
 
 @dataclass
 class MappedKV(KV):
-    """Keys and values that are pages of a file: to be read, or copied, at once."""
+    """Keys and values that are mapped pages of a file, to be used or copied at once."""
 
 
 def owned(kv: KV) -> KV:
-    """Return read-only KV in memory of its own: itself where it is that already, else a copy."""
+    """Return read-only KV in memory of its own: `kv` itself if it is that already, else a copy."""
     return kv if kv.read_only and not isinstance(kv, MappedKV) else kv.clone().lock()
 
 
@@ -79,9 +79,9 @@ POPULATE_READ = 22  # of madvise, Linux 5.14: an error instead of a signal where
 
 
 def save(path: Path, blocks: Mapping[str, KV], made: Mapping[str, str] | None = None) -> None:
-    """Write blocks to a file; `made` of earlier ones says what computed them.
+    """Write blocks to a file; `made` are the versions and device that computed them (None: those of this process).
 
-    Raises BadInput, before anything is written, for values that are no numbers.
+    Raises BadInput, before anything is written, for values that are infinite or nan.
     """
     tensors: dict[str, Tensor] = {}
     for key, kv in blocks.items():
@@ -137,7 +137,7 @@ def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]
 
 
 def block(opened: Opened, key: str, known: Contents, mapped: bool = False) -> KV:
-    """Read the block of `key`, whose header is `known`, with the checksum of every tensor. Raises Unusable."""
+    """Read and verify the block of `key` in a file with header `known`. Raises Unusable."""
     extent = known.extent(key)
     crc, kind = None, KV
     try:
@@ -161,7 +161,7 @@ def block(opened: Opened, key: str, known: Contents, mapped: bool = False) -> KV
 
 
 def verify(memory: Memory, extent: Extent, known: Contents) -> None:
-    """Hold every tensor of a block against its checksum. Raises Unusable."""
+    """Compare every tensor of a block with its checksum. Raises Unusable."""
     for name, place, offset in zip(extent.names, extent.places, extent.offsets, strict=True):
         part = memory[offset : offset + place.size]
         if known.checksums.get(name) != crc32(part, seed_of(name, place.dtype, place.shape)):
@@ -213,7 +213,7 @@ def tensors_of(memory: Memory, extent: Extent) -> list[Tensor]:
 
 
 def finite(x: Tensor) -> bool:
-    """Return whether all values are numbers, in one pass and without a copy."""
+    """Return whether all values are finite, in one pass and without a copy."""
     if not x.numel():
         return True
     least, most = torch.aminmax(x if x.element_size() > 1 else x.float())
@@ -221,6 +221,6 @@ def finite(x: Tensor) -> bool:
 
 
 def short(name: str) -> str:
-    """`keys of layer 3`, from the name of a tensor."""
+    """Return a readable name of a tensor: "keys of layer 3"."""
     part, layer = name.split(".")[-2:]
     return f"the {'keys' if part == 'k' else 'values'} of layer {layer}"

@@ -1,4 +1,4 @@
-"""Making room in a folder of cached blocks."""
+"""Delete old files of a folder of cached blocks to keep a budget."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,26 +12,23 @@ from workbench.store.folder import FolderStore
 
 @dataclass(frozen=True)
 class Collected:
-    """What `collect_garbage` did; bytes of files."""
+    """What `collect_garbage` did; sizes are bytes of files."""
 
     folder: str
     budget: int
-    before: int  #: what was set aside and half-written included
+    before: int  #: quarantined and partial files included
     after: int
-    files: int  #: deleted with their blocks
+    files: int  #: number of deleted files
     blocks: int
 
 
 def collect_garbage(folder: Path, budget: int) -> Collected:
-    """Delete files until `budget` bytes are left, those that were read longest ago first.
+    """Delete files until at most `budget` bytes are left, the least recently read first.
 
-    What was set aside and half-written goes before them.
-
-    A file goes with all its blocks, which later are misses that say so: when a file was read is known, of its blocks it
-    is not, and to write a file without some costs as much as it saves. Where blocks shall go one by one, they lie in a
-    file each, as `put` keeps them, or in tiers with a budget (`store.tiering.tier`).
-    Files that are read meanwhile are read to their end. Raises BadInput for a budget under 1, a folder of something
-    else, and one that cannot be written.
+    Quarantined and partial files are deleted before them. A file is deleted with all its blocks, which are then misses
+    of reason "evicted": the time of the last read is known for files, not for blocks. To evict single blocks, keep one
+    a file, as `put` does, or use tiers with a budget (`store.tiering.tier`). Files that are being read are read to
+    their end. Raises BadInput for a budget under 1, a folder that is no store, and one that cannot be written.
     """
     if budget <= 0:
         raise BadInput(f"budget is {budget}: at least 1 byte is needed; delete the folder to keep nothing")

@@ -1,7 +1,7 @@
-"""The header of a file of cached blocks: where every block lies, and what must be true of it.
+"""The header of a file of cached blocks: the place of every block, and its checksums.
 
-CRC-32 finds every flipped bit and every damaged run of up to 32 bits, and all but one of 2^32 other damages. Intel's
-ISA-L computes it several times as fast as zlib, and gives the same numbers.
+CRC-32 detects every flipped bit, every damaged run of up to 32 bits, and all but one in 2^32 other damages. Intel's
+ISA-L computes it several times as fast as zlib, with the same results.
 """
 
 import json
@@ -28,12 +28,12 @@ __all__ = ["crc32", "of_tensor", "raw_bytes", "seed_of"]
 
 
 def of_tensor(name: str, x: Tensor) -> int:
-    """CRC-32 of a contiguous tensor on the CPU: of its name, dtype, shape and bytes."""
+    """Return the CRC-32 of a contiguous tensor on the CPU: of its name, dtype, shape and bytes."""
     return crc32(raw_bytes(x), seed_of(name, x.dtype, x.shape))
 
 
 def seed_of(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """Return the CRC-32 of what describes a tensor, with which that of its bytes begins."""
+    """Return the CRC-32 of a tensor's name, dtype and shape, which is continued over its bytes."""
     return crc32(f"{name} {dtype_name(dtype)} {list(shape)}".encode())
 
 
@@ -66,7 +66,7 @@ State = tuple[int, int, int]  # by which a file that took another's place is tol
 
 
 class Unusable(Exception):
-    """A file, or a block of it, that must not be served, and why."""
+    """Raised for a file, or a block of it, that must not be served, with the reason."""
 
     def __init__(self, detail: str, kind: Literal["damaged", "foreign", "later"] = "damaged"):
         super().__init__(detail)
@@ -75,11 +75,11 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in its file."""
+    """The place of a tensor in its file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    begin: int  #: bytes from the begin of the file
+    begin: int  #: offset in bytes from the start of the file
 
     @property
     def size(self) -> int:
@@ -89,23 +89,23 @@ class Place:
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Bytes of a file that go to one place in memory."""
+    """A contiguous run of bytes of a file, read to one place in memory."""
 
     begin: int
-    offset: int  #: in the memory of the block
+    offset: int  #: offset in the block's memory
     size: int
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How a block is read: as few runs of bytes as there are, and the tensors in them, in order."""
+    """How a block is read: the fewest runs of bytes, and the tensors in them, in order."""
 
     names: tuple[str, ...]
     places: tuple[Place, ...]
     offsets: tuple[int, ...]
     runs: tuple[TokenRun, ...]
-    crc: int | None  #: of all its bytes; None: tensor by tensor only
-    tokens: tuple[int, ...]  #: of its layers, each number once
+    crc: int | None  #: CRC-32 of all its bytes; None: there are only those of its tensors
+    tokens: tuple[int, ...]  #: distinct numbers of tokens of its layers
     dtypes: str
     even: bool  #: all tensors have one dtype and shape, and lie one after another
 
@@ -117,7 +117,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Contents:
-    """What the header of a file says, after it was checked."""
+    """The verified header of a file."""
 
     starts: dict[str, int]
     layers: int
@@ -126,7 +126,7 @@ class Contents:
     checksums: dict[str, int]
     identities: dict[str, Identity]
     made: dict[str, str]
-    wholes: dict[str, int]  #: checksums of blocks whose tensors lie together
+    wholes: dict[str, int]  #: checksums of blocks whose tensors are contiguous
     _extents: dict[str, Extent] = field(default_factory=dict, repr=False, compare=False)
 
     def blocks(self) -> list[Key]:
@@ -143,7 +143,7 @@ class Contents:
 
 
 def contents(opened: Opened, state: State | None = None) -> Contents:
-    """Read and check the header of a file; one that is no file of this machine needs its `state`. Raises Unusable."""
+    """Read and verify the header of a file; one that is not on this machine needs its `state`. Raises Unusable."""
     try:
         state = state or state_of(opened)
         begin, header, text = _header(opened, state[2])
@@ -166,9 +166,9 @@ def contents(opened: Opened, state: State | None = None) -> Contents:
 
 
 def quietly(path: Path) -> FileIO:
-    """Open a file without a note that it was read: only hits count as uses.
+    """Open a file without updating its access time, so that only hits count as uses.
 
-    Raises Unusable for what cannot be opened, and for a folder, pipe or device, which is not waited for.
+    Raises Unusable where that fails, and for a folder, pipe or device.
     """
     if path.exists() and not path.is_file():
         raise Unusable("it is no file")
@@ -189,7 +189,7 @@ def _opened_quietly(name: str, flags: int) -> int:
 
 
 def state_of(opened: Opened) -> State:
-    """Tell a file from one that takes its place later: its number, time of writing and size."""
+    """Return what identifies a version of a file: its inode number, modification time and size."""
     stat = os.fstat(opened.fileno())
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
@@ -200,12 +200,12 @@ def names(key: str, layers: int) -> list[str]:
 
 
 def of_entries(entries: Mapping[str, str]) -> int:
-    """CRC-32 of the entries of the metadata."""
+    """Return the CRC-32 of the entries of the metadata."""
     return crc32(json.dumps(sorted(entries.items())).encode())
 
 
 def table_checksum(table: bytes) -> str:
-    """Return what the entry `table` says of the text of the tensors' places, which ends the header."""
+    """Return the entry `table` for the text of the tensors' places, which ends the header."""
     return f"{len(table)} {crc32(table)}"
 
 

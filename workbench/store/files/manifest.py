@@ -1,4 +1,4 @@
-"""What the blocks of a folder have in common: model, dtype, preparation."""
+"""Manifests: what the blocks of a folder have in common (model, dtype, preparation)."""
 
 import json
 import logging
@@ -25,18 +25,18 @@ SUCCESS = "_SUCCESS"  # of a folder that was filled to its end: its files of blo
 
 
 class Damaged(ValueError):
-    """A manifest that is no JSON object, or whose checksum is wrong."""
+    """Raised for a manifest that is not a JSON object, or whose checksum is wrong."""
 
 
 class Gone(Damaged):
-    """A manifest that is not there, or that says nothing: blocks have to tell that the folder is one of theirs."""
+    """Raised for a manifest that is missing or empty; the blocks' own identities are then checked."""
 
 
 def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: bool) -> dict[str, Any]:
-    """Return the kind of a folder, which must be `kind`; with `new`, make the folder where it is not there.
+    """Return the kind of a folder, which must be `kind` if given; with `new`, make a missing folder.
 
-    A damaged manifest is written anew where the kind is given and the blocks say themselves that they are of it.
-    Raises BadInput.
+    A damaged manifest is rewritten if `kind` is given and the blocks' identities agree with it. Raises BadInput for a
+    missing folder, another kind, and a manifest that cannot be restored.
     """
     try:
         if new and not (folder / MANIFEST).is_file():
@@ -81,9 +81,9 @@ def check_identities(place: Path | str, held: Contents, kind: Mapping[str, Any],
 
 
 def agreed(place: Path | str, there: dict[str, Any], kind: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what a manifest says of the blocks of a place, which must be `kind`. Raises BadInput naming what differs.
+    """Return the kind in a manifest, which must be `kind`. Raises BadInput that names what differs.
 
-    Manifests of earlier versions do not name the tokenizer; token ids say themselves what is kept.
+    Manifests of earlier versions do not name the tokenizer, which is then not compared.
     """
     wanted = there if kind is None else {"format": FORMAT_VERSION, **kind}
     for name in {**there, **wanted}:
@@ -96,7 +96,7 @@ def agreed(place: Path | str, there: dict[str, Any], kind: Mapping[str, Any] | N
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return what the manifest says. Raises BadInput where there is none, and Damaged."""
+    """Return the kind in a folder's manifest. Raises Damaged, and BadInput where the folder is no store."""
     try:
         return parsed((folder / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -108,7 +108,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """Return what the bytes of a manifest say. Raises Damaged."""
+    """Return the kind in the bytes of a manifest. Raises Damaged."""
     try:
         there = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as problem:
@@ -123,7 +123,7 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 
 def files_of(folder: Path) -> set[str]:
-    """Return the files of blocks that a folder had when it was filled to its end; none where that is not known."""
+    """Return the names of a folder's block files when `workbench prepare` finished; an empty set if it did not."""
     try:
         return set((folder / SUCCESS).read_text(encoding="utf-8", errors="replace").split())
     except OSError:
@@ -131,13 +131,13 @@ def files_of(folder: Path) -> set[str]:
 
 
 def forget_files(folder: Path, names: Set[str]) -> None:
-    """Note that files were deleted on purpose: they are not missed any more."""
+    """Note that files were deleted on purpose, so that they are not reported as missing."""
     if names & (known := files_of(folder)):
         write_text(folder / SUCCESS, "".join(f"{name}\n" for name in sorted(known - names)))
 
 
 def text(kind: Mapping[str, Any]) -> str:
-    """Return a manifest of blocks of `kind`, with the versions of what has begun it."""
+    """Return the text of a manifest for blocks of `kind`, with the versions of this process's packages."""
     whole = {"format": FORMAT_VERSION, **kind, MADE: versions()}
     return json.dumps({**whole, CHECKSUM: checksum(whole)}, indent=1)
 

@@ -1,9 +1,8 @@
-"""KV in one run of bytes, layer by layer, so that one copy moves a block, or one layer of it.
+"""KV in one contiguous buffer, layer by layer, so that one copy moves a block or a layer of it.
 
-Blocks of a file read straight into page-locked memory, as a GPU takes them: no pages of the file in between.
-
-A file holds the keys of all layers and then the values, a `PackedKV` layer by layer, so every tensor is read to its
-place. Its checksum goes on while the tensor is in the processor's cache; the system reads ahead meanwhile.
+Blocks of a file are read directly into page-locked memory, from which a GPU copies. A file holds the keys of all layers
+and then the values, a `PackedKV` goes layer by layer, so each tensor is read to its own place; its checksum is computed
+while it is in the processor's cache.
 """
 
 import os
@@ -23,14 +22,14 @@ ALIGNED = 256  # bytes at a multiple of which a layer begins
 
 @dataclass
 class PackedKV(KV):
-    """`flat` [bytes] uint8 holds the keys and then the values of every layer; `layers` [(begin, end)] in it."""
+    """KV in one buffer: `flat` [bytes] (uint8) has keys, then values, of each layer at its (begin, end) in `layers`."""
 
     flat: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8), repr=False, compare=False)
     layers: tuple[tuple[int, int], ...] = ()
 
 
 def layers_of(kv: KV) -> tuple[tuple[int, int], ...]:
-    """Return where the layers of a packed copy begin and end, in bytes; the last end is its size."""
+    """Return (begin, end) of each layer in a packed copy, in bytes; the last end is its size."""
     layers, end = [], 0
     for k, v in zip(kv.keys, kv.values, strict=True):
         begin = -(-end // ALIGNED) * ALIGNED
@@ -40,7 +39,7 @@ def layers_of(kv: KV) -> tuple[tuple[int, int], ...]:
 
 
 def pack(kv: KV, pinned: bool = False) -> PackedKV:
-    """Copy KV into one run of bytes on the host; with `pinned`, in page-locked memory (where there is a GPU)."""
+    """Copy KV into one buffer on the host; with `pinned`, in page-locked memory (if there is a GPU)."""
     layers = layers_of(kv)
     flat = torch.zeros(layers[-1][1], dtype=torch.uint8, pin_memory=pinned and torch.cuda.is_available())
     packed = within(flat, layers, kv)
@@ -60,9 +59,9 @@ def within(flat: Tensor, layers: tuple[tuple[int, int], ...], like: KV) -> Packe
 
 
 def packed_block(opened: Opened, key: str, known: Contents) -> PackedKV | None:
-    """Read the block of `key` whole, with its checksum. Raises Unusable.
+    """Read and verify the block of `key` into one buffer. Raises Unusable.
 
-    None of a block whose tensors do not lie together, or that has no checksum of its own: it is read as others are.
+    Returns None for a block whose tensors are not contiguous, or that has no checksum as a whole.
     """
     extent = known.extent(key)
     if len(extent.runs) != 1 or extent.crc is None:

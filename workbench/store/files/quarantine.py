@@ -1,8 +1,7 @@
-"""Quarantine and tombstones: blocks that a folder does not hand out, and why.
+"""Quarantine and tombstones: why a block of a folder is unavailable (damaged, evicted, removed, another version).
 
-Files that must not be served (damaged, of another version) are set aside, with the reason beside them, in
-`<folder>/set_aside`. What was evicted or removed is noted in `<folder>/evicted.jsonl`, so that a later miss can say
-when and why.
+Files that must not be served are kept in `<folder>/set_aside`, each with the reason beside it. Evicted and removed
+blocks are noted in `<folder>/evicted.jsonl`, so that a later miss can say when and why.
 """
 
 import json
@@ -28,10 +27,9 @@ REMEMBERED = 1 << 16  # evicted keys that are remembered in a folder
 
 
 def keep(path: Path, reason: str) -> Path | None:
-    """Keep the file `path` in `set_aside` too, with the reason; return where, or None where nothing can be written.
+    """Copy the file `path` to `set_aside`, with the reason; return the copy's path, or None if it cannot be written.
 
-    Several damaged files of one name are kept side by side. The file stays where it is: it is replaced or deleted by
-    whoever calls.
+    Several damaged files of one name are kept under different names. The caller replaces or deletes the file itself.
     """
     folder = path.parent / ASIDE
     try:
@@ -51,7 +49,7 @@ def keep(path: Path, reason: str) -> Path | None:
 
 
 class Repairing:
-    """What a store of files does where a block was found to be damaged."""
+    """Base of stores of files: replacing damaged blocks."""
 
     _counts: Counter[str]
     put: Callable[[str, KV], None]
@@ -62,7 +60,7 @@ class Repairing:
         return self.why(key).reason == "damaged"
 
     def repair(self, key: str, kv: KV) -> None:
-        """Put `kv` where the block under `key` is damaged; else, and where it cannot be written, do nothing."""
+        """Put `kv` under `key` if the block there is damaged; do nothing otherwise, or if it cannot be written."""
         if not self.is_damaged(key):
             return
         try:
@@ -74,7 +72,7 @@ class Repairing:
 
 
 def reasons(folder: Path) -> dict[str, str]:
-    """Return the files of a folder that were set aside, and why."""
+    """Return {file: reason} of a folder's quarantined files."""
     found = {}
     for path in sorted((folder / ASIDE).glob("*.reason.txt")):
         with suppress(OSError, ValueError):
@@ -83,14 +81,14 @@ def reasons(folder: Path) -> dict[str, str]:
 
 
 def clear(folder: Path) -> int:
-    """Delete what was set aside; return its bytes."""
+    """Delete the quarantined files of a folder, and return their bytes."""
     size = sum(path.stat().st_size for path in (folder / ASIDE).glob("*") if path.is_file())
     shutil.rmtree(folder / ASIDE, ignore_errors=True)
     return size
 
 
 def note_evicted(folder: Path, keys: Iterable[str], why: str) -> None:
-    """Note that blocks were evicted now, and why. The latest notes are kept."""
+    """Note that blocks were evicted now, and why; only the latest notes are kept."""
     now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     notes = dict(evicted(folder))
     for key in keys:
@@ -101,7 +99,7 @@ def note_evicted(folder: Path, keys: Iterable[str], why: str) -> None:
 
 
 def evicted(folder: Path) -> Mapping[str, str]:
-    """Return the keys that were evicted from a folder, with when and why; of a damaged list, what can be read."""
+    """Return {key: when and why} of blocks that were evicted from a folder; unreadable notes are skipped."""
     notes = {}
     with suppress(OSError, UnicodeDecodeError):
         for line in (folder / EVICTED).read_text(encoding="utf-8").splitlines():
@@ -125,9 +123,9 @@ GONE = 1 << 12  # blocks that are gone and are remembered, to say why they are m
 
 
 class Absent:
-    """What the store of a folder knows of blocks that it cannot give.
+    """Why blocks of a folder are unavailable.
 
-    files     files of which nothing can be read, and what is wrong with each
+    files     unreadable files, and what is wrong with each
     blocks    damaged blocks: the file, and what is wrong with it
     """
 
@@ -140,13 +138,13 @@ class Absent:
         self._present = Index()
 
     def came(self, key: str) -> None:
-        """Note that a block is there."""
+        """Note that a block is available."""
         self.blocks.pop(key, None)
         self._gone.pop(key, None)
         self._present.add(key)
 
     def went(self, key: str, why: str = "") -> None:
-        """Note that a block is not there any more; `why` is remembered for the latest ones."""
+        """Note that a block is no longer available; `why` is remembered for the latest ones."""
         self._present.remove(key)
         if why:
             self._gone[str(key)] = why
@@ -154,13 +152,13 @@ class Absent:
                 del self._gone[next(iter(self._gone))]
 
     def problem(self, path: Path) -> str:
-        """Return what is wrong with a file, as far as is known; "" of one that is whole or not there."""
+        """Return what is known to be wrong with a file; "" for one that is intact or missing."""
         if path in self.files:
             return self.files[path].detail
         return "; ".join(sorted({detail for file, detail in self.blocks.values() if file == path}))
 
     def why(self, key: str) -> Miss:
-        """Return why a block is not there."""
+        """Return why a block is unavailable."""
         if key in self.blocks:
             path, detail = self.blocks[key]
             return Miss(key, "damaged", f"{path.name}: {detail}")

@@ -1,4 +1,4 @@
-"""A store of cached blocks read as a whole: what is damaged, and what there is."""
+"""Verify a whole store of cached blocks, and describe its content."""
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ Progress = Callable[[int, int], None]  # (files read, of how many)
 
 @dataclass(frozen=True)
 class Finding:
-    """A file, or a block of it, that is not served."""
+    """A file, or a block of it, that cannot be served."""
 
     file: str
     block: str | None  #: its key; None: the whole file
-    kind: str  #: damaged; gone; foreign: it holds no cached blocks; later: of a later version
+    kind: str  #: "damaged", "gone" (missing), "foreign" (no file of cached blocks) or "later" (of a later version)
     detail: str
 
     def __str__(self) -> str:
@@ -31,10 +31,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Scrub:
-    """What `verify` found. Blocks and bytes include the damaged ones.
+    """Result of `verify`. Blocks and bytes include the damaged ones.
 
-    removed   files that were set aside
-    kept      blocks of them that are whole: their files are written anew with them
+    removed   files that were quarantined
+    kept      number of their intact blocks, with which the files were rewritten
     """
 
     folder: str
@@ -47,17 +47,16 @@ class Scrub:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is damaged or gone."""
+        """Whether nothing is damaged or missing."""
         return not any(finding.kind in ("damaged", "gone") for finding in self.findings)
 
 
 def verify(folder: Path, repair: bool = False, progress: Progress | None = None) -> Scrub:
-    """Read every file of a folder and verify every checksum; with `repair`, set the files aside that are damaged.
+    """Read every file of a folder and verify every checksum; with `repair`, quarantine damaged files.
 
-    Blocks of them that are whole stay, in a file of the same name. The others are encoded again by whoever asks for
-    them, or by `workbench store encode`. Files that are gone, though nobody has evicted them, are named, and those of
-    later versions, and such as hold no cached blocks, which are left alone. Raises BadInput for a folder of
-    something else.
+    Their intact blocks stay, in a file of the same name; the others are encoded again on the next request, or by
+    `workbench store encode`. Missing files that were not evicted are reported, and files of later versions or of other
+    kinds, which are left alone. Raises BadInput for a folder that is no store.
     """
     findings, blocks, size = _of_manifest(folder), 0, 0
     paths = sorted(folder.glob(f"*{SUFFIX}"))
@@ -78,7 +77,7 @@ def verify(folder: Path, repair: bool = False, progress: Progress | None = None)
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Return what a folder holds, by its headers alone. Raises BadInput for a folder of something else."""
+    """Return what a folder holds, from its files' headers. Raises BadInput for a folder that is no store."""
     findings, files = _of_manifest(folder), []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
@@ -104,9 +103,9 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def verify_remote(url: str, repair: bool = False, progress: Progress | None = None) -> Scrub:
-    """Fetch every block of a remote store and verify every checksum; with `repair`, delete those that are damaged.
+    """Fetch every block of a remote store and verify every checksum; with `repair`, delete damaged blocks.
 
-    Raises BadInput for a place that is none or cannot be reached.
+    Raises BadInput for a URL that is no store or cannot be reached.
     """
     store = RemoteStore(url)
     listed, findings = store.listed(), list[Finding]()
@@ -130,7 +129,7 @@ def verify_remote(url: str, repair: bool = False, progress: Progress | None = No
 
 
 def describe_remote(url: str) -> dict[str, Any]:
-    """Return what a remote store holds, by its names alone. Raises BadInput."""
+    """Return what a remote store holds, from its file names. Raises BadInput as `verify_remote` does."""
     store = RemoteStore(url)
     listed = store.listed()
     counts = {"files": len(listed), "blocks": len(listed), "tokens": None, "bytes": sum(listed.values())}

@@ -1,4 +1,4 @@
-"""A folder of cached blocks as one archive, and back: a tar, compressed with Zstandard where its name ends in .zst."""
+"""Pack a folder of cached blocks into one tar archive, and unpack it; names in .zst are compressed with Zstandard."""
 
 import tarfile
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]  # (files, of how many)
 
 @dataclass(frozen=True)
 class Transferred:
-    """What an archive holds; bytes of its blocks' files."""
+    """Content of an archive; `bytes` are those of its block files."""
 
     archive: str
     folder: str
@@ -33,9 +33,9 @@ class Transferred:
 
 
 def pack(folder: Path, archive: Path, progress: Progress | None = None) -> Transferred:
-    """Write all blocks of a folder into an archive, after their checksums were verified.
+    """Write all blocks of a folder into an archive, after verifying their checksums.
 
-    Raises BadInput for a folder of something else, one with damaged blocks, and an archive that cannot be written.
+    Raises BadInput for a folder that is no store or has damaged blocks, and for an archive that cannot be written.
     """
     _check_name(archive)
     if archive.resolve().parent == folder.resolve():
@@ -59,10 +59,9 @@ def pack(folder: Path, archive: Path, progress: Progress | None = None) -> Trans
 
 
 def unpack(archive: Path, folder: Path) -> Transferred:
-    """Make a new folder of the blocks in an archive; it appears when every checksum was verified.
+    """Unpack an archive into a new folder, which appears after every checksum has been verified.
 
-    Raises BadInput for a file that is no such archive, is damaged or lacks blocks, and for a folder that is
-    there.
+    Raises BadInput for another kind of file, one that is damaged or lacks blocks, and for an existing folder.
     """
     _check_name(archive)
     if not archive.is_file():

@@ -1,4 +1,4 @@
-"""Alternative Path: chunks found by prefix hashes, although other chunks stand before them (FusionRAG, section 4.1).
+"""Alternative Path: find chunks by prefix hashes although other chunks are before them (FusionRAG, section 4.1).
 
 A plain prefix cache maps the hash of (system prompt, chunk 1, …, chunk i) to the KV of chunk i, so a chunk behind other
 chunks is a miss. Here the same table is asked several times ("progressive backtracking"):
@@ -7,8 +7,8 @@ chunks is a miss. Here the same table is asked several times ("progressive backt
 2. on a miss the earliest chunk is dropped and the shorter path is hashed and asked, down to (system prompt, chunk);
 3. the first path that is known is served: the KV of the same tokens, computed behind the chunks of that path.
 
-Where chunks were dropped, the match says that it is `moved`: its keys are rerotated, and it did not see what was
-dropped. So a copy is never served to a prompt that lacks, directly before it, something that the copy has seen.
+Where chunks were dropped, the match is `moved`: its keys are rerotated, and it did not attend to the dropped chunks.
+So a copy is never served to a prompt that lacks, directly before it, something that the copy has attended to.
 
 A chunk without a path is computed. The paper leaves open behind what; both rules keep one copy of a chunk:
 
@@ -36,11 +36,11 @@ KeyOf = Callable[[Block, Sequence[Block]], str]  # of a chunk, and of the chunks
 class Match:
     """How one chunk of a prompt is served.
 
-    key       of the copy in the store
-    before    chunks that stand before it in the prompt
-    seen      how many of them, those directly before it, the copy was computed behind
-    computed  whether it has to be computed for this prompt: no path was known
-    tried     paths that were asked
+    key       store key of the copy
+    before    number of chunks before it in the prompt
+    seen      behind how many of these, directly before it, the copy was computed
+    computed  whether it has to be computed for this prompt, as no path was known
+    tried     number of paths that were looked up
     """
 
     key: str
@@ -51,7 +51,7 @@ class Match:
 
     @property
     def moved(self) -> bool:
-        """Whether the copy did not see all that stands before it."""
+        """Whether the copy was computed without some of the chunks before it."""
         return self.seen < self.before
 
 
@@ -72,14 +72,14 @@ class AlternativePath:
         self._paths: dict[str, str] = {}  # key → content: the table of a prefix cache
 
     def find(self, chunks: Sequence[Block]) -> list[Match | None]:
-        """Look up every chunk of a prompt in reading order, without the system prompt.
+        """Look up every chunk of a prompt in reading order (without the system prompt); None for unknown chunks.
 
-        None: not known. Nothing is kept.
+        The index is not changed.
         """
         return [self._walk(chunks, at) for at in range(len(chunks))]
 
     def serve(self, chunks: Sequence[Block]) -> list[Match]:
-        """Look up every chunk of a prompt, and keep the path of those that have to be computed."""
+        """Look up every chunk of a prompt, and add the paths of those that have to be computed."""
         matches: list[Match] = []
         in_place = self.encoding == "in_place"
         for at, chunk in enumerate(chunks):
@@ -93,12 +93,12 @@ class AlternativePath:
         return matches
 
     def add(self, chunk: Block, key: str) -> None:
-        """Keep the path of a copy; it replaces the copy there was."""
+        """Add the path of a copy, replacing an earlier one of the chunk."""
         self.remove(chunk)
         self._copies[chunk.content], self._paths[key] = key, chunk.content
 
     def remove(self, chunk: Block) -> None:
-        """Forget a chunk, whose copy was evicted say."""
+        """Remove a chunk, for example when its copy was evicted."""
         if (key := self._copies.pop(chunk.content, None)) is not None:
             del self._paths[key]
 
@@ -120,8 +120,5 @@ class AlternativePath:
 
 
 def chain_keys(fingerprint: str, dtype: torch.dtype, system: Sequence[Block] = ()) -> KeyOf:
-    """Return the keys of `store.keys` for chunks behind a system prompt.
-
-    Of the copy's weights, dtype, tokens and of everything that it was computed behind.
-    """
+    """Return a function (chunk, path) -> store key (`store.keys`) for chunks behind a system prompt."""
     return lambda chunk, path: key_of(fingerprint, dtype, chunk, [*system, *path])

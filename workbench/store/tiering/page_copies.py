@@ -1,6 +1,6 @@
-"""Blocks on their way from the host into the pages of a pool, next to the engine that computes.
+"""Copies of blocks from the host into the pages of a pool, and back, while the engine computes.
 
-On a GPU bytes are copied on one stream and put into their pages on another, so that the next copy goes on meanwhile.
+On a GPU bytes are copied on one stream and written to their pages on another, so that copies overlap.
 """
 
 from collections import deque
@@ -26,11 +26,11 @@ STAGED = 3  # groups that are copied, or put into pages, at once
 
 @dataclass(eq=False)
 class PagedBlock:
-    """Where a block lies, or will lie.
+    """A block in pages that were reserved for it.
 
-    state     "filling" by whoever reserved it; then "there", or "empty" where it must be computed
-    settled   it is not being filled any more
-    event     of the GPU, when it was computed
+    state     "filling" until its pages are written, then "there", or "empty" if it must be computed
+    settled   set once it is not "filling" any more
+    event     CUDA event behind its computation
     """
 
     cached: Cached
@@ -39,13 +39,13 @@ class PagedBlock:
     event: Any = None
 
     def settle(self, state: Literal["there", "empty"]) -> None:
-        """Note that it was filled, or was not."""
+        """Set the final state."""
         self.state = state
         self.settled.set()
 
 
 class PageCopies:
-    """Copies into the pages of `pool`. `lock` is held while copies are begun: no CUDA graph is captured meanwhile."""
+    """Copies into the pages of `pool`; `lock` is held while copies begin, so that no CUDA graph is captured then."""
 
     def __init__(self, pool: Pool):
         self.pool, self.lock, self._turn = pool, Lock(), Lock()
@@ -58,9 +58,9 @@ class PageCopies:
     def fill(
         self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None] | None = None
     ) -> None:
-        """Put blocks into their pages and return when they are there; `arrived(layer)` where layers come one by one.
+        """Copy blocks into their pages and return when they are there; with `arrived`, call it after each layer.
 
-        Of several callers one after the other has the bus, so that the first is done soon and not all of them late.
+        Several callers copy one after the other, so that the first is done early.
         """
         layers = range(len(self.pool.keys))
         with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
@@ -76,7 +76,7 @@ class PageCopies:
                 done.synchronize()
 
     def out(self, cached: Cached) -> KV:
-        """Copy a block out of its pages, onto the host; in one run of bytes where layers are alike."""
+        """Copy a block from its pages to the host, into one buffer if all layers have one shape."""
         slots, (keys, values) = self.pool.slots(cached).to(self.pool.device), self._joined
         if keys is None or values is None or keys.shape != values.shape:
             parts = [[x[:, slots].cpu() for x in part] for part in (self.pool.keys, self.pool.values)]

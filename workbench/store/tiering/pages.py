@@ -1,8 +1,8 @@
-"""The pages of a pool as the tier above all others: blocks that requests read where they lie.
+"""The pages of a pool as the fastest tier: blocks that requests read in place.
 
-A request reserves room for all its blocks and its own tokens at once, or not at all, so that two requests never wait
-for each other. What it reserves is not evicted until it is released. Loaders fill pages on a stream of their own, next
-to the engine; blocks that no tier holds are left empty, for the engine to compute.
+A request reserves pages for all its blocks and its own tokens at once, or none, so that two requests never wait for each
+other. Reserved blocks are not evicted until they are released. Loaders fill pages on a stream of their own while the
+engine computes; blocks that no tier holds are left empty, for the engine to compute.
 """
 
 from collections import Counter
@@ -24,14 +24,14 @@ from workbench.store.tiering.tiered_store import TieredStore
 
 
 class NoRoom(Exception):
-    """What is asked for finds no room before others have ended."""
+    """Raised where a request must wait until others have ended and given back pages."""
 
 
 class PageTier(Books):
-    """Blocks in the pages of `pool`; what has to make room goes to `behind`, unless it is there already.
+    """Blocks in the pages of `pool`; evicted ones go to `behind`, unless it has them already.
 
-    On a GPU, blocks come from page-locked memory in one copy each, and are put into their pages there. One thread
-    computes over them, on one stream: loaders wait for its events, so nobody else gives pages of this pool back.
+    On a GPU, blocks come from page-locked memory in one copy each, and are written to their pages there. One thread
+    computes over them, on one stream; loaders wait for its events, so no other thread may give pages of this pool back.
     """
 
     def __init__(self, pool: Pool, behind: TieredStore, name: str = "gpu"):
@@ -44,11 +44,10 @@ class PageTier(Books):
         self._stream = self.copies.stream
 
     def reserve(self, blocks: Mapping[str, int], own: int) -> list[str]:
-        """Take room for blocks {key: tokens}, and promise `own` pages.
+        """Reserve pages for blocks {key: tokens}, and promise `own` further pages.
 
-        Return the keys that the caller must `fill`, or settle by `missed`.
-
-        Raises NoRoom where that must wait for other requests, BadInput where it cannot fit; nothing is taken then.
+        Returns the keys that the caller must `fill`, or report by `missed`. Raises NoRoom where it must wait for other
+        requests, and BadInput where it cannot fit; nothing is reserved then.
         """
         size = self.pool.size
         if (needed := own + sum(-(-n // size) for n in blocks.values())) > self.pages:
@@ -70,7 +69,7 @@ class PageTier(Books):
         return absent
 
     def admit(self, keys: Sequence[str], own: int) -> bool:
-        """Do what `reserve` does where all blocks are there, so that nothing is to be filled; else return False."""
+        """Do what `reserve` does if all blocks are in pages already; else return False."""
         with self.lock:
             held = self._held
             if not all((block := held.get(key)) is not None and block.state == "there" for key in keys):
@@ -79,9 +78,9 @@ class PageTier(Books):
         return True
 
     def release(self, keys: Iterable[str], own: int, used: Any = None) -> None:
-        """Let blocks go, and a promise of pages; room that was not filled is given back.
+        """Release blocks and a promise of `own` pages; pages that were not filled are given back.
 
-        `used`, an event of the GPU, is behind all work that may still read them; without it, that is all work so far.
+        `used` is a CUDA event behind all work that may still read them; None: all work queued so far may.
         """
         keys = list(keys)
         with self.lock:
@@ -94,17 +93,17 @@ class PageTier(Books):
                 self._stream.wait_event(used if used is not None else torch.cuda.current_stream().record_event())
 
     def kept(self, own: int) -> None:
-        """Count off a promise of pages that were taken."""
+        """Reduce the promise by `own` pages that were taken."""
         self._promised -= own
 
     def fill(self, kvs: Mapping[str, KV], arrived: Callable[[int], None] | None = None) -> None:
-        """Put blocks into the room that was reserved for them; `arrived(layer)` where layers come one by one."""
+        """Copy blocks into their reserved pages; with `arrived`, call it after each layer."""
         self.copies.fill(kvs, self._held, arrived)
         for key in kvs:
             self._held[key].settle("there")
 
     def missed(self, keys: Iterable[str]) -> None:
-        """Note that these blocks will not be filled: they must be computed."""
+        """Report that these blocks will not be filled and must be computed."""
         for key in keys:
             self._held[key].settle("empty")
 
@@ -119,7 +118,7 @@ class PageTier(Books):
         return [key for key in keys if self._held[key].state == "empty"]
 
     def encode(self, model: PreTrainedModel, blocks: Mapping[str, Block]) -> None:
-        """Compute blocks, each alone, into the room that was reserved for them."""
+        """Encode blocks, each alone, into their reserved pages."""
         with self.lock:
             self.pool.encode(model, list(blocks.values()), [self._held[key].cached for key in blocks])
             for key in blocks:
@@ -129,11 +128,11 @@ class PageTier(Books):
                 self._held[key].settle("there")
 
     def cached(self, key: str) -> Cached:
-        """Return where a block lies."""
+        """Return a block in its pages."""
         return self._held[key].cached
 
     def get(self, key: str) -> KV | None:
-        """Copy a block out of its pages, onto the host."""
+        """Copy a block from its pages to the host; None if it is not here."""
         held = self._held.get(key)
         if held is None or held.state != "there":
             return None
@@ -143,7 +142,7 @@ class PageTier(Books):
             return self.copies.out(held.cached)
 
     def drop(self, key: str, evicted: bool = False) -> int:
-        """Forget a block and give its pages back."""
+        """Remove a block and give its pages back; return how often it was used."""
         if (held := self._held.pop(key, None)) is not None:
             self.pool.give(held.cached)
         return self._left(key, evicted)

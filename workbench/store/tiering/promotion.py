@@ -1,7 +1,7 @@
-"""Blocks move up and down a chain of tiers: up when they are used, down when they have to make room.
+"""Promotion and demotion in a chain of tiers: blocks move up when they are used and down when they are evicted.
 
-The first tier is changed under its lock only, which is never held while a tier below is read or written. A block on its
-way down is found in `moving`. Tiers below are written one block at a time, and read by any number of threads.
+The first tier is changed under its lock only, which is never held while a tier below is read or written. A block that is
+being demoted is found in `moving`. Lower tiers are written one block at a time, and read by any number of threads.
 """
 
 import logging
@@ -27,8 +27,8 @@ REMEMBERED = 1 << 16  # keys that were dropped and are remembered, to tell why t
 class Chain:
     """Tiers, the fastest first.
 
-    evictions   how often a block had to make room, by tier
-    clock       of the time of an eviction, seconds since 1970
+    evictions   number of evicted blocks, by tier
+    clock       returns the time that evictions are noted with, in seconds since 1970
     """
 
     def __init__(self, tiers: Sequence[Tier], events: Events | None, clock: Callable[[], float] = time.time):
@@ -42,7 +42,7 @@ class Chain:
         self._dropped: OrderedDict[str, Miss] = OrderedDict()
 
     def above(self, key: str) -> KV | None:
-        """Return a block of the first tier, or one that is leaving it."""
+        """Return a block of the first tier, or one that is being demoted from it."""
         first = self.tiers[0]
         kv: KV | None = first.get(key)
         if kv is not None:
@@ -51,7 +51,7 @@ class Chain:
         return _restored(held) if (held := self._moving.get(key)) is not None else None
 
     def below(self, key: str) -> tuple[KV, str] | None:
-        """Return a block of the tiers below, and the name of its tier; it moves up to the first."""
+        """Return a block of the lower tiers with the name of its tier, and promote it to the first tier."""
         for tier in self.tiers[1:]:
             with self._timed("read", key, tier) as about:
                 if (kv := tier.get(key)) is None:
@@ -65,9 +65,9 @@ class Chain:
         return None
 
     def enter(self, key: str, kv: KV, uses: int = 1) -> KV:
-        """Keep a block in the first tier, and move down what must make room; return it as it is kept.
+        """Keep a block in the first tier, demoting others to make room, and return it as it is kept.
 
-        A block that finds no room goes to the tier below.
+        A block that does not fit goes to the next tier.
         """
         first = self.tiers[0]
         held = first.made(kv)
@@ -95,7 +95,7 @@ class Chain:
         return _restored(held)
 
     def lower(self, level: int, key: str, kv: KV, uses: int = 1, only: bool = False) -> bool:
-        """Write a block to a tier below the first, or to the next one that has room; `only`: to this one alone."""
+        """Write a block to tier `level`, or to the next one that has room; with `only`, to this one or none."""
         if level == len(self.tiers):
             self._gone(key)
             return False
@@ -109,7 +109,7 @@ class Chain:
         return False if only else self.lower(level + 1, key, kv, uses)
 
     def remove(self, key: str) -> None:
-        """Drop what the tiers below hold under a key that is written anew."""
+        """Remove a block from the lower tiers, because it is written anew."""
         for tier in self.tiers[1:]:
             with tier.lock:
                 if key in tier:
@@ -129,7 +129,7 @@ class Chain:
         return likeliest(*misses, *(why(store, key) for store in stores if store is not None))
 
     def where(self, key: str) -> str | None:
-        """Return the name of the first tier that holds a block, by the books; None: none does."""
+        """Return the name of the first tier that holds a block, without reading it; None: none does."""
         if key in self._moving:
             return self.tiers[0].name
         return next((tier.name for tier in self.tiers if key in tier), None)

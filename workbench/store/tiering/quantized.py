@@ -1,7 +1,7 @@
-"""Cached blocks in 8 bits: keys with a scale for every channel, values with a scale for every token.
+"""Cached blocks in 8 bits: keys with a scale for each channel, values with a scale for each token.
 
-Keys have channels that are large in all tokens, values have none (KIVI, arXiv:2402.02750, figure 2), so one scale for
-every channel of a head loses little of a key, and one for every token little of a value. Rounding is symmetric.
+Keys have channels that are large in all tokens, values have none (KIVI, arXiv:2402.02750, figure 2), so keys are scaled
+by channel of a head and values by token. Rounding is symmetric.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ LEVELS = 127
 
 @dataclass(frozen=True)
 class QuantizedKV:
-    """`keys`, `values`: int8 [H, T, D] a layer; `key_scales` fp32 [H, 1, D] and `value_scales` fp32 [H, T, 1]."""
+    """KV in 8 bits, for each layer: `keys` and `values` [H, T, D] int8, with fp32 scales [H, 1, D] and [H, T, 1]."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -40,14 +40,14 @@ class QuantizedKV:
             yield from part
 
     def restore(self) -> KV:
-        """Return read-only KV in the dtype that it was cached in."""
+        """Return read-only KV in the original dtype."""
         keys = [_restored(x, scale, self.dtype) for x, scale in zip(self.keys, self.key_scales, strict=True)]
         values = [_restored(x, scale, self.dtype) for x, scale in zip(self.values, self.value_scales, strict=True)]
         return KV(keys, values, self.start).lock()
 
 
 def quantize(kv: KV) -> QuantizedKV:
-    """Round KV to 8 bits. Raises BadInput where it holds a number that is not finite."""
+    """Round KV to 8 bits. Raises BadInput for values that are not finite."""
     keys, key_scales = zip(*(_rounded(x, 1) for x in kv.keys), strict=True)
     values, value_scales = zip(*(_rounded(x, 2) for x in kv.values), strict=True)
     dtype = kv.keys[0].dtype
@@ -55,7 +55,7 @@ def quantize(kv: KV) -> QuantizedKV:
 
 
 def check_storage(storage: str) -> None:
-    """Raise BadInput for anything but the names of `Storage`."""
+    """Raise BadInput for anything but "as cached" and "int8"."""
     if storage not in get_args(Storage):
         raise BadInput(f"storage is {storage!r}: allowed are {', '.join(get_args(Storage))}")
 

@@ -1,14 +1,13 @@
-"""The places where cached blocks lie, each with a budget of bytes: host memory, a folder, a remote.
+"""Tiers of cached blocks, each with a budget of bytes: host memory, a folder, a remote.
 
-Each is a `Tier`, as are the pages of a GPU (`workbench.store.tiering.pages`). A tier keeps its books (bytes, heat) and
-carries single blocks in and out; `workbench.store.tiering.tiered_store` decides what goes where.
+Each is a `Tier`, as are the pages of a GPU (`workbench.store.tiering.pages`). A tier counts the bytes and uses of its
+blocks and moves single blocks in and out; `workbench.store.tiering.tiered_store` decides what goes where.
 
-Which cached block is the coldest: by frequency and recency.
-
-LFU with dynamic aging, LFU-DA (Arlitt et al., "Evaluating Content Management Techniques for Web Proxy Caches", 2000).
-The heat of an entry is the number of its uses plus the heat, at its last use, of what was evicted last. So an entry
-that was used often cools down as others come and go. Between equals, the one that was used longest ago is colder.
-Packages (cachetools, theine, cacheout) have no policy that weighs by bytes and passes over pinned entries.
+Eviction policy: LFU with dynamic aging, LFU-DA (Arlitt et al., "Evaluating Content Management Techniques for Web Proxy
+Caches", 2000). The heat of an entry is the number of its uses plus the heat that the last evicted entry had at the
+entry's last use. So an entry that was used often cools down as others come and go. Of equal entries, the one that was
+used longest ago is evicted first. Packages (cachetools, theine, cacheout) have no policy that weighs by bytes and skips
+pinned entries.
 """
 
 import heapq
@@ -27,9 +26,9 @@ from workbench.store.tiering.quantized import QuantizedKV, Storage, check_storag
 
 
 class Heat:
-    """The heat of keys.
+    """The heat of keys, by which they are evicted.
 
-    `use` may be called from any thread, and costs two dictionary entries; all else from one thread at a time.
+    `use` may be called from any thread; everything else from one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class Heat:
         self._clock, self._lock = count(), Lock()
 
     def add(self, key: str, uses: int = 1) -> None:
-        """Begin to count a key, which was used `uses` times elsewhere."""
+        """Add a key that was used `uses` times elsewhere."""
         with self._lock:
             self._uses[key] = max(1, uses)
             self._heat[key] = self.age + self._uses[key], next(self._clock)
@@ -50,11 +49,11 @@ class Heat:
             heapq.heapify(self._heap)
 
     def use(self, key: str) -> None:
-        """Count a use of a key that is there."""
+        """Count a use of a key; an unknown one is ignored."""
         self.use_all((key,))
 
     def use_all(self, keys: Iterable[str]) -> None:
-        """Count a use of each of the keys that are there."""
+        """Count a use of each key; unknown ones are ignored."""
         with self._lock:
             for key in keys:
                 if (uses := self._uses.get(key)) is not None:
@@ -62,7 +61,7 @@ class Heat:
                     self._heat[key] = self.age + uses + 1, next(self._clock)
 
     def remove(self, key: str, evicted: bool = False) -> int:
-        """Forget a key; return how often it was used. What is `evicted` ages the others."""
+        """Remove a key and return how often it was used; with `evicted`, age the others."""
         with self._lock:
             heat, _ = self._heat.pop(key, (self.age, 0))
             if evicted:
@@ -70,7 +69,7 @@ class Heat:
             return self._uses.pop(key, 1)
 
     def coldest(self, allowed: Callable[[str], bool] = lambda key: True) -> Iterator[str]:
-        """Yield the allowed keys, the coldest first. Keys may be removed when the iteration has ended."""
+        """Yield the allowed keys, the coldest first; keys must not be removed during the iteration."""
         taken: list[tuple[tuple[float, int], str]] = []
         seen: set[str] = set()
         try:
@@ -91,7 +90,7 @@ class Heat:
                 heapq.heappush(self._heap, entry)
 
     def of(self, key: str) -> float:
-        """Return the heat of a key, 0 where it is not there."""
+        """Return the heat of a key, 0 for an unknown one."""
         return self._heat.get(key, (0.0, 0))[0]
 
     def __len__(self) -> int:
@@ -102,7 +101,7 @@ Held = KV | QuantizedKV  # what a tier keeps
 
 
 class Books:
-    """What every tier counts: the bytes of its entries, and their heat."""
+    """Bookkeeping of a tier: the bytes of its entries, and their heat."""
 
     def __init__(self, name: str, budget_bytes: int | None):
         if budget_bytes is not None and budget_bytes <= 0:
@@ -114,7 +113,7 @@ class Books:
 
     @property
     def bytes(self) -> int:
-        """Bytes of what it holds."""
+        """Bytes of its entries."""
         return self._bytes
 
     def use(self, key: str) -> None:
@@ -122,11 +121,11 @@ class Books:
         self.heat.use(key)
 
     def missing(self, size: int) -> int:
-        """Return how many bytes must go for `size` more; 0 or less: none."""
+        """Return how many bytes must be evicted to add `size`; 0 or less: none."""
         return 0 if self.budget_bytes is None else self._bytes + size - self.budget_bytes
 
     def victims(self, size: int) -> list[str] | None:
-        """List the coldest keys that must go for `size` more bytes; None where that is not enough."""
+        """Return the coldest keys that must be evicted to add `size` bytes; None if that is not enough."""
         needed, chosen = self.missing(size), list[str]()
         if needed > 0:
             for key in self.heat.coldest():
@@ -157,7 +156,7 @@ class Books:
 
 
 class Tier(Books, ABC):
-    """A place that blocks are moved to and from. `lock` is held by whoever changes it; reading needs none."""
+    """A tier of blocks. Hold `lock` to change it; reading needs no lock."""
 
     @abstractmethod
     def needs(self, kv: KV) -> int:
@@ -165,7 +164,7 @@ class Tier(Books, ABC):
 
     @abstractmethod
     def made(self, kv: KV) -> Any:
-        """Return `kv` as it is kept here, and read-only."""
+        """Return `kv` in the form in which it is kept here, read-only."""
 
     @abstractmethod
     def keep(self, key: str, held: Any, uses: int = 1) -> None:
@@ -183,9 +182,9 @@ class Tier(Books, ABC):
 class HostTier(Tier):
     """Blocks in this machine's memory.
 
-    storage   "as cached", or "int8": a scale for every channel of keys and every token of values; half the bytes of
-              bfloat16, and other numbers: its effect is measured in data/benchmarks/store_int8.py
-    pinned    in page-locked memory, from which a GPU copies without the processor (without a GPU: ordinary memory)
+    storage   "as cached", or "int8" (`quantized`): half the bytes of bfloat16, with rounding; its effect on answers is
+              measured in data/benchmarks/store_int8.py
+    pinned    keep blocks in page-locked memory, from which a GPU copies directly (without a GPU: ordinary memory)
     """
 
     def __init__(
@@ -203,7 +202,7 @@ class HostTier(Tier):
         self._held: dict[str, Held] = {}
 
     def made(self, kv: KV) -> Held:
-        """Return `kv` as it is kept: itself where that is read-only memory, else a copy; rounded, or page-locked."""
+        """Return `kv` as it is kept: rounded or page-locked, itself if it is in read-only memory, else a copy."""
         if self.storage == "int8":
             return quantize(kv)
         if self.pinned:
@@ -235,9 +234,9 @@ class HostTier(Tier):
 class StoreTier(Tier):
     """Blocks in a store with `get`, `put` and `remove`: a `FolderStore`, or one of a remote.
 
-    What the store holds already counts: at once where it knows the size of its blocks (`size_of`) or there is a budget,
-    else from when a block is read. Bytes are those of keys and values, without headers of files.
-    Raises BadInput where the store holds more than the budget: nothing is removed that was there before.
+    Blocks that the store holds already count at once if it has `size_of` or there is a budget, else from when they are
+    read. Bytes are those of keys and values, without file headers. Raises BadInput where the store holds more than the
+    budget; existing blocks are not removed.
     """
 
     def __init__(self, store: Store, budget_bytes: int | None = None, name: str = "disk"):
@@ -265,7 +264,7 @@ class StoreTier(Tier):
         self._entered(key, held.nbytes, uses)
 
     def get(self, key: str) -> KV | None:
-        """Read a block, or return None; one that is damaged or was removed by another process counts no longer."""
+        """Return a block or None; a damaged block, or one that another process removed, no longer counts."""
         kv = self.store.get(key)
         if (None if kv is None else kv.nbytes) != self._sizes.get(key):  # other processes write and remove, too
             with self.lock:

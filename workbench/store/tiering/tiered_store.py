@@ -1,7 +1,7 @@
-"""One store over several tiers: hot blocks above, cold ones below, and all that is asked of it counted.
+"""One store over several tiers: hot blocks in fast tiers, cold ones in slow tiers.
 
-A block that is used moves up; what must make room for it, the coldest, moves down a tier, and out of the last one. A
-copy that lies below stays there, so that moving down again costs nothing.
+A block that is used is promoted; the coldest blocks are demoted to make room, and evicted from the last tier. A copy in
+a lower tier stays there, so that demotion costs nothing later.
 """
 
 import time
@@ -26,20 +26,20 @@ Write = Literal["back", "through"]
 
 @dataclass(frozen=True)
 class Found:
-    """A block, and the tier it lay in."""
+    """A block, and the name of the tier it was found in."""
 
     kv: KV
     tier: str
 
 
 class TieredStore:
-    """Blocks in `tiers`, the fastest first; safe to use from several threads.
+    """A store over `tiers`, the fastest first; thread-safe.
 
-    write     "back": a new block is kept in the first tier, and moves down when it has cooled; "through": it is also
-              written to the tiers below at once
-    loaders   threads that `find_all` reads with
-    clock     of the time of an eviction, seconds since 1970
-    `put` raises BadInput for a block that is larger than the budget of every tier.
+    write     "back": a new block is kept in the first tier, and demoted when it is cold; "through": it is also written
+              to the lower tiers at once
+    loaders   number of threads with which `find_all` reads
+    events    recorder of hits, misses, reads, writes and evictions
+    clock     returns the time that evictions are noted with, in seconds since 1970
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TieredStore:
         return None if found is None else found.kv
 
     def find(self, key: str, request: str = "") -> Found | None:
-        """Return the block under `key` and where it lay, or None; a block on its way up is waited for."""
+        """Return the block under `key` with its tier, or None; wait for a block that is being promoted."""
         found = self._fetch(key)
         if found is None:
             self._missed(self.why(key), request)
@@ -81,7 +81,7 @@ class TieredStore:
         return found
 
     def find_all(self, keys: Sequence[str], request: str = "") -> Iterator[Found | None]:
-        """Find several blocks, in order; those below the first tier are read side by side."""
+        """Yield what `find` returns for each key, in order; lower tiers are read in parallel."""
         below = [key for key in keys if key not in self.tiers[0]]
         threads = self._loaders() if len(below) > 1 else None
         later = {key: threads.submit(self.find, key, request) for key in below} if threads else {}
@@ -105,7 +105,7 @@ class TieredStore:
             self.chain.lower(level, key, kept, only=True)
 
     def where(self, key: str) -> str | None:
-        """Return the name of the first tier that holds a block, by the books; None: none does."""
+        """Return the name of the first tier that holds a block, without reading it; None: none does."""
         return self.chain.where(key)
 
     def why(self, key: str) -> Miss:
@@ -113,19 +113,19 @@ class TieredStore:
         return self.chain.why(key)
 
     def close(self) -> None:
-        """End the threads that read."""
+        """End the reading threads."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
             self._threads = None
 
     @property
     def bytes(self) -> int:
-        """Bytes over all tiers; a block that lies in two tiers takes them twice."""
+        """Bytes over all tiers; a block in two tiers counts twice."""
         return sum(tier.bytes for tier in self.tiers)
 
     @property
     def stats(self) -> Stats:
-        """Counters over all tiers; a block that lies in two of them is one entry."""
+        """Counters over all tiers; a block in two tiers is one entry."""
         behind = [getattr(getattr(tier, "store", None), "stats", Stats()) for tier in self.tiers]
         entries = len({key for tier in self.tiers for key in tier})
         with self._lock:
