@@ -1,8 +1,8 @@
-"""How a prompt gets its keys and values: what of it is computed, and what comes from cached blocks.
+"""Methods: which keys and values of a prompt are computed, and which come from cached blocks.
 
-A method is a frozen dataclass. `begin` makes requests of a batch of prompts, ready for the forward pass that gives
-their first token. `Full`, `Reuse` and `Superposition` are the methods; what differs between the published systems
-that reuse blocks are the preparation, the selection and the positions that `Reuse` is given.
+A method is a frozen dataclass. `begin` turns a batch of prompts into requests that are ready for the forward pass of
+their first token. The methods are `Full`, `Reuse` and `Superposition`; published systems that reuse blocks differ in
+the preparation, the selector and the positions of `Reuse`.
 """
 
 from importlib import import_module

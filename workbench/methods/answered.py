@@ -1,4 +1,4 @@
-"""What answering prompts returns: the answers, and what they took."""
+"""Results of answering prompts: the answers with their costs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ from workbench.methods.request_report import Receipt
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer, and what it took to compute."""
+    """An answer, with what was computed for it."""
 
     tokens: tuple[int, ...]
-    text: str  #: up to the stop string
-    rows_computed: int  #: tokens of the prompt
+    text: str  #: the answer, cut before the stop string
+    rows_computed: int  #: tokens of the prompt that were computed
     rows_reused: int
     ttft: float = field(compare=False)  #: seconds from the call to the first tokens of its batch
     passes: tuple[Pass, ...]  #: all that was computed up to the first token
     receipt: Receipt | None = field(default=None, compare=False)  #: blocks reused, missed and why, times
-    alone: float | None = field(default=None, compare=False)  #: seconds to its first token, where it was computed alone
+    alone: float | None = field(default=None, compare=False)  #: seconds to its first token, if it was computed alone
 
     def __repr__(self) -> str:
         took = f"{self.rows_computed} computed, {self.rows_reused} reused"
@@ -31,12 +31,12 @@ class Generation:
 
 @dataclass(frozen=True)
 class Answered:
-    """A batch that was answered.
+    """Result of answering a batch.
 
     logits  [V] behind every prompt
-    engine  that answered, and why it did
-    force   predicts given answers token by token, as decoding would see them: logits [A, V] behind each of their tokens
-            but the last; None where no pages hold the requests any more, or not as many tokens
+    engine  name of the engine, and why it was chosen
+    force   predicts given answers token by token: logits [A, V] behind each of their tokens but the last; returns None
+            if no pages hold the requests any more, or not enough of them
     """
 
     generations: list[Generation]
@@ -49,8 +49,8 @@ class Answered:
 
     @cached_property
     def ready(self) -> list[ReadyRequest]:
-        """Every request with its KV, which holds its prompt and may hold what was decoded behind it.
+        """Every request with its KV, which holds the prompt and perhaps the answer.
 
-        Requests over pages are copied out of them when this is first read.
+        Requests over pages are copied out of them on first access.
         """
         return list(self.read())

@@ -1,4 +1,4 @@
-"""The method that a text names, and whether its choices fit each other."""
+"""Methods from text fields, with a check that the choices fit each other."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -22,7 +22,7 @@ from workbench.methods.sparse import Sparse
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig(MethodFields):
-    """Which method, and its choices, as `MethodFields` says."""
+    """A method by the fields of `MethodFields`."""
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         """Refuse a field that there is not, and name the nearest."""
@@ -38,7 +38,7 @@ class MethodConfig(MethodFields):
         return f"{type(self).__name__}({', '.join(said)})"
 
     def check(self) -> None:
-        """Raise BadInput for a choice that is not allowed; loads nothing."""
+        """Raise BadInput for a choice that is not allowed; no model or data is loaded."""
         check_choices(vars(self))
         chooses = self.correct != "none" and corrections.named(self.correct).chooses
         if self.charged is not None and self.select == "none" and not chooses:
@@ -61,9 +61,9 @@ class MethodConfig(MethodFields):
         return {name: make(spec) for name, make in named.items() if (spec := getattr(self, name)) != "none"}
 
     def method(self, corpus: Corpus | None = None, system: bool = True) -> Method:
-        """Return the method itself; preparations that look for neighbours look in `corpus`.
+        """Return the method; `corpus` is for preparations that look up neighbours.
 
-        Without a `system` block in the layout, the first block of a prompt is a passage like the others.
+        `system` False: prompts have no system block, and the first block is a passage too.
         """
         if self.mode != "block":
             return self._sparse(registry.made(modes.__name__, self.mode))

@@ -1,9 +1,9 @@
-"""Which engine answers prompts, and why: one place decides.
+"""Choice of the engine that answers prompts, with the reason.
 
-paged        pages of a pool, steps captured as CUDA graphs, requests that end make room for others
-             (`methods.paged.answers`). The default on a GPU
-contiguous   a contiguous KV a request, plain forward passes. For CPUs, sliding windows, watched layers, early stops and
-             rules by which an answer does not see all that is before it
+paged        pages of a pool, steps captured as CUDA graphs, continuous batching (`methods.paged.answers`). The default
+             on a GPU
+contiguous   one contiguous KV a request, plain forward passes. For CPUs, sliding windows, layers whose queries are
+             returned, early stops, and attention rules that restrict the answer
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ LEAST_TOKENS = 1 << 12
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine that answers, and why it does."""
+    """The chosen engine, and the reason."""
 
     name: Literal["paged", "contiguous"]
     reason: str
@@ -55,9 +55,9 @@ def choose_engine(
     max_new_tokens: int = 1,
     asked: str = "auto",
 ) -> EngineChoice:
-    """Choose the engine for prompts that are answered by `method`.
+    """Choose the engine for prompts that are answered by `method`; `asked` is "auto", "paged" or "contiguous".
 
-    Raises BadInput for an unknown name, and where "paged" is asked for and cannot answer.
+    Raises BadInput for another name, and where "paged" is asked for and not possible.
     """
     check_engine(asked)
     if asked == "contiguous":
@@ -76,7 +76,7 @@ def choose_engine(
 
 
 def why_not_pages(model: PreTrainedModel) -> str:
-    """Say why a model cannot be computed over pages; "" if it can."""
+    """Return why a model cannot run over pages; "" if it can."""
     spec = attach(model)
     if spec.window:
         return f"the model has a sliding window of {spec.window} tokens"
@@ -88,7 +88,7 @@ def why_not_pages(model: PreTrainedModel) -> str:
 
 
 def why_not_captured(plan: Plan) -> str:
-    """Say why a plan is not one of a `Runner`, whose rows are computed over pages; "" if it is."""
+    """Return why a `Runner` cannot compute a plan over pages; "" if it can."""
     if plan.sees is not causal:
         return "its rows do not see all that is before them"
     if plan.return_queries:
@@ -122,10 +122,10 @@ def _plain(sees: Sees, length: int, count: int) -> bool:
 
 
 class Pages:
-    """The pool, runner and blocks of one model: kept with it, so that what was captured serves later calls.
+    """The pool, runner and blocks of one model, kept with it so that later calls reuse captured steps.
 
-    A copy of the model, or a pickled one, begins without. `unread` are requests that have ended and whose KV may still
-    be asked for: they are copied out of their pages where these are needed.
+    Copies of the model have none. `unread` are requests that have ended and whose KV may still be asked for; they are
+    copied out when their pages are needed.
     """
 
     def __init__(self) -> None:
@@ -145,15 +145,15 @@ class Pages:
 
     @contextmanager
     def use(self, model: PreTrainedModel) -> Iterator[None]:
-        """Keep other threads out, and let steps be captured on the model's own device."""
+        """Lock out other threads within the block, with the model's device as the current one."""
         gpu = model.device.type == "cuda"
         with self.lock, torch.cuda.device(model.device) if gpu else nullcontext():
             yield
 
     def of(self, model: PreTrainedModel, needed: int) -> tuple[Runner, BlockPages]:
-        """Return runner and blocks, of a pool of `needed` pages at least.
+        """Return runner and blocks over a pool of at least `needed` pages.
 
-        It is made again where it was smaller, or where the weights of the model lie elsewhere now.
+        The pool is made again if it is too small, or if the model's weights have moved.
         """
         self.sweep()
         state = self._where(model)
@@ -172,7 +172,7 @@ class Pages:
         return self._runner, self._blocks
 
     def sweep(self) -> None:
-        """Give back the pages of requests that cannot be read any more."""
+        """Give back the pages of requests whose results were garbage-collected."""
         while self.abandoned:
             release, requests = self.abandoned.popleft()
             for request in requests:
@@ -183,7 +183,7 @@ class Pages:
 
 
 class Holder(Protocol):
-    """What holds requests of a model over pages (`PagedAnswers`)."""
+    """Object that holds requests of a model over pages (`PagedAnswers`)."""
 
     model: PreTrainedModel
 
@@ -198,14 +198,14 @@ class Holder(Protocol):
 
 
 class Unread:
-    """Requests that have ended and whose KV lies in pages, until it is read or cannot be any more."""
+    """Requests that have ended and whose KV is in pages, until it is read."""
 
     def __init__(self, pages: Pages, holder: Holder, requests: Sequence[Any]):
         self.pages, self.holder, self.requests = pages, holder, requests
         pages.unread.add(self)
 
     def read(self) -> list[ReadyRequest]:
-        """Copy what is still in pages out of them."""
+        """Copy the requests that are still in pages out of them, and return all."""
         with self.pages.lock:
             return [self.holder.read(request) for request in self.requests]
 
@@ -219,7 +219,7 @@ class Unread:
 
 
 def pages_of(model: PreTrainedModel) -> Pages:
-    """Return what is kept of a model."""
+    """Return the `Pages` of a model."""
     name = "_workbench_pages"
     if name not in model.__dict__:
         model.__dict__[name] = Pages()
@@ -228,7 +228,7 @@ def pages_of(model: PreTrainedModel) -> Pages:
 
 
 def room(model: PreTrainedModel) -> int:
-    """Return the tokens of a pool that is made now, without more being asked for."""
+    """Return the default size, in tokens, of a pool that is made now."""
     spec = attach(model)
     if spec.device.type != "cuda":
         return LEAST_TOKENS

@@ -1,4 +1,4 @@
-"""The whole flow in one call: prompts in, answers out, by any method."""
+"""Answer prompts by any method in one call."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -48,13 +48,15 @@ def generate(
 ) -> list[Generation]:
     """Answer a batch of prompts of any lengths.
 
-    mode   a method, or the name of one with its defaults. "full": every token of a prompt is computed; "block": every
-           context block is cached independently (in `store`, or for this call only) and reused at its new place;
-           "superposition": one path a document. `Full(sees=block_attention)`, `Reuse(positions="naive")` and others are
-           in `workbench.methods`.
-    engine "paged" (pages and captured steps), "contiguous", or "auto", which takes pages on a GPU wherever model and
-           method allow (`methods.engines`)
-    The other arguments are those of `decode`.
+    mode    a method, or the name of one with its defaults. "full": every token of a prompt is computed; "block": every
+            context block is cached independently (in `store`, or for this call only) and reused at its new position;
+            "superposition": one path a document. Methods with options, as `Reuse(positions="naive")`, are in
+            `workbench.methods`
+    engine  "paged" (pages and captured steps), "contiguous", or "auto", which is paged on a GPU wherever model and
+            method allow (`methods.engines`)
+
+    The other arguments are those of `engine.decoding.decode`. Raises BadInput, before any work, for arguments that do
+    not fit.
     """
     params = SamplingParams(max_new_tokens, temperature, top_p, seed, stop)
     return answer(model, tokenizer, prompts, method_of(mode), store, params, engine=engine, keep=False).generations
@@ -72,11 +74,11 @@ def answer(
     most: int = MOST,
     progress: Callable[[int, int], None] | None = None,
 ) -> Answered:
-    """Answer prompts as `generate` does, and return what it took besides.
+    """Answer prompts as `generate` does, and return logits and requests too.
 
-    keep      keep the requests (`Answered.ready`)
-    most      that are decoded together over pages; contiguous KVs are all decoded together
-    progress  is called with how many have ended, of how many; of contiguous KVs where a prompt is computed by itself
+    keep      keep the requests with their KV (`Answered.ready`)
+    most      most requests decoded together over pages; contiguous KVs are all decoded together
+    progress  called as progress(ended, total); with contiguous KVs only if prompts are computed one by one
     """
     batch = _Batch(model, tokenizer, prompts, method, _store_of(store), params)
     chosen = _checked(batch, engine)
@@ -114,8 +116,8 @@ def stream(
 ) -> Iterator[tuple[int, int]]:
     """Answer prompts as `generate` does, and yield (number of the prompt, token id) as tokens come.
 
-    `options` are the fields of `SamplingParams`. Over pages, tokens of one request may come between those of another.
-    Nothing else is computed by this model's pages before the stream is read to its end or closed.
+    `options` are the fields of `SamplingParams`. Over pages, tokens of several requests are interleaved, and the
+    model's pages are locked until the stream is read to its end or closed.
     """
     batch = _Batch(model, tokenizer, prompts, method_of(mode), _store_of(store), SamplingParams(**options))
     return _streamed(batch, _checked(batch, engine).name == "paged")
@@ -230,7 +232,7 @@ def decode_ready(
 
 
 def method_of(mode: Method | str) -> Method:
-    """Return the method itself, or the one of that name."""
+    """Return the method of a name, or the method itself."""
     known = mode in MODES if isinstance(mode, str) else hasattr(mode, "begin")
     if not known:
         raise not_allowed("mode", mode, (*MODES, "methods of workbench.methods"))
@@ -244,9 +246,9 @@ def first_token(
     store: Store | None = None,
     engine: str = "auto",
 ) -> int:
-    """Return the most likely first token of an answer.
+    """Return the most likely first token of an answer: the work that a time to first token measures.
 
-    What a time to first token measures: from token ids (and blocks in a store) to a token id on the host.
+    It goes from token ids (and blocks in a store) to a token id on the host.
     """
     method = method_of(mode)
     store = _store_of(store)

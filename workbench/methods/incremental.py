@@ -1,9 +1,8 @@
 """One prompt after another: only the blocks that changed are encoded.
 
 Block-Attention, section 2.5 and appendix A: between two states of a game, two turns of a chat or two edits of a
-document, most blocks stay as they were. A block is looked up by its content, so it does not matter whether blocks were
-edited, inserted, deleted or put in another order: what the store holds is rerotated to its new place, the rest is
-encoded.
+document, most blocks stay the same. Blocks are looked up by content, so they may be edited, inserted, deleted or
+reordered: stored blocks are rerotated to their new positions, the others are encoded.
 """
 
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ REUSE_STATUSES: tuple[ReuseStatus, ...] = get_args(ReuseStatus)
 
 @dataclass(frozen=True)
 class Revision:
-    """A prompt whose context stands in its KV, and what that took.
+    """A prompt whose context is in its KV, with what was done for it.
 
     statuses  of every context block: "kept" where the prompt before had it, "moved" from another place in it,
               "recalled" from the store although the prompt before did not have it (or a further copy within this
@@ -46,7 +45,7 @@ class Revision:
 
     @property
     def request(self) -> PrefillRequest:
-        """The request that is left to compute: the question, over the context in place."""
+        """The request that is left to compute: the question over the context."""
         return PrefillRequest(self.prompt.tokens, Plan(self.prompt.question), self.kv)
 
     def blocks(self, status: ReuseStatus) -> int:
@@ -67,10 +66,10 @@ class Revision:
 def revise(
     model: PreTrainedModel, prompt: Prompt, store: Store, before: Prompt | None = None, reserve: Count = 0
 ) -> Revision:
-    """Put `prompt` together from `store`, encoding (all at once) only those of its blocks that `store` does not hold.
+    """Assemble `prompt` from `store`, and encode (in one pass) the blocks that `store` lacks.
 
-    `before` is the prompt that came before, of which the report speaks; what is reused depends on the store alone. An
-    evicted block is encoded once more. `reserve` is capacity for new tokens. Raises BadInput before any work.
+    `before` is the previous prompt, for the report only; what is reused depends on the store. `reserve` is capacity for
+    new tokens. Raises BadInput, before any work, for a prompt that does not fit the model.
     """
     spec_for(model, [prompt.tokens])
     recording = RecordingStore(checked(store))

@@ -1,8 +1,7 @@
-"""What a method is, and how an answer is generated: its length, how its tokens are drawn, and what ends it.
+"""The interface of methods, and sampling parameters.
 
-A method is a frozen dataclass. `begin` makes requests of a batch of prompts, ready for the forward pass that gives
-their first token. `Full`, `Reuse` and `Superposition` are the methods; what differs between the published systems
-that reuse blocks are the preparation, the selection and the positions that `Reuse` is given.
+A method is a frozen dataclass. `begin` turns a batch of prompts into requests that are ready for the forward pass of
+their first token.
 """
 
 from collections.abc import Sequence
@@ -24,11 +23,11 @@ from workbench.store import Store
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Options of `engine.decoding.decode` for a batch of requests; vLLM has them under this name.
+    """Options of `engine.decoding.decode` for a batch of requests, named as in vLLM.
 
     max_new_tokens  most tokens of an answer
     temperature     0: the likeliest token; above: drawn from the `top_p` nucleus
-    seed            of the draws, one number or one per request
+    seed            seed of the draws, one number or one per request
     stop            strings that end an answer
     """
 
@@ -60,7 +59,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class ReadyRequest:
-    """One request, ready for its last forward pass, and what it takes to get there."""
+    """One request, ready for its last forward pass, with what was computed for it."""
 
     request: PrefillRequest  #: the logits of its last row give the first token
     passes: tuple[Pass, ...]  #: all that is computed up to the first token, the last pass included
@@ -70,10 +69,10 @@ class ReadyRequest:
 
 
 class Method(Protocol):
-    """How prompts get their keys and values: a file of `workbench.methods.modes`."""
+    """Interface of methods, implemented in `workbench.methods.modes`."""
 
     def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
-        """Raise BadInput, before anything is computed, where a model, with weights or without, cannot run it."""
+        """Raise BadInput, before any work, where the model (it may be on the meta device) or prompts do not fit."""
 
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
@@ -85,9 +84,9 @@ class Method(Protocol):
 
 
 def finish(model: PreTrainedModel, ready: Sequence[ReadyRequest], waits: Sequence[Wait | None] = ()) -> list[Tensor]:
-    """Run the last forward pass, or its chunks: logits [V] behind the prompt of every request of one method.
+    """Run the last forward pass of requests of one method, or its chunks; return logits [V] behind each prompt.
 
-    `waits`: those of `prefill_many`, for requests without chunks.
+    `waits` are those of `prefill_many`, for requests without chunks.
     """
     requests = [each.request for each in ready]
     chunk = ready[0].chunk if ready else None

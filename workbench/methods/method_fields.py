@@ -1,6 +1,6 @@
-"""A method as text and numbers, as a person writes it down; nothing heavy is imported.
+"""Fields of a method as text and numbers, as on the command line, without heavy imports.
 
-Where a field's type is `Annotated`, its text is the help of the command-line option.
+The text of an `Annotated` type is the help of the command-line option.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,25 +47,25 @@ def check_mode(spec: str) -> None:
 
 
 def check_positions(name: Any) -> None:
-    """Refuse positions that there are not."""
+    """Raise BadInput for unknown positions."""
     if name not in get_args(Positions):
         raise not_allowed("positions", name, get_args(Positions))
 
 
 def check_ratio(ratio: float | None) -> None:
-    """Refuse a ratio outside [0, 1]."""
+    """Raise BadInput for a ratio outside [0, 1]; None is allowed."""
     if ratio is not None and not 0 <= ratio <= 1:
         raise BadInput(f"ratio {ratio}: it is a share of the document tokens, from 0 to 1")
 
 
 def check_engine(name: Any) -> None:
-    """Refuse a name that is no engine's."""
+    """Raise BadInput for an unknown engine."""
     if name not in ENGINES:
         raise not_allowed("engine", name, ENGINES)
 
 
 def check_schedulers(names: Sequence[str]) -> None:
-    """Refuse a mode that the scheduler does not have, and none at all."""
+    """Raise BadInput for an unknown mode of the scheduler, and for an empty list."""
     if odd := [name for name in names if name not in SCHEDULERS]:
         raise not_allowed("mode", odd[0], SCHEDULERS)
     if not names:
@@ -74,11 +74,11 @@ def check_schedulers(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodFields:
-    """Which method, and its choices.
+    """A method and its choices.
 
-    Modes and policies stand alone or with options: `superposition(paths=2)`, `query_guided(layers=all)`. Policies are
-    files of `methods.prepare`, `select`, `correct`, `attend` and `sparse`. What the folder `prepared` lacks is
-    computed. A `ratio` or `chunk` of None stands for as many tokens as the selector wants, and for all rows at once.
+    Modes and policies may have options: `superposition(paths=2)`, `query_guided(layers=all)`. Policies are the files of
+    `methods.prepare`, `select`, `correct`, `attend` and `sparse`. Blocks that the folder `prepared` lacks are computed.
+    `ratio` None recomputes as many tokens as the selector wants; `chunk` None computes all rows at once.
     """
 
     mode: Annotated[
@@ -119,7 +119,7 @@ class MethodFields:
 
 
 def check_choices(given: Mapping[str, Any]) -> None:
-    """Raise BadInput for what can be refused without a policy; fields that are not given are at their defaults."""
+    """Raise BadInput for invalid fields, as far as that is known without importing policies; others have defaults."""
     check_mode(mode := given.get("mode", MethodFields.mode))
     odd = [key for key in REUSE if given.get(key, getattr(MethodFields, key)) != getattr(MethodFields, key)]
     if mode != "block" and odd:

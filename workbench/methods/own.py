@@ -1,10 +1,10 @@
-"""Policies from outside the package: of a file, of a notebook's cell, or of an installed package's entry points.
+"""The user's own policies: from a file, a notebook's cell, or entry points of installed packages.
 
     workbench trial --method-file last_tokens.py --select last_tokens
     Trial("lab-full", mode="block", select=LastTokens())
 
-A file holds policies as those of `methods.select`, `prepare`, `correct`, `attend` and `sparse` do, one frozen dataclass
-or more; each is known by its class's name, `LastTokens` as `last_tokens`. An installed package names its own in
+A file has one or more policies, frozen dataclasses like those of `methods.select`, `prepare`, `correct`, `attend` and
+`sparse`. Each is named after its class: `LastTokens` is `last_tokens`. An installed package declares its own in
 `[project.entry-points."workbench.select"]`, as `last_tokens = "its.module:LastTokens"` (or `.prepare`, `.sparse`, …).
 """
 
@@ -43,9 +43,9 @@ _read: dict[Path, int] = {}  # file → its time when it was read
 
 
 def use(paths: Sequence[Path] | None) -> Sequence[Path] | None:
-    """Make the policies of files known, here and in processes begun from here. Returns what it was given.
+    """Register the policies of files, in this process and in those that it starts; return `paths`.
 
-    Raises BadInput for a file that is not there, cannot be run, or holds no policy.
+    Raises BadInput for a file that is missing, fails to run, or has no policy.
     """
     for path in paths or ():
         file = os.path.realpath(path)  # of a link to itself, too
@@ -56,12 +56,12 @@ def use(paths: Sequence[Path] | None) -> Sequence[Path] | None:
 
 
 def files() -> list[Path]:
-    """Return the files whose policies are known."""
+    """Return the files whose policies are registered."""
     return [Path(path) for path in os.environ.get(FILES, "").split(os.pathsep) if path]
 
 
 def listed(paths: Sequence[Path] | None) -> list[tuple[str, str]]:
-    """Return (kind, name) of the policies of files that are known."""
+    """Return (kind, name) of the policies that were registered from these files (`use`)."""
     modules = {_module(path.resolve()) for path in paths or ()}
     known = ((kind, name, found) for kind, policies in _known.items() for name, found in policies.items())
     return [(kind, name) for kind, name, found in known if found.__module__ in modules]
@@ -73,18 +73,18 @@ def installed() -> list[tuple[str, str]]:
 
 
 def versions() -> dict[str, str]:
-    """Return {name of a file: first digits of its SHA-256}, for records."""
+    """Return {file name: first digits of its SHA-256} of registered files, for records."""
     return {path.name: sha256(path.read_bytes()).hexdigest()[:12] for path in files()}
 
 
 def names(package: str) -> list[str]:
-    """Return the policies of one kind, `workbench.methods.select` or another; those of packages are not imported."""
+    """Return the names of the user's policies of one kind, as `workbench.methods.select`; packages are not imported."""
     kind = package.rpartition(".")[2]
     return [*_policies(kind), *_entries(kind)] if kind in KINDS else []
 
 
 def policy(package: str, name: str) -> type | None:
-    """Return the class of a policy; None for a name that is not one of these."""
+    """Return the class of one of the user's policies; None for another name."""
     kind = package.rpartition(".")[2]
     found = _policies(kind).get(name) if kind in KINDS else None
     if found is None and kind in KINDS and (entry := _entries(kind).get(name)):
@@ -96,12 +96,12 @@ def policy(package: str, name: str) -> type | None:
 
 
 def known(kind: str, name: str) -> type | None:
-    """Return the class of a policy that was made known in this process; None for another name."""
+    """Return the class of a policy that was registered in this process; None for another name."""
     return _known[kind].get(name)
 
 
 def register(found: type) -> str:
-    """Make a policy known by the name of its class, and return the name."""
+    """Register a policy by the name of its class, and return the name."""
     kind, name = _kind(found), _name(found)
     if not kind:
         raise BadInput(
@@ -116,7 +116,7 @@ def register(found: type) -> str:
 
 
 def name_of(made: Any) -> str:
-    """Return the name of an object's policy; "" for one of the package."""
+    """Return the name of a policy object that is the user's own; "" for one of this package."""
     return next((name for known in _known.values() for name, found in known.items() if found is type(made)), "")
 
 

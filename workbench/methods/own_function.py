@@ -5,12 +5,12 @@
 
 It returns one of two things, a tensor, an array or a list, of the T context tokens (`prompt.starts[-1]`):
 
-    scores, T decimal numbers                     the higher, the sooner recomputed; -inf never, inf always
-    numbers of tokens, whole, 0 to T - 1          the first the soonest, the others not
+    scores, T floats                  the highest are recomputed; -inf never, inf always
+    token indices, integers           those to recompute, the most important first; no others are
 
-A ratio cuts both; `ratio=None` recomputes as many as the function names. Of a system block, inf alone is recomputed.
-The function is known by its name, in records too: another function needs another name. It is no option of a command,
-and no other process knows it: a file with a policy is (`own`).
+A ratio limits both; `ratio=None` recomputes all that the function names. Tokens of a system block are recomputed at inf
+only. The function is registered by its name, also in records, so another function needs another name. Commands and
+other processes do not know it; use a file with a policy there (`own`).
 """
 
 import inspect
@@ -36,7 +36,7 @@ PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEY
 
 @dataclass(frozen=True)
 class FunctionSelect(Select):
-    """Scores tokens as a function of the user says."""
+    """Selector that calls the user's function."""
 
     function: ClassVar[Callable[..., Any]]
     reads_cache: ClassVar[bool]
@@ -52,17 +52,17 @@ class FunctionSelect(Select):
         return [scores_of(name, function(model, prompt, kv), prompt.starts[-1]) for prompt, kv in pairs]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        """Return nothing: what the function itself computes is not counted. Refuses what it returns for a prompt."""
+        """Return (): what the function computes is not counted. Raises BadInput for an invalid result of it."""
         if not self.reads_cache:
             self.score(prompt)
         return ()
 
 
 def selector(function: Callable[..., Any]) -> Select:
-    """Make a function known as a selector, by its name, and return that.
+    """Register a function as a selector, by its name, and return the selector.
 
-    Raises BadInput for one without a name, with other parameters, or with the name of a selector of the package, and
-    for one that was made by the same code as a known one of its name, over other values.
+    Raises BadInput for a function without a name, with other parameters, with the name of a shipped selector, or with
+    the name and code of a registered function but other closure values.
     """
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
@@ -92,13 +92,13 @@ def selector(function: Callable[..., Any]) -> Select:
 
 
 def is_function(spec: str) -> bool:
-    """Return whether a selector's spec stands for a function, which other processes do not know."""
+    """Return whether a selector's spec is a registered function, which other processes do not know."""
     found = own.known("select", registry.parse(spec)[0])
     return found is not None and issubclass(found, FunctionSelect)
 
 
 def scores_of(name: str, given: Any, length: int) -> Tensor:
-    """Return scores [length] from what a function returned; BadInput for what is neither scores nor token numbers."""
+    """Return scores [length] from a function's result. Raises BadInput for neither scores nor token indices."""
     try:
         values = torch.as_tensor(given).detach().cpu()
     except (TypeError, ValueError, RuntimeError):

@@ -20,10 +20,14 @@ from workbench.methods.method_fields import REUSE
 
 @dataclass(frozen=True)
 class Published:
-    """`fields` of a trial, the name people know, where it was published, and what is `reported` of it there.
+    """A published method.
 
-    `follows` says what it keeps to: released code, a reimplementation by others, the paper, or a description where
-    no more was found.
+    title     its name
+    source    paper or code, with section
+    fields    fields of a trial that choose it
+    reported  results that the source reports
+    follows   what the implementation follows: released code, a reimplementation by others, the paper, or a description
+              if no more was found
     """
 
     title: str
@@ -207,7 +211,7 @@ ALIKE = {"with_neighbours(n=10, search=exact)": "with_neighbours", "none": ""}  
 
 
 def name_of(fields: Mapping[str, Any]) -> str | None:
-    """Return the published method that fields of a trial choose, at whatever ratio; None where they choose none."""
+    """Return the name of the published method that fields of a trial choose, at any ratio; None if they choose none."""
     return next((name for name, each in METHODS.items() if name != TUNED and _key(each.fields) == _key(fields)), None)
 
 
@@ -227,7 +231,7 @@ def check_name(method: str) -> None:
 
 
 def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a trial: those of a published method, with what was `given` (as text, from a command line) over them.
+    """Return fields of a trial: those of a published method, overridden by what was `given` (as command-line text).
 
     Raises BadInput for an unknown method, and for a ratio that is neither a number nor "own".
     """

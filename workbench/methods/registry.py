@@ -1,7 +1,7 @@
-"""Policies by name: one frozen dataclass a file, found by looking into the folder; those of users are in `own`.
+"""Policies by name: one frozen dataclass a file, found in the package's folders; users' own are in `own`.
 
-The class carries the name of its file (`first_k.py` holds `FirstK`), with what it chooses behind it where two folders
-have a policy of one name (`OracleTiles`, `OracleTokens`). Its fields are its options:
+The class is named after its file (`first_k.py` has `FirstK`), with a suffix if two folders have a policy of the same
+name (`OracleTiles`, `OracleTokens`). Its fields are its options:
 
     with_neighbours                    the file's class with its defaults
     with_neighbours(n=4, embedder=minilm)      … with options; a word or a path needs no quotation marks
@@ -25,23 +25,21 @@ from workbench.methods import own
 
 
 def names(package: str) -> list[str]:
-    """Return what there is in a package, which is not imported: its files, and what users have added."""
+    """Return the policies of a package, from its file names (it is not imported) and the users' own."""
     return sorted({*shipped(package), *own.names(package)})
 
 
 def shipped(package: str) -> list[str]:
-    """Return the files of a package, which is not imported."""
+    """Return the shipped policies of a package, from its file names; it is not imported."""
     spec = find_spec(package)
     folders = (spec.submodule_search_locations if spec else None) or []
     return sorted(path.stem for folder in folders for path in Path(folder).glob("[!_]*.py"))
 
 
 def made(package: str, spec: str, **given: Any) -> Any:
-    """Return the policy that `spec` describes.
+    """Return the policy that `spec` describes; of the values `given`, it gets those that it has fields for.
 
-    Of `given`, values that a spec cannot say, it takes those it has fields for.
-
-    Raises BadInput for a name that is no file of the package, an option the policy does not have, and one it refuses.
+    Raises BadInput for an unknown name or option, and for a value that the policy refuses.
     """
     policy, options = found(package, spec, given)
     takes = [field.name for field in fields(policy) if field.init]
@@ -52,7 +50,7 @@ def made(package: str, spec: str, **given: Any) -> Any:
 
 
 def check_spec(package: str, spec: str, **given: Any) -> None:
-    """Raise BadInput for a spec that makes no policy, whatever else is given to it."""
+    """Raise BadInput for a spec that cannot make a policy."""
     policy, options = found(package, spec, given)
     if not (lacking := set(required(policy)) - {*options, *given}):
         made(package, spec, **given)
@@ -63,7 +61,7 @@ def check_spec(package: str, spec: str, **given: Any) -> None:
 
 
 def said(policy: type) -> list[Field[Any]]:
-    """Return the fields of a policy that a spec may say."""
+    """Return the fields of a policy that a spec may set."""
     return [each for each in fields(policy) if each.init and each.repr]
 
 
@@ -73,7 +71,7 @@ def required(policy: type) -> list[str]:
 
 
 def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, dict[str, Any]]:
-    """Return the class and the options that `spec` describes; options named in `given` are not for a spec to say."""
+    """Return class and options of a spec. Raises BadInput for options named in `given`, which a spec must not set."""
     name, options = check_name(package, spec)
     policy = own.policy(package, name) or _policy(import_module(f"{package}.{name}"), name)
     check_known(package, name, policy, options, given)
@@ -81,7 +79,7 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
 
 
 def check_known(package: str, name: str, policy: type, options: Collection[str], given: Collection[str] = ()) -> None:
-    """Raise BadInput for an option that a policy does not have, or that is not for a spec to say."""
+    """Raise BadInput for an option that a policy does not have, or that a spec must not set."""
     allowed = [field.name for field in said(policy) if field.name not in given]
     if unknown := [option for option in options if option not in allowed]:
         kind = package.rpartition(".")[2].removesuffix("s")
@@ -98,24 +96,24 @@ def check_name(package: str, spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of a spec (`core.spec_parser`), by the policy's name today."""
+    """Return name and options of a spec (`core.spec_parser`); earlier names of policies are replaced."""
     return spec_parser.parse(spec.strip())
 
 
 def spec_of(policy: Any) -> str:
-    """Return the spec of a policy in full: `with_neighbours(n=10, embedder=tfidf)`; fields not shown are left out."""
+    """Return the full spec of a policy, as `with_neighbours(n=10, embedder=tfidf)`, without fields that have no repr."""
     name = own.name_of(policy) or type(policy).__module__.rpartition(".")[2]
     options = [f"{each.name}={_plain(getattr(policy, each.name))}" for each in said(type(policy))]
     return f"{name}({', '.join(options)})" if options else name
 
 
 def option(default: Any, check: Callable[[str, Any], None]) -> Any:
-    """Declare an option of a policy; `check_options` lets `check` refuse what does not fit, by name and value."""
+    """Declare an option of a policy; `check(name, value)` raises BadInput for an invalid value (`check_options`)."""
     return field(default=default, metadata={"check": check})
 
 
 def ruled(default: Any, rule: str, fits: Callable[[Any], Any]) -> Any:
-    """Declare an option that is refused as "NAME is VALUE: RULE" where it does not fit."""
+    """Declare an option that is refused as "NAME is VALUE: RULE" unless `fits(value)`."""
 
     def check(name: str, value: Any) -> None:
         try:
@@ -129,7 +127,7 @@ def ruled(default: Any, rule: str, fits: Callable[[Any], Any]) -> Any:
 
 
 def whole(default: int | None, rule: str, least: int = 0) -> Any:
-    """Declare an option that is a whole number of at least `least`, or its default None."""
+    """Declare an option that is an integer of at least `least`; None is allowed if it is the default."""
     return ruled(default, rule, lambda value: value is default is None or is_whole(value, least))
 
 
@@ -149,20 +147,17 @@ def positive(default: float) -> Any:
 
 
 def system_blocks() -> Any:
-    """Declare how many blocks at the front of a prompt are no passages."""
+    """Declare the option `system`: the number of leading blocks of a prompt that are not passages."""
     return whole(1, "how many blocks at the front are no passages, 0 or more")
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Return whether a value is a whole number of at least `least`."""
+    """Return whether a value is an integer of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def check_options(policy: Any) -> None:
-    """Raise BadInput for the first option of a policy whose value is not allowed.
-
-    By what the option was declared with, and by its annotation.
-    """
+    """Raise BadInput for the first option of a policy that its declaration or annotation does not allow."""
     for declared in fields(policy):
         if check := declared.metadata.get("check"):
             check(declared.name, getattr(policy, declared.name))
@@ -182,10 +177,7 @@ def _policy(module: ModuleType, name: str) -> type:
 
 
 def carries(found: Any, name: str) -> bool:
-    """Return whether a dataclass carries the name of a file.
-
-    `first_k` → `FirstK`; a word that Python keeps for itself ends in an underscore: `none` → `None_`.
-    """
+    """Return whether a dataclass is named after a file: `first_k` → `FirstK`, a Python keyword `none` → `None_`."""
     camel = name.title().replace("_", "")
     begin = f"{camel}_" if iskeyword(camel) else camel
     return isinstance(found, type) and is_dataclass(found) and found.__name__.startswith(begin)

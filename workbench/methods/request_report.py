@@ -1,4 +1,4 @@
-"""The receipt of a request: which blocks were reused, from where, which were missed and why, and how long it took."""
+"""Request reports (receipts): which blocks were reused, from where, which were missed and why, and stage times."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ STAGES = ("wait", "load", "encode", "store", "place", "prefill", "decode")
 
 @dataclass(frozen=True)
 class BlockReceipt:
-    """What became of one context block.
+    """Report of one context block.
 
-    status      "reused": its keys and values were found; "encoded": they were not, and were made and kept;
-                "computed": nothing was looked up, its tokens went through the model within the prompt
-    tier, bytes where it was found, and what was read there
-    shift       positions by which its keys were rerotated
-    recomputed  its tokens that were computed again over the prompt
-    reason      why it was not found
+    status       "reused": found in the store; "encoded": missed, encoded and stored; "computed": not looked up, its
+                 tokens were computed within the prompt
+    tier, bytes  where it was found, and how many bytes were read there
+    shift        positions by which its keys were rerotated
+    recomputed   number of its tokens that were recomputed over the prompt
+    reason       why it was missed
     """
 
     label: str
@@ -42,14 +42,14 @@ class BlockReceipt:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one request took.
+    """Report of one request.
 
-    question   tokens of its question, which are computed
-    seconds    by stage, of the whole batch it was computed in: wait (until its turn), load (blocks are read), encode
-               (missed blocks are computed), store (and kept), place (chosen and put in place), prefill (until the first
-               token), decode (the others). On a GPU a stage ends when its work was given to the device
-    batch      requests that were computed together
-    also       look-ups of blocks that are not of this prompt, such as neighbours, by batch
+    question   number of its question tokens, which are computed
+    seconds    {stage: seconds} of its whole batch: wait (queued), load (reading blocks), encode (missed blocks), store
+               (keeping them), place (selection and assembly), prefill (to the first token), decode. On a GPU a stage
+               ends when its work has been queued
+    batch      number of requests that were computed together
+    also       number of the batch's look-ups of blocks that are not in its prompts, such as neighbours
     """
 
     blocks: tuple[BlockReceipt, ...]
@@ -64,17 +64,17 @@ class Receipt:
 
     @property
     def shifted(self) -> int:
-        """Reused blocks whose keys were rerotated."""
+        """Number of reused blocks whose keys were rerotated."""
         return sum(block.status != "computed" and block.shift != 0 for block in self.blocks)
 
     @property
     def recomputed(self) -> int:
-        """Tokens of cached blocks that were computed again."""
+        """Number of tokens of cached blocks that were recomputed."""
         return sum(block.recomputed for block in self.blocks)
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes that were read, by tier."""
+        """{tier: bytes that were read}."""
         read = Counter[str]()
         for block in self.blocks:
             if block.tier:
@@ -83,11 +83,11 @@ class Receipt:
 
     @property
     def misses(self) -> dict[str, int]:
-        """Blocks that were not found, by reason."""
+        """{reason: number of missed blocks}."""
         return dict(Counter(block.reason.partition(":")[0] for block in self.blocks if block.reason).most_common())
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; `from_json` reads them back. Fields of a block that say nothing are left out."""
+        """Return plain JSON values for `from_json`; empty fields of blocks are left out."""
         blocks = [{k: v for k, v in asdict(b).items() if v or k in ("label", "tokens", "status")} for b in self.blocks]
         return asdict(self) | {"blocks": blocks, "seconds": dict(self.seconds)}
 
@@ -135,9 +135,9 @@ class Lookup:
 
 
 class WatchedStore:
-    """Passes everything on to `store`, and notes what is looked up and how long that takes.
+    """Passes all calls on to `store`, and records look-ups and their times.
 
-    `seconds` has the stages load, encode (from the last look-up to the first block that is put) and store.
+    `seconds` has the stages load, encode (from the last look-up to the first `put`) and store.
     """
 
     def __init__(self, store: Store):
@@ -147,7 +147,7 @@ class WatchedStore:
         self._last = perf_counter()
 
     def get(self, key: str) -> KV | None:
-        """Return what the store has under `key`, and note it."""
+        """Return the KV under `key`, and record the look-up."""
         begin = perf_counter()
         near = key in self.store if hasattr(self.store, "__contains__") else True
         if hasattr(self.store, "find"):
@@ -165,11 +165,11 @@ class WatchedStore:
         return kv
 
     def resume(self) -> None:
-        """Begin to take the time now: what went before was no work on blocks."""
+        """Restart the clock: the time before was not spent on blocks."""
         self._last = perf_counter()
 
     def put(self, key: str, kv: KV) -> None:
-        """Keep a block; the time since the last look-up went into computing it."""
+        """Keep a block; the time since the last look-up counts as encoding."""
         begin = perf_counter()
         self.seconds["encode"] += begin - self._last
         self.store.put(key, kv)
@@ -184,10 +184,7 @@ class WatchedStore:
 def receipts_of(
     prompts: Sequence[Prompt], ready: Sequence[ReadyRequest], lookups: Sequence[Lookup], positions: str = "re-encoded"
 ) -> list[Receipt]:
-    """Return the receipt of every request of a batch, without its times, from what was looked up for it.
-
-    A block that several requests of a batch ask for is looked up once for each, in their order.
-    """
+    """Return the receipt of every request of a batch, without times, from the batch's look-ups in order."""
     by_block: dict[str, dict[str, list[Lookup]]] = {}
     for lookup in lookups:
         if (identity := identity_of(lookup.key)) is not None:

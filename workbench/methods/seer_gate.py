@@ -1,4 +1,4 @@
-"""SeerAttention's gate (arXiv:2410.13276): a small learned model of which key blocks a query block attends to."""
+"""SeerAttention's gate (arXiv:2410.13276): a small learned model that predicts which key blocks a query block needs."""
 
 import json
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ FILE = "seer_attention.safetensors"  # of the shipped gate, beside the weights o
 
 @dataclass(frozen=True)
 class GateShape:
-    """What a gate is made of. `block` tokens are one vector of `width` channels, rotated by RoPE of base `theta`."""
+    """Shape of a gate: `block` tokens become one vector of `width` channels, rotated by RoPE of base `theta`."""
 
-    model: str  #: identity of the model that it was distilled from
+    model: str  #: `identity` of the model that it was distilled from
     block: int
     width: int
     theta: float
@@ -42,8 +42,8 @@ class GateShape:
 class Gate(torch.nn.Module):
     """Per layer and head, a linear map of pooled queries and one of pooled keys, both from before RoPE.
 
-    Queries are averaged over a block; of keys, maximum, minimum and mean are joined. RoPE rotates both as if they stood
-    where their block begins (a query block: where its first row is).
+    Queries are averaged over a block; maximum, minimum and mean of its keys are concatenated. RoPE rotates both to the
+    first position of their block (of a query block: that of its first row).
     """
 
     table: Tensor
@@ -60,9 +60,9 @@ class Gate(torch.nn.Module):
         self.key = torch.nn.ParameterList([_drawn(*k) for _, k in sizes])
 
     def forward(self, layer: int, queries: Tensor, keys: Tensor, grid: Grid, site: Site | None = None) -> Tensor:
-        """[Hq, I, J] fp32 logits from queries [Hq, R, D] and keys [H, T, D] as attention sees them; -inf ahead.
+        """Return logits [Hq, I, J] (fp32) from rotated queries [Hq, R, D] and keys [H, T, D]; -inf ahead of the rows.
 
-        What is kept beside these keys, `site.derived`, lets a chunk pool its own alone.
+        With `site.derived`, pooled keys of earlier chunks are reused.
         """
         logits = self._products(layer, queries, keys, grid, site or Site()) * self.shape.width**-0.5
         return logits.masked_fill(~grid.causal, -torch.inf)
@@ -70,9 +70,9 @@ class Gate(torch.nn.Module):
     def kept(
         self, layer: int, queries: Tensor, keys: Tensor, grid: Grid, site: Site, threshold: float, tail: int
     ) -> Tensor | None:
-        """[Hq, I, J] bool by kernels: blocks of at least `threshold`, the row's own, all for the last `tail` blocks.
+        """Return the kept blocks [Hq, I, J] (bool), by kernels; None where these do not support it.
 
-        None where kernels do not take it.
+        Kept are blocks of at least `threshold`, a row's own, and all blocks of the last `tail` query blocks.
         """
         if not self._by_kernels(keys, self._angles(layer), grid.shape[1]):
             return None
@@ -152,9 +152,9 @@ class Gate(torch.nn.Module):
         return made if out is None else out.index_copy_(1, at[::block] // block, made)
 
     def save(self, path: Path, training: dict[str, Any] | None = None, half: bool = False) -> None:
-        """Write weights, shape and how they were trained (JSON values) to one file, whole or not at all.
+        """Write weights, shape and the record of the `training` (JSON values) to one file, atomically.
 
-        half   weights in fp16, as a gate is shipped; `load` gives fp32 again
+        half   store weights in fp16; `load` returns fp32
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: x.detach().cpu().contiguous() for name, x in self.state_dict().items()}
@@ -174,7 +174,7 @@ def new(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:
 
 
 def load(path: Path, model: PreTrainedModel) -> Gate:
-    """Load the gate of a file, on the model's device. BadInput for a damaged one or one of another model."""
+    """Load a gate to the model's device. Raises BadInput for a damaged file or a gate of another model."""
     try:
         with safe_open(path, framework="pt") as file:
             shape = GateShape(**json.loads((file.metadata() or {})["gate"]))
@@ -192,12 +192,12 @@ def load(path: Path, model: PreTrainedModel) -> Gate:
 
 
 def digest(tokens: Tensor | Sequence[int]) -> str:
-    """Hash the token ids [T] of a prompt: what a gate keeps of the prompts that it was distilled on."""
+    """Return the hash of a prompt's token ids [T], by which a gate records the prompts it was distilled on."""
     return sha256(" ".join(map(str, torch.as_tensor(tokens).tolist())).encode()).hexdigest()[:16]
 
 
 def training(path: Path) -> dict[str, Any]:
-    """Return how the gate of a file was trained, as `Gate.save` was told. BadInput for a missing or damaged file."""
+    """Return the training record in a gate's file. Raises BadInput for a missing or damaged file."""
     try:
         with safe_open(path, framework="pt") as file:
             return dict(json.loads((file.metadata() or {})["training"]))
@@ -213,7 +213,7 @@ def _untrained(shape: GateShape, model: PreTrainedModel) -> Gate:
 
 
 def identity(model: PreTrainedModel) -> str:
-    """Hash a model's weights, the same in every number format: up to 4,096 values of each tensor, in bf16."""
+    """Return a hash of a model's weights, the same in every dtype: of up to 4,096 values of each tensor, in bf16."""
     whole = sha256()
     for name, x in sorted(model.state_dict().items()):
         flat = x.detach().reshape(-1)
@@ -223,7 +223,7 @@ def identity(model: PreTrainedModel) -> str:
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Return whether kernels pool and choose there."""
+    """Return whether kernels are used for tensors on this device."""
     return backends.on_gpu(x.device)
 
 

@@ -1,7 +1,7 @@
-"""What computed rows attend to, where that is not all before them: one rule a file, found by `names`.
+"""Attention rules: what computed rows attend to, if not everything before them; one rule a file, listed by `names`.
 
-A rule is asked once a request, with the rows and the scores of the selector, and answers with fields of the `Plan`: a
-mask rule (`sees`), or what carries the attention out (`backend`). A rule imports its types from here.
+A rule is called once a request, with the rows and the selector's scores, and returns fields of the `Plan`: a mask rule
+(`sees`) or an attention `backend`. A rule imports its types from here.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ __all__ = ["Attend", "Prompt", "named", "names"]
 
 @dataclass(frozen=True, kw_only=True)
 class Attend:
-    """Says what rows attend to. `system`: blocks at the front that are no passages.
+    """Base class of attention rules.
 
+    system  number of leading blocks that are not passages
     weighs  whether it needs the scores of a selector
-    answer  whether tokens of the answer do not see all that is before them: they are decoded on contiguous caches then
+    answer  whether it also restricts tokens of the answer, which are then decoded on contiguous caches
     """
 
     weighs: ClassVar[bool] = False

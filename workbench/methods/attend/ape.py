@@ -47,9 +47,9 @@ class Ape(Attend):
 
 @dataclass(frozen=True)
 class Merged:
-    """Attention of which the part over the columns `apart` is merged with the rest, for rows behind these.
+    """Attention backend: rows behind the positions `apart` attend to these and to all others separately, then merge.
 
-    On a GPU both parts come from `question_attention`, and rows before from the kernel of any other plan.
+    On a GPU both parts are computed by `question_attention`.
     """
 
     apart: Apart

@@ -1,8 +1,8 @@
 """How cached keys and values of tokens that are not recomputed are corrected: one method a file, found by `names`.
 
-A correction stands beside the choice of tokens: it is asked once a request, may write to its assembled cache (no cached
-block), and may leave a function that changes the cache of each layer while the rows are computed (`Plan.adjust`). What
-it computes it reports as passes. A correction imports its types from here.
+A correction is called once a request, besides the selector. It may write to the assembled cache (not to a cached
+block), and may return a function that changes the cache of each layer while the rows are computed (`Plan.adjust`). It
+reports what it computes as passes. A correction imports its types from here.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,12 @@ __all__ = ["KV", "Adjust", "Correct", "Correction", "Pass", "Prompt", "named", "
 
 @dataclass(frozen=True)
 class Correction:
-    """What is left to compute of one request: context `rows` [R], under `adjust`.
+    """Result of a correction: what is left to compute of one request.
 
-    `passes` were computed for it; by them `computed` context tokens are exact in all layers.
+    rows      [R] context tokens to recompute
+    adjust    changes each layer's cache while they are computed (`Plan.adjust`)
+    passes    forward passes that the correction ran
+    computed  number of context tokens that these computed in full, in all layers
     """
 
     rows: Tensor
@@ -38,9 +41,10 @@ class Correction:
 
 @dataclass(frozen=True, kw_only=True)
 class Correct:
-    """Corrects assembled caches. `system`: blocks at the front that are exact as cached.
+    """Base class of corrections of assembled caches.
 
-    chooses  whether it recomputes tokens of its own choice, by a ratio, where no selector does
+    system   number of leading blocks that are exact as cached
+    chooses  whether it selects tokens to recompute itself, by a ratio, if there is no selector
     """
 
     chooses: ClassVar[bool] = False
@@ -62,14 +66,14 @@ class Correct:
         raise NotImplementedError
 
     def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:
-        """Put corrected blocks, pinned, in place of those of `context`; False where it takes an assembled cache.
+        """Replace blocks of `context` by corrected ones in pages, pinned; return False if it needs an assembled cache.
 
-        Only corrections that read no other one define it. All that `context` holds is pinned, in any case.
+        Blocks of `context` stay pinned in any case.
         """
         return False
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        """Return what a request computes for it in any case, before tokens are recomputed."""
+        """Return the passes that every request computes for it before tokens are recomputed."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""What a few probes of a passage lack, the others are given as well (AgentKVShift, arXiv:2607.21604, algorithm 1)."""
+"""Shift all tokens of a passage by the mean deviation of a few recomputed probes (AgentKVShift, arXiv:2607.21604)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

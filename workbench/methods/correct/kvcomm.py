@@ -1,4 +1,4 @@
-"""A passage moves as similar passages moved in earlier requests (KVCOMM, arXiv:2510.12872)."""
+"""Correct a passage by the KV offsets that similar passages had in earlier requests (KVCOMM, arXiv:2510.12872)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""Methods by the name of their mode: one file is one method."""
+"""The methods, one a file, by the name of their mode."""

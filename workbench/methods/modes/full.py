@@ -18,9 +18,10 @@ from workbench.store import Store
 
 @dataclass(frozen=True)
 class Full:
-    """Every token is computed, under the rule `sees(prompt)` where one is given (`block_attention`, say).
+    """Every token is computed.
 
-    sparse   chooses the key tiles that are attended to
+    sees     returns the mask rule of a prompt, as `core.masks.block_attention` does; None: causal
+    sparse   selects the key tiles that are attended to
     chunk    rows of one pass; None: all at once
     """
 
@@ -32,7 +33,7 @@ class Full:
         check_options(self)
 
     def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
-        """Refuse nothing: every model computes every token."""
+        """Do nothing: every model can compute every token."""
 
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0

@@ -1,7 +1,7 @@
-"""Cached blocks are put in place, some of their tokens are recomputed, and the question is computed over them.
+"""Reuse of cached blocks: assemble them, recompute some of their tokens, and compute the question over them.
 
-What the published systems differ in are the three choices: how blocks are prepared before they are cached, at which
-positions they are reused, and which of their tokens are recomputed.
+Published systems differ in how blocks are prepared before they are cached, at which positions they are reused, and
+which of their tokens are recomputed.
 """
 
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ from workbench.store import UNLIMITED, MemoryStore, Store
 
 
 def positions_named(name: str) -> Positions:
-    """Return positions by their name. BadInput for an unknown one."""
+    """Return positions by name. Raises BadInput for an unknown one."""
     check_positions(name)
     return cast(Positions, name)
 
 
 def as_computed(model: PreTrainedModel, method: Any, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    """Return prompts as a method computes them: with what its preparation, if any, puts around passages."""
+    """Return prompts as a method computes them: with the soft tokens that its preparation puts around passages."""
     return method.wrapped(model, prompts) if isinstance(method, Reuse) else prompts
 
 
@@ -93,23 +93,23 @@ class Reuse:
 
     @property
     def plain(self) -> bool:
-        """Whether cached rows are only read, and computed rows attend to all that is before them."""
+        """Whether the method neither corrects cached rows nor restricts what computed rows attend to."""
         return not (self.correct or self.attend or getattr(self.select, "fresh", False))
 
     @property
     def in_place(self) -> bool:
-        """Whether cached rows are only read, and corrected ones lie in pages too."""
+        """Whether requests can read all blocks in pages: cached rows are not written, or are corrected in pages."""
         if self.correct and (self.positions == "naive" or type(self.correct).over_pages is Correct.over_pages):
             return False
         return not getattr(self.select, "fresh", False)
 
     def wrapped(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-        """Return prompts as they are computed: with what the preparation puts around passages."""
+        """Return prompts with the soft tokens that the preparation puts around passages."""
         wrap = getattr(self.prepare, "wrapped", None)
         return prompts if wrap is None else wrap(model, prompts)
 
     def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
-        """Refuse a model that lacks what a choice needs: soft tokens, a token that begins texts, layers."""
+        """Raise BadInput for a model that lacks what a choice needs: soft tokens, a BOS token, layers."""
         if hasattr(self.prepare, "check"):
             self.prepare.check(model)
         for prompt in self.wrapped(model, prompts[:1]):
@@ -126,7 +126,7 @@ class Reuse:
     def begin_over(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], cached: Sequence[Sequence[KV]], reserve: int = 0
     ) -> list[ReadyRequest]:
-        """Make prompts ready as `begin` does, over blocks that are there."""
+        """Make prompts ready as `begin` does, over the given KV of their blocks."""
         kvs = [assemble(model, p, c, self.positions, reserve) for p, c in zip(prompts, cached, strict=True)]
         chosen, scores = [torch.tensor([], dtype=torch.int64)] * len(prompts), list[torch.Tensor]()
         if self.select:
@@ -152,9 +152,9 @@ class Reuse:
         corrected: Correction | None = None,
         **plan: Any,
     ) -> ReadyRequest:
-        """Return the request that computes `rows` over a KV in which the blocks are in place.
+        """Return the request that computes `rows` over a KV with the assembled blocks.
 
-        `corrected`: how its cache was; `plan`: further fields of `Plan`.
+        `corrected` is the result of the correction; `plan` are further fields of `Plan`.
         """
         fixed = corrected or Correction(rows)
         scoring = self.select.passes(model, prompt) if self.select else ()

@@ -28,7 +28,7 @@ PATHS = 4  # whose logits are in memory in fp32 at a time
 
 
 class Placed(NamedTuple):
-    """Cached tokens, where the first of them shall stand and how far from one to the next: whole positions or not."""
+    """Cached tokens, the position that the first one shall get, and the step between tokens; both may be fractional."""
 
     kv: KV
     first: float
@@ -64,7 +64,7 @@ class Superposition:
         check_options(self)
 
     def check(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts without a document, or with a question of one token."""
+        """Raise BadInput for prompts without a document, or with a question of one token."""
         for prompt in prompts:
             if len(prompt.context) < 2 or len(prompt.blocks[-1]) < 2:
                 raise BadInput("superposition needs a system block, a document and a question of at least two tokens")

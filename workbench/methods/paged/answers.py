@@ -1,9 +1,9 @@
-"""Prompts answered over the pages of one pool, by captured steps: of any lengths, methods and options, side by side.
+"""Answer prompts over the pages of one pool by captured steps, in continuous batches of any lengths and methods.
 
-Cached blocks lie in pages that all prompts share (`engine.pages.block_pages`). Requests wait until the pool has pages
-for them; their rows are computed together, and their answers decoded together, some tokens at a time; one that ends
-makes room for others. What a step of fixed shape cannot do (chosen tiles, chunks, mask rules, thousands of rows) is
-computed on a contiguous copy of the pages, and its rows are written back; decoding is captured in any case.
+Cached blocks are in pages that all prompts share (`engine.pages.block_pages`). Requests wait until the pool has pages
+for them; they are prefilled together, and decoded together some tokens at a time; one that ends makes room for others.
+What a step of fixed shape cannot do (sparse attention, chunks, mask rules, thousands of rows) is computed on a
+contiguous copy of the pages, whose rows are written back; decoding is captured in any case.
 """
 
 from collections import deque
@@ -36,7 +36,7 @@ UNCAPTURED = 256  # rows above which a whole prompt is computed in place, where 
 
 
 def prefill(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest]) -> None:
-    """Bring requests of one method and store to the logits behind their prompts."""
+    """Prefill requests of one method and store, up to the logits behind their prompts."""
     begin = perf_counter()
     watched = WatchedStore(group[0].store)
     method, prompts = group[0].method, [request.prompt for request in group]
@@ -136,8 +136,8 @@ FORCED = 1024  # tokens of answers, padding included, that are predicted in one 
 class PagedAnswers:
     """Answers requests over the pages of `model`; used by one thread at a time, within `pages_of(model).lock`.
 
-    `most` requests are decoded together; others wait until those before them have made room. Raises NoPages for one
-    that finds no room in a pool of its own.
+    At most `most` requests are decoded together; others wait. Raises NoPages for a request that does not fit into an
+    empty pool.
     """
 
     def __init__(self, model: PreTrainedModel, requests: Sequence[PageRequest], most: int = MOST):
@@ -150,7 +150,7 @@ class PagedAnswers:
         self.pool = self.runner.pool
 
     def run(self) -> Generator[tuple[PageRequest, int], None, None]:
-        """Answer all, and yield tokens as they come. Where it fails or is left, all pages are given back."""
+        """Answer all requests and yield (request, token id) as tokens come; at the end all pages are given back."""
         total, ended = len(self.waiting), 0
         try:
             while self.waiting or self.running:

@@ -1,4 +1,4 @@
-"""Context rows that a request computes again, chosen over its pages."""
+"""Selection of the context rows that a request recomputes, over its pages."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,9 +17,11 @@ from workbench.methods.select import QuestionGuided, budget, choose, without_sys
 
 
 class RowChoice(NamedTuple):
-    """Context rows to compute again, the scores [T] that they were chosen by, and a copy of the pages, if one was made.
+    """Selected rows of a request.
 
-    A copy was read for the choice, or is what so many rows are computed on.
+    rows    [R] context rows to recompute; None: none are
+    scores  [T] scores that they were selected by
+    copy    contiguous copy of the pages, if one was made for the selection or for computing the rows
     """
 
     rows: Tensor | None
@@ -36,11 +38,11 @@ def chosen_over_pages(
     wait: Callable[[int], None] | None = None,
     copies: bool = False,
 ) -> list[RowChoice]:
-    """Choose context rows by the scores of the method's selector, which reads blocks in their pages.
+    """Select context rows by the scores of the method's selector, which reads blocks in their pages.
 
-    Question-guided ones ask a captured step; others that read keys and values get a copy. `room(pages)` makes room
-    for a question; `wait(layer)` returns when a layer of the blocks is there. `copies`: rows that are computed on a
-    copy get it here, so that a GPU fills it while the host chooses.
+    Question-guided selectors use a captured step; others that read keys and values get a copy. `room(pages)` makes room
+    for a question; `wait(layer)` returns when a layer of the blocks is loaded. `copies`: make the copies on which rows
+    are computed here, so that a GPU fills them meanwhile.
     """
     select, pool = method.select, runner.pool
     assert select is not None

@@ -1,4 +1,4 @@
-"""A prompt on its way to an answer over pages, and how methods begin it: its page table over blocks in place."""
+"""Requests over pages: their state, and how methods begin them with a page table over cached blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,13 +35,15 @@ from workbench.store import Store
 
 @dataclass(eq=False)
 class PageRequest:
-    """A prompt on its way to an answer over pages.
+    """A request that is answered over pages.
 
-    limit    most tokens of the answer, by its own number and by the model's context
-    rows     of its own pages that are rows of the prompt; the others are the answer's
-    context  blocks that it reads, pinned; `paged` its page table; `ready` as the method began it
-    copy     what its rows were computed on, until they are in its pages
-    table    makes its page table, where its rows are computed before that
+    limit    most tokens of the answer, by `max_new_tokens` and the model's context
+    rows     number of its own slots that are rows of the prompt; the others are the answer's
+    context  blocks that it reads, pinned
+    paged    its page table
+    ready    the request as the method began it
+    copy     contiguous copy that its rows were computed on, until they are in its pages
+    table    makes its page table later, if its rows are computed first
     """
 
     prompt: Prompt
@@ -67,11 +69,11 @@ class PageRequest:
 
     @property
     def positions(self) -> Positions:
-        """Positions of the keys of its context."""
+        """How its context's keys are positioned, as in `engine.assembly.assemble`."""
         return self.method.positions if type(self.method) is Reuse else "re-encoded"
 
     def take(self, token: int) -> bool:
-        """Add a token to the answer, unless it ends it; return whether it has ended."""
+        """Add a token to the answer unless it is an end token; return whether the answer has ended."""
         over = token in self.eos
         if not over:
             self.tokens.append(token)
@@ -81,7 +83,7 @@ class PageRequest:
 
 
 def needed(request: PageRequest, size: int) -> int:
-    """Return how many pages a request needs at most: for its blocks, and for what is computed for it."""
+    """Return the most pages that a request needs, for its blocks and for its own tokens."""
     prompt, method = request.prompt, request.method
     context = sum(-(-len(block) // size) for block in prompt.context)
     if isinstance(method, Reuse) and method.correct and method.in_place:
@@ -103,9 +105,9 @@ def requests_of(
     params: SamplingParams,
     keep: bool = False,
 ) -> list[PageRequest]:
-    """Make requests of prompts; `params` were checked.
+    """Make requests from prompts; `params` must have been checked.
 
-    BadInput for a prompt that is none of this model, and for another number of seeds than of prompts.
+    Raises BadInput for a prompt that does not fit the model, and for another number of seeds than of prompts.
     """
     spec = spec_for(model, (prompt.tokens for prompt in prompts))
     prompts = as_computed(model, method, prompts)
@@ -121,7 +123,7 @@ def requests_of(
 
 
 def generation_of(request: PageRequest, tokenizer: Any, begin: float) -> Generation:
-    """Return the answer of a request that has ended; `begin` is when it was asked for."""
+    """Return the answer of a request that has ended; `begin` is the time of the call, for its time to first token."""
     ready, receipt = request.ready, request.receipt
     assert ready is not None and receipt is not None and request.ended is not None
     decode = {"decode": request.ended - request.first}
@@ -141,7 +143,7 @@ NOTHING = KV([], [])  # of a request whose keys and values lie in pages
 
 
 def in_steps(ready: ReadyRequest) -> bool:
-    """Return whether a request's last pass is a step of fixed shape over pages."""
+    """Return whether a request's last pass can be a step of fixed shape over pages."""
     plan, apart = ready.request.plan, apart_of(ready)
     if apart is not None and int(plan.rows[0]) >= apart.end:  # pages are read in two lists
         plan = replace(plan, backend=None)
@@ -149,13 +151,13 @@ def in_steps(ready: ReadyRequest) -> bool:
 
 
 def apart_of(ready: ReadyRequest) -> Apart | None:
-    """Return what the rows of a request, and of its answer, attend to apart."""
+    """Return the positions that a request attends to in a softmax of their own; None without such."""
     found: Apart | None = getattr(ready.request.plan.backend, "apart", None)
     return found
 
 
 def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest], store: Store) -> None:
-    """Put the blocks of prompts of one `Reuse` into pages, choose rows, and make page tables."""
+    """Put the blocks of prompts of one `Reuse` into pages, select rows, and make page tables."""
     method = group[0].method
     assert isinstance(method, Reuse)
     prompts = [request.prompt for request in group]
@@ -213,7 +215,7 @@ def begin_copied(
 ) -> None:
     """Copy requests of any method from their contiguous KV into pages.
 
-    What a step cannot do is computed before they are copied; it gives their logits.
+    Passes that a captured step cannot do are computed first, and give the logits.
     """
     before = [request for request in begun if not _last_rows(request)]
     logits = dict(zip(map(id, before), finish(runner.model, before), strict=True)) if before else {}

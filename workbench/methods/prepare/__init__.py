@@ -1,4 +1,4 @@
-"""What a passage saw before its keys and values were kept: one preparation a file, found by `names`.
+"""Preparations: what a passage attends to when its keys and values are cached; one a file, listed by `names`.
 
 A preparation imports its types from here.
 """
@@ -33,28 +33,28 @@ class Prepare(Protocol):
 
 
 def names() -> list[str]:
-    """Return the preparations there are."""
+    """Return the names of all preparations."""
     return registry.names(__name__)
 
 
 def named(spec: str, **given: Any) -> Prepare:
-    """Return a preparation from `after_system` or `with_neighbours(n=4)`.
+    """Return a preparation by its spec, as `after_system` or `with_neighbours(n=4)`.
 
-    `corpus=` is handed to those that need one.
+    `corpus=` is for those that need it. Raises BadInput for an unknown name or option.
     """
     return registry.made(__name__, spec, **given)
 
 
 def with_system(prepared: Prepare, system: int) -> Prepare:
-    """Return a preparation that takes the first `system` blocks for the system prompt, where it has that option."""
+    """Return a preparation whose option `system`, if it has one, is set: the number of leading system blocks."""
     made: Any = prepared
     return replace(made, system=system) if hasattr(made, "system") else prepared
 
 
 def said(prepared: Prepare | None, context: int | None, prompts: Sequence[Prompt]) -> str:
-    """Return, and warn of once, what a preparation gives passages of prompts less of than asked; "" where nothing.
+    """Return, and warn once, which passages get fewer neighbours than asked for; "" if none do.
 
-    `context` is the model's, in tokens.
+    `context` is the model's context in tokens.
     """
     fewer = prepared.fewer(context, prompts) if prepared is not None and hasattr(prepared, "fewer") else ""
     if fewer:
@@ -63,19 +63,19 @@ def said(prepared: Prepare | None, context: int | None, prompts: Sequence[Prompt
 
 
 def contexts(prompts: Sequence[Prompt]) -> list[Block]:
-    """Return all context blocks, one prompt after the other."""
+    """Return the context blocks of all prompts, in order."""
     return [block for prompt in prompts for block in prompt.context]
 
 
 def shaped(prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[list[KV]]:
-    """Return one list a prompt, from the KV of all context blocks one after the other."""
+    """Split the KV of all context blocks, in order, into one list a prompt."""
     rest = iter(kvs)
     return [[next(rest) for _ in prompt.context] for prompt in prompts]
 
 
 def before(prompts: Sequence[Prompt], system: int) -> list[tuple[Block, ...]]:
-    """Return what every context block sees after isolation.
+    """Return, for each context block, the blocks it attends to under `after_system`.
 
-    A passage sees the first `system` blocks, those only one another.
+    A passage attends to the first `system` blocks; a system block to those before it.
     """
     return [prompt.blocks[: min(i, system)] for prompt in prompts for i in range(len(prompt.context))]

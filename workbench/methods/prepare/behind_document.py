@@ -53,7 +53,7 @@ class BehindDocument:
         return shaped(prompts, fetch(model, blocks, store, after))
 
     def neighbours(self, block: Block) -> tuple[Block, ...]:
-        """Return the passages a passage is prepared behind, in the order of its document."""
+        """Return the passages behind which a passage is prepared, in the order of its document."""
         if block not in self.corpus.place:
             raise BadInput(
                 f"passage {block.label!r} is not in the corpus of {len(self.corpus)} passages: "

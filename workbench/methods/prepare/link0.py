@@ -42,7 +42,7 @@ class Link0:
         return shaped(prompts, fetch(model, contexts(prompts), store, after))
 
     def check(self, model: PreTrainedModel) -> int:
-        """Return the id of the dummy; BadInput for a model that has none."""
+        """Return the id of the dummy token. Raises BadInput for a model without a BOS token if none is given."""
         token = model.config.get_text_config(decoder=True).bos_token_id if self.token is None else self.token
         if token is None:
             raise BadInput("token is None: this model's texts begin with no token of their own, so name a dummy's id")

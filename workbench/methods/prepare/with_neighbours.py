@@ -52,7 +52,7 @@ class WithNeighbours:
     embedder: str = registry.option("tfidf", _there)
     search: Literal["faiss", "exact"] = "faiss"
     system: int = registry.system_blocks()
-    table: np.ndarray = field(init=False, repr=False, compare=False)  #: [N, n] numbers of every passage's neighbours
+    table: np.ndarray = field(init=False, repr=False, compare=False)  #: [N, n] indices of every passage's neighbours
 
     def __post_init__(self) -> None:
         registry.check_options(self)
@@ -75,7 +75,7 @@ class WithNeighbours:
         return shaped(prompts, [next(front if i < self.system else rest) for i in places])
 
     def neighbours(self, block: Block) -> tuple[Block, ...]:
-        """Return the passages a passage is prepared behind, the most alike first."""
+        """Return the passages behind which a passage is prepared, the most similar first."""
         if block not in self.corpus.place:
             raise BadInput(
                 f"passage {block.label!r} is not in the corpus of {len(self.corpus)} passages: "
@@ -94,7 +94,7 @@ class WithNeighbours:
         return chunks
 
     def fewer(self, context: int | None, prompts: Sequence[Prompt]) -> str:
-        """Say in one sentence which passages have fewer than n neighbours, and why; "" where none has."""
+        """Return in a sentence which passages have fewer than n neighbours, and why; "" if none have."""
         counts = {each.blocks[-1]: len(each.context) - self.system for each in self._chunks(context, prompts)}
         short, found = [count for count in counts.values() if count < self.n], self.table.shape[1]
         if not short:

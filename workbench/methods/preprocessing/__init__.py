@@ -1,1 +1,1 @@
-"""Preprocess passages ahead of any request, and find their blocks again (FusionRAG, section 4.1)."""
+"""Preprocess passages before any request, and look up their blocks (FusionRAG, section 4.1)."""

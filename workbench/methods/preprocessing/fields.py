@@ -1,4 +1,4 @@
-"""What `workbench prepare` and `workbench store` are asked for; nothing heavy is imported, as for `--help`."""
+"""Options of `workbench prepare` and `workbench store`, without heavy imports."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from workbench.methods.method_fields import PREPARATIONS, DataName, DeviceName, 
 
 @dataclass(frozen=True)
 class PreparationFields:
-    """Which passages are prepared, how, and where they are kept; `shard` passages make a file."""
+    """Which passages are prepared, how, and where they are kept; `shard` is the number of passages in a file."""
 
     model: ModelName
     out: Annotated[Path | str, "Folder or URL for the cached passages; run again to go on after an interruption"]

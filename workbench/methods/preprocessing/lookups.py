@@ -1,4 +1,4 @@
-"""What a data set would look up in a folder of cached blocks, and why it would not find it; nothing is computed."""
+"""The look-ups of a data set in a folder of cached blocks, with the reasons of misses; nothing is computed."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from workbench.store.urls import Where, opened
 
 @dataclass(frozen=True)
 class ExplainedMiss:
-    """The look-ups of a data set: each block once. `differs` says what else the folder's blocks are of, if anything."""
+    """Result of the look-ups of a data set, each block once; `differs` says if the folder is of another kind."""
 
     folder: str
     prepare: str
     hits: int
-    misses: tuple[tuple[Miss, str], ...]  #: with what the block is called
+    misses: tuple[tuple[Miss, str], ...]  #: with the label of the block
     differs: str = ""
 
     @property
@@ -46,14 +46,14 @@ class ExplainedMiss:
 
 @dataclass(frozen=True)
 class Lookups(LookupFields):
-    """What a trial with these options would look up in `folder`.
+    """The look-ups that a trial with these options would do in `folder`.
 
-    Raises BadInput for unknown names and broken files, as a trial does. A folder of another model or preparation is no
-    error here: its blocks miss, and say so.
+    Raises BadInput for unknown names and broken files, as a trial does. A folder of another model or preparation gives
+    misses, not an error.
     """
 
     def run(self, loaded: Loaded | None = None) -> ExplainedMiss:
-        """Ask the folder for every block. `loaded` is the model where it is in memory already."""
+        """Look up every block in the folder; `loaded` is the model if it is in memory already."""
         layouts.check(self.layout)
         if not is_whole(self.samples, 1):
             raise BadInput(f"samples is {self.samples!r}: a whole number of at least 1 is needed")
@@ -93,17 +93,14 @@ def _difference(place: Where, there: Mapping[str, Any], wanted: Mapping[str, Any
 
 
 class Asked:
-    """A store that notes what it is asked for and seems to have it, so that nothing is encoded.
-
-    `keys` holds what was handed out under each key: KV of its own, though none of it is read.
-    """
+    """A store that records the keys it is asked for and returns a dummy KV, so that nothing is encoded."""
 
     def __init__(self, kv: KV):
         self.kv = kv
         self.keys: dict[str, KV] = {}
 
     def get(self, key: str) -> KV:
-        """Note the key, and return KV that is not read."""
+        """Record the key, and return a dummy KV."""
         if key not in self.keys:
             self.keys[key] = KV(self.kv.keys, self.kv.values, self.kv.start, read_only=True)
         return self.keys[key]

@@ -1,9 +1,9 @@
-"""A whole corpus prepared into a folder, once: by several processes, and taken up again where it was interrupted.
+"""Prepare a whole corpus into a folder, by several processes; an interrupted run can be continued.
 
 <out>/manifest.json, *.safetensors    a `FolderStore`
-      prepared.json                   what it took
+      prepared.json                   settings and costs of the runs
       _SUCCESS                        written last: the files of blocks, one a line
-      unprepared/                     KV that neighbours are stitched from; removed at the end
+      unprepared/                     KV of neighbours, until the end
 """
 
 import json
@@ -53,7 +53,7 @@ RETRIES = 5  # of a shard whose Dask worker died
 
 @dataclass(frozen=True)
 class PrepareStage:
-    """Shards that are prepared by one policy, all before the next stage begins."""
+    """Shards that are prepared by one policy; a stage ends before the next one begins."""
 
     policy: Prepare
     folder: Where
@@ -68,13 +68,13 @@ Make = Callable[[PrepareStage], Iterator[Made]]
 
 
 def shard_of(blocks: tuple[Block, ...]) -> Shard:
-    """Return a shard, whose file is named by the passages it holds."""
+    """Return a shard of these passages; its file is named by their content."""
     content = "".join(block.content for block in blocks)
     return f"passages-{sha256(content.encode()).hexdigest()[:16]}", blocks
 
 
 def is_written(store: FolderStore | RemoteStore, shard: Shard) -> bool:
-    """Return whether all passages of a shard are there, in its file or in others."""
+    """Return whether a store has all passages of a shard, in any of its files."""
     name, blocks = shard
     if isinstance(store, RemoteStore):  # there a note names the blocks that were written together
         return store.has_file(name)
@@ -91,7 +91,7 @@ class ShardMaker:
         self.below = [MemoryStore(behind=opened(below))] if is_begun(below) else []
 
     def make(self, shard: Shard) -> Made:
-        """Prepare the passages of one shard and write them, unless another process has written them meanwhile."""
+        """Prepare and write the passages of one shard, unless another process has written them meanwhile."""
         begin = time.monotonic()
         name, blocks = shard
         if blocks and is_written(self.out, shard):  # what is there would not be staged, and be written over
@@ -118,9 +118,9 @@ Named = tuple[str, str | None, str | None]  # of a model: its name, dtype and la
 
 @dataclass(frozen=True, eq=False)
 class Workplace:
-    """What every worker needs: where the model runs, its name, the policy of every folder, the system block.
+    """Settings of the workers: device, model, the policy of every folder, the system block.
 
-    `fingerprint` is that of the model here, which every worker's model must have.
+    `fingerprint` is that of the model here; every worker's model must have the same.
     """
 
     device: str
@@ -181,12 +181,12 @@ ASKED = "prepared.json"
 
 @dataclass(frozen=True)
 class Prepared:
-    """What came out. `passages_per_second` is of this run, from the first shard's begin to the last one's end."""
+    """Result of a preparation; `passages_per_second` is of this run, from the start of its first shard to its end."""
 
     folder: str
     prepare: str
     passages: int
-    made: int  #: in this run; the others were there
+    made: int  #: passages made in this run; the others were there
     tokens: int
     bytes: int
     seconds: float
@@ -216,7 +216,7 @@ class Preparation(PreparationFields):
             object.__setattr__(self, "out", Path(self.out))
 
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Prepared:
-        """Prepare what the folder lacks. `loaded` is the model where it is in memory already."""
+        """Prepare what the folder lacks; `loaded` is the model if it is in memory already."""
         samples = data.corpus(self.data, self.samples, self.seed, self.passages)
         if not any(passage.text.strip() for sample in samples for passage in sample.ctxs):
             raise BadInput(f"{self.data} holds no text")
@@ -310,9 +310,9 @@ class Preparation(PreparationFields):
 
 
 def asked_before(place: Where) -> list[dict[str, Any]]:
-    """Return what was prepared into a place, as `prepared.json` says; nothing where there is none.
+    """Return the settings of earlier runs from a place's `prepared.json`; [] without one.
 
-    Raises BadInput for a damaged one: what is lacking cannot be told by it.
+    Raises BadInput for a damaged file.
     """
     text = read_note(place, ASKED)
     if text is None:
@@ -330,7 +330,7 @@ def asked_before(place: Where) -> list[dict[str, Any]]:
 
 
 def again(place: Where, progress: Progress | None = None) -> list[Prepared]:
-    """Prepare anew what a place lacks of all that was prepared into it. Raises BadInput."""
+    """Prepare again what a place lacks of all that was prepared into it. Raises BadInput as `asked_before`."""
     known = {field.name for field in fields(Preparation)}
     asked = [{name: value for name, value in each.items() if name in known} for each in asked_before(place)]
     return [Preparation(**each | {"out": place, "cluster": None}).run(progress) for each in asked]

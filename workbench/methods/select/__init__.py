@@ -1,8 +1,7 @@
-"""Which cached tokens to recompute: one selector a file, found by `names`.
+"""Selectors: which cached tokens to recompute; one a file, listed by `names`.
 
-A selector scores the context tokens of a prompt; `choose` makes rows of scores. Scores are also how a selector limits
-itself: -inf is never chosen, and without a ratio all other tokens are. A selector imports its types
-from here.
+A selector scores the context tokens of a prompt; `choose` selects rows by the scores. A score of -inf is never chosen;
+without a ratio, all other tokens are selected. A selector imports its types from here.
 """
 
 from collections.abc import Sequence
@@ -46,7 +45,7 @@ def __dir__() -> list[str]:
 
 
 def layers(default: str | tuple[int, ...], *words: str) -> Any:
-    """Declare the option of layers: one of `words`, or layer numbers (from the end where below 0)."""
+    """Declare the option `layers`: one of `words`, or layer numbers, where negative ones count from the end."""
 
     def fits(value: Any) -> bool:
         return value in words or (type(value) is tuple and value != () and {*map(type, value)} == {int})
@@ -55,19 +54,19 @@ def layers(default: str | tuple[int, ...], *words: str) -> Any:
 
 
 def softmax(default: str = "block") -> Any:
-    """Declare the option of what a softmax runs over."""
+    """Declare the option `softmax`: "block", "documents", "context" or "prompt"."""
     rule = "within each 'block', over all 'documents', over the 'context' or the whole 'prompt'"
     return ruled(default, rule, OVER.__contains__)
 
 
 def part() -> Any:
-    """Declare the option of what is compared: keys and values, keys or values."""
+    """Declare the option `part`: "kv" (keys and values), "k" or "v"."""
     return ruled("kv", f"allowed are {', '.join(PARTS)} (keys and values, keys, values)", PARTS.__contains__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Select:
-    """Finds the tokens that matter. `system`: blocks at the front that are right as cached, chosen at inf alone."""
+    """Base class of selectors; `system` is the number of leading blocks whose tokens are selected at score inf only."""
 
     system: int = registry.system_blocks()
 
@@ -75,25 +74,25 @@ class Select:
         registry.check_options(self)
 
     def score(self, prompt: Prompt) -> Tensor:
-        """Score the T context tokens [T] by the prompt alone; a selector has this, or `scores`."""
+        """Return scores [T] of the context tokens from the prompt alone; a selector implements this or `scores`."""
         raise NotImplementedError
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> Sequence[Tensor]:
-        """Return [T of the context] a prompt, any float dtype and device.
+        """Return scores [T] of the context tokens of each prompt, in any float dtype, on any device.
 
-        The system blocks are masked by the caller.
+        The caller masks the system blocks.
         """
         return [self.score(prompt) for prompt in prompts]
 
     @property
     def reads_cache(self) -> bool:
-        """Return whether `scores` reads the KVs that it is given."""
+        """Whether `scores` reads the KVs that it is given."""
         return type(self).scores is not Select.scores
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        """Return what a request computes for the scores, before its tokens are recomputed.
+        """Return the passes that a request computes for its scores.
 
-        Raises BadInput for a model that cannot: it is asked before anything is computed.
+        Called before any work; raises BadInput for a model that cannot compute them.
         """
         return ()
 
@@ -126,7 +125,7 @@ class Select:
         ratio: float | None = None,
         tokens: int | None = None,
     ) -> list[Tensor]:
-        """Choose the rows to recompute of every request, by its scores. The question is not among them."""
+        """Select the context rows to recompute of every request, as `choose` does; the question is not among them."""
         check_budget(ratio, tokens)
         scores = self.many(model, prompts, kvs)
         return [choose(score, p, ratio, tokens, self.system) for score, p in zip(scores, prompts, strict=True)]
@@ -135,23 +134,22 @@ class Select:
 class QuestionGuided(Select):
     """Scores tokens by the attention that they get from the question, prefilled over the stitched cache.
 
-    A subclass says in which `layers`, from which question tokens (the `last` so many; None: all), and what a `softmax`
-    runs over.
+    A subclass sets the `layers`, the question tokens (the `last` so many; None: all), and what the `softmax` runs over.
     """
 
     @property
     def last(self) -> int | None:
-        """Return how many tokens at the question's end are asked; None: all."""
+        """How many tokens at the question's end count; None: all."""
         return None
 
     @property
     def layers(self) -> Layers:
-        """Return "all", "last" or layer numbers."""
+        """The layers: "all", "last" or layer numbers."""
         raise NotImplementedError
 
     @property
     def softmax(self) -> str:
-        """Return "block", "documents", "context" or "prompt"."""
+        """What the softmax runs over: "block", "documents", "context" or "prompt"."""
         raise NotImplementedError
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
@@ -177,7 +175,7 @@ def documents(prompt: Prompt, system: int = 1) -> Tensor:
 
 
 def check_budget(ratio: float | None, tokens: int | None = None) -> None:
-    """Refuse a ratio outside [0, 1], a negative number of tokens, and both at once."""
+    """Raise BadInput for a ratio outside [0, 1], a negative number of tokens, and both at once."""
     if ratio is not None and tokens is not None:
         raise BadInput(f"ratio {ratio} and tokens {tokens} are both given: one of them sets the budget")
     check_ratio(ratio)
@@ -186,7 +184,7 @@ def check_budget(ratio: float | None, tokens: int | None = None) -> None:
 
 
 def budget(prompt: Prompt, ratio: float, system: int = 1) -> int:
-    """How many tokens a ratio is: of the document tokens, rounded (FusionRAG, section 3.2: the question is extra)."""
+    """Return `ratio` of the number of document tokens, rounded (FusionRAG, section 3.2: the question is extra)."""
     check_budget(ratio)
     return round(ratio * len(documents(prompt, system)))
 
@@ -222,6 +220,6 @@ def choose(
 
 
 def without_system(scores: Tensor, prompt: Prompt, system: int) -> Tensor:
-    """Return scores with -inf on the system blocks; inf, which stands for everything, is left."""
+    """Return scores with -inf on the system blocks, except where they are inf."""
     head, documents = scores.tensor_split([prompt.starts[min(system, len(prompt.context))]])
     return torch.cat((head.masked_fill(head != torch.inf, -torch.inf), documents))

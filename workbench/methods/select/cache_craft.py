@@ -25,9 +25,9 @@ class CacheCraft(Select):
     Kevin-Yang1/OmniKV at 33f0a47, has the same formulas; it takes α = 1, and β' = 1 for a chunk that was cached alone,
     which so recomputes nothing.
 
-    CFO = clip(α · CCI · (1 - β'), 0, 1), the share of a chunk that must be recomputed
-    CCI = σ(a / b), how much its KV depends on other chunks: inter-attention against intra-attention, per token pair
-    β'  = β (1 - γ), how much of its old context is back: β by attention, γ by order
+    CFO  clip(α · CCI · (1 - β'), 0, 1), the share of a chunk that must be recomputed
+    CCI  σ(a / b), how much its KV depends on other chunks: inter-attention over intra-attention, per token pair
+    β'   β (1 - γ), how much of its old context is there again: β by attention, γ by order
 
     alpha   Cache-Craft's α: what share is recomputed at most
     layers  that attention is averaged over: "all" or layer numbers
@@ -89,7 +89,7 @@ class CacheCraft(Select):
         return scores
 
     def shares(self, prompt: Prompt, ccis: Sequence[float]) -> list[float]:
-        """Return CFO of every document block, of its CCI where `before` does not know it."""
+        """Return the CFO of every document block, with the CCI of `ccis` where `before` does not know the block."""
         shares, keys = [], [block.key for block in prompt.context[self.system :]]
         for i, (block, cci) in enumerate(zip(prompt.context[self.system :], ccis, strict=True)):
             then = (self.before(block) if self.before else None) or Past((), cci)

@@ -1,4 +1,4 @@
-"""Requests, loaders and engine side by side: FusionRAG's asynchronous scheduler (section 4.2), with its baselines.
+"""Serving: requests, loaders and engine in parallel; FusionRAG's asynchronous scheduler (section 4.2) and baselines.
 
     store → loaders (threads) → engine (one thread) → answers
               ↑                     ↑

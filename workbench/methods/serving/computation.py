@@ -1,10 +1,9 @@
-"""Which requests are computed together, and what becomes of them.
+"""Which requests are computed together.
 
-How long requests that are ready wait for others: a step reads the weights once, whatever number of requests it
-computes; that is its fixed cost, `a`. Where r requests are ready and B come behind them, a step fewer saves `a` for
-each that comes behind, and a second of waiting costs all B + r of them one. So a free engine waits for the next request
-up to a · B / (B + r) seconds, and begins then with those that are there. Whoever comes begins that wait anew, as it is
-worth the same again.
+Ready requests may wait for others: a step reads the weights once for any number of requests, which is its fixed cost
+`a`. With r requests ready and B loading, one step less saves `a` for each of the B, and a second of waiting costs each
+of the B + r a second. So a free engine waits up to a · B / (B + r) seconds for the next request, and then begins with
+those that are ready. Each arrival restarts the wait.
 """
 
 from collections import deque
@@ -21,7 +20,7 @@ Waits = Mapping[str, Wait]  # by the name of a request
 
 
 def rows_of(method: Method, ticket: Ticket) -> int:
-    """Return about how many tokens a prefill by `method` computes; all of them where no selector says how many."""
+    """Estimate how many tokens a prefill by `method` computes; all of them if that depends on the selector."""
     prompt = ticket.prompt
     if not isinstance(method, Reuse):
         return len(prompt)
@@ -40,9 +39,9 @@ class Computation:
         self._stalls: list[tuple[float, float]] = []  # of the present prefill
 
     def choose(self) -> tuple[list[Ticket], Waits]:
-        """Take all that are ready, as far as they find a place and one prefill computes them.
+        """Take the ready requests that fit into the batch and into one prefill.
 
-        Where nothing else can be computed, those whose first layer has come.
+        If nothing else can be computed, take those whose first layer has arrived.
         """
         queues, waits = self.queues, dict[str, Wait]()
         room = max(0, self.batch - len(queues.running))
@@ -60,7 +59,7 @@ class Computation:
         return chosen, waits
 
     def round(self, chosen: Sequence[Ticket], waits: Waits) -> bool:
-        """Compute the first tokens of those that were chosen, and the next ones of all that run."""
+        """Compute the first tokens of chosen requests, and the next tokens of running ones."""
         at, alone = self.events.now(), len(chosen) == len(self.queues.running) and not waits
         done = self.prefill(chosen, waits)
         done |= self.decode()
@@ -99,7 +98,7 @@ class Computation:
         return bool(chosen)
 
     def decode(self) -> bool:
-        """Compute further tokens of all that run."""
+        """Compute further tokens of running requests."""
         if group := list(self.queues.running):
             self._compute(group, self.engine.decode, False)
         return bool(group)
@@ -153,12 +152,12 @@ class Gathering:
         self._rounds: dict[int, deque[float]] = {}
 
     def note(self, requests: int, seconds: float) -> None:
-        """Note how long a round took that began with nothing running."""
+        """Record how long a round took that began with no running requests."""
         self._rounds.setdefault(requests, deque(maxlen=KEPT)).append(seconds)
 
     @property
     def fixed(self) -> float:
-        """Seconds of a round of no requests, by the line through those of the fewest and the most; 0 if not known."""
+        """Fixed seconds of a round, from the line through rounds of the fewest and the most requests; 0 if unknown."""
         if len(self._rounds) < 2:
             return 0.0
         few, many = min(self._rounds), max(self._rounds)
@@ -167,5 +166,5 @@ class Gathering:
         return max(0.0, min(least[few] - more * few, *least.values()))
 
     def until(self, since: float, ready: int, behind: int) -> float:
-        """Return the moment to begin at: `since` is when the engine was free, or the last one came, if later."""
+        """Return the time to begin at; `since` is when the engine became free or the last request came, if later."""
         return since + self.fixed * behind / (behind + ready)

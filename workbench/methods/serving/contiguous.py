@@ -1,4 +1,4 @@
-"""The engine of any method: every request has a contiguous KV of its own. What a CPU uses."""
+"""The serving engine for any method, with one contiguous KV a request; used on CPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ from workbench.store import Store
 
 
 class LoadedStore(WatchedStore):
-    """The blocks of one request, read by its loader beforehand; the engine finds them without waiting."""
+    """The blocks of one request, read in advance by its loader, so that the engine does not wait."""
 
     def __init__(self, store: Store):
         super().__init__(store)
@@ -63,13 +63,13 @@ class LoadedStore(WatchedStore):
 
     @property
     def read(self) -> list[Lookup]:
-        """The look-ups that found something."""
+        """The look-ups that were hits."""
         return [lookup for lookup in self.lookups if lookup.miss is None]
 
 
 @dataclass
 class HeldBlocks:
-    """What is kept for one request. `placed` is its KV where blocks come layer by layer."""
+    """State of one request in the engine; `placed` is its KV if blocks arrive layer by layer."""
 
     store: LoadedStore
     placed: KV | None = None
@@ -80,10 +80,10 @@ class HeldBlocks:
 
 @dataclass
 class ContiguousEngine(OnHost):
-    """Computes requests by `method` over blocks of `store`; the other options are those of `generate`.
+    """Computes requests by `method` over blocks of `store`; other options, and the answers, are those of `generate`.
 
-    Answers are those of `generate`. With layers that arrive one by one, a request whose blocks are all there and of
-    which no token is recomputed is put in place by its loader, layer by layer; others when all has arrived.
+    In layer mode, a request whose blocks are all stored and of which no token is recomputed is assembled by its loader,
+    layer by layer; others when all blocks have arrived.
     """
 
     model: PreTrainedModel
@@ -104,7 +104,7 @@ class ContiguousEngine(OnHost):
         self._spec = spec_for(self.model)
 
     def check(self, ticket: Ticket) -> None:
-        """Raise BadInput for a prompt that is no prompt of this model."""
+        """Raise BadInput for a prompt that does not fit the model."""
         self._spec.check_tokens(ticket.prompt.tokens)
         check_length(ticket.max_new_tokens, self._spec.context)
         for block in ticket.prompt.context:
@@ -165,7 +165,7 @@ class ContiguousEngine(OnHost):
         return Generation(tuple(ticket.tokens), text, *counts, ttft, held.ready.passes, timed(receipt, seconds))
 
     def release(self, ticket: Ticket) -> None:
-        """Let go of a request's KV."""
+        """Release a request's KV."""
         ticket.held = None
 
     def _by_layer(self, ticket: Ticket) -> bool:

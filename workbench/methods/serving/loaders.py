@@ -1,4 +1,4 @@
-"""Loaders bring blocks to the engine while it computes, and into pages."""
+"""Loaders: threads that read blocks, for example into pages, while the engine computes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +29,11 @@ REMEMBERED = 1 << 16  # look-ups
 
 @dataclass
 class HeldPages:
-    """What is kept for one request.
+    """State of one request over pages.
 
-    keys     of its context blocks, in reading order
-    own      pages that are promised to it, until they are taken
-    rows     context tokens that are recomputed
+    keys     store keys of its context blocks, in reading order
+    own      number of pages that are promised to it, until they are taken
+    rows     positions of context tokens that are recomputed
     """
 
     keys: list[str]
@@ -55,10 +55,10 @@ class PageLoads:
         self._looking = Lock()
 
     def load(self, ticket: Ticket, own: int, arrived: Arrived | None = None) -> dict[str, Any]:
-        """Bring the blocks of a request into pages, and promise it `own` more; return {bytes, tier}.
+        """Load the blocks of a request into pages, and promise it `own` more; return {bytes, tier}.
 
-        With `arrived`, layer by layer. Those that no tier holds are left empty. One request is looked up at a time,
-        so that the first one is on the bus while the next is looked up. Raises NoRoom.
+        With `arrived`, load layer by layer. Blocks that no tier holds are left empty. One request is looked up at a
+        time, so that its copies overlap the next look-up. Raises NoRoom.
         """
         keys, store = self.keys(ticket), self.pages.behind
         lengths = {key: len(block) for key, block in zip(keys, ticket.prompt.context, strict=True)}
@@ -101,10 +101,7 @@ class PageLoads:
         return found
 
     def admit(self, ticket: Ticket, own: int) -> dict[str, Any] | None:
-        """Take a request whose blocks all lie in pages, and promise it `own` more; None where one does not.
-
-        Raises NoRoom.
-        """
+        """Admit a request whose blocks are all in pages, and promise it `own` more; None otherwise. Raises NoRoom."""
         keys = self.keys(ticket)
         if not self.pages.admit(keys, own):
             return None
@@ -137,7 +134,7 @@ Job = Callable[[Ticket, Arrived | None], dict[str, Any]]  # `Engine.load`
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a load: its first layer has come, it is done, or it failed."""
+    """Progress of a load: its first layer has arrived, it is done, or it failed."""
 
     ticket: Ticket
     what: Literal["begun", "done", "failed"]
@@ -145,7 +142,7 @@ class Report:
 
 
 class Loaders(Protocol):
-    """Some loaders, each of which brings the blocks of one request at a time."""
+    """Interface of loaders, each of which loads the blocks of one request at a time."""
 
     def start(self, ticket: Ticket, job: Job, by_layer: bool) -> None:
         """Begin to load, as soon as one is free."""

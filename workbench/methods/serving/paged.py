@@ -1,4 +1,4 @@
-"""The engine over shared pages: requests read blocks where they lie, by captured steps. What a GPU uses."""
+"""The serving engine over shared pages: requests read blocks in place, by captured steps; used on GPUs."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -34,10 +34,11 @@ from workbench.store.tiering.pages import PageTier
 class PagedEngine:
     """Computes requests by `method` over the pages of `pages`; blocks come from the tiers behind it.
 
-    method    `Reuse` by any positions; tokens chosen by any selector are recomputed, or none
+    method    a `Reuse` with any positions and selector
     quantum   tokens of an answer that are computed before another request may join
-    The others are those of `generate`. Raises BadInput for another method: tiles and chunks, and a selector that writes
-    to cached rows.
+
+    The other options are those of `generate`. Raises BadInput for methods with sparse attention or chunks, and for a
+    selector that writes to cached rows.
     """
 
     runner: Runner
@@ -69,7 +70,7 @@ class PagedEngine:
         )
 
     def check(self, ticket: Ticket) -> None:
-        """Raise BadInput for a prompt that is no prompt of this model, or finds no room in an empty pool."""
+        """Raise BadInput for a prompt that does not fit the model, or an empty pool."""
         prompt, spec = ticket.prompt, self.pool.spec
         spec.check_tokens(prompt.tokens)
         if spec.context and len(prompt) + ticket.max_new_tokens > spec.context:
@@ -88,21 +89,21 @@ class PagedEngine:
         return rows_of(self.method, ticket)
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
-        """Bring the blocks into pages; those that no tier holds are left to the engine."""
+        """Load the blocks into pages; those that no tier holds are left to the engine."""
         about = self._loads.load(ticket, self._own(ticket), arrived)
         if arrived is None and self.method.select is None and not self.pages.empty(ticket.held.keys):
             self._open(ticket, None)
         return about
 
     def admit(self, ticket: Ticket) -> dict[str, Any] | None:
-        """Take a request whose blocks all lie in pages; one that recomputes nothing gets its page table at once."""
+        """Admit a request whose blocks are all in pages; one that recomputes nothing gets its page table at once."""
         about = self._loads.admit(ticket, self._own(ticket))
         if about is not None and self.method.select is None:
             self._open(ticket, None)
         return about
 
     def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
-        """Compute blocks that were missed, choose rows, and compute them and the questions in one step."""
+        """Encode missed blocks, select rows, and compute them and the questions in one step."""
         wait = _all_of([wait for wait in waits if wait is not None])
         self._encode(tickets)
         for ticket in tickets:
@@ -119,7 +120,7 @@ class PagedEngine:
         return self._take_likely(tickets, logits)
 
     def decode(self, tickets: Sequence[Ticket]) -> list[bool]:
-        """Compute up to `quantum` more tokens of every request; one where they are drawn."""
+        """Compute up to `quantum` more tokens of every request, or one if tokens are sampled."""
         prompts = [ticket.held.paged for ticket in tickets]
         for ticket in tickets:
             ticket.held.used = None
@@ -156,7 +157,7 @@ class PagedEngine:
         )
 
     def release(self, ticket: Ticket) -> None:
-        """Give the pages of a request back, and let its blocks go."""
+        """Give back the pages of a request, and release its blocks."""
         held, ticket.held = ticket.held, None
         if held is None:
             return

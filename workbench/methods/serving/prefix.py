@@ -1,4 +1,4 @@
-"""The engine of a prefix cache: computes what stands behind the longest prefix of blocks that is cached."""
+"""The serving engine of a prefix cache: it computes what follows the longest cached prefix of blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Which request is loaded and which is computed: one round after the other, by one thread."""
+"""The scheduler: decides in rounds, in one thread, which requests are loaded and which are computed."""
 
 import gc
 import sys
@@ -24,11 +24,11 @@ class Scheduler:
     """Serves requests by one engine, which has no other user.
 
     mode      "sync", "request" or "layer" (see `workbench.methods.serving`)
-    loaders   threads that load, or an object that stands for them
-    batch     requests that are computed together, at most (continuous batching: one joins as soon as one ends)
-    loading   requests that are being loaded, or wait to be computed, at most: what they hold is not evicted
-    events    what happens is recorded there
-    gather    a free engine waits a little for requests whose loads are about to end (`serving.computation`)
+    loaders   number of loading threads, or an object with the interface `Loaders`
+    batch     most requests computed together (continuous batching: one joins as soon as one ends)
+    loading   most requests that are loading or waiting to be computed; their blocks are not evicted
+    events    recorder of what happens
+    gather    a free engine waits a little for requests that are about to be loaded (`serving.computation`)
 
     A request that fails or is cancelled ends alone; the others go on.
     """
@@ -59,7 +59,7 @@ class Scheduler:
         self._lock, self._closed, self._numbers = Lock(), False, count()
 
     def submit(self, prompt: Prompt, max_new_tokens: int = 64, name: str = "") -> Ticket:
-        """Ask for an answer, from any thread. Raises BadInput for what cannot be computed."""
+        """Submit a request, from any thread, and return its ticket. Raises BadInput for a prompt that does not fit."""
         if max_new_tokens < 1:
             raise BadInput(f"max_new_tokens {max_new_tokens}: it is 1 or more")
         number = next(self._numbers)
@@ -75,7 +75,7 @@ class Scheduler:
         return ticket
 
     def run(self, prompts: Iterable[Prompt] = (), max_new_tokens: int = 64) -> list[Ticket]:
-        """Submit prompts, and compute until nothing is left to do; return their tickets."""
+        """Submit prompts, compute until all requests have ended, and return the tickets."""
         tickets = [self.submit(prompt, max_new_tokens) for prompt in prompts]
         with steady():
             while self._left():
@@ -83,13 +83,13 @@ class Scheduler:
         return tickets
 
     def serve(self) -> None:
-        """Compute until `close` is called: what a thread of its own is for."""
+        """Compute until `close` is called; for a thread of its own."""
         with steady():
             while not self._closed or self._left():
                 self.step(idle=True)
 
     def close(self) -> None:
-        """Take no more requests, and end the loaders; `serve` returns when those it has are done."""
+        """Accept no more requests, and end the loaders; `serve` returns when its requests are done."""
         with self._lock:
             self._closed = True
         self.loaders.wake()
@@ -97,7 +97,7 @@ class Scheduler:
             self.loaders.close()
 
     def step(self, idle: bool = False) -> None:
-        """Do what can be done now; where that is nothing, wait for a loader (`idle`: or for a request)."""
+        """Do one round; with nothing to do, wait for a loader (with `idle`, also for a new request)."""
         while self._inbox:
             self.queues.waiting.append(self._inbox.popleft())
         done = self._collect()
@@ -214,9 +214,9 @@ TURN = 2e-4  # seconds for which a loader's Python may keep the engine's thread 
 
 @contextmanager
 def steady() -> Iterator[None]:
-    """Let threads take turns sooner: the engine's own waits for the device, and then for a loader.
+    """Switch threads more often within the block, and exclude existing objects from garbage collection.
 
-    What is there already is no garbage: Python does not look through it again and again.
+    The engine's thread waits for the device and for loaders, so short switch intervals lower its latency.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(TURN, before))

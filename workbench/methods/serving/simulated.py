@@ -1,4 +1,4 @@
-"""Serving on a clock that only moves when something takes time: for tests, and for timelines of other machines."""
+"""Serving on a simulated clock: for tests, and for timelines of other machines."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -112,11 +112,12 @@ class _TimedArrivals(Arrivals):
 
 @dataclass
 class SimulatedEngine(OnHost):
-    """An engine whose work takes time on a simulated clock: `engine`, where its answers are wanted, does it.
+    """An engine whose work takes time on a simulated clock; `engine`, if given, computes the answers.
 
-    prefill, decode   seconds of a first token, and of one more token of any number of requests
-    step              seconds of a prefill besides, however many requests it computes
-    tokens            of every answer, where there is no `engine`
+    prefill_seconds, decode_seconds  seconds of a request's first token, and of one more token of all requests
+    step                             further seconds of a prefill, for any number of requests
+    layers                           number of layers, which arrive one by one in layer mode
+    released                         names of the requests that were released
     """
 
     clock: SimulatedClock
@@ -164,7 +165,7 @@ class SimulatedEngine(OnHost):
         return Generation(tuple(ticket.tokens), "", 0, 0, (ticket.first or 0.0) - ticket.arrived, ())
 
     def release(self, ticket: Ticket) -> None:
-        """Note who is released."""
+        """Record the request as released."""
         self.released.append(ticket.name)
         if self.engine:
             self.engine.release(ticket)

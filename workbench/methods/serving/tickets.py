@@ -1,4 +1,4 @@
-"""A request on its way through the scheduler, what an engine does for it, and the queues in which requests wait."""
+"""Requests in the scheduler (tickets), the interface of engines, and the queues in which requests wait."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,26 +21,26 @@ Wait = Callable[[int], None]  # (layer): returns when it has arrived
 
 
 class Arrivals:
-    """How many layers of a request's blocks have arrived; shared by its loader and the engine."""
+    """Counts the arrived layers of a request's blocks; shared by its loader and the engine."""
 
     def __init__(self) -> None:
         self._layers, self._changed = 0, Condition()
         self._problem: BaseException | None = None
 
     def add(self, layer: int) -> None:
-        """Note that `layer` and those below it are there."""
+        """Report that `layer` and those below it have arrived."""
         with self._changed:
             self._layers = max(self._layers, layer + 1)
             self._changed.notify_all()
 
     def fail(self, problem: BaseException) -> None:
-        """Note that no more will come."""
+        """Report that loading failed."""
         with self._changed:
             self._problem = problem
             self._changed.notify_all()
 
     def wait(self, layer: int) -> None:
-        """Return when a layer is there. Raises what its loader has raised."""
+        """Wait until a layer has arrived. Raises the loader's exception if it failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._layers > layer or self._problem is not None)
             if self._layers <= layer and self._problem is not None:
@@ -49,16 +49,20 @@ class Arrivals:
 
 @dataclass(eq=False)
 class Ticket:
-    """One request. `arrived`, `first`, `ended` are seconds on the scheduler's clock.
+    """One request; all times are seconds on the scheduler's clock.
 
-    held       what the engine keeps for it; `about` what its loader read: {bytes, tier}
-    seconds    by stage, for its receipt
+    number, state          order of arrival, and its queue; `since` is when it entered that state
+    arrived, first, ended  times of its arrival, of its first and of its last token
+    loading                when its load began
+    held                   the engine's state of it
+    seconds                {stage: seconds}, for its receipt
+    wake                   wakes the scheduler
     """
 
     name: str
     prompt: Prompt
     max_new_tokens: int = 64
-    number: int = 0  #: in the order of their arrival
+    number: int = 0
     arrived: float = 0.0
     state: State = "waiting"
     tokens: list[int] = field(default_factory=list)
@@ -76,15 +80,15 @@ class Ticket:
     wake: Callable[[], object] = field(default=bool, repr=False)  #: lets the scheduler look
 
     def cancel(self) -> None:
-        """Give the request up: it ends with the scheduler's next step, wherever it is."""
+        """Cancel the request; it ends with the scheduler's next step."""
         self.cancelled = True
         self.wake()
 
     def result(self, timeout: float | None = None) -> Generation:
-        """Wait for the answer.
+        """Wait for the answer and return it.
 
-        Raises what the request failed with, CancelledError for one that was given up; TimeoutError after `timeout`
-        seconds, when it goes on.
+        Raises the request's exception if it failed, CancelledError if it was cancelled, and TimeoutError after
+        `timeout` seconds; it then continues.
         """
         if not self.done.wait(timeout):
             raise TimeoutError(f"request {self.name} has not ended after {timeout} seconds")
@@ -95,11 +99,11 @@ class Ticket:
 
 
 class Engine(Protocol):
-    """Computes requests; all but `load` is called from one thread.
+    """Interface of engines, which compute requests; all methods except `load` are called from one thread.
 
-    overlaps    its work runs on a device, while the thread that began it has time for other things
-    meanwhile   does one of them, and returns whether there was one; called by an engine that overlaps, where it would
-                only wait
+    overlaps    whether its work runs on a device while the calling thread is free
+    meanwhile   set by the scheduler: does a piece of other work and returns whether there was any; called by an engine
+                that overlaps instead of waiting
     """
 
     overlaps: bool
@@ -112,14 +116,14 @@ class Engine(Protocol):
         """Return about how many tokens the prefill of a request computes."""
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
-        """Bring the blocks of a request to where the model reads them; called from a loader.
+        """Load the blocks of a request to where the model reads them; called from a loader.
 
-        Returns fields of the event: bytes, tier. With `arrived`, layers are brought one by one where that can be done.
-        Raises NoRoom where others must end first.
+        Returns fields of the event: bytes, tier. With `arrived`, layers are loaded one by one if possible. Raises
+        NoRoom where others must end first.
         """
 
     def admit(self, ticket: Ticket) -> dict[str, Any] | None:
-        """Take a request whose blocks all lie where the model reads them, and return what `load` does; None: load them.
+        """Admit a request whose blocks are all where the model reads them, and return as `load`; None: load them.
 
         Raises NoRoom where others must end first.
         """
@@ -137,11 +141,11 @@ class Engine(Protocol):
         """Return the answer of a request that has ended."""
 
     def release(self, ticket: Ticket) -> None:
-        """Give back what is held for a request, which has ended, whatever for."""
+        """Release what is held for a request, which has ended for any reason."""
 
 
 class OnHost:
-    """What an engine says whose work is done when its calls return, and whose blocks are all brought by loaders."""
+    """Defaults of engines whose work is done when their calls return, and whose blocks all come from loaders."""
 
     overlaps: bool = False
     meanwhile: Callable[[], bool] = bool
@@ -159,11 +163,11 @@ ENDS: dict[What, State] = {"cancel": "cancelled", "fail": "failed"}
 
 
 class Queues:
-    """waiting → loading → (begun: its first layer is there) → ready → running → concluding → ended.
+    """The queues: waiting → loading → (begun: first layer arrived) → ready → running → concluding → ended.
 
-    concluding   requests whose last token is there, and whose answer and receipt are not made yet
-    full         a request found no room; another must end before one is loaded
-    loading_most requests that are being loaded, or wait to be computed, at most
+    concluding    requests that have their last token, but not yet their answer and receipt
+    full          a request found no room; another must end before one is loaded
+    loading_most  most requests that are loading or waiting to be computed
     """
 
     def __init__(self, engine: Engine, events: Events, loading_most: int):
@@ -178,12 +182,12 @@ class Queues:
 
     @property
     def active(self) -> bool:
-        """Whether some hold what others may wait for."""
+        """Whether some requests hold pages that others may wait for."""
         return bool(self.loading or self.ready or self.running or self.concluding)
 
     @property
     def blocked(self) -> bool:
-        """Whether none can be loaded before one of those that are ready, or run, makes room."""
+        """Whether no request can be loaded before a ready or running one ends."""
         return (self.full and self.active) or len(self.loading) + len(self.ready) >= self.loading_most
 
     def drop(self, ticket: Ticket, *queues: deque[Ticket] | list[Ticket]) -> None:
@@ -212,7 +216,7 @@ class Queues:
         self.ready.append(ticket)
 
     def put_back(self, ticket: Ticket, problem: NoRoom) -> None:
-        """Let a request wait until another ends; where there is none, it finds no room."""
+        """Let a request wait until another ends; it fails if there is no other."""
         if not self.active and self._seen.get(ticket.name) == self.ends:  # no request has ended since it was tried
             self.end(ticket, "fail", BadInput(f"request {ticket.name} finds no room: {problem}"))
             return
@@ -242,7 +246,7 @@ class Queues:
         self.concluding.append(ticket)
 
     def conclude(self) -> bool:
-        """Make the answer of the request that ended first, and let it go; return whether there was one."""
+        """Make the answer of the request that ended first, and release it; return whether there was one."""
         if not self.concluding:
             return False
         ticket = self.concluding[0]
@@ -252,7 +256,7 @@ class Queues:
         return True
 
     def end(self, ticket: Ticket, how: What, problem: BaseException) -> None:
-        """Let a request end without an answer: by "cancel" or "fail"."""
+        """End a request without an answer, by "cancel" or "fail"."""
         ticket.ended, ticket.error = self.events.now(), problem
         self.events.add(how, ticket.ended, lane="scheduler", request=ticket.name, detail=str(problem))
         self.drop(ticket, self.waiting, self.begun, self.ready, self.running)

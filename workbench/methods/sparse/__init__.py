@@ -1,9 +1,9 @@
-"""Which key tiles a query tile attends to: one method a file, found by `names`.
+"""Sparse methods: which key tiles a query tile attends to; one a file, listed by `names`.
 
 The engine calls a method once per layer, `Plan(sparse=Bfla(...))`, and gets `Tiles`. Two rules hold for all of them:
-what no row can see is not kept, and every row keeps the tile that it stands in (but for `bfla(anchor=chunk)`, which
-repeats a fault of released code). Where a paper and its released code differ, the paper's rule is the default and the
-code's an option by name. A method imports its types from here.
+tiles ahead of all rows are dropped, and every row keeps its own tile (except `bfla(anchor=chunk)`, which repeats a
+fault of released code). Where a paper and its released code differ, the paper's rule is the default and the code's is
+an option. A method imports its types from here.
 """
 
 from abc import ABC, abstractmethod
@@ -56,7 +56,7 @@ def __dir__() -> list[str]:
 
 
 def check_over(_: str, value: Any) -> None:
-    """Refuse a spec of a method that there is not."""
+    """Raise BadInput for a spec of an unknown method."""
     if isinstance(value, str):
         unimported.check("workbench.methods.sparse", value)
 
@@ -65,30 +65,30 @@ OVER = {"check": check_over}  # of a field that is another method, or its spec
 
 
 def count(default: int, least: int = 0) -> Any:
-    """Return an option that is a whole number of at least `least`."""
+    """Declare an option that is an integer of at least `least`."""
     return registry.option(default, partial(check_count, least=least))
 
 
 def fraction(default: float, zero: bool = False) -> Any:
-    """Return an option that is a share: above 0 to 1, or from 0 where `zero` is allowed."""
+    """Declare an option that is a share above 0, up to 1; with `zero`, 0 is allowed."""
     return registry.option(default, partial(check_share, zero=zero))
 
 
 def word(default: str, *others: str) -> Any:
-    """Return an option that is one of a few words."""
+    """Declare an option that is one of a few words."""
     return registry.ruled(default, f"allowed are {', '.join((default, *others))}", (default, *others).__contains__)
 
 
 @dataclass(frozen=True)
 class Sparse(ABC):
-    """A method that chooses key tiles. Logits are queries · keys / sqrt(D), in fp32.
+    """Base class of methods that select key tiles, by logits queries · keys / sqrt(D) in fp32.
 
-    THRESHOLD  the option by which a method keeps more or less
-    STEPS      values of it that keep ever more
-    REPLAYS    whether a choice may be captured on a GPU and replayed for later chunks (`Site.replayed`): it then
-               depends on rows that the device alone knows, and keys that are not written yet change nothing
+    THRESHOLD  name of the option that makes the method keep more or less
+    STEPS      values of that option, in the order of rising density
+    REPLAYS    whether the selection may be captured on a GPU and replayed for later chunks (`Site.replayed`): it must
+               not read rows on the host, nor depend on keys that are not written yet
 
-    Options made with `count` and `fraction` are checked.
+    Options declared with `count` and `fraction` are checked. A subclass implements `choose`.
     """
 
     THRESHOLD: ClassVar[str] = ""
@@ -103,15 +103,14 @@ class Sparse(ABC):
 
     @property
     def size(self) -> int:
-        """Tokens of a tile of the choice: the option `block`, but for methods that say otherwise."""
+        """Tokens of a selected tile: the option `block`, unless a method overrides this."""
         return int(vars(self)["block"])
 
     @property
     def rows_together(self) -> int:
-        """Return how many rows, counted from the first, share a choice that depends on none but themselves.
+        """Group size of rows, counted from the first, whose selection does not depend on rows of other groups.
 
-        With fewer of the rows in front, a multiple of so many, the others keep the same. 0: the choice depends on all
-        of them.
+        Whole groups of leading rows may then be left out without changing the others. 0: the selection depends on all.
         """
         return 0
 
@@ -122,7 +121,7 @@ class Sparse(ABC):
 
     @abstractmethod
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
-        """Choose tiles of `size` tokens, with `grid.tiles`."""
+        """Select tiles for queries [Hq, R, D] over keys [H, T, D]; return them by `grid.tiles`."""
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> Tiles:
         """Choose tiles for queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D] of positions 0 … T - 1."""
@@ -132,32 +131,32 @@ class Sparse(ABC):
 
     @property
     def fitted(self) -> bool:
-        """Whether it reads something that was fitted to one model: it chooses after `ready` only, and in that model."""
+        """Whether the method needs something that was fitted to a model, so that `ready` must be called first."""
         return False
 
     def ready(self, model: PreTrainedModel) -> Self:
-        """Return this method for `model`, with what was fitted to it; BadInput where that is of another model."""
+        """Return this method with what was fitted to `model`. Raises BadInput where it is missing or another model's."""
         return self
 
     @property
     def threshold_steps(self) -> tuple[str, tuple[float, ...]]:
-        """THRESHOLD and STEPS; of a method over another, those of the other."""
+        """(THRESHOLD, STEPS); for a method over another, those of the other."""
         return self.THRESHOLD, self.STEPS
 
     def with_threshold(self, value: float) -> Self:
-        """Return this method with its threshold at `value`. BadInput where it has none."""
+        """Return this method with its threshold at `value`. Raises BadInput where it has none."""
         if not self.THRESHOLD:
             raise BadInput(f"{type(self).__name__} has no option that says how much is kept")
         return replace(self, **{self.THRESHOLD: value})
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
-        """Multiply-adds of the choice in one layer: `heads` query heads, `rows` over `length` keys of `width`."""
+        """Return the multiply-adds of the selection in a layer: `heads` query heads, `rows` over `length` keys."""
         return 0
 
 
 @dataclass(frozen=True)
 class OverSparse(Sparse):
-    """A method that changes what another one chooses: `over`, a method or its spec."""
+    """Base class of methods that change the selection of another one: `over`, a method or its spec."""
 
     over: Sparse | str = field(default="flash_prefill", metadata=OVER)
 
@@ -211,10 +210,10 @@ def named(spec: str) -> Sparse:
 def fused(
     kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, *options: int, **prepared: Prepare
 ) -> Tensor | None:
-    """Choose by a kernel, [Hq, I, J] bool, without an N × N tensor and without waiting for the GPU.
+    """Select tiles [Hq, I, J] (bool) by a kernel, without an N × N tensor and without waiting for the GPU.
 
-    `prepared`: arguments of `launch` that a function of the kernel's module makes, only where it is launched. None on a
-    CPU, and for what the kernel's `takes` leaves out: the method's torch code chooses then, the same tiles up to ties.
+    `prepared` are functions of the kernel's module that make further arguments of `launch`. Returns None on a CPU and
+    for arguments that the kernel does not support; the method's torch code then selects, with the same tiles up to ties.
     """
     module, arguments = backends.kernel(kernel), (queries[None], keys[None])
     if not on_gpu(keys) or not module.takes(*arguments, rule, *options):
@@ -224,24 +223,24 @@ def fused(
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Return whether kernels choose there."""
+    """Return whether kernels select tiles for tensors on this device."""
     return x.is_cuda
 
 
 def check_share(what: str, value: Any, zero: bool = False) -> None:
-    """Refuse a share outside (0, 1], or outside [0, 1] where `zero` is allowed."""
+    """Raise BadInput for a share outside (0, 1]; with `zero`, outside [0, 1]."""
     fits = isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= 1
     if not fits or (value == 0 and not zero):
         raise BadInput(f"{what} is {value!r}: it is a share, {'from 0' if zero else 'above 0'} to 1")
 
 
 def check_count(what: str, value: Any, least: int = 0) -> None:
-    """Refuse what is no whole number of at least `least`."""
+    """Raise BadInput for anything but an integer of at least `least`."""
     if not registry.is_whole(value, least):
         raise BadInput(f"{what} is {value!r}: it is a whole number, {least} or more")
 
 
 def check_divides(part: str, small: int, whole: str, large: int) -> None:
-    """Refuse a `whole` that is no multiple of its `part`."""
+    """Raise BadInput where the size `large` of `whole` is not a multiple of the size `small` of `part`."""
     if large % small:
         raise BadInput(f"{whole} {large} is no multiple of {part} {small}: choose a {part} that divides it")

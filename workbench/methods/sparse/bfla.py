@@ -124,9 +124,10 @@ class Bfla(Sparse):
         return {name: x[:, : grid.shape[0], : grid.shape[1]] for name, x in fine.items()}
 
     def causes(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> dict[str, Tensor]:
-        """Why a tile is kept: [Hq, I, J] bool of "mass", "local", "sink", "stride" and "random", causal tiles only.
+        """Return {reason: kept tiles [Hq, I, J] (bool)} for "mass", "local", "sink", "stride" and "random".
 
-        They overlap; a rescue is counted only where nothing before it in this order keeps the tile (eq. 17).
+        Only causal tiles are set. Reasons may overlap, but a rescue ("stride", "random") counts only where no earlier
+        reason keeps the tile (eq. 17).
         """
         grid, causes = Grid(rows, keys.shape[1], self.tile), {}
         before = torch.zeros(1, 1, 1, dtype=torch.bool, device=keys.device)
@@ -138,7 +139,7 @@ class Bfla(Sparse):
         return {name: kept.repeat_interleave(group, 0) for name, kept in causes.items() if name != "tail"}
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
-        """Equation 24: Hq Nq Nkv C / g."""
+        """Return the multiply-adds of the selection, Hq Nq Nkv C / g (equation 24)."""
         return heads * rows * length * width // self.flat
 
     def blocks(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class Quoka(Sparse):
         return Tiles(nothing, grid.size, listed=module.with_rows(places, needed, grid.rows, grid.length))
 
     def votes(self, queries: Tensor, kv_heads: int) -> Tensor:
-        """[H, 1, V, D] or [H, Hq / H, V, D] fp32: what votes for the tokens of a KV head."""
+        """Return the votes for tokens of each KV head: [H, 1, V, D] or [H, Hq / H, V, D] (fp32)."""
         count = max(1, round(self.queries * queries.shape[1]))
         if self.group == "queries" and on_gpu(queries):
             made: Tensor = backends.kernel("choose_quoka").votes_of(queries, kv_heads, count)
@@ -96,7 +96,7 @@ class Quoka(Sparse):
         return ours.mean(1, keepdim=True) if self.group == "queries" else ours
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """[H, T] fp32: what every key scores with the vote nearest to it, one of the GQA group's or of each head's."""
+        """Return the score [H, T] (fp32) of every key: its largest product with a vote."""
         ours, theirs = self.votes(queries, len(keys)), normalize(keys.float(), dim=-1)
         best = ours.new_full((*ours.shape[:2], keys.shape[1]), -torch.inf)
         for some in ours.split(max(1, grids.ELEMENTS // (len(queries) * keys.shape[1])), 2):
@@ -104,5 +104,5 @@ class Quoka(Sparse):
         return best.mean(1)
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
-        """As if every head voted by itself; votes of a GQA group cost as many times less as it has heads."""
+        """Return the multiply-adds as if every head voted by itself; votes of a GQA group cost less by its size."""
         return heads * width * (rows + round(self.queries * rows) * length)

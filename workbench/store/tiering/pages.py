@@ -1,8 +1,8 @@
 """The pages of a pool as the fastest tier: blocks that requests read in place.
 
-A request reserves pages for all its blocks and its own tokens at once, or none, so that two requests never wait for each
-other. Reserved blocks are not evicted until they are released. Loaders fill pages on a stream of their own while the
-engine computes; blocks that no tier holds are left empty, for the engine to compute.
+A request reserves pages for all its blocks and its own tokens at once, or none, so that two requests never wait for
+each other. Reserved blocks are not evicted until they are released. Loaders fill pages on a stream of their own while
+the engine computes; blocks that no tier holds are left empty, for the engine to compute.
 """
 
 from collections import Counter

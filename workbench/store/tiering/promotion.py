@@ -1,7 +1,7 @@
 """Promotion and demotion in a chain of tiers: blocks move up when they are used and down when they are evicted.
 
-The first tier is changed under its lock only, which is never held while a tier below is read or written. A block that is
-being demoted is found in `moving`. Lower tiers are written one block at a time, and read by any number of threads.
+The first tier is changed under its lock only, which is never held while a tier below is read or written. A block that
+is being demoted is found in `moving`. Lower tiers are written one block at a time, and read by any number of threads.
 """
 
 import logging
