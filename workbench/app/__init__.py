@@ -1,1 +1,1 @@
-"""What a person touches: the command line, explorers, notebooks, the report."""
+"""User interfaces: the command line, explorers, notebooks, the report."""

@@ -144,12 +144,10 @@ def _group(
 
 
 def main() -> None:
-    """Run the `workbench` command, then end the process at once.
+    """Run the `workbench` command, then end the process at once, without Python's slow teardown of torch.
 
-    Python would take torch and transformers apart object by object, for a second; the system frees them in no time.
-    Threads of torch that wait for one another spin for some microseconds, then sleep, unless `GOMP_SPINCOUNT` or
-    `OMP_WAIT_POLICY` says otherwise: by default they spin for milliseconds, on the very core that the others wait for
-    where a machine has more to do.
+    Unless `GOMP_SPINCOUNT` or `OMP_WAIT_POLICY` is set, waiting threads of torch spin for microseconds instead of
+    milliseconds, which would keep busy the core that other threads need on a loaded machine.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is imported

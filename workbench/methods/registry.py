@@ -101,7 +101,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def spec_of(policy: Any) -> str:
-    """Return the full spec of a policy, as `with_neighbours(n=10, embedder=tfidf)`, without fields that have no repr."""
+    """Return the full spec of a policy, as `with_neighbours(n=10, embedder=tfidf)`, without fields that lack a repr."""
     name = own.name_of(policy) or type(policy).__module__.rpartition(".")[2]
     options = [f"{each.name}={_plain(getattr(policy, each.name))}" for each in said(type(policy))]
     return f"{name}({', '.join(options)})" if options else name

@@ -25,9 +25,9 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """Normalise as SQuAD does after DPR (Unicode NFD): lower case, no punctuation, no articles, single spaces.
+    """Normalise an answer as SQuAD does, after Unicode NFD (DPR): lower case, no punctuation, articles or extra spaces.
 
-    A text of articles and punctuation only ("The", "?!") is just lower-cased, so that it still has to match.
+    A text of articles and punctuation only ("The", "?!") is only lower-cased, so that it still has to match.
     """
     plain = unicodedata.normalize("NFD", text).lower()
     bare = " ".join(re.sub(r"\b(a|an|the)\b", " ", plain.translate(_PUNCTUATION)).split())
@@ -35,19 +35,20 @@ def normalise(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1.0 where the prediction equals an alias after normalisation, else 0.0 (SQuAD)."""
+    """Return 1.0 if the prediction equals an alias after normalisation, else 0.0 (SQuAD)."""
     return float(any(normalise(prediction) == normalise(answer) for answer in answers))
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return word-level F1 (ROUGE-1) after normalisation, the highest over aliases (SQuAD; FusionRAG, CacheBlend)."""
+    """Return word-level F1 (ROUGE-1), 0 to 1, after normalisation, the highest over aliases (SQuAD; FusionRAG)."""
     return max(_overlap(normalise(prediction).split(), normalise(answer).split()) for answer in answers)
 
 
 def contains(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1.0 where an alias stands in the prediction between word borders, both normalised, else 0.0.
+    """Return 1.0 if the prediction contains an alias as whole words, both normalised, else 0.0.
 
-    Block-Attention's accuracy (section 3.1), and the sub-span match of Lost in the Middle. "19" does not hold "9".
+    This is Block-Attention's accuracy (section 3.1) and the sub-span match of Lost in the Middle. "19" does not contain
+    "9".
     """
     text = normalise(prediction)
     return float(any(_holds(text, normalise(answer)) for answer in answers))
@@ -94,14 +95,14 @@ def wilson(successes: float, n: int) -> Interval:
 
 
 def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Percentile bootstrap 95% interval of the mean; equal seeds, equal intervals; (nan, nan) without values."""
+    """Return the percentile bootstrap 95% interval of the mean, determined by `seed`; (nan, nan) without values."""
     return bootstraps([values], seed, resamples)[0]
 
 
 def bootstraps(
     samples: Sequence[Sequence[float] | np.ndarray], seed: int = 0, resamples: int = RESAMPLES
 ) -> list[Interval]:
-    """Return the bootstrap interval of every sample; those of one length are multiplied together, much sooner."""
+    """Return the `bootstrap` interval of every sample; samples of equal length are computed together."""
     scores = [np.asarray(values, dtype=float) for values in samples]
     found = [(math.nan, math.nan)] * len(scores)
     for size in sorted({each.size for each in scores} - {0}):
@@ -133,14 +134,14 @@ def _drawn(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
 
 @lru_cache(maxsize=8)
 def resampled(n: int, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """Draw how often each of n questions is in each resample: [resamples, n], rows sum to n; not to be written to."""
+    """Draw how often each of n questions is in each resample: [resamples, n], rows sum to n; cached, so read-only."""
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
     counts.flags.writeable = False
     return counts
 
 
 def bootstrap_columns(values: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile bootstrap 95% intervals (low [C], high [C]) of column means of [n, C], n > 0, rows resampled alike."""
+    """Return the percentile bootstrap 95% intervals (low [C], high [C]) of column means of [n, C], rows resampled."""
     n = len(values)
     low, high = np.quantile(resampled(n, seed=seed) @ values / n, [0.025, 0.975], axis=0)
     return low, high
@@ -149,9 +150,9 @@ def bootstrap_columns(values: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np
 def normalised(scores: Sequence[float], reuse: Sequence[float], full: Sequence[float]) -> tuple[float, float, float]:
     """Return (score - reuse) / (full - reuse) of mean scores, with its bootstrap interval (FusionRAG's Normalised F1).
 
-    0 is Full Reuse, 1 is full attention; below and above are possible. The three are of the same questions, which are
-    resampled together, so that a question that is hard for all does not widen the interval. nan where full attention
-    and reuse score the same, and ±inf as an end of the interval where many resamples have them equal.
+    0 is Full Reuse, 1 is full attention; values outside are possible. The three are scores of the same questions, which
+    are resampled together. The result is nan if full attention and reuse score the same; an end of the interval is ±inf
+    if they do in many resamples.
     """
     table = np.array([scores, reuse, full], dtype=float)
     n = table.shape[1]
@@ -179,7 +180,7 @@ class Score:
     f1: float | None
     f1_low: float | None
     f1_high: float | None
-    contains: float | None  #: an alias stands in the answer
+    contains: float | None  #: share of answers that contain an alias
     contains_low: float | None
     contains_high: float | None
 

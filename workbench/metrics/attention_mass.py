@@ -1,4 +1,4 @@
-"""Where attention goes: the softmax of every layer and head, taken from the queries and keys of a prefill."""
+"""Attention weights by token and by block, for every layer and head, from the queries and keys of a prefill."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from workbench.models.loading import Loaded
 
 @dataclass(frozen=True)
 class AttentionMass:
-    """Attention of one prompt, computed by one method."""
+    """Attention weights of one prompt, computed by one method, with its `kv`."""
 
     tokens: Tensor  #: [L, Hq, T] fp32, of the last row (the token that predicts the answer); sums to 1
     blocks: Tensor  #: [L, Hq, B, B] fp32, mean over the computed rows of a block; rows of blocks that were cached are 0
@@ -44,7 +44,7 @@ def peak(scores: Tensor) -> tuple[int, int]:
 
 
 def overlap(a: Tensor, b: Tensor) -> Tensor:
-    """[L, Hq]: share of the attention `a` [L, Hq, T] that lies where `b` has it; 1 minus total variation distance."""
+    """Return [L, Hq]: 1 minus the total variation distance of attention `a` and `b` [L, Hq, T]; 1 where they agree."""
     return torch.minimum(a, b).sum(-1)
 
 
@@ -54,7 +54,7 @@ def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> Atten
 
 
 def reused(model: PreTrainedModel, prompt: Prompt, positions: Positions) -> AttentionMass:
-    """Compute the question over passages that are encoded apart, and measure its attention."""
+    """Compute the question over separately encoded passages, and measure its attention."""
     kv = assemble(model, prompt, encode_many(model, prompt.context), positions)
     return _measure(model, prompt, prompt.question, kv, causal)
 
@@ -77,7 +77,7 @@ def _measure(model: PreTrainedModel, prompt: Prompt, rows: Tensor, kv: KV, sees:
 
 
 def softmax(model: PreTrainedModel, queries: dict[int, Tensor], kv: KV, rows: Tensor, sees: Sees) -> Iterator[Tensor]:
-    """Compute the weights of `attend`, [Hq, R, T] fp32 per layer, in order. A row that sees nothing is 0."""
+    """Yield the attention weights [Hq, R, T] (fp32) of each layer, in order. A row without visible keys is 0."""
     for layer, keys in enumerate(kv.keys):
         by_rows = attention_maps.logits(model, layer, queries[layer], keys, rows, sees)
         yield torch.cat([attention_maps.softmax(logits) for _, logits in by_rows], 1)
@@ -89,7 +89,7 @@ def positions_of(prompt: Prompt, blocks: Collection[int] = ()) -> Tensor:
 
 
 def to_other_blocks(mass: AttentionMass) -> float:
-    """Return the share of attention that the passages' rows pay to other blocks, mean over passages, layers, heads."""
+    """Return the share of the passages' attention that goes to other blocks, mean over passages, layers and heads."""
     passages = range(1, mass.blocks.shape[-1] - 1)
     own = sum(mass.blocks[:, :, b, b].mean().item() for b in passages)
     return 1 - own / max(1, len(passages))

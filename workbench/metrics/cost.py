@@ -18,14 +18,14 @@ from workbench.core.plan import Pass
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a model that decide its cost. Per-layer tuples, because families mix full and sliding layers."""
+    """Sizes of a model that determine its cost; tuples have one entry a layer, as sliding layers may differ."""
 
-    linear: int  #: weights of the matrix products of one token's pass through all layers (of the experts: those used)
+    linear: int  #: weights that a token is multiplied by in all layers (of experts: those that are used)
     head: int  #: weights of the output head
-    stored: int  #: all weights, as they lie in memory
-    query_width: tuple[int, ...]  #: per layer, query heads x head dim
-    kv_width: tuple[int, ...]  #: per layer, keys and values of one token
-    windows: tuple[int | None, ...]  #: per layer, how many columns a row may see; None: all before it
+    stored: int  #: number of all weights in memory
+    query_width: tuple[int, ...]  #: query heads times head width
+    kv_width: tuple[int, ...]  #: numbers in the keys and values of one token
+    windows: tuple[int | None, ...]  #: sliding window in tokens; None: full attention
 
     @property
     def convention(self) -> int:
@@ -35,7 +35,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one prefill to its first token. Operations in flops, traffic in bytes."""
+    """Cost of one prefill to its first token: operations in FLOPs, traffic in bytes."""
 
     linear: float  #: operations in projections, MLPs and the output head
     attention: float  #: operations in scores and weighted values
@@ -46,17 +46,17 @@ class Cost:
 
     @property
     def flops(self) -> float:
-        """Operations together; a multiply-add is two."""
+        """Sum of all operations, in FLOPs; a multiply-add is two."""
         return self.linear + self.attention
 
     @property
     def bytes(self) -> float:
-        """Bytes together."""
+        """Sum of all bytes that are moved."""
         return self.weights + self.kv_written + self.kv_read + self.kv_loaded
 
 
 def shape(config: PretrainedConfig) -> ModelShape:
-    """Return the shape of any causal language model, from a copy on the meta device; BadInput for another kind."""
+    """Return the shape of a causal language model from its configuration. Raises BadInput for another kind of model."""
     return shape_of(shell(config))
 
 
@@ -103,11 +103,11 @@ def _share_of_experts(config: PretrainedConfig) -> float:
 
 
 def first_token(shape: ModelShape, rows: Sequence[int] | np.ndarray, length: int, itemsize: int = 2) -> Cost:
-    """Count the cost of a prefill of `length` tokens that computes the positions `rows`; the store holds all others.
+    """Return the cost of a prefill of `length` tokens that computes the positions `rows`; all others come from a store.
 
-    Every row attends to all columns up to its own position (or its layer's window); the head is applied to the last row
-    only. `itemsize` is bytes a number, of weights and of keys and values. range(length) is ordinary prefill; the last
-    Q positions are Block-Attention with its blocks in the store. Raises BadInput for rows outside the prompt, or none.
+    Every row attends to all positions up to its own (or within its layer's window); the head is applied to the last
+    row. `itemsize` is bytes a number, of weights, keys and values. `range(length)` is ordinary prefill; the last Q
+    positions are Block-Attention with stored blocks. Raises BadInput for rows outside the prompt, or none.
     """
     positions = np.asarray(rows, dtype=np.int64)
     if positions.size == 0 or positions.min() < 0 or positions.max() >= length:
@@ -128,10 +128,10 @@ def first_token(shape: ModelShape, rows: Sequence[int] | np.ndarray, length: int
 
 
 def of_passes(shape: ModelShape, passes: Sequence[Pass], reused: int, itemsize: int = 2) -> Cost:
-    """Count the cost of all passes of one request up to its first token; `reused` tokens come from the store.
+    """Return the cost of all passes of one request up to its first token; `reused` tokens come from the store.
 
-    The weights are read once a forward, the output head is applied in the last one only, and a pass of `num_layers`
-    layers counts for its share of the layers, one of a helper model by its weight.
+    Weights are read once a `Pass.forward`, the output head is applied in the last one, a pass of `num_layers` layers
+    counts by its share of the layers, and one of a helper model by its weight.
     """
     layers = len(shape.windows)
     head = 2.0 * shape.head
@@ -150,9 +150,9 @@ def of_passes(shape: ModelShape, passes: Sequence[Pass], reused: int, itemsize: 
 
 
 def rows_charged(passes: Sequence[Pass], layers: int) -> float:
-    """Return the tokens that all passes of a request compute, as tokens through all `layers` of the model.
+    """Return the tokens that all passes of a request compute, counted as tokens through all `layers` of the model.
 
-    Passes of the selector and of helper models are among them; layers that run over the whole context count in full.
+    Passes of selectors and helper models are included.
     """
     return sum(len(one.rows) * _share(one, layers) for one in passes)
 
@@ -160,7 +160,7 @@ def rows_charged(passes: Sequence[Pass], layers: int) -> float:
 def charged_share(passes: Sequence[Pass], layers: int, length: int) -> float:
     """Return the charged share of a request: `rows_charged` over the `length` tokens of its prompt.
 
-    Full attention's is 1. What is computed before the request (preprocessing) is not in it.
+    That of full attention is 1. Preprocessing before the request does not count.
     """
     return rows_charged(passes, layers) / length
 
@@ -171,11 +171,11 @@ def _share(one: Pass, layers: int) -> float:
 
 
 def encoding(shape: ModelShape, lengths: Iterable[int], itemsize: int = 2) -> Cost:
-    """Count the cost of encoding blocks of these lengths independently, in one pass: no head, nothing loaded."""
+    """Return the cost of encoding blocks of these lengths independently, in one pass, without the output head."""
     cost = of_passes(shape, [Pass(range(length), length) for length in lengths], 0, itemsize)
     return replace(cost, linear=cost.linear - 2.0 * shape.head)
 
 
 def convention(parameters: int, tokens: int) -> float:
-    """Count FLOPs to first token as the Block-Attention papers do: 2 · parameters · computed tokens."""
+    """Return FLOPs to first token as the Block-Attention papers count them: 2 · parameters · computed tokens."""
     return 2.0 * parameters * tokens

@@ -24,16 +24,16 @@ Verdict = Literal["supported", "of another subject", "in another place", "nowher
 
 
 class Judge(Protocol):
-    """Decides of every claim of every answer whether the sample's passages support it."""
+    """Interface of judges: which claims of every answer do the sample's passages support?"""
 
     def __call__(self, samples: Sequence[Sample], answers: Sequence[str]) -> list[list[bool]]: ...
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """The share of claims that is supported, mean over `n` answers, with a bootstrap 95% interval.
+    """Share of claims that are supported, mean over `n` answers, with a bootstrap 95% interval.
 
-    It is 0 for an answer without claims: silence is not faithful.
+    An answer without claims counts as 0.
     """
 
     n: int
@@ -59,7 +59,7 @@ def judge(name: str, device: str = "cpu", dtype: str | None = None) -> Judge:
 
 
 def check_judge(name: str, samples: Sequence[Sample] = ()) -> None:
-    """Raise BadInput for an unknown judge, and for samples that it cannot judge; loads nothing."""
+    """Raise BadInput for an unknown judge, and for samples that it cannot judge; no model is loaded."""
     if name == LAB:
         for sample in samples:
             lab_facts.supported(sample)
@@ -68,7 +68,7 @@ def check_judge(name: str, samples: Sequence[Sample] = ()) -> None:
 
 
 def verdict(sample: Sample, answer: str) -> Verdict:
-    """Find out where the passages of a lab sample say what an answer claims.
+    """Return whether the passages of a lab sample support what an answer claims, and if not, what they say.
 
     An answer to a lab question is one claim: "the employer of Ada Kelric is Lordex Mills". It is supported where the
     passages state it; else the passages may say the same of another subject, or hold its words in another place.

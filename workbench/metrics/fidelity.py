@@ -1,8 +1,8 @@
-"""Fidelity: how near a method's predictions of an answer stay to those of full attention.
+"""Fidelity: how close a method's predictions of an answer are to those of full attention.
 
-Two answers are teacher-forced, the gold answer and full attention's own greedy answer: each of their tokens is
-predicted from the prompt as the method computed it and from the answer's tokens before it, as decoding would see them.
-Neither needs long decoding, and the second needs no labels. They tell methods apart where few answers match.
+Two answers are teacher-forced, the gold answer and full attention's own greedy answer: each token is predicted from the
+prompt as the method computed it and from the answer's earlier tokens. Neither needs long decoding, and the second needs
+no labels. They distinguish methods even where few answers match.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,11 +36,11 @@ Predict = Callable[[Sequence[Tokens]], list[Tensor]]  # of the answers of a batc
 class Reference:
     """Full attention over one prompt: its own greedy answer, and what it predicts of both answers.
 
-    gold     the gold answer's tokens, its end included; none where the sample has no answer
-    own      full attention's greedy answer; the token that ends the text is one of it
-    text     the answer as text, up to the stop string
-    logits   [G + O, V], of the gold answer's tokens, then of its own
-    seconds  to the first token, where the prompt was computed alone
+    gold     the gold answer's tokens, its end included; () if the sample has no answer
+    own      tokens of full attention's greedy answer, its end token included
+    text     its own answer as text, cut before the stop string
+    logits   [G + O, V] logits of the gold answer's tokens, then of its own
+    seconds  seconds to the first token, if the prompt was computed alone
     """
 
     gold: Tokens
@@ -55,7 +55,7 @@ class Reference:
 
 
 def gold_answers(samples: Sequence[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
-    """Return the tokens of every sample's first answer as the layout writes it, its end included; () without one."""
+    """Return the tokens of every sample's first answer in the layout's format, its end included; () without one."""
     texts = [layout.answer.format(answer=sample.answers[0]) if sample.answers else "" for sample in samples]
     return [tuple(ids) for ids in layouts.encode(texts, tokenizer)]
 
@@ -63,10 +63,10 @@ def gold_answers(samples: Sequence[Sample], layout: Layout, tokenizer: PreTraine
 def predict(
     model: PreTrainedModel, ready: Sequence[ReadyRequest], logits: Sequence[Tensor], answers: Sequence[Tokens]
 ) -> list[Tensor]:
-    """Predict every token of an answer [A] from the prompt and the tokens before it: logits [A, V] a request.
+    """Predict every token of an answer [A] from the prompt and the tokens before it; return logits [A, V] a request.
 
-    `ready` have run (`methods.finish`), and `logits` [V] are those behind their prompts. The answers are one packed
-    forward pass under each plan's rule; the rows behind the prompts are overwritten.
+    `ready` are requests whose last pass has run (`methods.method.finish`), and `logits` [V] those behind their prompts.
+    The answers are one packed forward pass under each plan's mask rule; it overwrites the KV behind the prompts.
     """
     requests, asked = [], []
     for i, (one, tokens) in enumerate(zip(ready, answers, strict=True)):
@@ -90,7 +90,10 @@ def predict(
 
 
 def predictor(model: PreTrainedModel, answered: Answered) -> Predict:
-    """Return `predict` for requests that were answered: in one step over their pages, where they still hold them."""
+    """Return a function that predicts answers as `predict` does, for requests that were answered.
+
+    It runs over their pages if they still have them.
+    """
 
     def predicted(answers: Sequence[Tokens]) -> list[Tensor]:
         if (later := answered.force(answers)) is None:
@@ -144,7 +147,10 @@ def reference(
     stop: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Reference]:
-    """Answer a batch of prompts by full attention, greedily, and return the reference of each; `progress` as there."""
+    """Answer a batch of prompts by full attention, greedily, and return the reference of each.
+
+    `progress` is that of `methods.generation.answer`.
+    """
     params = SamplingParams(max_new_tokens, stop=stop)
     full = answer(model, tokenizer, prompts, Full(), None, params, progress=progress)
     return references(model, tokenizer, full, gold, max_new_tokens, stop)
@@ -158,15 +164,17 @@ def compare(
 
 
 def compared(predicted: Predict, known: Sequence[Reference]) -> list[dict[str, float | None]]:
-    """Compare what a method predicts of answers with full attention over the same prompts.
+    """Compare a method's predictions of answers with those of full attention over the same prompts.
 
-    Returns {`FIELDS`} a request, means over the tokens of an answer, in nats:
-    nll, nll_full            negative log-likelihood of the gold answer's tokens, by the method and by full attention
-    nll_own, nll_own_full    the same of full attention's own answer
-    kl, kl_gold              KL(full attention ‖ method) at every token of its own answer, and of the gold answer
-    agree, agree_gold        share of these tokens whose likeliest token is full attention's
-    kl_first, agree_first    of the answer's first token, which is the same for both answers
-    What is of a gold answer is None where there is none.
+    Returns one dictionary a request; values are means over the tokens of an answer, in nats a token:
+
+    nll, nll_full          negative log-likelihood of the gold answer's tokens, by the method and by full attention
+    nll_own, nll_own_full  the same of full attention's own answer
+    kl, kl_gold            KL(full attention ‖ method) over its own answer, and over the gold answer
+    agree, agree_gold      share of these tokens at which both have the same likeliest token
+    kl_first, agree_first  the same of the first token, which both answers share
+
+    Values of a gold answer are None where there is none.
     """
     golden, own = _both(predicted, [one.gold for one in known], [one.own for one in known])
     return scores(known, [torch.cat(pair) for pair in zip(golden, own, strict=True)])

@@ -1,4 +1,4 @@
-"""Seconds of whole jobs, measured one at a time, and speedups of their medians. Imports no torch: it is read often."""
+"""Wall times of whole jobs, measured one at a time, and speedups of their medians; torch is not imported."""
 
 import math
 import time
@@ -20,7 +20,7 @@ SAME_WORK = 0.02  # of the tokens computed: two methods compute as many, and a s
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Seconds over `n` measurements."""
+    """Percentiles, smallest and largest of `n` measurements, in seconds."""
 
     p5: float
     p50: float
@@ -31,15 +31,15 @@ class Quantiles:
 
 
 def quantiles(seconds: Sequence[float]) -> Quantiles:
-    """Return 5th, 50th and 95th percentile (linear between measurements), the least and the most."""
+    """Return 5th, 50th and 95th percentile (linearly interpolated), the smallest and the largest measurement."""
     p5, p50, p95 = np.quantile(np.asarray(seconds, dtype=float), [0.05, 0.5, 0.95])
     return Quantiles(float(p5), float(p50), float(p95), len(seconds), float(min(seconds)), float(max(seconds)))
 
 
 def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the ends to draw and say of a record {p5, p95, n or runs, least, most}.
+    """Return the ends of the spread of a record {p5, p95, n or runs, least, most}.
 
-    Percentiles of ENOUGH measurements or more, else the range; None where only percentiles of fewer were kept.
+    They are percentiles for ENOUGH measurements or more, else the range; None if the range was not kept.
     """
     count = record.get("n", record.get("runs"))
     names = ("p5", "p95") if count is not None and count >= ENOUGH else ("least", "most")
@@ -48,10 +48,9 @@ def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def ratio(slow: Mapping[str, Any], fast: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Return how many times as long `slow` takes as `fast`, of records {ms, p5, p95, runs, least, most}, and its ends.
+    """Return the ratio of the medians of `slow` and `fast`, records {ms, p5, p95, runs, least, most}, with its ends.
 
-    The ends are the slow end of one side over the fast end of the other, of what `spread` gives; of records of earlier
-    versions, which kept no range, of their percentiles.
+    The ends are the ratios of opposite ends of the two spreads (`spread`, or percentiles where no range was kept).
     """
     (a, b), (c, d) = (spread(one) or (float(one["p5"]), float(one["p95"])) for one in (slow, fast))
     return float(slow["ms"] / fast["ms"]), a / d, b / c
@@ -66,7 +65,7 @@ def timed(times: Quantiles) -> dict[str, Any]:
 
 
 def spread_words(count: int) -> str:
-    """Say what `spread` of so many measurements is, behind "median and"."""
+    """Return words for the `spread` of so many measurements, to follow "median and"."""
     return "5 to 95%" if count >= ENOUGH else "range"
 
 
@@ -75,8 +74,8 @@ def measure(
 ) -> Quantiles:
     """Measure the wall time of every job on an idle device, until its work on the device is done.
 
-    `warm_up` runs of the first job before are not counted; a CPU, which compiles nothing, begins none behind WARM
-    seconds. No job begins once those before took `enough` seconds.
+    Before, the first job runs `warm_up` times uncounted (on a CPU for at most about WARM seconds). No job begins once
+    those before took `enough` seconds.
     """
     seconds: list[float] = []
     for i, job in enumerate(jobs):
@@ -96,7 +95,7 @@ def measure(
 
 
 def wait(device: "torch.device") -> None:
-    """Wait until the device has done its work."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         import torch
 

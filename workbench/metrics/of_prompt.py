@@ -1,4 +1,4 @@
-"""One prompt measured, one call each, as a tidy table: `from workbench import measure`.
+"""Measure one prompt in one call, with a tidy table as result: `from workbench import measure`.
 
     loaded = models.load("lab-full")
     (sample,) = data.load("lab", samples=1)
@@ -53,9 +53,9 @@ def _reused(model: PreTrainedModel, prompt: Prompt, prepare: str) -> KV:
 def deviation(
     model: Model, prompt: Given, prepare: str = "after_system", kv: KV | None = None, question: str = ""
 ) -> pd.DataFrame:
-    """Return how far cached keys and values are from full attention: token, block, layer, part, deviation.
+    """Return the deviation of cached keys and values from full attention: token, block, layer, part, deviation.
 
-    `deviation` is the relative L2 distance, mean over KV heads. Of the context: the question is not cached.
+    `deviation` is the relative L2 distance, mean over KV heads. Rows are context tokens; the question is not cached.
     """
     lm, joined = model_and_prompt(model, prompt, question)
     end, cached = joined.starts[-1], _reused(lm, joined, prepare) if kv is None else kv

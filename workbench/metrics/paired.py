@@ -1,4 +1,4 @@
-"""Methods on the same questions: paired differences, McNemar's test, average ranks, and what is not told apart.
+"""Compare methods on the same questions: paired differences, McNemar's test, average ranks, groups that do not differ.
 
 Differences are taken question by question and questions are resampled whole, so that a question which is hard for every
 method does not widen the interval. Ranks: Demšar (2006), Statistical comparisons of classifiers over multiple data
@@ -33,9 +33,9 @@ def mean_over_seeds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def over_runs(runs: Sequence[Ends]) -> Ends:
-    """Summarise a number of every training run, each with its own 95% interval over questions.
+    """Return mean and 95% interval of (value, low, high) over training runs.
 
-    Student's interval of the runs, no narrower than the widest of theirs: few runs may agree by chance.
+    It is Student's interval of the runs, at least as wide as the widest single one, as few runs may agree by chance.
     """
     mean, half = mean_over_seeds([value for value, _, _ in runs])
     half = max(half, *((high - low) / 2 for _, low, high in runs))
@@ -170,7 +170,7 @@ FEWEST = 6  # questions that differ
 
 
 def too_few(low: float, high: float, moved: int) -> bool:
-    """Return whether an interval that excludes 0 shows no difference yet, for fewer than FEWEST questions differ.
+    """Return whether an interval excludes 0 although fewer than FEWEST questions differ, which shows no difference yet.
 
     Where all that differ go one way, a bootstrap does not reach the other side, were it two of them. An exact paired
     test does: n questions that all go one way have a two-sided p of 2 · 2⁻ⁿ in the sign test (Dixon and Mood 1946, The
@@ -272,6 +272,6 @@ def _table(*columns: Values) -> np.ndarray:
 
 
 def signed(value: float, form: str) -> str:
-    """Return a number with its sign; what rounds to nothing has none."""
+    """Return a number with its sign in a format; 0 after rounding has no sign."""
     text = f"{value:{form}}"
     return text if float(text) else text.lstrip("+-")

@@ -1,4 +1,4 @@
-"""Numbers that papers print, as data with their source, to stand beside ours, unmixed."""
+"""Numbers that papers print, as data with their source, for comparison."""
 
 from typing import Any
 

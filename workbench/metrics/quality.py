@@ -1,4 +1,4 @@
-"""The scores of many answers with their intervals: what a record says of them. Nothing is computed by a model here."""
+"""Scores of many answers with their intervals, as in the record of a trial; no model is run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

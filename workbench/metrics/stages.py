@@ -34,11 +34,10 @@ class Stages:
 
 
 def stages(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store, repeats: int = 5) -> Stages:
-    """Measure every stage of STAGES up to the first token: medians of `repeats` after one to warm up.
+    """Measure the stages up to the first token: medians of `repeats` runs after a warm-up.
 
-    `store` holds blocks.
-
-    On a GPU the host waits at the border of every stage, so the sum is more than the time to first token.
+    `store` holds the blocks. On a GPU the host waits at the end of every stage, so the sum exceeds the time to first
+    token.
     """
     first = _timed_pass(model, prompt, method, store, counting=True)
     passes = [_timed_pass(model, prompt, method, store).seconds for _ in range(repeats)]
@@ -47,9 +46,9 @@ def stages(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: 
 
 
 class Stopwatch:
-    """Seconds by stage. Time of a stage inside another is the inner one's alone.
+    """Measures seconds by stage; the time of an inner stage does not count for the outer one.
 
-    With `counting`, pairs of a row and a key are counted too: all causal `pairs`, and those `kept` by a sparse method.
+    With `counting`, (row, key) pairs are counted too: all causal `pairs`, and those `kept` by a sparse method.
     """
 
     def __init__(self, device: torch.device, counting: bool = False):
@@ -63,7 +62,7 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time inside the block for a stage."""
+        """Add the time of the block to a stage."""
         self._credit()
         self._open.append(name)
         try:

@@ -1,5 +1,4 @@
 """Names of models (with their folders), dtypes and devices, checked without heavy imports."""
-"""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Results as tables: written by everything that measures, read by everything that draws or judges.
+"""Result tables: measurements write them; figures and claims read them.
 
 from workbench import results
 

@@ -1,4 +1,4 @@
-"""Read result tables of any folders as one: what ships, a run of one's own, or several side by side.
+"""Read result tables of one or several folders: the shipped results, your own runs, or both together.
 
 found = read(["shipped", "runs/mine"])
 found.counts("trial")              # a DataFrame; column `source` says where a row comes from
@@ -30,7 +30,7 @@ FOLDER = results_path(SHIPPED)
 
 @dataclass(frozen=True)
 class Missing:
-    """What no source holds, as one line that a notebook shows in place of a figure."""
+    """A line that a notebook shows in place of a figure whose results are missing."""
 
     text: str
 
@@ -53,7 +53,7 @@ class Results:
 
     @property
     def sources(self) -> list[str]:
-        """Names of the sources, in the order in which they were asked for."""
+        """Names of the sources, in the order given to `read`."""
         return list(dict.fromkeys([*self.folders, *(s for each in self.live.values() for t in each for s in t.source)]))
 
     def answers(self, *experiments: str) -> pd.DataFrame:
@@ -80,7 +80,7 @@ class Results:
         return pd.concat(parts, ignore_index=True)
 
     def coded(self, table: str, experiment: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Return some columns of a table and `source`, texts as categories: of many rows in a fraction of the time."""
+        """Return some columns of a table and `source`, with texts as categories: faster than `table` for many rows."""
         names = ["source", *(name for name in schema.columns(table) if name in ("experiment", *columns))]
         texts = [name for name in names if {"source": str, **schema.columns(table)}[name] is str]
         kinds = pa.schema([(name, TEXTS if name in texts else pa.float64()) for name in names])
@@ -107,13 +107,13 @@ class Results:
                     yield source, path
 
     def with_rows(self, table: str, rows: Iterable[Mapping[str, Any]], source: str = HERE, **origin: Any) -> "Results":
-        """Return these results and rows that were measured just now."""
+        """Return these results with further rows, which were measured just now."""
         whole = schema.frame(table, schema.rows(table, rows, **origin))
         added = [*self.live.get(table, ()), whole.assign(source=source)] if len(whole) else self.live.get(table, ())
         return Results(self.folders, {**self.live, table: list(added)})
 
     def missing(self, experiment: str, what: str = "") -> Missing:
-        """Say that none of the sources holds an experiment, and which command measures it."""
+        """Return a line that no source has an experiment, with the command that measures it."""
         command = schema.EXPERIMENTS.get(experiment, "")
         named = what or experiment.replace("-", " ")
         places = " and ".join(self.sources) or "no source"
@@ -140,7 +140,7 @@ def read(places: str | Path | Sequence[str | Path] = SHIPPED) -> Results:
 
 
 def expanded(rows: pd.DataFrame, *needed: str) -> pd.DataFrame:
-    """Return rows with a column for every key of `setting`; the `needed` ones are there even without a row."""
+    """Return rows with a column for every key of `setting`, and for the keys `needed` in any case."""
     known = {text: json.loads(text) if text else {} for text in rows.setting.unique()}
     keys = list(dict.fromkeys([*needed, *(key for values in known.values() for key in values)]))
     codes, texts = pd.factorize(rows.setting)
@@ -216,15 +216,15 @@ def _read(path: Path, names: Sequence[str] = ()) -> pa.Table:
 
 
 def table_of(path: Path) -> pd.DataFrame:
-    """Read a parquet file, "" for a missing text. Raises BadInput where it is not whole."""
+    """Read a parquet file, with "" for missing texts. Raises BadInput for a damaged file."""
     frame = _read(path).to_pandas(use_threads=False)
     return frame.fillna(dict.fromkeys(frame.select_dtypes("str"), ""))
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Read a file of JSON lines, none where it is missing; a last line that is not whole is left out.
+    """Read a file of JSON lines; [] if it is missing. An incomplete last line is left out.
 
-    Raises BadInput for any other line that is no JSON object.
+    Raises BadInput for any other line that is not a JSON object.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     found = []

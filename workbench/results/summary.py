@@ -1,4 +1,4 @@
-"""Numbers with intervals out of result tables, and the tables for other tools."""
+"""Summaries of result tables with intervals, and exports for other tools."""
 
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +20,9 @@ OF_TRIAL = ("source", "experiment", "model", "data", "passages", *METHOD, "setti
 
 
 def means(answers: pd.DataFrame, measures: Sequence[str], by: Sequence[str]) -> pd.DataFrame:
-    """Return {by, measure, value, low, high, n}: means over questions with their 95% intervals.
+    """Return columns {by, measure, value, low, high, n}: means over questions with 95% intervals.
 
-    Wilson's interval of what is 0 or 1 a question, else a bootstrap over questions (seed 0).
+    They are Wilson's for measures that are 0 or 1 a question, else bootstrap intervals over questions (seed 0).
     """
     found: list[dict[str, Any]] = []
     for keys, group in answers.groupby(list(by), sort=False, dropna=False):
@@ -79,12 +79,12 @@ def over_draws(counts: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def usual(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
-    """Return the most frequent value of each column: what most of the rows have in common."""
+    """Return the most frequent value of each column."""
     return rows[list(columns)].mode().iloc[0]
 
 
 def varied(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows that differ in at most one of `columns` from what is usual, and how, in a column `varied`."""
+    """Return the rows that differ from `usual` in at most one of `columns`, which a new column `varied` names."""
     if rows.empty:
         return rows.assign(varied="")
     common = usual(rows, columns)
@@ -140,15 +140,15 @@ def candidate(name: str) -> Callable[[pd.DataFrame], pd.Series | None]:
 
 
 def fastest(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the fastest of rows, for `speedups`; None of none."""
+    """Return the fastest row, for `speedups`; None if there are no rows."""
     return rows.loc[rows.ms.idxmin()] if len(rows) else None
 
 
 def mainly(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Return, of every source, the rows of the value of a column that most observations have; column by column.
+    """Return, for every source, the rows with the most frequent value of each column, weighted by observations.
 
-    A table may hold several models, data sets and shares: a figure of one of them draws the one that was measured most.
-    Rows that lack a value (the share, of a method that recomputes nothing) are kept.
+    So a figure that shows one model, data set or share shows the one that was measured most. Rows without a value (as
+    the share of a method that recomputes nothing) are kept.
     """
     for column in columns:
         known = rows[column].notna() & (rows[column] != "")
@@ -159,13 +159,13 @@ def mainly(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 
 def ranked(rows: pd.DataFrame, by: str, measure: str) -> pd.DataFrame:
-    """Return rows of several measures in the order of one measure's value, all rows of one `by` together."""
+    """Return rows of several measures, grouped by `by`, in the order of the value of one measure."""
     order = rows[rows.measure == measure].groupby(by).value.min()
     return rows.assign(rank=rows[by].map(order)).sort_values("rank", kind="stable").drop(columns="rank")
 
 
 def beside(counts: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Return counts with a column `measure`, that of the same trial over all questions; rows of others are left out."""
+    """Return counts with a further column: the `measure` of the same trial over all questions; others are left out."""
     keys = [name for name in OF_TRIAL if name in counts]
     own = counts[(counts.measure == measure) & counts.kind.isin(["", "all"])]
     trials, known = ([*frame[keys].astype(str).itertuples(index=False, name=None)] for frame in (counts, own))
@@ -236,10 +236,10 @@ def records(found: Results, experiment: str = "trial") -> Iterator[tuple[str, di
 
 
 def figure_data(figure: Any) -> pd.DataFrame:
-    """Return what a figure draws: a row a point, {trace, panel, x, y, z, low, high, text}; of a table its cells.
+    """Return the data of a figure, a row a point, {trace, panel, x, y, z, low, high, text}; of a table its cells.
 
-    `panel` is there where there are several; `low` and `high` are the ends of the error bars. Of marks that stand
-    beside the names along an axis, x or y is the name.
+    `panel` is only there if there are several; `low` and `high` are the ends of the error bars. On a category axis, x
+    or y is the name.
     """
     drawn = figure.to_plotly_json() if hasattr(figure, "to_plotly_json") else figure
     layout = drawn.get("layout", {})

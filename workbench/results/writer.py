@@ -1,4 +1,4 @@
-"""Write result tables row by row: what a killed process has written is kept.
+"""Write result tables row by row; rows of a killed process are kept.
 
     with Writer("runs/mine", "trial", model="lab-full", device="NVIDIA H200") as out:
         out.counts([{"measure": "em", "value": 0.91, "low": 0.88, "high": 0.93, "n": 400}])
@@ -32,11 +32,11 @@ Rows = Iterable[Mapping[str, Any]]
 class Writer:
     """Appends rows to one part of a results folder; `origin` holds the columns that all rows share.
 
-    folder   of results; made where it is missing
-    part     names the files, as a measurement does: a part that is written again replaces its earlier rows
-    resume   keeps them instead: `there` returns what is written already
+    folder   results folder, which is made if it is missing
+    part     name of the files, one for each measurement: writing a part again replaces its earlier rows
+    resume   keep the earlier rows instead; `there` returns them
 
-    Raises BadInput, before anything is written, for a folder that is no place for results.
+    Raises BadInput, before anything is written, for a folder that cannot hold results.
     """
 
     def __init__(self, folder: str | Path, part: str, *, resume: bool = False, **origin: Any):
@@ -64,7 +64,7 @@ class Writer:
         self.add("counts", rows)
 
     def add(self, table: str, rows: Rows) -> None:
-        """Append rows to `table`. They outlast this process once this returns. Raises BadInput as `schema.row` does."""
+        """Append rows to `table`, flushed to the file. Raises BadInput as `schema.row` does."""
         whole = schema.rows(table, rows, **self.origin)
         if not whole:
             return
@@ -76,13 +76,13 @@ class Writer:
         self._written.add(table)
 
     def there(self, table: str) -> list[dict[str, Any]]:
-        """Return the rows of this part that are written already, those of earlier processes included."""
+        """Return the rows of this part that are already written, those of earlier processes included."""
         packed, loose = self._path(table, "parquet"), self._path(table, "jsonl")
         kept = table_of(packed).to_dict("records") if packed.is_file() and self._resume else []
         return [*kept, *(schema.row(table, one) for one in lines_of(loose))]
 
     def close(self) -> None:
-        """Pack what was appended into one parquet file a table."""
+        """Convert the appended rows to one parquet file for each table."""
         for table in schema.TABLES:
             loose = self._path(table, "jsonl")
             if loose.is_file():
@@ -112,7 +112,7 @@ def prepare(folder: Path) -> None:
 
 
 def pack(path: Path, table: str, rows: Rows) -> None:
-    """Write rows as a parquet file, whole or not at all; a column that no row fills is left out."""
+    """Write rows as a parquet file, atomically; columns without values are left out."""
     whole = [schema.row(table, one) for one in rows]
     kinds = {name: _arrow(kind) for name, kind in schema.columns(table).items()}
     used = [name for name in kinds if any(one[name] not in (None, "") for one in whole)]
@@ -127,9 +127,9 @@ def pack(path: Path, table: str, rows: Rows) -> None:
 
 
 def merge(found: Results, folder: Path, part: str) -> None:
-    """Write all rows of `found` as one part of a results folder, in place of its earlier rows.
+    """Write all rows of `found` as one part of a results folder, replacing its earlier rows.
 
-    Numbers of single questions keep 15 bits, four digits and more: most of a folder's bytes are their last ones.
+    Numbers of single questions are rounded to 15 bits, more than four digits, which makes files much smaller.
     """
     with Writer(folder, part) as out:
         for table in schema.TABLES:

@@ -1,4 +1,4 @@
-"""What every training here shares: batches, optimizers, the loop of steps, and the rows that it shows."""
+"""Shared parts of all trainings: batches, optimizers, the loop of steps, and its progress rows."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ READ_EVERY = 20  # steps between two rows of the curve (each one waits for the d
 
 @dataclass
 class Progress:
-    """Where a training stands; saved as JSON beside the weights."""
+    """Progress of a training; saved as JSON beside the weights."""
 
     step: int = 0
     curve: list[dict[str, Any]] = field(default_factory=list)  #: loss and teacher-forced accuracy while training
@@ -54,7 +54,7 @@ class Training:
     out: Path
 
     def update(self, lr: float) -> None:
-        """Take an optimizer step along the gradients, clipped, and clear them."""
+        """Clip the gradients, take an optimizer step at learning rate `lr`, and clear them."""
         self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.clip)
         for optim in self.optims:
             for group in optim.param_groups:
@@ -71,9 +71,9 @@ class Training:
         minutes: float,
         asked: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Tensor, bool, bool]]:
-        """Take steps until `finished` or `asked` to stop or, at the next row of the curve, until `minutes` are over.
+        """Take steps until `finished()` or `asked()`, or, at a row of the curve, until `minutes` have passed.
 
-        Yields after every step its loss, whether a row of the curve is due, and whether a state is to be saved.
+        Yields after every step (loss, whether a row of the curve is due, whether a state is to be saved).
         """
         end = time.monotonic() + 60 * minutes
         stopped = False
@@ -91,7 +91,7 @@ class Training:
             yield loss, reading or saving, saving
 
     def save(self, progress: Progress) -> None:
-        """Write weights, optimizers, random states and progress to `out`/state, in place of the state before."""
+        """Write weights, optimizers, random states and progress to `out`/state, replacing the state before."""
         partial = self.out / "state.new"
         set_apart(self.model)
         try:
@@ -106,7 +106,7 @@ class Training:
                 shutil.rmtree(partial, ignore_errors=True)
 
     def resume(self, begin: SomeProgress) -> SomeProgress:
-        """Go back to the state in `out` and return its progress; `begin` where there is none."""
+        """Restore the state in `out` and return its progress; `begin` if there is none."""
         saved = saved_record(self.out)
         if saved is None:
             return begin
@@ -116,9 +116,9 @@ class Training:
 
 @torch.no_grad()
 def set_apart(model: torch.nn.Module) -> None:
-    """Give every weight memory of its own: of weights that share some, a state in safetensors keeps one alone.
+    """Give every weight memory of its own, as safetensors saves only one of several weights that share memory.
 
-    The engine lays weights side by side when the model answers, in an evaluation (`engine.layers.fused_layers`).
+    The engine makes weights share memory when the model answers in an evaluation (`engine.layers.fused_layers`).
     """
     for weight in model.parameters():
         if weight.untyped_storage().nbytes() > weight.nbytes:
@@ -136,7 +136,7 @@ class Drawn(Dataset[Any]):
 
 
 def deaf(worker: int) -> None:
-    """Leave signals to the process that trains, which ends its workers when it has saved."""
+    """Ignore signals in a data worker; the training process ends its workers after saving."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
@@ -150,7 +150,7 @@ class TensorBatch:
         return self._changed(lambda x: x.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """Return the batch in memory from which copies to a GPU are fast."""
+        """Return the batch in page-locked memory."""
         return self._changed(Tensor.pin_memory)
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -160,7 +160,7 @@ class TensorBatch:
 
 
 class Tally:
-    """How many answers of every kind were wholly right (or the sum of values), of how many, since the last look."""
+    """Counts right answers (or sums values) of every kind, and how many there were, since the last `take`."""
 
     def __init__(self, kinds: Sequence[str], device: torch.device):
         self.kinds = kinds
@@ -205,9 +205,9 @@ def optimizers(model: torch.nn.Module, settings: PretrainConfig | TuneConfig) ->
 
 @contextmanager
 def stoppable(number: signal.Signals = signal.SIGTERM, said: str = "") -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether a signal has come since; a second one ends the process as ever.
+    """Yield a function that returns whether a signal has come; a second signal acts as usual.
 
-    What is `said` is printed when it comes.
+    When the signal comes, `said` is printed.
     """
     came = list[int]()
 
@@ -229,9 +229,9 @@ LAST_STEP = "stopping: this step is finished and its state saved (Ctrl-C again s
 
 @contextmanager
 def interruptible(alone: bool) -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether Ctrl-C has come since: it is raised at the end, once a state is saved.
+    """Yield a function that returns whether Ctrl-C has come; it is raised at the end, after a state has been saved.
 
-    Of a process that trains `alone`; among several it interrupts at once, as in a thread.
+    This holds for a process that trains `alone`; with several, or in a thread, Ctrl-C interrupts at once.
     """
     if not alone or current_thread() is not main_thread():
         yield lambda: False
@@ -244,7 +244,7 @@ def interruptible(alone: bool) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def phase(say: Callable[[str], None], name: str) -> Iterator[list[str]]:
-    """Say how long what is within took, with the facts that it adds to the list that it is given."""
+    """Report by `say` how long the block took, with the facts that it adds to the yielded list."""
     begin, facts = time.monotonic(), list[str]()
     yield facts
     say(f"{name}: {time.monotonic() - begin:.1f} s" + (f" ({', '.join(facts)})" if facts else ""))
@@ -254,10 +254,10 @@ def phase(say: Callable[[str], None], name: str) -> Iterator[list[str]]:
 def watched(
     main: bool, line_every: int, postfix: Callable[[dict[str, Any]], dict[str, Any]], total: int | None = None
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that shows a row of the curve, on the `main` process alone.
+    """Yield a function that shows a row of the curve, on the `main` process only.
 
-    Where a person watches, a bar moves with every step and shows the `postfix` of the row; else it prints a line every
-    so many steps, and the first that comes after LINE_SECONDS without one; before these, after SOON, where it stands.
+    Interactive sessions show a bar with the `postfix` of the row. Others print a line every `line_every` steps, after
+    LINE_SECONDS without one, and after the seconds in SOON.
     """
     begun = last = time.monotonic()
     soon, steps = list(SOON), list[int]()

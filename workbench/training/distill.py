@@ -24,7 +24,7 @@ def distill(
 ) -> tuple[Gate, list[float]]:
     """Train a gate for `model` from its attention on `prompts` (token ids [T]); return it and every step's loss (nats).
 
-    The model stays as it is. `tell` is called with step and loss. Raises BadInput for prompts shorter than two blocks.
+    The model is not changed. `tell` is called with step and loss. Raises BadInput for prompts shorter than two blocks.
     """
     if not prompts or min(map(len, prompts)) <= config.block:
         raise BadInput(f"a gate of block {config.block} learns from prompts of more than {config.block} tokens")
@@ -62,7 +62,7 @@ def losses_of(model: PreTrainedModel, gate: Gate, prompts: Sequence[Tensor]) -> 
 
 @torch.no_grad()
 def target(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-    """[Hq, I, J] what a gate should say: the largest attention within a tile, over the sum of its row of tiles."""
+    """Return the target [Hq, I, J] of a gate: the largest attention within a tile, over the sum of its row of tiles."""
     largest = peaks(queries, keys, grid)
     return largest / largest.sum(-1, keepdim=True)
 

@@ -11,7 +11,7 @@ MOST_WIDTH, MOST_BATCH = 8192, 4096  # channels, prompts a step
 
 @dataclass(frozen=True)
 class GateConfig:
-    """AdamW; the rate rises over `warmup` steps and falls to 0 as a cosine. `batch` prompts a step, drawn by `seed`."""
+    """Settings of AdamW: the rate rises over `warmup` steps, then falls to 0 as a cosine; `seed` draws the prompts."""
 
     steps: Annotated[int, "Optimizer steps"] = 400
     batch: Annotated[int, "Prompts a step"] = 2

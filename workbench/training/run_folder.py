@@ -1,4 +1,4 @@
-"""The folder of a training: which run it holds, and the state to go on from."""
+"""The folder of a training: its settings, and the state to resume from."""
 
 import json
 from pathlib import Path
@@ -42,18 +42,18 @@ def check_same(out: Path, settings: dict[str, Any]) -> None:
 
 
 def state_folder(out: Path) -> Path | None:
-    """Find the folder of the last whole state; earlier versions set one aside as `state.old`."""
+    """Return the folder of the last complete state (earlier versions kept one as `state.old`); None without one."""
     places = (out / "state", earlier(out / "state"), out / "state.old")
     return next((path for path in places if (path / RECORD).is_file()), None)
 
 
 def kept(out: Path) -> str:
-    """Return what `core.utils.stages.keeps` tells of a training."""
+    """Return the message of what a stopped training has kept (`core.utils.stages.keeps`)."""
     saved = saved_record(out)
     return f"step {saved['progress']['step']:,} is kept in {out}: run again to go on" if saved else NOTHING
 
 
 def check_minutes(minutes: float) -> None:
-    """Refuse a time to stop after that is negative or no number."""
+    """Raise BadInput for a negative time limit, or one that is not a number."""
     if not minutes >= 0:
         raise BadInput(f"minutes is {minutes}: a number of at least 0 is needed")

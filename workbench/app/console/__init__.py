@@ -1,1 +1,1 @@
-"""What commands print: options, text, tables, pages."""
+"""Options of commands, and what they print: text, tables, pages."""

@@ -1,4 +1,4 @@
-"""What is refused of options before a command begins, and before anything heavy is imported."""
+"""Checks of options before a command begins, without heavy imports."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ NEIGHBOURS = {"--n", "--neighbours", "--neighbors"}  # options that prepare has,
 
 
 def check_given(command: Any, here: bool) -> None:
-    """Let a command refuse, before its own checks and imports, outputs that cannot be written and unknown names.
+    """Let a command raise BadInput, before its own checks and imports, for unwritable outputs and unknown names.
 
     `here`: it computes on this machine.
     """
@@ -56,9 +56,9 @@ def check_given(command: Any, here: bool) -> None:
 
 
 def refuse_unfit(name: str, command: Any, args: Sequence[str]) -> None:
-    """Refuse an output without a name, which typer would take for the folder at hand, and one that is also read.
+    """Raise BadInput for an output that is empty (typer would take the current folder) or is also read.
 
-    And an option of `prepare` where the choice that says the same is `--prepare`.
+    Also for an option of `prepare` that is given where `--prepare` has to say it.
     """
     named = {option for param in command.params for option in param.opts}
     if "--prepare" in named and (odd := {arg.partition("=")[0] for arg in args} & NEIGHBOURS - named):

@@ -1,4 +1,4 @@
-"""Texts that several commands print."""
+"""Texts and progress displays of commands."""
 
 import gc
 import re
@@ -111,7 +111,7 @@ def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) ->
 
 
 class Pace:
-    """What work is at, how much is done, and how long the rest takes at the pace so far."""
+    """The current stage of work, how much is done, and the estimated time left."""
 
     def __init__(self, what: str, clock: Callable[[], float] = monotonic):
         self.what, self.clock = what, clock
@@ -151,7 +151,7 @@ class Pace:
 
 
 class Told(Pace):
-    """Says how things stand: a line after each of `SOON` seconds, then one a minute."""
+    """Prints progress lines: one after each of `SOON` seconds, then one a minute."""
 
     def __init__(self, what: str, say: Callable[[str], None], clock: Callable[[], float] = monotonic):
         super().__init__(what, clock)
@@ -163,7 +163,7 @@ class Told(Pace):
         self.tick()
 
     def tick(self) -> None:
-        """Say how things stand, where a line is due."""
+        """Print a progress line if one is due."""
         now = self.clock()
         spent = now - self.begun
         due = [at for at in self.soon if spent >= at]
@@ -193,7 +193,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import without a search for garbage: it would look again and again through half a million objects that stay."""
+    """Switch garbage collection off for the imports of the block, whose many objects stay anyway."""
     searched = gc.isenabled()
     gc.disable()
     try:
@@ -207,7 +207,7 @@ def importing() -> Iterator[None]:
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar with the time left on stderr; call what it yields with (done, of how many).
 
-    Where no person watches, as in the log of a job, lines stand for the bar: those of `SOON`, then one a minute.
+    In non-interactive sessions, such as a job's log, it prints lines instead: after `SOON` seconds, then one a minute.
     """
     shown = _bar if sys.stderr.isatty() else _lines
     with shown(what) as (count, begins), heard(begins):

@@ -1,4 +1,4 @@
-"""The newest wish of a person, answered in a thread while the notebook goes on; and a bar where a person watches."""
+"""Debounce: run only the latest request, in a background thread; and progress bars of interactive sessions."""
 
 import atexit
 import threading
@@ -30,11 +30,11 @@ ENDS_WITHIN_S = 60  # a thread that the interpreter waits for before it ends
 
 
 class Superseded(Exception):
-    """A newer wish is there: this one is answered no further."""
+    """Raised within work whose request was replaced by a newer one."""
 
 
 class Newest:
-    """Runs the newest of what is asked for in a thread, which ends when nothing is left to do."""
+    """Runs the latest request in a background thread, which ends when there is nothing left to do."""
 
     def __init__(self, run: Callable[[Any, Callable[[], None]], None]):
         self.run = run
@@ -44,7 +44,7 @@ class Newest:
         self._busy = False
 
     def ask(self, wish: Any) -> None:
-        """Ask for `wish`; what was asked for before and is not done is given up."""
+        """Request `wish`; an earlier request that is not done is abandoned."""
         with self._changed:
             if self._closed:
                 return
@@ -61,7 +61,7 @@ class Newest:
             return self._changed.wait_for(lambda: not self._busy, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Give up what is being done, take no wish any more, and wait until the thread has ended."""
+        """Abandon the current request, accept no more, and wait until the thread has ended."""
         with self._changed:
             self._closed, self._next = True, []
             self._changed.notify_all()

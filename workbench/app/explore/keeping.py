@@ -1,4 +1,4 @@
-"""What stays of a view: a still one behind it in the saved notebook, and files of its figures."""
+"""Keep the content of a view: a static copy in the saved notebook, and files of its figures."""
 
 import re
 from collections.abc import Callable, Sequence

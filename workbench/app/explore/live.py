@@ -1,4 +1,4 @@
-"""Controls over figures on the screen; a figure takes the place of another without flicker."""
+"""Controls with live figures, which are replaced without flicker."""
 
 import json
 from base64 import b64encode

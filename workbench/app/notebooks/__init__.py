@@ -1,3 +1,3 @@
-"""What notebooks call, and running them without a person."""
+"""Helpers of notebooks, and running notebooks in batch."""
 
 from workbench.app.notebooks import quick_jsonschema  # noqa: F401  (before anything here imports nbformat)

@@ -1,6 +1,6 @@
 """Notebooks over lists of their parameters, run by papermill: in processes of this machine, or on a Dask cluster.
 
-<out>/<notebook>-<key>/   the results of a run (`notebook_run`); _SUCCESS in it says that it is finished
+<out>/<notebook>-<key>/   the results of a run (`notebooks.run`); _SUCCESS in it says that it is finished
       runs.parquet        a row a run: {run, notebook, ok, message}, its parameters, and numbers of its metrics
       _SUCCESS            written last, where no run failed
 """

@@ -1,4 +1,4 @@
-"""The grey line below a notebook's parameters: their values, what is to be known of the model, what was found."""
+"""The grey line below a notebook's parameters: their values, notes on the model, and findings."""
 
 from collections.abc import Mapping
 from html import escape

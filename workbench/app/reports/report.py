@@ -2,8 +2,8 @@
 
     <out>/index.html     all notebooks of this run: picture, status, duration, what was found
     <out>/plotly.min.js  draws the pictures
-    <out>/docs/          the documentation, where it can be built (`docs_site`) and all notebooks were asked for
-    <out>/<name>/        its files (see `notebook_run`)
+    <out>/docs/          the documentation, if it can be built (`docs.site`) and all notebooks were asked for
+    <out>/<name>/        its files (see `notebooks.run`)
 
 A failing notebook does not stop the others; it is shown in the index and in the exit code. `index.html` of an earlier
 run is removed first and written last, so a killed run does not look like a report.

@@ -65,7 +65,7 @@ def _outputs(executed: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def still(figure: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a figure without what only a person who touches it sees: hover texts, frames, hidden traces, actions."""
+    """Return a figure without its interactive parts: hover texts, frames, hidden traces, actions."""
     layout = {key: value for key, value in figure.get("layout", {}).items() if key != "hoverlabel"}
     for name, parts in (("sliders", "steps"), ("updatemenus", "buttons")):
         if name in layout:

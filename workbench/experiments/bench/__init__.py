@@ -1,8 +1,8 @@
-"""Kernels beside their baselines, on one GPU in one run: right first, then fast.
+"""Check kernels against their references, and time them beside baselines, on one GPU in one run.
 
-`check` compares a kernel with its reference, `timing` takes times, `page_workloads` and `choices`
-hold the inputs, `baselines` what a user would pick instead, and `run` makes the report. `whole_model` and `operations`
-do the same for whole models.
+`kernels.check` compares a kernel with its reference, `timing` takes times, `kernels.page_workloads` and
+`kernels.choices` have the inputs, `baselines` the alternatives, and `run` makes the report. `models` does the same for
+whole models.
 """
 
 import pkgutil
@@ -23,7 +23,7 @@ def names() -> list[str]:
 
 
 def named(name: str) -> Any:
-    """Return a kernel's module. BadInput for an unknown name."""
+    """Return a kernel's module. Raises BadInput for an unknown name."""
     if name not in names():
         raise BadInput(f"there is no kernel {name!r}: it is one of {', '.join(names())}")
     return import_module(f"workbench.kernels.{name}")

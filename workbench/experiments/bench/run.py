@@ -1,4 +1,4 @@
-"""One benchmark: a kernel and its baselines on every workload, as one report that is JSON.
+"""Run one benchmark: a kernel and its baselines on every workload, with a JSON report.
 
 First come the facts of the GPU: {kernel, card, processors, memory_gib, cuda, driver, versions, copy_tbps,
 product_tflops}. Then the workloads: {name, shape, flops, bytes, floor_ms, contestants: [{who, ms, p5, p95, runs,

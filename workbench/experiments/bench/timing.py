@@ -1,8 +1,8 @@
-"""Times of short GPU work, taken so that they can be compared.
+"""Comparable times of short GPU work.
 
-Every candidate works on several sets of inputs, one after the other, together larger than the L2 cache, so each run
-finds its inputs cold. Candidates run interleaved, so a drift of the clock does not meet one alone. Before each run the
-GPU waits a moment in a loop that touches no memory: the host is then ahead, and its own time is not measured.
+Every candidate cycles through several sets of inputs, together larger than the L2 cache, so that inputs are cold.
+Candidates run interleaved, so that a drift of the clock affects all. Before each run the GPU spins briefly without
+memory accesses: the host is then ahead, and its own time is not measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -84,16 +84,13 @@ def _milliseconds(events: Sequence[Events]) -> list[float]:
 
 @dataclass(frozen=True)
 class Roof:
-    """What a device reaches.
-
-    Bytes a second of a large copy (read and written), operations a second of a matrix product.
-    """
+    """Measured limits of a device: bytes a second of a large copy (read and written), FLOPs a second of a product."""
 
     copy: float
     product: float
 
     def seconds(self, flops: float, moved: float) -> float:
-        """Return the seconds that no version of the work can fall much below."""
+        """Return a lower bound of the seconds for so many FLOPs and moved bytes."""
         return max(flops / self.product, moved / self.copy)
 
 

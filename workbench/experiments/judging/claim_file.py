@@ -1,4 +1,4 @@
-"""What the papers claim, as data: `data/claims.json` holds every numbered table and figure, a row a finding.
+"""Claims of papers as data: `data/claims.json` has every numbered table and figure, with a row for each finding.
 
 Of papers whose figures are not all followed (CacheBlend, EPIC, newer methods) and of this workbench it holds single
 claims.

@@ -1,4 +1,4 @@
-"""One judge of what the papers claim (`claim_file`), on any results.
+"""Judge the claims of papers (`claim_file`) on any results.
 
     found = results.read(["shipped", "runs/mine"])
     judged = claims.judge(found)            # a row a claim and place (source, model, data) where it was measured
@@ -31,7 +31,7 @@ VERDICTS = (CONFIRMED, CONTRADICTED, OPEN)
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A claim in one place where it was measured; `number` None: not measured in this source."""
+    """The verdict on a claim for one (source, model, data); `number` None: not measured in this source."""
 
     claim: Claim
     source: str
@@ -39,7 +39,7 @@ class Judged:
     decides: bool
     number: Number | None = None
     bar: float = 0.0
-    needs: str = ""  #: what would decide it
+    needs: str = ""  #: what to measure to decide it
 
     @property
     def where(self) -> str:
@@ -50,7 +50,7 @@ class Judged:
 
     @property
     def after(self) -> bool:
-        """Whether the claim was stated, or changed, when its number had been measured.
+        """Whether the claim was stated or changed after its number had been measured.
 
         Where the claim has a day alone, what was measured on that day counts as measured before.
         """
@@ -95,9 +95,9 @@ class Judged:
 
 
 def judge(found: Results, of: Sequence[PaperItem] | None = None) -> list[Judged]:
-    """Judge every claim on every source: a row a place where it was measured, or one that says what to measure.
+    """Judge every claim on every source: one result for each place where it was measured, or what to measure.
 
-    `of`: items, all that ship where none are given.
+    `of` are the items; None: all shipped ones.
     """
     of = items() if of is None else of
     tables = Tables(found, {claim.measure for item in of for claim in item.claims})

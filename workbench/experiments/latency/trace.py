@@ -1,4 +1,4 @@
-"""What happened while requests were served, in Chrome's trace format, which Perfetto (ui.perfetto.dev) opens.
+"""Export events of serving in Chrome's trace format, which Perfetto (ui.perfetto.dev) opens.
 
 Two groups of tracks: "machine" has a track for the engine, each loader, the scheduler and the tiers; "requests" has one
 for every request, from its arrival to its last token. Format: "Trace Event Format", JSON Object Format (Google, 2016):
@@ -22,9 +22,9 @@ _SHOWN = ("key", "tier", "bytes", "tokens", "detail", "request")
 
 
 def read(path: Path) -> list[Event]:
-    """Read the stages of every request of a trial's record, where it was asked for receipts.
+    """Read the stages of every request from the record of a trial that was run with receipts.
 
-    `path`: the record's file, or a folder of one trial. Raises BadInput for another file.
+    `path` is the record's file, or a folder with one trial. Raises BadInput for another file.
     """
     file = _record_in(path) if path.is_dir() else path
     if not file.is_file():
@@ -52,7 +52,7 @@ def _record_in(folder: Path) -> Path:
 
 
 def of_receipts(receipts: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """Return the stages of the requests of a trial, one behind the other; a batch is computed together."""
+    """Return the stages of a trial's requests as events, batch after batch."""
     from workbench.methods.request_report import STAGES, Receipt  # waits for torch
 
     events: list[Event] = []

@@ -4,14 +4,13 @@ Methods run interleaved, one request each and then the next, so that a busy mach
 
 full           computes every token, in the engine
 block          takes all blocks from a store in memory and re-encodes their positions, within the time
-recompute      does the same and recomputes a share of the document tokens; the choice of them is within the time
+recompute      does the same and recomputes a share of the document tokens; their selection is within the time
 stock full     is transformers' own prefill with torch's scaled_dot_product_attention
-stock prefix   is transformers over a ready cache of this very context: its prefix cache where all of it hits
+stock prefix   is transformers over a ready cache of the same context, as a prefix cache with a full hit
 
-`over_tiers`: times against where cached blocks lie and how long the context is (FusionRAG, figure 19).
-Full attention, and reuse of blocks from memory and from a folder on disk, with nothing and with a share recomputed;
-all take turns in one process. Blocks from disk are read, and their checksums verified, within the time; the system's
-own cache of files is warm.
+`over_tiers` measures times by tier of the cached blocks and length of the context (FusionRAG, figure 19): full
+attention, and reuse of blocks from memory and from a folder on disk, with and without recomputation, interleaved in one
+process. Blocks from disk are read and verified within the time; the system's file cache is warm.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +105,7 @@ def filled(model: PreTrainedModel, blocks: Sequence[Block]) -> MemoryStore:
 
 
 def partial_store(model: PreTrainedModel, blocks: Sequence[Block], store: Store, count: int) -> ReadOnlyStore:
-    """Return a view of `store` that holds the first `count` of some blocks, and no other."""
+    """Return a view of `store` in which only the first `count` of these blocks can be found."""
     model_key = fingerprint(model)
     return ReadOnlyStore(store, {key_of(model_key, model.dtype, block) for block in blocks[:count]})
 
@@ -116,8 +115,8 @@ def jobs_of(
 ) -> dict[str, Callable[[], int]]:
     """Return a function for every method, run once already; each returns the first token.
 
-    `store` holds the prompt's blocks. Raises BadInput for an unknown method, and where engine and transformers disagree
-    about the first token in fp32 (in fewer bits, logits that are nearly equal may change places).
+    `store` has the prompt's blocks. Raises BadInput for an unknown method, and if engine and transformers give
+    different first tokens in fp32 (in fewer bits, nearly equal logits may swap).
     """
     if odd := [name for name in methods if name not in METHODS]:
         raise not_allowed("method", odd[0], METHODS)

@@ -13,11 +13,16 @@ COSTS = ("charged", "ttft_ms", "speedup", "storage_mb", "front", "n")  # columns
 
 @dataclass(frozen=True)
 class Board:
-    """Methods on the same questions, ranked; `full` is full attention, `over` are methods over the budget.
+    """Methods on the same questions, ranked.
 
-    `together` are groups of methods, by name, that these questions do not tell apart; `unmet` is the largest budget
-    asked for, where too few methods keep it, so that every method is ranked at what it charges. `run` is the model's
-    training seed; `timed` says what speedups were timed on, "" where none is known.
+    by        the measure that ranks
+    entries   the ranked methods
+    full      full attention
+    over      methods over the budget
+    together  groups of methods, by name, that these questions do not distinguish
+    unmet     the largest requested budget, if too few methods keep it; methods are then ranked at what they charge
+    run       training seed of the model
+    timed     what speedups were timed on, "" if unknown
     """
 
     source: str
@@ -43,13 +48,13 @@ class Board:
 
     @property
     def title(self) -> str:
-        """Say which model, data and budget."""
+        """Title with model, data and budget."""
         within = "" if self.budget is None else f", at most {self.budget:.0%} charged"
         return f"{self.model} on {self.data}{within}"
 
     @property
     def unkept(self) -> str:
-        """Say that the budget could not be kept, and how methods are ranked instead; "" where it could."""
+        """Sentence that the budget could not be kept, and how methods are ranked instead; "" if it could."""
         least = min((e.charged for e in self.entries if e.charged), default=None)
         if self.unmet is None:
             return ""
@@ -60,7 +65,7 @@ class Board:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Return a row a method, full attention first: rank, scores with their 95% intervals, and costs."""
+        """Table with a row a method, full attention first: rank, scores with 95% intervals, costs."""
         rows = []
         for one in filter(None, (self.full, *self.entries, *self.over)):
             row: dict[str, Any] = {"method": one.method, "rank": one.rank}

@@ -39,7 +39,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Planned:
-    """Trials of a leaderboard, full attention first, and a sentence for each method or budget that is left out."""
+    """Trials of a leaderboard, full attention first, and a sentence for each omitted method or budget."""
 
     cases: tuple[Case, ...]
     budgets: tuple[float, ...]
@@ -54,12 +54,12 @@ def planned(
     loaded: Loaded | None = None,
     here: bool = True,
 ) -> Planned:
-    """Return what to measure of named `methods` (none: all), and of the reader's own, (kind of policy, name).
+    """Return the trials for named `methods` (none: all), and for the user's own policies, (kind, name).
 
-    A method that recomputes a share of the tokens is asked for every charged budget, any other once. What cannot run is
-    left out, with the reason, and the rest is measured; where no ratio keeps a budget, as on short prompts, each method
-    is asked at its own. `here` as in `preflight`. Raises BadInput for an unknown method, and where nothing is left to
-    compare.
+    A method that recomputes a share of the tokens is measured at every charged budget, any other once. Trials that
+    cannot run are omitted, with the reason. If no ratio keeps a budget, as with short prompts, each method is measured
+    at its own ratio. `here` is that of `sweep_grid.problems`. Raises BadInput for an unknown method, and if nothing is
+    left to compare.
     """
     wanted = planned_methods(methods, own)
     left_out = [f"budget {one:g}: a share above 0, at most 1, is needed" for one in budgets if not 0 < one <= 1]
@@ -85,9 +85,9 @@ def planned(
 
 
 def planned_methods(methods: Sequence[str], own: Iterable[tuple[str, str]]) -> list[tuple[str, dict[str, list[Any]]]]:
-    """Return full attention, the named `methods` (none: all) and the reader's own, each with lists of its fields.
+    """Return full attention, the named `methods` (none: all) and the user's own, each with lists of its fields.
 
-    Of installed packages, those that are named, or all where none is.
+    Policies of installed packages are included if they are named, or if no method is.
     """
     packaged = set(installed())
     mine = [each for each in own if each not in packaged or not methods or each[1] in methods]
@@ -140,9 +140,9 @@ def measure(
     cluster: str | None = None,
     retries: int = 1,
 ) -> sweeps.SweepResult:
-    """Measure what `out` does not hold yet; arguments as `sweep.run` takes them.
+    """Measure the trials that `out` lacks; the arguments are those of `sweep.run`.
 
-    Full attention is asked once by each process for all methods, cached blocks are kept from method to method.
+    Each process runs full attention once for all methods, and keeps cached blocks from method to method.
     """
     keep = sweeps.room(plan.cases[0].trial, jobs)
     return sweeps.run(plan.cases, out, jobs, progress, loaded, keep, cluster, retries)
@@ -175,11 +175,11 @@ def leaderboard(
     progress: Progress | None = None,
     loaded: Loaded | None = None,
 ) -> list[Board]:
-    """Measure `methods` (none: all) on the questions of `base`, and return a board a budget, methods ranked.
+    """Measure `methods` (none: all) on the questions of `base`, and return a ranked board for each budget.
 
-    `out` keeps what is measured: the same call goes on after an interruption. What is left out is warned of, with the
-    reason. Without `progress` a bar is shown where a person watches. Raises BadInput as `planned` does, and `Failed`
-    where a trial failed.
+    Results are kept in `out`, so that the same call continues after an interruption. Omitted methods are warned of,
+    with the reason. Without `progress`, interactive sessions show a bar. Raises BadInput as `planned` does, and
+    `Failed` if a trial failed.
     """
     plan = planned(base, methods, budgets, loaded=loaded)
     for note in plan.left_out:

@@ -45,17 +45,17 @@ def boards(
     least: int = 2,
     whole: int | None = None,
 ) -> list[Board]:
-    """Return a board for each model and data set of results, or of a place that `results.read` takes, and each budget.
+    """Return a board for each budget, model and data set of results, or of a place that `results.read` takes.
 
-    budgets      of a method at several ratios, the largest charged share within a budget stands on its board. Where
-                 fewer methods than `least` keep any, one board holds every trial, with `unmet`. Without, those that
-                 the results were measured for; where there are none, one board holds every trial
-    by           the measure that ranks; "" takes the first of `HIGHER` that all methods have
-    model, data  only these
-    least        fewer methods make no board
-    whole        of more boards than these, scores are means alone: their intervals take time. None: of any number
+    budgets      charged shares; of a method at several ratios, the largest within the budget is on the board. If fewer
+                 methods than `least` keep any budget, one board has all trials, with `unmet`. (): the budgets that the
+                 results were measured for; without such, one board has all trials
+    by           the measure that ranks; "": the first of `HIGHER` that all methods have
+    model, data  only these; "": all
+    least        fewest methods of a board
+    whole        with more boards than this, scores have no intervals, which take time; None: any number has them
 
-    Raises BadInput for an unknown measure, a model or data that no results are of, and for results without a board.
+    Raises BadInput for an unknown measure, for a model or data without results, and for results without a board.
     """
     check_by(by)
     found = found if isinstance(found, Results) else read(found)

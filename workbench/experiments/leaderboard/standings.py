@@ -1,4 +1,4 @@
-"""Methods as their trials left them: answers of the same questions, and what a request costs."""
+"""Methods with the results of their trials: answers to the same questions, and costs of a request."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,16 +25,16 @@ class Standing:
     """A method on a board.
 
     rank           its place, from 1; None for full attention and for a method over the budget
-    average_rank   over the questions
-    scores         of each measure (mean, low, high), with its 95% interval over questions
-    gaps           of each measure the mean difference from full attention's, paired by question, with its interval
-    kinds          of each kind of question the mean of the measure that ranks
-    charged        share of the prompt's tokens that a request computes, selection included; None: not known
+    average_rank   mean rank over the questions
+    scores         {measure: (mean, low, high)} with 95% intervals over questions
+    gaps           {measure: (mean, low, high)} of the paired difference from full attention
+    kinds          {kind of question: mean of the measure that ranks}
+    charged        share of the prompt's tokens that a request computes, selection included; None: unknown
     ttft_ms        median time to first token on this device
-    speedup        full attention's time to first token over its own, timed apart (`Board.timed`)
-    storage_mb     cached keys and values of 1,000 tokens of passages
-    preprocess_ms  per token of a passage, to encode it beforehand
-    front          no method of the board is better at a smaller or equal charged share
+    speedup        full attention's time to first token over the method's, timed separately (`Board.timed`)
+    storage_mb     MB of cached keys and values for 1,000 tokens of passages
+    preprocess_ms  milliseconds to encode a passage beforehand, per token
+    front          whether it is on the Pareto front: no other method is better at an equal or smaller charged share
     """
 
     method: str

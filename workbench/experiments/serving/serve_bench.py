@@ -63,18 +63,18 @@ def measure(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Served]:
-    """Serve all prompts once in every mode of the scheduler, and return what was measured, a `Served` a mode.
+    """Serve all prompts once in every mode of the scheduler, and return one `Served` a mode.
 
-    method    reuse of cached blocks, with or without recomputation; None: `Reuse()`. Others start "empty"
-    contiguous   the engine of requests that have a KV each
-    start     where blocks are at first: "cold" on disk, "warm" in memory, "hot" in the pages of a pool ("warm" where
-              there is none), "empty" nowhere: they are encoded when missed
-    engine    "paged", "contiguous" or "auto", as in `generate`
-    rate      prompts a second, at moments drawn by `seed` (Poisson); None: all arrive at once
-    batch     prompts that are computed together, at most
-    progress  is called with how many modes have ended, before each, of how many
+    method      a `Reuse`, with or without recomputation; None: `Reuse()`. Other methods must start "empty"
+    contiguous  class of the engine with one contiguous KV a request
+    start       where blocks are at first: "cold" on disk, "warm" in memory, "hot" in the pages of a pool ("warm" if
+                there is none), "empty" nowhere: they are encoded when missed
+    engine      "paged", "contiguous" or "auto", as in `generate`
+    rate        prompts a second, at Poisson times drawn by `seed`; None: all arrive at once
+    batch       most prompts computed together
+    progress    called before each mode as progress(modes that have ended, number of modes)
 
-    Every mode begins with the same blocks in the same places; on Linux files are not in the system's cache.
+    Every mode begins with the same blocks in the same tiers; on Linux their files are not in the system's cache.
 
     Raises BadInput, before any work, for a value that is not allowed.
     """
@@ -209,7 +209,7 @@ def _stores(bench: _Bench, folder: Path) -> Iterator[TieredStore]:
 
 
 def forget(folder: Path) -> None:
-    """Let the system drop what it holds of files of blocks in memory, where it can: they are read from disk then."""
+    """Ask the system to drop files of blocks from its cache, so that they are read from disk."""
     for path in folder.glob("*.safetensors") if hasattr(os, "posix_fadvise") else ():
         with path.open("rb") as opened:
             os.fsync(opened.fileno())

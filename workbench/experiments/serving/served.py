@@ -1,4 +1,4 @@
-"""What was measured of questions that were served, and its rows of results."""
+"""Measurements of served questions, and their rows of results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,14 +15,14 @@ NAMES = {"sync": "sync", "request": "async by request", "layer": "async by layer
 
 @dataclass(frozen=True)
 class Served:
-    """The questions under one mode of the scheduler, or of a baseline.
+    """Result of serving questions in one mode of the scheduler, or by a baseline.
 
     method          "reuse", or the baseline
-    seconds         from the first arrival until the last answer
-    ttfts           seconds from arrival to first token, a question
-    idle            share of that time in which the engine computed nothing
+    seconds         time from the first arrival to the last answer
+    ttfts           seconds from arrival to first token of each question
+    idle            share of `seconds` in which the engine computed nothing
     hit_rate        share of the context blocks that were found in pages, memory or on disk
-    rows_computed   tokens computed for a question, the mean; blocks that are encoded for the cache are not counted
+    rows_computed   mean number of tokens computed for a question, without blocks that are encoded for the cache
     """
 
     mode: str
@@ -37,7 +37,7 @@ class Served:
 
     @property
     def name(self) -> str:
-        """What tells it from the others: its mode, or the baseline."""
+        """Its mode, or the name of the baseline."""
         return self.mode if self.method == REUSE else self.method
 
     @property

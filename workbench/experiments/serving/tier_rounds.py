@@ -1,4 +1,4 @@
-"""Three rounds of the same questions: with empty tiers, again, and with an empty memory over the filled folder."""
+"""Three rounds of the same questions: with empty tiers, with filled ones, and with memory empty but the folder full."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing

@@ -40,14 +40,16 @@ SYSTEM = Block((1, 2, 3), "system")
 
 @dataclass(frozen=True)
 class Machine:
-    """Where blocks lie and how fast they come.
+    """A simulated machine with its tiers and load.
 
-    budgets    bytes of every tier, the fastest first; a tier of 0 bytes is left out
-    rates      bytes a second at which a tier is read; the first one is read in place
-    passage, question      tokens
-    ratio      share of the context that is recomputed
-    reuse       False: no block is looked up, and every token is computed
-    per_second, batch, answer       requests that arrive, on average; computed together; tokens of an answer
+    budgets            bytes of every tier, the fastest first; a tier of 0 bytes is left out
+    rates              bytes a second at which a tier is read; the first one is read in place
+    passage, question  numbers of tokens
+    ratio              share of the context that is recomputed
+    reuse              False: no block is looked up, and every token is computed
+    per_second         mean number of requests that arrive in a second
+    batch              most requests computed together
+    answer             tokens of an answer
     """
 
     budgets: Mapping[str, float] = field(default_factory=lambda: {"GPU": 8 * GB, "host": 12 * GB, "disk": 16 * GB})

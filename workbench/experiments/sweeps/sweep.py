@@ -46,7 +46,7 @@ Measured = tuple[dict[str, Any], Records]  # a record as JSON, and a row a quest
 
 @dataclass(frozen=True)
 class TrialTask:
-    """A case, and name and size of the files that it reads where it travels to another machine."""
+    """A case; `files` are names and sizes of the files that it reads, to be checked on another machine."""
 
     case: Case
     files: list[list[Any]] | None = None
@@ -54,11 +54,11 @@ class TrialTask:
 
 @dataclass(frozen=True)
 class Runs:
-    """How cases are run, and the folder of their files, which are written here.
+    """Runs cases and writes their files to `folder`.
 
-    loaded    the model of all of them, where it is in memory; of cases that run in this process
-    keep_gib  cached blocks that a process keeps from trial to trial
-    retries   how often a case that failed is tried again
+    loaded    the model of all cases, if it is in memory, for cases that run in this process
+    keep_gib  GiB of cached blocks that a process keeps from trial to trial
+    retries   how often a failed case is run again
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class Runs:
     retries: int = 0
 
     def over(self, workers: Workers, todo: Sequence[Case], tell: Progress) -> Generator[Ended, None, None]:
-        """Yield each case as soon as it is over; `tell` as `Trial.run` does, of cases in this process."""
+        """Yield each case as soon as it ends; `tell` is the progress callback of `Trial.run`, for this process."""
         todo = sorted(todo, key=self._order)
         sent = workers.cluster is not None
         tasks = [TrialTask(case, _sizes(case.trial) if sent else None) for case in todo]
@@ -183,11 +183,11 @@ def sweep(
     cluster: str | None = None,
     **lists: Sequence[Any],
 ) -> pd.DataFrame:
-    """Return one row a trial and kind of question, over all combinations of `lists`; other fields are those of `base`.
+    """Run all combinations of `lists`, with other fields from `base`; return a row a trial and kind of question.
 
-    A list is named after a field of `Trial`, or `method` for published ones. Without `out` nothing is kept on disk.
-    `cluster` as in `run`. Without `progress` a bar is shown where a person watches.
-    Raises BadInput before the first trial, and `Failed` after the last where some failed.
+    A list is named after a field of `Trial`, or `method` for published methods. Without `out` nothing is kept on disk.
+    `cluster` is that of `run`. Without `progress`, interactive sessions show a bar. Raises BadInput before the first
+    trial, and `Failed` after the last one if some failed.
     """
     with TemporaryDirectory() as scratch, watched("sweep", progress) as tell:
         outcome = run(cases(asdict(base), lists), Path(out or scratch), jobs, tell, loaded, cluster=cluster)
@@ -206,17 +206,17 @@ def run(
     cluster: str | None = None,
     retries: int = 1,
 ) -> SweepResult:
-    """Run what `out` does not hold yet, a failure or not, and write the tables.
+    """Run the trials that `out` lacks, also after failures, and write the tables.
 
-    jobs      processes that run trials side by side, each with one model in memory at a time (times to first token
-              suffer); of a cluster that is begun here its workers
-    keep_gib  each of them keeps so much of cached blocks from trial to trial (hit rates are then of a warm store)
-    cluster   a Dask cluster that runs them instead (`core.utils.runner`): its workers need the files of models
-              and data under the same names, results come back to this process
-    retries   how often a trial that failed is tried again
+    jobs      number of processes, each with one model in memory at a time (times to first token suffer); or of workers
+              of a cluster that is started here
+    keep_gib  GiB of cached blocks that each process keeps from trial to trial (hit rates are then of a warm store)
+    cluster   a Dask cluster that runs the trials instead (`core.utils.runner`); its workers need the files of models
+              and data under the same names, and results come back to this process
+    retries   how often a failed trial is run again
 
-    What is finished when this process ends, however it does, is not run again. Raises BadInput, before the first trial,
-    for what could not run.
+    Finished trials are not run again, however this process ended. Raises BadInput, before the first trial, for trials
+    that cannot run.
     """
     _check(out, jobs, retries, cluster, keep_gib)
     folder = out / rows.FOLDER

@@ -1,8 +1,8 @@
-"""The trials of a sweep: every combination of lists of fields, once; what is wrong in a list, before any runs.
+"""The trials of a sweep, every combination of lists of fields once, and checks before the first one runs.
 
-Checked are models, dtypes, devices, data, layouts, judges, what sparse methods were fitted to, folders of prepared
-blocks, the length of every prompt, what methods need of a model, and charged budgets. Passages with fewer neighbours
-than asked for are told.
+Checked are models, dtypes, devices, data, layouts, judges, fitted sparse methods, folders of prepared blocks, the
+length of every prompt, what methods need of a model, and charged budgets. Passages with fewer neighbours than asked for
+are reported.
 """
 
 import json
@@ -102,15 +102,15 @@ class _Model:
 
 
 def check(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> None:
-    """Raise BadInput that names what is wrong, and in how many trials, before any of them runs."""
+    """Raise BadInput, naming what is wrong and in how many trials, before any of them runs."""
     if wrong := problems(trials, loaded, here):
         raise BadInput(told(wrong, len(trials)))
 
 
 def problems(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = True) -> dict[str, list[Trial]]:
-    """Return {what is wrong: trials that cannot run for it}, before any of them runs.
+    """Return {what is wrong: the trials that cannot run because of it}.
 
-    loaded  the model of all trials where it is in memory
+    loaded  the model of all trials, if it is in memory
     here    False: they run on other machines, which may have other devices
     """
     known: dict[str, _Model] = {}
@@ -133,7 +133,7 @@ def problems(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool =
 
 
 def told(problems: dict[str, list[Trial]], count: int) -> str:
-    """Say what is wrong, in how many of all trials; of more problems than a few, how many there are."""
+    """Return a message of the problems, with the number of trials of each; further problems are only counted."""
     if count == 1:
         return next(iter(problems))
     wrong = sum(map(len, problems.values()))

@@ -33,8 +33,8 @@ def said(charged: float | None) -> str:
 def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], charged: float) -> Method:
     """Return the method with the largest ratio whose charged share, mean over `prompts`, is at most `charged`.
 
-    A model on the meta device tells whether there is one; of a correction the first prompts are tried. Raises BadInput
-    for a method that recomputes no chosen tokens, and for one that computes more before it recomputes any.
+    `model` may be on the meta device, except for a correction, which is run on the first prompts. Raises BadInput for a
+    method that recomputes no selected tokens, and for one that charges more before it recomputes any.
     """
     if not isinstance(method, Reuse) or not (method.select or (method.correct and method.correct.chooses)):
         raise BadInput(f"charged is {charged}: a method with a selector is needed, whose ratio it sets")

@@ -34,7 +34,7 @@ FIDELITY = frozenset(field.name for field in fields(Quality)) - {field.name for 
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Quality):
-    """Scores of a trial with what they cost; tokens, rows, flops, bytes: means a request, to its first token."""
+    """Scores and costs of a trial; tokens, rows, FLOPs and bytes are means a request, up to its first token."""
 
     trial: dict[str, Any]  #: the trial's own fields: model, data, mode, positions, seed, …
     by_kind: dict[str, Quality]  #: per kind of question, "" where the data has none
@@ -46,8 +46,8 @@ class Record(Quality):
     flops_linear: float
     flops_attention: float
     bytes: float
-    bytes_loaded: float  #: of these, keys and values that come from the store
-    hit_rate: float  #: of the store while the answers were computed; 0 in full mode, which asks no store
+    bytes_loaded: float  #: bytes of keys and values that come from the store
+    hit_rate: float  #: hit rate of the store while the answers were computed; 0 in full mode, which uses no store
     parameters: int
     seconds: float  #: wall time of computing the answers, batched
     device: str

@@ -1,4 +1,4 @@
-"""Runs side by side: paired differences of scores, ratios of costs, and what changed in parameters and versions."""
+"""Compare runs: paired differences of scores, ratios of costs, and changed parameters and versions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -25,10 +25,10 @@ COSTS = {
 
 @dataclass(frozen=True)
 class RunDifference:
-    """How much more `run` scores than `base` in one score, on `n` questions that both have answered.
+    """Difference of `run` from `base` in one score, on `n` questions that both have answered.
 
-    `low` and `high` are the ends of a paired bootstrap 95% interval, `p` is McNemar's where answers are right or wrong.
-    They are None where the runs cannot be paired by question, and `why` says so.
+    `low` and `high` are the ends of a paired bootstrap 95% interval, `p` is McNemar's p-value for scores of 0 or 1.
+    They are None if the runs cannot be paired by question, for the reason `why`.
     """
 
     run: str
@@ -42,7 +42,7 @@ class RunDifference:
     high: float | None = None
     p: float | None = None
     why: str = ""
-    moved: int = 0  #: of the questions, those on which the runs differ
+    moved: int = 0  #: number of questions on which the runs differ
 
 
 @dataclass(frozen=True)

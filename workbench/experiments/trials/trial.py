@@ -66,11 +66,11 @@ SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attenti
 
 @dataclass(frozen=True, repr=False)
 class Trial(TrialFields, MethodConfig):
-    """A method on a model and questions, as `TrialFields` says.
+    """A method on a model and questions, by the fields of `TrialFields`.
 
-    In Python, the policies of `own.KINDS` may be given themselves, `select` a function of (prompt) or of
-    (model, prompt, kv) too (`methods.own_function`), and `data` samples (`data.load`).
-    Validates itself: BadInput for a value that is not allowed, before anything is loaded.
+    In Python, policies may be given as objects, `select` also as a function of (prompt) or (model, prompt, kv)
+    (`methods.own_function`), and `data` as anything that `data.load` takes. Raises BadInput for a value that is not
+    allowed, before anything is loaded.
     """
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Trial(TrialFields, MethodConfig):
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Record:
         """Answer every question, measure, score.
 
-        `loaded` is the model where it is in memory already (`models.load`); `progress` is called after every
+        `loaded` is the model if it is in memory already (`models.load`); `progress` is called after every
         batch; without it a bar is shown where a person watches.
         Raises BadInput, before any work, for unknown names, broken files and a prompt over the model's context.
         """

@@ -135,7 +135,7 @@ class Sparse(ABC):
         return False
 
     def ready(self, model: PreTrainedModel) -> Self:
-        """Return this method with what was fitted to `model`. Raises BadInput where it is missing or another model's."""
+        """Return this method with what was fitted to `model`. Raises BadInput where that is of another model."""
         return self
 
     @property
@@ -213,7 +213,7 @@ def fused(
     """Select tiles [Hq, I, J] (bool) by a kernel, without an N × N tensor and without waiting for the GPU.
 
     `prepared` are functions of the kernel's module that make further arguments of `launch`. Returns None on a CPU and
-    for arguments that the kernel does not support; the method's torch code then selects, with the same tiles up to ties.
+    for arguments that the kernel does not support; the method's torch code then selects the same tiles, up to ties.
     """
     module, arguments = backends.kernel(kernel), (queries[None], keys[None])
     if not on_gpu(keys) or not module.takes(*arguments, rule, *options):

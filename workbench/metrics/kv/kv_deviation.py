@@ -28,7 +28,7 @@ KVs = Sequence[KV]
 class Deviation:
     """Relative L2 error per token, layer and KV head: |cached - exact| / |exact| over the head's channels.
 
-    nan for a token that is not computed yet, as the question of an assembled cache.
+    It is nan for tokens that are not computed yet, such as the question of an assembled cache.
     """
 
     keys: Tensor  #: [T, L, H] fp32
@@ -36,14 +36,14 @@ class Deviation:
 
     @property
     def tokens(self) -> Tensor:
-        """[T], keys and values, averaged over layers and heads."""
+        """[T] mean over keys and values, layers and heads."""
         return (self.keys.nanmean((1, 2)) + self.values.nanmean((1, 2))) / 2
 
 
 def deviation(cached: KV, exact: KV) -> Deviation:
-    """Compare `cached` with `exact`: the same tokens at the same positions, so that their keys can be compared.
+    """Return the deviation of `cached` from `exact`, the same tokens at the same positions.
 
-    Layers with fewer KV heads than others are filled up with nan. Raises BadInput for two of different shape or place.
+    Layers with fewer KV heads than others are padded with nan. Raises BadInput for KV of different shape or position.
     """
     shapes = [tuple(keys.shape[:2]) for keys in cached.keys], [tuple(keys.shape[:2]) for keys in exact.keys]
     if shapes[0] != shapes[1] or cached.start != exact.start:
@@ -73,9 +73,9 @@ def squared(cached: KV, exact: KV) -> Tensor:
 
 
 def concentration(gaps: Tensor, points: int = 101) -> Tensor:
-    """Return [points, L]: the share of the deviation `gaps` [T, L] that the most deviating tokens hold.
+    """Return [points, L]: the share of a layer's deviation `gaps` [T, L] in its most deviating tokens.
 
-    In even steps from no token to all (FusionRAG, figure 3a); nan in a layer without any deviation.
+    Row i counts the share i / (points - 1) of the tokens (FusionRAG, figure 3a); nan in a layer without deviation.
     """
     worst = gaps.double().sort(0, descending=True).values.cumsum(0)
     held = torch.cat((torch.zeros_like(worst[:1]), worst))
@@ -91,7 +91,7 @@ def full_attention_kv(model: PreTrainedModel, prompt: Prompt) -> KV:
 
 @dataclass(frozen=True)
 class Causes:
-    """Three steps from cached keys and values to those of full attention, context tokens [T, L, H] each."""
+    """Deviation in three steps from cached keys and values to those of full attention; context tokens [T, L, H]."""
 
     position: Deviation  #: as cached, against re-encoded for where the block stands; values do not depend on it
     context: Deviation  #: re-encoded, against full attention: the cross-attention that is missing
@@ -101,7 +101,7 @@ class Causes:
 def causes(model: PreTrainedModel, prompt: Prompt, cached: KVs, stored: torch.dtype = torch.bfloat16) -> Causes:
     """Measure the three causes for `cached` KV of the context blocks, which a store would keep as `stored`.
 
-    Precision shows in a model that computes with more bits than `stored`; else that part is 0.
+    The precision part is 0 unless the model computes with more bits than `stored` has.
     """
     end = prompt.starts[-1]
     reencoded = assemble(model, prompt, cached).slice(0, end)
@@ -128,22 +128,22 @@ class Repair:
 
     @property
     def context(self) -> Tensor:
-        """[L] share of the context's squared deviation that is left; nan in a layer that did not deviate."""
+        """[L] share of the context's squared deviation that is left; nan in a layer without deviation."""
         return _left(self.before[: self.question], self.after[: self.question])
 
     @property
     def chosen(self) -> Tensor:
-        """[L] share of the recomputed tokens' own squared deviation that is left: they, too, read stale neighbours."""
+        """[L] share of the recomputed tokens' own squared deviation that is left, as they attend to stale tokens."""
         return _left(self.before[self.rows], self.after[self.rows])
 
     @property
     def asked(self) -> Tensor:
-        """[L] share of the question's squared deviation that is left: the answer depends on the question's KV only."""
+        """[L] share of the question's squared deviation that is left."""
         return _left(self.before[self.question :], self.after[self.question :])
 
 
 def repair(model: PreTrainedModel, prompt: Prompt, kv: KV, choices: Sequence[Tensor], truth: KV) -> list[Repair]:
-    """Recompute each choice of rows [R] (no question) in a copy of the assembled `kv`: one `Repair` a choice.
+    """Recompute each choice of context rows [R] in a copy of the assembled `kv`, and return one `Repair` a choice.
 
     `truth` is the KV of the whole prompt under full attention.
     """

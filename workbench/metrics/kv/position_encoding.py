@@ -1,4 +1,4 @@
-"""Re-encoding of cached keys for another position: rounding, exactness by family, drift beside naive positions."""
+"""Measures of position re-encoding: rounding errors, exactness by model family, drift compared with naive positions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def _errors(kv: KV, exact: KV, begin: int) -> list[float]:
 
 @dataclass(frozen=True)
 class KeyRotation:
-    """The chosen channel pairs of one key: as cached, and as the model itself computes them further on."""
+    """Some channel pairs of one key, as cached and as the model computes them at other positions."""
 
     pairs: tuple[int, ...]  #: numbers of the channel pairs [P]
     inv_freq: np.ndarray  #: [P] radians a token
@@ -146,7 +146,7 @@ SCHEMES = {
 def shift_errors(
     inv_freq: Tensor, distances: list[int], keys: int = 256, start: int = 100, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Measure what shifting a cached key costs in rounding: one record {scheme, distance, error} of each.
+    """Measure the rounding error of shifting a cached key: records {scheme, distance, error}.
 
     The error is the relative L2 distance from exact (fp64) rotation over `keys` random normal keys of 2·len(inv_freq)
     channels. A key, exact in bf16 before RoPE, is cached `start` tokens into its block and shifted by `distance`

@@ -1,4 +1,4 @@
-"""Which tokens methods choose and compute, before a request and at it; how far they agree; a passage's neighbours."""
+"""Which tokens methods select and compute, before and at a request; their agreement; neighbours of passages."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ COMPARED = {  # FusionRAG, figures 1 and 4; {n} neighbours
 
 @dataclass(frozen=True)
 class TokenStages:
-    """Tokens of a prompt [T] bool each, and what a request costs."""
+    """Tokens of a prompt ([T] bool each) that are computed at each stage, and the cost of a request."""
 
     offline: Tensor  #: cached before the request
     scored: Tensor  #: computed online in some layers, by the selector
@@ -42,7 +42,7 @@ class TokenStages:
 
 
 def published(corpus: Corpus, ratio: float = 0.15, n: int = 10) -> dict[str, Method]:
-    """Return the methods of FusionRAG's figures 1 and 4; `n` neighbours, fewer in a small corpus."""
+    """Return the methods of FusionRAG's figures 1 and 4, with at most `n` neighbours."""
     n = min(n, len(corpus) - 1)
     methods = {}
     for name, config in COMPARED.items():
@@ -53,7 +53,7 @@ def published(corpus: Corpus, ratio: float = 0.15, n: int = 10) -> dict[str, Met
 
 
 def token_stages(model: PreTrainedModel, prompt: Prompt, methods: Mapping[str, Method]) -> dict[str, TokenStages]:
-    """Plan one request by every method, over a store of its own that is empty before, without carrying it out."""
+    """Plan one request by every method, over an empty store each, without the last forward pass."""
     layers, found = model.config.get_text_config(decoder=True).num_hidden_layers, {}
     for name, method in methods.items():
         store = RecordingStore(MemoryStore(1 << 34))
@@ -94,24 +94,21 @@ def _mean_overlap(a: list[set[int]], b: list[set[int]], measure: str) -> float:
 
 
 def chosen(rows: Tensor, prompt: Prompt) -> Tensor:
-    """Return [T of the context] 1 where a token is among `rows`, else 0."""
+    """Return [T] of the context tokens: 1 where a token is among `rows`, else 0."""
     return torch.zeros(prompt.starts[-1]).index_fill_(0, rows, 1.0)
 
 
 def by_offset(values: Sequence[Tensor], prompts: Sequence[Prompt], bins: int = 10, system: int = 1) -> np.ndarray:
-    """Return [P, bins]: the mean of `values` [T of the context] by place in the block, start to end.
+    """Return [P, bins]: the mean of `values` [T of the context] of P prompts, by relative position in the block.
 
-    Over document tokens of P prompts; nan where no token stands. The first `system` blocks of a prompt are no
-    documents.
-
-    nan where no token stands. The first `system` blocks of a prompt are no documents.
+    Tokens of the first `system` blocks are left out; nan where a bin has no token.
     """
     places = [[np.arange(len(block)) * bins // len(block) for block in prompt.blocks[system:-1]] for prompt in prompts]
     return _means(values, prompts, [np.concatenate([[], *place]).astype(int) for place in places], bins, system)
 
 
 def by_block(values: Sequence[Tensor], prompts: Sequence[Prompt], system: int = 1) -> np.ndarray:
-    """Return [P, B] the same by rank of the block: first, second, … document block of up to B."""
+    """Return [P, B]: the mean of `values` by document block, first, second, …, up to B; nan where there is none."""
     ranks = [prompt.block_of[prompt.starts[system] : prompt.starts[-1]].numpy() - system for prompt in prompts]
     return _means(values, prompts, ranks, max(len(prompt.context) - system for prompt in prompts), system)
 

@@ -1,4 +1,4 @@
-"""Where a sparse prefill costs more than a dense one: pairs that are kept by rule, operations, times of the choice."""
+"""Where a sparse prefill becomes cheaper than a dense one: pairs kept by rule, operations, times of the selection."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ LENGTHS = tuple(round(2 ** (step / 4)) for step in range(32, 81))  # 256 to 1,04
 
 @dataclass(frozen=True)
 class CrossoverModel:
-    """The sizes of a model that decide where its crossover lies."""
+    """The sizes of a model that determine its crossover."""
 
     name: str
     shape: ModelShape

@@ -1,4 +1,4 @@
-"""What a sparse method keeps and loses on prompts: by layer and head, and in the answer."""
+"""What a sparse method keeps and loses on prompts, by layer and head, and in the next tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -42,7 +42,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums over rows, per head: [Hq] fp64 each. Counts of parts are added."""
+    """Sums over rows for each head, [Hq] fp64; those of several chunks are added up."""
 
     pairs: Tensor  #: (row, key) with key ≤ row
     kept: Tensor  #: of those, attended by the choice
@@ -146,9 +146,10 @@ MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # of a `Hea
 
 @dataclass(frozen=True)
 class Sparsity:
-    """What a method does to the next tokens of prompts.
+    """Effect of a method: `heads` for every layer and head, and lists with one entry a prompt.
 
-    For each prompt, how the tokens at the question's rows differ from those under dense attention.
+    kl, agree, answer  next tokens at the question's rows compared with dense attention: KL divergence (nats), share of
+                       equal tokens, whether the answer's first token is equal
     """
 
     heads: tuple[Head, ...]
@@ -220,10 +221,7 @@ def compared(ours: PrefillOutput, dense: PrefillOutput, rows: int) -> tuple[floa
 
 
 def scaled(model: PreTrainedModel, layer: int, step: PrefillOutput) -> Tensor:
-    """Return the returned queries [Hq, R, D], scaled.
-
-    Logits are queries · keys / sqrt(D) then, whatever the model's own scale.
-    """
+    """Return a prefill's queries [Hq, R, D], scaled so that logits are queries · keys / sqrt(D) in any model."""
     queries = step.queries[layer]
     own = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None)
     return queries if own is None else queries * (own * queries.shape[-1] ** 0.5)

@@ -1,4 +1,4 @@
-"""Choices of tiles beside the attention that they truly get: what they keep, which needed ones they drop; in tables."""
+"""Selected tiles compared with exact attention: what a selection keeps, and which needed tiles it drops."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ class Chosen:
 
     @property
     def missed(self) -> Tensor:
-        """[Hq, I, J] bool: needed and dropped."""
+        """[Hq, I, J] bool: tiles that are needed and dropped."""
         return self.needed & ~self.kept
 
     def density(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Queries and keys of a prompt, real or made up, and what its tiles truly get; CompactAttention's union of a chunk."""
+"""Queries and keys of a prompt, real or synthetic, with exact attention by tile; and CompactAttention's union."""
 
 from dataclasses import dataclass, field
 
@@ -45,14 +45,14 @@ class States:
         return next(iter(self.keys.values())).shape[1]
 
     def mass(self, layer: int, size: int) -> Tensor:
-        """Return [Hq, I, J] fp32 attention that tiles of `size` truly get, mean over the rows of a query tile; kept."""
+        """Return the exact attention [Hq, I, J] (fp32) on tiles of `size`, mean over a query tile's rows; cached."""
         at = layer, size
         if at not in self._known:
             self._known[at] = mass(self.queries[layer], self.keys[layer], self.grid(size))
         return self._known[at]
 
     def mass_of(self, layer: int, head: int, rows: slice, size: int) -> Tensor:
-        """Return [i, J] fp32, the same of one head and of the query tiles `rows` only; other rows are not computed."""
+        """Return [i, J] (fp32): `mass` of one head and the query tiles `rows` only; other rows are not computed."""
         at = layer, size, head, rows.start, rows.stop
         if at not in self._known:
             grid, keys = self.grid(size, rows), self.keys[layer][head // (self.heads // self.kv_heads)]
@@ -60,7 +60,7 @@ class States:
         return self._known[at]
 
     def grid(self, size: int, rows: slice = slice(None)) -> Grid:
-        """Return tiles of the whole prompt, or of some query tiles of it."""
+        """Return the grid of the whole prompt, or of some query tiles of it."""
         positions = torch.arange(len(self), device=next(iter(self.keys.values())).device)
         start, stop, _ = rows.indices(-(-len(self) // size))
         return Grid(positions[start * size : stop * size], len(self), size)

@@ -1,4 +1,4 @@
-"""Deviation of cached keys and values from full attention: where it sits, by token, layer and place.
+"""Deviation of cached keys and values from full attention, by token, layer and position.
 
 Preparations are named as `methods.prepare` names them; `about` says model, data and device.
 """
@@ -99,7 +99,7 @@ def repaired(cached: str, left: Repair, view: Reading, selector: str, ratio: flo
 
 
 def of_repair(selector: str, ratio: float, left: Repair) -> str:
-    """Say what recomputing leaves in the last layer, of the context and of the question."""
+    """Return a sentence on the deviation that recomputing leaves in the last layer, of context and question."""
     if not len(left.rows):
         return "Nothing is recomputed: both panels are the same."
     context, asked = float(left.context[-1]), float(left.asked[-1])

@@ -1,4 +1,4 @@
-"""Position encoding of cached blocks: a key that rotates to its place."""
+"""Position encoding of cached blocks: how a key is rotated to its new position."""
 
 from typing import Unpack
 

@@ -1,4 +1,4 @@
-"""Names that people read, of the methods in rows of result tables; what a figure groups methods by."""
+"""Readable names of the methods in rows of result tables, and columns by which figures group them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

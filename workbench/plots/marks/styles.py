@@ -1,4 +1,4 @@
-"""How modes, selectors, sparse methods, baselines and reuse statuses look: the same in every figure."""
+"""Colours, symbols and names of modes, selectors, sparse methods, baselines and reuse statuses in all figures."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

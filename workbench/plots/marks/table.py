@@ -1,9 +1,6 @@
-"""A table of texts, in groups of rows.
+"""Tables of texts in groups of rows, with text widths and line breaks.
 
-How wide a text is drawn, and how it breaks into lines.
-
-The width of a letter is its widest advance in DejaVu Sans, Arial and Noto Sans: a figure is laid out before it is known
-which of them a browser has.
+The width of a letter is its widest in DejaVu Sans, Arial and Noto Sans, as the browser's font is not known.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What every figure shares: template, colours, and the frame of title, what to notice and how it was measured."""
+"""Common style of all figures: template, colours, and the frame of title, notice and caption."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -117,7 +117,7 @@ PAGE_STYLE = f"{STYLE}\n:root {{ --beside-figures: 20px; }}\n{FOLLOWS_READER}"
 
 
 class Notes(TypedDict):
-    """The texts of a figure whose title does not change: what to notice, and how it was measured."""
+    """The texts of a figure besides its title: `notice` (what to look at) and `caption` (how it was measured)."""
 
     notice: NotRequired[str]
     caption: str
@@ -164,7 +164,7 @@ def finish(
     right: int = 24,
     legend: int | None = None,
 ) -> go.Figure:
-    """Put the frame around a plot: title, what to notice (under it), how it was measured (at the foot).
+    """Add the frame of a figure: title, notice (under it) and caption (at the foot).
 
     `height` is that of the plot area in px; `above` and `below` are reserved, between the plot area and the texts, for
     legends, menus, sliders and axis titles. `legend`: px between the plot area and a legend over it.

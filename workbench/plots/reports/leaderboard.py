@@ -1,4 +1,4 @@
-"""A leaderboard drawn: which methods are told apart, what quality costs, and kinds of question."""
+"""Figures of a leaderboard: which methods differ significantly, quality by cost, and kinds of question."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ DASHES = ("solid", "dot", "dash")
 
 
 def of_results(found: Results, budget: float, model: str = "", data: str = "") -> go.Figure | None:
-    """Draw which methods of results are told apart within a charged budget; None where fewer than three were asked."""
+    """Draw which methods of results differ significantly within a charged budget; None for fewer than three methods."""
     try:
         return critical(boards(found, (budget,), model=model, data=data, least=3)[0])
     except BadInput:
@@ -38,7 +38,7 @@ def measure_of(board: Board) -> Measure:
 
 
 def about(board: Board) -> str:
-    """Say what a board was measured on."""
+    """Return a text of what a board was measured on."""
     return f"{board.model} on {board.data}, n = {board.n:,} questions, {board.device}, source: {board.source}."
 
 
@@ -49,7 +49,7 @@ def said(entry: Standing) -> str:
 
 
 def critical(board: Board) -> go.Figure:
-    """Draw average ranks; a bar joins methods that paired tests do not tell apart (a critical-difference diagram)."""
+    """Draw average ranks; bars join methods that paired tests do not distinguish (a critical-difference diagram)."""
     entries = board.entries[:MOST]
     fig = go.Figure()
     place = {entry.method: at for at, entry in enumerate(entries)}

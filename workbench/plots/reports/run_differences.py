@@ -1,4 +1,4 @@
-"""Runs side by side: a panel a score, a row a run, the difference to one of them with its interval; in words too."""
+"""Differences of runs from one of them: a panel a score, a row a run, with intervals; and the same in sentences."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil

@@ -1,4 +1,4 @@
-"""Kept tiles over true attention: what a choice keeps, what it drops, and, lit, what it drops though needed."""
+"""Kept tiles over exact attention: what a selection keeps, what it drops, and (highlighted) needed tiles it drops."""
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass

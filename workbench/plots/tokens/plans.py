@@ -1,4 +1,4 @@
-"""What methods compute, drawn from their plans: tokens before and at the request, and the mask of the rows."""
+"""Figures of what methods compute, from their plans: tokens before and at the request, and the rows' mask."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

@@ -1,7 +1,4 @@
-"""The finished lab model as a folder in Hugging Face format, with its prompt layout and its model card.
-
-A finished lab model as it lies in the repository: the same files, its weights in few bits.
-"""
+"""Write a finished lab model as a folder in Hugging Face format, and copy it with smaller weights, as it ships."""
 
 import json
 import shutil

@@ -18,7 +18,7 @@ STORAGES = ("bfloat16", "float16", INT8)  # of weights that are shipped: 2, 2 an
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """Every setting that decides which lab model a training makes. Raises BadInput for a value that is not allowed."""
+    """Settings that determine the lab model of a training. Raises BadInput for a value that is not allowed."""
 
     seed: int = 0
     hidden: int = 256
@@ -34,10 +34,10 @@ class PretrainConfig:
     betas: tuple[float, float] = (0.9, 0.98)
     clip: float = 1.0
     warmup: int = 200
-    rest_weight: float = 0.3  #: of the loss on tokens that are not answers
+    rest_weight: float = 0.3  #: weight of the loss on tokens that are not answers
     optimizer: str = "muon"  #: for the matrices of the layers, AdamW for the rest; or "adamw" for everything
     last: int = 4_000  #: steps on the last stage
-    decay: float = 0.5  #: share of them over which the rate falls to zero
+    decay: float = 0.5  #: share of the last steps over which the rate falls to zero
 
     def __post_init__(self) -> None:
         check_fields(self)

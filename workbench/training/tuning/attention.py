@@ -29,7 +29,7 @@ STRIP = 16  # rows of tiles that are looked at together while a BlockMask is mad
 
 @dataclass(frozen=True)
 class MaskBlock:
-    """Neighbouring rows and the neighbouring columns that hold all they may see."""
+    """A run of rows with the run of columns that contains all keys they attend to."""
 
     rows: slice
     cols: slice

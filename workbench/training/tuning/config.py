@@ -22,7 +22,7 @@ MOST_BATCH = 1 << 16  # samples of a forward pass
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """Everything but model and data that decides what comes out. Raises BadInput for a value that is not allowed.
+    """Settings of a block fine-tuning besides model and data. Raises BadInput for a value that is not allowed.
 
     Mode "mixed" is the recipe of Block-Attention; positions "naive" are its ablation without position re-encoding.
     Teacher "self" needs no labels: the loss is the divergence from the base model's own full attention on every token
@@ -94,12 +94,12 @@ class TuneConfig:
 
     @property
     def soft(self) -> tuple[int, int, int]:
-        """How many soft tokens stand around a passage: header, trailer and links."""
+        """Numbers of soft tokens around a passage: header, trailer and links."""
         return self.header, self.trailer, self.links
 
     @property
     def adapts(self) -> bool:
-        """Whether the base model's own weights stay as they are: an adapter comes out."""
+        """Whether the result is an adapter, and the base model's weights are not changed."""
         return bool(self.lora_rank or any(self.soft))
 
     @property

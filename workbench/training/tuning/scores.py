@@ -1,5 +1,5 @@
-"""What is scored while a model is tuned: exact match of both modes on held-out samples (Block-Attention, figure 4), and
-nearness to its teacher: divergence, and likelihood of the gold answers.
+"""Evaluations while a model is tuned: exact match of both modes on held-out samples (Block-Attention, figure 4), and
+fidelity to its teacher: divergence, and likelihood of the gold answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,10 +30,12 @@ SEED = 40_000  # of the held-out worlds; training worlds have names that no seed
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Questions that are answered every so many steps. `every` 0: not at all.
+    """Evaluation settings.
 
+    every      steps between evaluations; 0: none
+    samples    number of questions
     data       `lab` (held-out worlds), or a file, which should share no question with the training data
-    passages   of a question; None: as the data has them
+    passages   passages of a question; None: as in the data
     """
 
     every: int = 0

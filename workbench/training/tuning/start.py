@@ -1,6 +1,6 @@
-"""A block fine-tuning ready for its next step: every check is made before the first one and before any file.
+"""Prepare a block fine-tuning: all checks come before the first step and before any file is written.
 
-The model's own greedy answers, under full attention: drawn once before training and kept beside the run.
+The model's own greedy answers under full attention are drawn once before training and kept with the run.
 """
 
 import json
@@ -36,13 +36,13 @@ from workbench.training.tuning.text.examples import Data, Example, Files, Limits
 
 
 class Clock:
-    """Seconds of a run, those before an interruption included."""
+    """Seconds of a run, including those before an interruption."""
 
     def __init__(self) -> None:
         self.begin = time.monotonic()
 
     def set(self, seconds: float) -> None:
-        """Go on from `seconds`."""
+        """Set the clock to `seconds`."""
         self.begin = time.monotonic() - seconds
 
     @property
@@ -52,7 +52,7 @@ class Clock:
 
 @dataclass
 class TuneProgress(Progress):
-    """Where a block fine-tuning stands."""
+    """Progress of a block fine-tuning."""
 
     seconds: float = 0.0
     # Of held-out samples: exact match, or nearness to the teacher.
@@ -110,7 +110,7 @@ BATCH = 64  # questions answered together
 
 
 def draw_own_answers(run: TuneRun, source: Source) -> None:
-    """Let the base model answer what the source leaves to it, or read what it answered before, from `run.out`."""
+    """Let the base model answer the samples that the source asks it for, or read earlier answers from `run.out`."""
     if not isinstance(source, Files) or source.own is None or not source.unanswered():
         return
     path, own = run.out / CACHE, source.own
@@ -161,7 +161,7 @@ def start(
     layout: str | None = None,
     **more: Any,
 ) -> tuple[TuneRun, Source]:
-    """Make a run that is ready for its first step, or for the step behind the last one saved in `out`.
+    """Make a run that is ready for its first step, or for the step after the state that is saved in `out`.
 
     layout   of prompts, a name or a JSON file; None: the model's own
     more     fields of `TuneRun`: attention, say, stop

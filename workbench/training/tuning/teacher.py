@@ -28,7 +28,7 @@ ROWS = 512  # rows of logits [rows, V] that are in fp32 at a time
 
 
 class Teacher:
-    """The base model as it was: the tuned model with its adapter switched off, itself beside soft tokens, or a copy."""
+    """The untuned base model: the tuned model with its adapter switched off, itself beside soft tokens, or a copy."""
 
     def __init__(self, bare: PreTrainedModel, adapted: Any = None, frozen: bool = False):
         """Take a PEFT model that adapts `bare`, or `bare` itself where its weights are `frozen`, else a copy of it."""

@@ -1,4 +1,4 @@
-"""What became of a prompt under a method and under full attention, and its values as plain JSON for a browser."""
+"""Results of a prompt under a method and under full attention, as plain JSON for a browser."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ SHOWN = 6  # tokens of a distribution
 
 @dataclass
 class PromptAnswer:
-    """An answer under way: `text` grows while it is decoded."""
+    """An answer that is being decoded: `text` grows meanwhile."""
 
     logits: Tensor  #: [V] fp32 behind the prompt
     kv: KV
@@ -68,7 +68,7 @@ class Answers:
     expected: Sequence[str]
     runs: list[MethodRun | None]
     full: PromptAnswer | None = None
-    timed_apart: bool = False  #: whether some of them were timed for an earlier wish
+    timed_apart: bool = False  #: whether some of them were timed for an earlier request
 
     @property
     def method(self) -> MethodRun:

@@ -1,4 +1,4 @@
-"""What can be chosen of a prompt on the screen: its blocks, and the method that answers it."""
+"""What a user can choose in the prompt editor: the blocks, and the method that answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

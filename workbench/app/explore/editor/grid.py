@@ -1,4 +1,4 @@
-"""The prompt one can touch, answered beforehand over a grid: orders of the passages, times selectors, times ratios."""
+"""The interactive prompt editor over precomputed answers: a grid of passage orders, selectors and ratios."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

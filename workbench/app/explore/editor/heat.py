@@ -1,4 +1,4 @@
-"""What is known of every token, as bytes that a browser paints: deviation, score, attention and kept tiles."""
+"""Values of every token as bytes that a browser paints: deviation, score, attention and kept tiles."""
 
 import base64
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The prompt one can touch as HTML: the widget's own script over results that were computed beforehand.
+"""The interactive prompt editor as HTML: the widget's script over precomputed results.
 
 What is drawn asks no network and needs no kernel. Texts of prompts and answers reach the document as text only.
 """

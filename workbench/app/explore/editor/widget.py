@@ -1,7 +1,7 @@
-"""A prompt one can touch, as a widget: the browser says what is wanted, a thread answers the newest wish.
+"""The interactive prompt editor as a widget: the browser sends requests, and a thread answers the latest one.
 
-`prompt(model, prompt)` is the one call. The state of the widget is in its traits: `wanted` (what a person chose),
-`text`, `answers`, `bill` and `heat` (what is known, each with the `revision` of the wish that it answers).
+Call `prompt(model, prompt)`. The state of the widget is in its traits: `wanted` (the user's choices), `text`,
+`answers`, `bill` and `heat` (results, each with the `revision` of the request that it answers).
 """
 
 import threading
@@ -187,7 +187,7 @@ TIMING = "Timing all columns in turns"
 
 
 def prompt(model: Model, prompt: Given, question: str = "", **chosen: Any) -> PromptWidget:
-    """Show a prompt one can touch: move, edit, remove and add blocks, and see both answers and every token's values.
+    """Show an interactive prompt: move, edit, remove and add blocks, and see both answers and every token's values.
 
     model     a name or folder, or what `models.load` returns
     prompt    a text (its last paragraph is the question, unless `question` is given), the texts of the blocks (the

@@ -1,4 +1,4 @@
-"""Change a mask rule and see at once whom a token sees and where the model then looks."""
+"""Change a mask rule and see the mask and the resulting attention."""
 
 import plotly.graph_objects as go
 from ipywidgets import VBox

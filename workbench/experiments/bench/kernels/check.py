@@ -23,7 +23,7 @@ FAR_APART = 1 << 31  # elements between the first and last head of a stretched c
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """One case of a kernel: its largest error, the error that is allowed, and a problem besides, if there is one."""
+    """Result of one case of a kernel: its largest error, the allowed error, and another problem, if any."""
 
     kernel: str
     case: str

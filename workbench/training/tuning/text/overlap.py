@@ -1,4 +1,4 @@
-"""Text that is trained on is kept apart from text that is scored on: by question, and by passage.
+"""Check that training data share no question and no passage with evaluation data.
 
 Texts are compared as words: Unicode NFKC, case folded, all but letters and digits left out. Two passages are the same
 where all their words are; titles do not count. How many passages share a run of 13 words with one of the other side

@@ -1,8 +1,8 @@
 """Several examples, in one mode or in both, as one sequence without padding between them.
 
-Full attention is block attention over a single block, so the same mask serves both modes: a token sees the tokens
-before it in its own block, and a token of a question or answer sees the whole context of its example besides. Questions
-over the same context stand behind each other; none sees another, and the positions of each continue the context's.
+Full attention is block attention over a single block, so one mask serves both modes: a token attends to the tokens
+before it in its own block, and a token of a question or answer also to the whole context of its example. Questions over
+the same context follow each other; none attends to another, and the positions of each continue the context's.
 """
 
 from collections import defaultdict
@@ -29,15 +29,15 @@ class PackedExamples(TensorBatch):
     """One packed sequence of T tokens with N answers, whose A tokens are predicted from A of its rows."""
 
     tokens: Tensor  #: [T] token ids
-    positions: Tensor  #: [T] position ids that are rotated by
+    positions: Tensor  #: [T] position ids for RoPE
     places: Tensor  #: [T] distance from the example's first token, for sliding windows
     examples: Tensor  #: [T] example copy that a token belongs to, -1 for filling
     blocks: Tensor  #: [T] block within the whole sequence; a question with its answer is a block
     in_question: Tensor  #: [T] bool: of a question or answer, not of the context
-    wide: Tensor  #: [T] bool: sees the whole context before it: those, and links
-    rows: Tensor  #: [A] where an answer token is predicted
-    targets: Tensor  #: [A] which token it is
-    answers: Tensor  #: [A] to which answer it belongs; -1: it is a question token
+    wide: Tensor  #: [T] bool: attends to the whole context before it, as questions, answers and links do
+    rows: Tensor  #: [A] rows from which answer tokens are predicted
+    targets: Tensor  #: [A] the predicted token ids
+    answers: Tensor  #: [A] index of the answer of each; -1 for question tokens
     modes: Tensor  #: [N] FULL or BLOCK
 
     @property
