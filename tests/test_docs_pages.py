@@ -1,6 +1,8 @@
 """Pages that the documentation makes of docstrings: every method has one, with its formula."""
 
+import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,36 @@ def test_the_reference_names_every_public_module_once():
 )
 def test_a_docstring_becomes_markup_and_what_looks_like_markup_stays_text(docstring, written):
     assert "\n".join(docs_text.rst(docstring)) == written
+
+
+def public() -> list[tuple[str, ast.AST, list[str]]]:
+    """Return name, tree and lines of every module of the reference."""
+    names = [name for folder in docs_methods.FOLDERS for name in docs_methods.modules_of(f"workbench.{folder}")]
+    texts = [(name, Path(import_module(name).__file__).read_text()) for name in names]
+    return [(name, ast.parse(text), text.splitlines()) for name, text in texts]
+
+
+def is_code(paragraph: str) -> bool:
+    try:
+        return any(isinstance(node, ast.Call | ast.Assign) for node in ast.walk(ast.parse(paragraph)))
+    except SyntaxError:
+        return False
+
+
+def test_examples_in_docstrings_are_indented_so_that_pages_show_them_as_code():
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    for name, tree, _ in public():
+        for said in (ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)):
+            shown = [part for part in said.split("\n\n") if not part.startswith("    ") and "$$" not in part]
+            assert not [part for part in shown if is_code(part)], name
+
+
+def test_comments_on_fields_of_public_classes_are_on_their_pages():
+    for name, tree, lines in public():
+        for made in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"):
+            for field in (node for node in made.body if isinstance(node, ast.AnnAssign)):
+                private = field.target.id.startswith("_")
+                assert private or "  # " not in lines[field.lineno - 1], f"{name}: {field.target.id} needs `#:`"
 
 
 def test_a_site_of_the_same_files_is_left_as_it_is(tmp_path):

@@ -1,9 +1,11 @@
 """Result tables: measurements write them; figures and claims read them.
 
-from workbench import results
+    from workbench import results
 
-found = results.read(["shipped", "runs/mine"])
-results.scores(found.counts("trial"))          # a row a method and kind of question, a column a measure
+    found = results.read(["shipped", "runs/mine"])
+    results.scores(found.counts("trial"))
+
+`scores` has a row for each method and kind of question, and a column for each measure.
 """
 
 from workbench.data.assets import SHIPPED

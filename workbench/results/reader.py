@@ -1,8 +1,11 @@
 """Read result tables of one or several folders: the shipped results, your own runs, or both together.
 
-found = read(["shipped", "runs/mine"])
-found.counts("trial")              # a DataFrame; column `source` says where a row comes from
-found.missing("deviation")         # one sentence: what is not there, and the command that measures it
+    found = read(["shipped", "runs/mine"])
+    found.counts("trial")
+    found.missing("deviation")
+
+Tables are DataFrames, whose column `source` says where a row comes from. `missing` names the command that measures what
+is not there.
 """
 
 import json

@@ -62,11 +62,13 @@ def build(site: Path = SITE) -> Path:
 
 
 class Building:
-    """Builds the site in a process of its own, beside other work; leaving the `with` block ends that.
+    """Builds the site in a process of its own, beside other work:
 
-    with Building(True) as docs:
-        ...                        # other work
-        docs.put(report / "docs")  # waits; whether the site is there now
+        with Building(True) as docs:
+            ...
+            docs.put(report / "docs")
+
+    Leaving the `with` block ends the process.
     """
 
     def __init__(self, wanted: bool, limit_s: float = LIMIT_S) -> None:

@@ -1,7 +1,7 @@
-"""Processes forked from one that has imported the workbench already, which takes each five seconds by itself.
+"""Fork processes from one that has imported the workbench already, as the import takes five seconds.
 
-with served(environment, [...modules]) as python:   # `environment`: what the modules find when they are imported
-    subprocess.run([*python, "workbench", "tune"])  # `python -m workbench tune`, in this environment and folder
+    with served(environment, [...modules]) as python:   # `environment`: what the modules find when they are imported
+        subprocess.run([*python, "workbench", "tune"])  # `python -m workbench tune`, in this environment and folder
 
 The command asks the serving process for a fork that runs the module, and ends with its exit code; neither outlives the
 other. Only Linux forks safely what has been imported, and no fork may use a GPU that its parent has looked for:

@@ -57,11 +57,13 @@ def note() -> str:
 
 
 class Fetching:
-    """Fetches a model in a process of its own; leaving the `with` block ends that. Of None nothing is missing.
+    """Fetches a model in a process of its own, beside other work; for None nothing is fetched or missing:
 
-    with Fetching("smollm2") as real:
-        ...                 # other work
-        real.missing()      # waits; "" once the model is there, else one sentence with the command that fetches it
+        with Fetching("smollm2") as real:
+            ...
+            real.missing()
+
+    Leaving the `with` block ends the process.
     """
 
     def __init__(self, model: str | None, limit_s: float = LIMIT_S) -> None:

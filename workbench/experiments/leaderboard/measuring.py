@@ -1,7 +1,9 @@
-"""A leaderboard: every method that a model can run, measured at every charged budget, then ranked.
+"""A leaderboard: methods are measured at every charged budget, then ranked, for example
 
-(board,) = leaderboard(Trial("lab-full", samples=50), "runs/leaderboard", ["full-reuse", "epic", "cacheblend"])
-print(board.title, board.table)
+    (board,) = leaderboard(Trial("lab-full", samples=50), "runs/leaderboard", ["full-reuse", "epic", "cacheblend"])
+    print(board.title, board.table)
+
+Without names, every method that the model can run is measured.
 """
 
 import warnings

@@ -1,6 +1,6 @@
-"""The ranking of any results: methods that answered the same questions, on a board for each charged budget.
+"""Rank the methods of any results, as `boards(results.read("runs/leaderboard"))`.
 
-boards(results.read("runs/leaderboard"))
+Methods that answered the same questions are on one board for each charged budget.
 """
 
 import math

@@ -1,18 +1,21 @@
-"""Plans of sweeps, read without what trials need: TOML files that list trials, for `workbench sweep --plan FILE`.
+"""Plans of sweeps: TOML files that list trials, for `workbench sweep --plan FILE`; read without heavy imports.
 
-[common]                  # fields of every trial, as options of `workbench trial` are named
-model = "lab-full"
-samples = 500
+    [common]                  # fields of every trial, as options of `workbench trial` are named
+    model = "lab-full"
+    samples = 500
 
-[[trials]]                # one trial, or all combinations of the lists
-mode = "block"
-select = ["none", "query_guided"]
-ratio = [0.05, 0.15]
+    [[trials]]                # one trial, or all combinations of the lists
+    mode = "block"
+    select = ["none", "query_guided"]
+    ratio = [0.05, 0.15]
 
-[[trials]]
-label = "fine-tuned"      # stands as the method of its rows
-model = "runs/seed-1/model"
-training_of = "my-model"  # stands as the model of its rows, beside the seed that the folder was trained with
+    [[trials]]
+    label = "fine-tuned"
+    model = "runs/seed-1/model"
+    training_of = "my-model"
+
+In rows of results `label` replaces the method, and `training_of` the model, with the seed that the folder was trained
+with.
 """
 
 import tomllib

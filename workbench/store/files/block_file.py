@@ -15,10 +15,10 @@ verified and returned themselves, for readers that copy them at once, as to a GP
 
 A store returns mapped pages by default, so that a hit is read once and not copied. For a short time this is safe:
 
-- files of blocks are never written into: they are written whole under another name and renamed, and a reader of pages
-  keeps the file that it opened
-- pages are read and verified before they are returned, and a page that cannot be read is an error then
-- what is written to them stays in the process
+files   are never written into: they are written whole under another name and renamed, and a reader of pages keeps the
+        file that it opened
+pages   are read and verified before they are returned; a page that cannot be read is an error then
+writes  to returned pages stay in the process
 
 For longer it is not: pages that the system drops are read again later, unverified; a failing disk, or a program that
 writes into the file in place, then ends the process. So keep `owned(kv)` of a block that you keep.
