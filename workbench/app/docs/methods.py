@@ -251,7 +251,7 @@ def _added() -> list[str]:
 
 
 FOLDERS = "core kernels data models engine store methods metrics results experiments training plots app".split()
-COMMANDS = ("workbench.app.commands", "workbench.app.leaderboard.command")  # `workbench --help` tells what they take
+COMMANDS = ("workbench.app.commands", "workbench.app.leaderboard.command", "workbench.app.training")  # see `--help`
 MODULE = "## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n   :ignore-module-all:\n```"
 
 
