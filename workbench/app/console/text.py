@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from workbench.app.console import at_once
 from workbench.core.errors import printable
 from workbench.core.utils.stages import heard
 
@@ -193,12 +194,17 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import without a search for garbage: it would look again and again through half a million objects that stay."""
-    searched = gc.isenabled()
+    """Import without a search for garbage: it would look again and again through half a million objects that stay.
+
+    Ctrl-C ends a command's process meanwhile.
+    """
+    searched, armed = gc.isenabled(), at_once.arm()
     gc.disable()
     try:
         yield
     finally:
+        if armed:
+            at_once.disarm()
         if searched:
             gc.enable()
 
