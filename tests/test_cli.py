@@ -257,6 +257,7 @@ UNKNOWN = {  # command lines: what is said of them
     "trial --model x|sweep --model lab-full,x|verify --model x|tune --model x": "unknown model 'x'",
     "trial --data x.jsonl|sweep --data lab,x.jsonl|store encode x.md --to y|data x.csv": "no such file",
     "trial --method x|sweep --method full,x|leaderboard --method x --out y": "unknown method",
+    "trial --method by_head|sweep --method full,by_head|leaderboard --method by_head --out y": "--sparse by_head",
     "trial --select x|sweep --select none,x": "unknown select 'x'",
     "trial --sparse x|sweep --sparse none,x": "unknown sparse 'x'",
     "store stats x|store verify x|store gc x --budget 1MB|store explain x --model lab-full": "no folder of cached",

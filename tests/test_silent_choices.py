@@ -47,6 +47,14 @@ def test_dense_keeps_every_tile_without_a_word(model):
     assert "keeps every tile" not in Trial(model, sparse="dense", **SHORT).run().note
 
 
+@pytest.mark.parametrize(("correct", "whole"), [("kvcomm", True), ("kvcomm(most=0)", False), ("agent_kv_shift", False)])
+def test_a_correction_that_computed_every_prompt_says_why_and_what_lets_it_reuse_more(correct, whole, model):
+    record = Trial(model, mode="block", correct=correct, **SHORT).run()
+    assert (record.rows_computed == record.prompt_tokens) == whole
+    assert ("kvcomm computed every prompt in full: each had a passage" in record.note) == whole
+    assert ("threshold=0.7" in record.note) == whole
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_for_short_prompts_are_of_the_method_that_was_asked_for(name):
     assert for_short_prompts(f"{name}()", 500).partition("(")[0] == name

@@ -146,6 +146,7 @@ class Trial(TrialFields, MethodConfig):
         few = prompts[: min(self.timed, SPARSE_PROMPTS)]
         stage("measuring what is left out")
         sparsity = self._sparsity(model, few)
+        whole = trial_measures.in_full(method, prompts, generations)
         record = Record(
             **trial_measures.quality(rows, samples, self.seed),
             **costs(model, prompts, generations),
@@ -162,7 +163,7 @@ class Trial(TrialFields, MethodConfig):
             versions=versions() | data.versions(self.data) | own.versions(),
             sparsity=sparsity,
             faithfulness=self._judged(samples, texts),
-            note=" ".join(filter(None, (models.note_of(self.model), fewer, self._unused(sparsity, few)))),
+            note=" ".join(filter(None, (models.note_of(self.model), fewer, whole, self._unused(sparsity, few)))),
             receipts=receipts(samples, generations) if self.receipt else None,
             engine=str(engine) if engine.name == "paged" or self.engine != "auto" else None,
         )

@@ -41,9 +41,11 @@ class Correct:
     """Corrects assembled caches. `system`: blocks at the front that are exact as cached.
 
     chooses  whether it recomputes tokens of its own choice, by a ratio, where no selector does
+    IN_FULL  why it may compute whole prompts, and what lets it reuse more
     """
 
     chooses: ClassVar[bool] = False
+    IN_FULL = ""
 
     system: int = registry.system_blocks()
 
