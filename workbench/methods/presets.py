@@ -231,7 +231,8 @@ def unknown(method: Any, known: Iterable[str]) -> BadInput:
     """Return the error, not raised, for a method that is none of those `known`; it may be a policy of a trial."""
     known = list(known)
     name = str(method).partition("(")[0].strip()
-    kinds = [f"--{kind} {brief(method)}" for kind in POLICIES if name in registry.names(f"workbench.methods.{kind}")]
+    given = shown(method) if "(" in str(method) else brief(method)  # as a shell takes it
+    kinds = [f"--{kind} {given}" for kind in POLICIES if name in registry.names(f"workbench.methods.{kind}")]
     if not kinds or meant(name, known):
         return not_allowed("method", method, known)
     return BadInput(f"unknown method {shown(method)}: it is a choice of trial and sweep, {' or '.join(kinds)}")

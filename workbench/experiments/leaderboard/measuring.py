@@ -71,7 +71,7 @@ def planned(
         unpriced = _checked(base, wanted, (), loaded, here)
         if len(unpriced[0]) > len(running):
             left_out.append(
-                f"budgets: none of these methods keeps {max(shares):.0%} of these prompts: each runs at its own ratio"
+                f"budgets: no ratio of these methods keeps {max(shares):.0%} of these prompts: each runs at its own"
             )
             running, refused, wrong = unpriced
     if not running or running[0].method != FULL:
