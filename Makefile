@@ -11,7 +11,8 @@ PACKAGES := 200
 # pip is silent while it unpacks: every 5 seconds how many packages are there, and once a fifth is, how long the others
 # take: a guess is told where more is there than before, and does not grow
 COUNTED = (now=0; begun=0; before=0; left=$$((1 << 30)); while sleep 5 && kill -0 $$$$ 2>/dev/null; do now=$$((now + 5)); \
-  there=$$(ls $(VENV)/lib/python3*/site-packages | grep -c 'dist-info$$'); \
+  there=$$(ls $(VENV)/lib/python3*/site-packages 2>/dev/null | grep -c 'dist-info$$'); \
+  if [ ! -x $(BIN)/pip ]; then echo "  after $$now s: the environment is made"; continue; fi; \
   if [ $$there -lt 5 ]; then begun=$$now; [ $$((now % 10)) -ne 0 ] || echo "  after $$now s: packages are fetched"; \
   continue; fi; rest=; \
   if [ $$there -ge $(PACKAGES) ]; then rest=", the last files are written"; \
@@ -34,9 +35,10 @@ help: ## list the targets
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, e.g. make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo "Installing into $(VENV): torch and some $(PACKAGES) packages, a few minutes the first time$(if $(UV),, (uv takes a third))."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(if $(UV),$(UV) pip install --python $(BIN)/python $(WANTED) || {) \
+	@$(if $(UV),test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
+	  $(UV) pip install --python $(BIN)/python $(WANTED) || {) \
 	  $(COUNTED) & counter=$$!; \
+	  test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) && \
 	  $(BIN)/python -c '$(PIP)' install --disable-pip-version-check --no-compile $(WANTED); \
 	  code=$$?; kill $$counter 2>/dev/null; exit $$code $(if $(UV),; })
 	@touch $@
@@ -55,7 +57,7 @@ lab: $(READY) ## open the notebooks in JupyterLab, on this machine alone: it ask
 	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false},' \
 	  '"@jupyter-widgets/jupyterlab-manager:plugin": {"saveState": true}}' \
 	  > $(VENV)/share/jupyter/lab/settings/overrides.json
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.ip=127.0.0.1 \
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.ip=127.0.0.1 --ServerApp.answer_yes=True \
 	  --ServerApp.allow_remote_access=False --LabApp.news_url= \
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate notebooks
 

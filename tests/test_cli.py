@@ -257,6 +257,7 @@ UNKNOWN = {  # command lines: what is said of them
     "trial --model x|sweep --model lab-full,x|verify --model x|tune --model x": "unknown model 'x'",
     "trial --data x.jsonl|sweep --data lab,x.jsonl|store encode x.md --to y|data x.csv": "no such file",
     "trial --method x|sweep --method full,x|leaderboard --method x --out y": "unknown method",
+    "trial --method by_head|sweep --method full,by_head|leaderboard --method by_head --out y": "--sparse by_head",
     "trial --select x|sweep --select none,x": "unknown select 'x'",
     "trial --sparse x|sweep --sparse none,x": "unknown sparse 'x'",
     "store stats x|store verify x|store gc x --budget 1MB|store explain x --model lab-full": "no folder of cached",
@@ -564,6 +565,58 @@ def test_a_process_that_is_stopped_says_in_one_line_what_is_kept_and_goes_on(fol
     assert process.returncode == 130 and "Traceback" not in said, said
     assert said.splitlines()[-1].startswith(f"stopped: {there} of 3 trials are kept in out"), said
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
+
+
+STOPS_ITSELF = """import os, runpy, signal, sys
+named, *sys.argv[1:] = sys.argv[1:]
+class Stops:
+    def find_spec(self, name, path=None, target=None):
+        if name == named:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:  # as a module that is imported may
+                pass
+sys.meta_path.insert(0, Stops())
+runpy.run_module("workbench", run_name="__main__", alter_sys=True)"""
+
+
+@pytest.mark.parametrize("name", ["workbench.app.cli", "rich.console", "workbench.app.commands.trial", "torch"])
+def test_a_command_that_is_stopped_while_something_is_imported_ends_in_one_line(name, tmp_path):
+    command = [sys.executable, "-c", STOPS_ITSELF, name, "trial", "--samples", "1", "--out", "out"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    *before, line = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, line) == (130, "", f"stopped: {stages.NOTHING}"), done.stderr
+    assert all(", after " in each for each in before) and not list(tmp_path.iterdir())
+
+
+def test_a_command_that_is_stopped_at_its_end_keeps_its_output_and_ends_without_a_word():
+    script = """import atexit, os, signal
+from workbench import __main__ as command
+from workbench.app import cli
+def run():
+    print("x" * 100_000)
+    atexit.register(os.kill, os.getpid(), signal.SIGINT)
+cli.run = run
+command.main()"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "x" * 100_000 + "\n", "")
+
+
+def test_a_command_that_ignores_ctrl_c_goes_on(tmp_path):
+    command = [
+        "sh",
+        "-c",
+        'trap "" INT; exec "$0" "$@"',
+        sys.executable,
+        "-c",
+        STOPS_ITSELF,
+        "rich.console",
+        "--version",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0 and "torch" in done.stdout
 
 
 @pytest.mark.parametrize(

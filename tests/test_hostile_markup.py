@@ -75,6 +75,7 @@ def test_jupyterlab_listens_on_loopback_and_asks_for_its_token():
     (line,) = (line for line in lines if "jupyter lab" in line)
     assert "--LabApp.news_url= " in line and "NeverCheckForUpdate" in line
     assert "--ServerApp.ip=127.0.0.1" in line and "allow_remote_access=False" in line
+    assert "answer_yes=True" in line  # one Ctrl-C ends it
     assert "token=" not in line and "password=" not in line
 
 

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import time
 from copy import deepcopy
 from dataclasses import asdict, replace
 from random import Random
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,7 @@ from tests.refusals import refused
 from workbench import data, models
 from workbench.app.cli import app
 from workbench.core.utils import stages
+from workbench.core.utils.compiled import stoppable_call
 from workbench.data.lab_corpus.world import Style
 from workbench.training.common import watched
 from workbench.training.lab import checkpoint
@@ -126,6 +129,23 @@ def test_ctrl_c_ends_the_step_at_work_saves_it_and_the_same_call_goes_on_as_if_n
     assert progress.curve == whole[1].curve
     for a, b in zip(whole[0].parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_ctrl_c_is_heard_while_compiled_code_is_at_work_and_what_it_returns_or_raises_comes_through():
+    ended = Event()
+
+    def work():
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.wait(60)
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        stoppable_call(work)
+    assert time.monotonic() - begin < 30
+    ended.set()
+    assert stoppable_call(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        stoppable_call(lambda: 1 // 0)
 
 
 def test_the_loss_falls_and_the_curriculum_moves_on(whole):

@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from tests.own_method import LAST
 from tests.refusals import refused
 from workbench import Trial, data, measure, sweep
 from workbench.data import Passage, Sample
-from workbench.data.sources import folders
+from workbench.data.sources import folders, hub
 from workbench.methods import own, own_function, registry
 from workbench.methods.select import Select
 
@@ -164,8 +165,62 @@ def test_pdfs_ask_for_their_reader_where_it_is_not_there(tmp_path, monkeypatch):
 
 
 def test_hub_names_ask_for_datasets_where_it_is_not_there(monkeypatch):
-    monkeypatch.setattr("workbench.data.sources.folders.find_spec", lambda _: None)
+    monkeypatch.setattr("workbench.data.sources.hub.find_spec", lambda _: None)
     refused("pip install datasets", data.load, "hf:squad:validation")
+
+
+@pytest.mark.parametrize(
+    ("name", "offline", "message"),
+    [
+        (
+            "hf:a/gone",
+            False,
+            r"'hf:a/gone' is not in /hub/datasets, and the Hub cannot be reached: run this once where",
+        ),
+        (
+            "hf:a/gone",
+            True,
+            "the Hub is not asked while HF_HUB_OFFLINE is set: run this once where it can be, then copy",
+        ),
+        ("hf:a/qa::other", True, r"'hf:a/qa::other' cannot be loaded: no config 'other' Available: \['default'\]$"),
+        ("hf:a/qa:val", True, "has no split 'val': allowed are train, test"),
+    ],
+)
+def test_hub_names_that_are_not_there_are_told_in_one_sentence(name, offline, message, hub_of):
+    hub_of(offline)
+    refused(message, data.load, name)
+
+
+def test_a_data_set_of_the_hub_is_asked_for_once_and_its_test_questions_come_before_those_to_train_on(hub_of):
+    asked = hub_of(True)
+    assert [data.load("hf:a/qa")[0].question, data.load("hf:a/qa:train")[0].question] == ["of test", "of train"]
+    assert asked == ["a/qa"]
+
+
+@pytest.fixture
+def hub_of(monkeypatch):
+    """A function that puts a stand-in in place of the package `datasets`, and returns the list of what it is asked."""
+    asked = []
+
+    def load_dataset(place, config):
+        asked.append(place)
+        if place != "a/qa":
+            raise ConnectionError(f"Couldn't reach '{place}' on the Hub")
+        if config:
+            raise ValueError(f"no config {config!r}\nAvailable: ['default']")
+        return {part: [{"question": f"of {part}", "answer": "x", "context": "y"}] for part in ("train", "test")}
+
+    def begin(offline):
+        config = SimpleNamespace(HF_HUB_OFFLINE=offline, HF_DATASETS_CACHE=Path("/hub/datasets"))
+        errors = SimpleNamespace(DatasetsError=RuntimeError)
+        stand_in = SimpleNamespace(load_dataset=load_dataset, config=config, exceptions=errors)
+        monkeypatch.setitem(sys.modules, "datasets", stand_in)
+        return asked
+
+    monkeypatch.setattr(hub, "find_spec", lambda _: True)
+    hub._found.cache_clear()
+    yield begin
+    hub._found.cache_clear()
 
 
 @pytest.mark.parametrize("command", ["trial", "sweep", "leaderboard", "prepare --out o", "serve-bench"])

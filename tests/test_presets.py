@@ -91,6 +91,9 @@ def test_options_change_a_method():
     ("method", "given", "sentence"),
     [
         ("fuse", {}, "unknown method 'fuse': allowed are full, block, prompt-cache"),
+        ("compact", {}, "unknown method 'compact': it is a choice of trial and sweep, --sparse compact$"),
+        ("random", {}, "it is a choice of trial and sweep, --select random or --sparse random$"),
+        ("cache_clip", {}, "did you mean 'cacheclip'"),
         (None, {"ratio": "half"}, "ratio is 'half': a share from 0 to 1, or own"),
     ],
 )

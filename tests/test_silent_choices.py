@@ -6,9 +6,10 @@ import pytest
 
 from tests.commands import told
 from workbench import data, models
+from workbench.app.console import trial_report
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import sparse
-from workbench.methods.sparse._small import SETTINGS, for_short_prompts
+from workbench.methods.sparse._small import CHUNKED, SETTINGS, for_short_prompts
 from workbench.metrics.tiles.sparsity import measure
 
 SHORT = {"samples": 1, "passages": 3, "max_new_tokens": 1, "timed": 1, "fidelity": False}
@@ -27,13 +28,33 @@ def test_published_blocks_on_a_short_prompt_say_that_nothing_is_sparse_and_what_
     assert f"options for such prompts: --sparse {fits!r}" in record.note
 
 
-def test_the_options_that_are_named_leave_tiles_out_on_the_lab_model():
+@pytest.fixture(scope="module")
+def lab():
     lm = models.load("lab-full")
-    prompts = lm.layout.prompts(data.load("lab", samples=1, passages=2), lm.tokenizer)
-    tokens = len(prompts[0])
-    published, fitting = (sparse.named(spec) for spec in ("bfla", for_short_prompts("bfla", tokens)))
-    assert tokens < 600
-    assert measure(lm.model, prompts, published).mean("tiles") == 1 > measure(lm.model, prompts, fitting).mean("tiles")
+    return lm.model, lm.layout.prompts(data.load("lab", samples=1), lm.tokenizer)
+
+
+@pytest.mark.parametrize("name", sorted({*SETTINGS} - {*CHUNKED, "dense"}))
+def test_the_options_that_are_named_leave_tiles_out_on_the_lab_model(name, lab):
+    model, (prompt,) = lab
+    assert len(prompt) < 600
+    fitting = sparse.named(for_short_prompts(name, len(prompt))).ready(model)
+    assert measure(model, [prompt], fitting).mean("tiles") < 0.8
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_what_chooses_among_earlier_chunks_is_told_to_cut_the_prompt_in_chunks(name, model):
+    note = Trial(model, sparse=name, **SHORT).run().note
+    assert "keeps every tile" in note and note.endswith("it chooses among tokens of earlier chunks, add --chunk 128.")
+    record = Trial(model, sparse=f"{name}(block=16)", chunk=16, **SHORT).run()
+    assert record.sparsity["density"] < 1 and "keeps every tile" not in record.note
+
+
+@pytest.mark.parametrize(
+    ("tiles", "density", "told"), [(1.0, 0.44, ("token pairs kept", "44%")), (0.8, 0.44, ("tiles kept", "80%"))]
+)
+def test_a_choice_of_tokens_of_every_tile_is_told_by_the_pairs_that_it_keeps(tiles, density, told):
+    assert trial_report._kept({"tiles": tiles, "density": density}, 0) == told
 
 
 def test_the_command_says_it_too(model):
@@ -45,6 +66,14 @@ def test_the_command_says_it_too(model):
 
 def test_dense_keeps_every_tile_without_a_word(model):
     assert "keeps every tile" not in Trial(model, sparse="dense", **SHORT).run().note
+
+
+@pytest.mark.parametrize(("correct", "whole"), [("kvcomm", True), ("kvcomm(most=0)", False), ("agent_kv_shift", False)])
+def test_a_correction_that_computed_every_prompt_says_why_and_what_lets_it_reuse_more(correct, whole, model):
+    record = Trial(model, mode="block", correct=correct, **SHORT).run()
+    assert (record.rows_computed == record.prompt_tokens) == whole
+    assert ("kvcomm computed every prompt in full: each had a passage" in record.note) == whole
+    assert ("threshold=0.7" in record.note) == whole
 
 
 @pytest.mark.parametrize("name", SETTINGS)

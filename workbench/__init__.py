@@ -14,12 +14,14 @@ The nouns and the verbs. Each is imported when it is first used, so that `import
 scores a method beside full attention, `workbench.sweep` and `workbench.leaderboard` compare several.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
-from workbench.core.errors import meant
-
+TYPE_CHECKING = False  # as of `typing`, which is not waited for
 if TYPE_CHECKING:
+    from typing import Any
+
     from workbench.core.blocks import Block, Prompt
     from workbench.core.errors import BadInput
     from workbench.core.kv import KV
@@ -126,6 +128,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"workbench.{_HOME[name]}"), name)
     if name in _MODULES or name in _PACKAGES:
         return import_module(f"workbench.{_MODULES.get(name, name)}")
+    from workbench.core.errors import meant
+
     raise AttributeError(f"module 'workbench' has no attribute {name!r}{meant(name, __dir__())}")
 
 

@@ -1,5 +1,18 @@
-"""`python -m workbench` is the `workbench` command."""
+"""`python -m workbench`, and what is installed as `workbench`: the `workbench` command.
 
-from workbench.app.cli import main
+Ctrl-C is heard from here on, before anything that takes long to import.
+"""
 
-main()
+from workbench.app.console import at_once
+
+
+def main() -> None:
+    """Run the `workbench` command; Ctrl-C while it is imported ends it in one line."""
+    at_once.begin()
+    from workbench.app import cli
+
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from workbench.app.console import at_once
 from workbench.app.console.option_checks import check_given, refuse_unfit
 from workbench.app.console.text import note
 from workbench.core.errors import BadInput, brief, not_allowed, printable
@@ -90,6 +91,7 @@ class Commands(typer.core.TyperGroup):
                 raise not_allowed(f"command of {name}", rest[0], inner)
             check_given(command, not any(arg.startswith("--cluster") for arg in rest))
             refuse_unfit(name, command, rest)
+        at_once.disarm()
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -105,6 +107,7 @@ class Commands(typer.core.TyperGroup):
             typer.echo(f"error: {where}{problem.strerror}; nothing half-written is left of it", err=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt as stop:  # what is kept: `core.utils.stages.keeps`
+            at_once.end()
             typer.echo(f"stopped: {printable(str(stop)) or NOTHING}", err=True)
             raise typer.Exit(128 + signal.SIGINT) from None
 
@@ -159,6 +162,8 @@ def main() -> None:
         if isinstance(end.code, int):
             ended.append(end.code)
         raise
+    finally:
+        at_once.end()
 
 
 def _leave(ended: Sequence[int]) -> None:

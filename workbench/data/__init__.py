@@ -15,7 +15,7 @@ from workbench.data.installed_docs import samples as manuals
 from workbench.data.lab_corpus import samples as lab
 from workbench.data.lab_corpus import style as lab_style
 from workbench.data.sample import Passage, Sample, sized
-from workbench.data.sources import files, folders, needles
+from workbench.data.sources import files, folders, hub, needles
 
 SMALL = 1 << 22  # bytes of a file that is read at once, before a model is
 MOST_SAMPLES = 1_000_000  # of generated questions
@@ -88,8 +88,8 @@ def load(
         return list(manuals.samples(samples or SAMPLES, seed, passages or PASSAGES, name))
     if name in names():
         name_or_path = assets.corpus_path(name.removesuffix("-sample"))
-    elif name.startswith(folders.HUB):
-        return _drawn(folders.of_hub(name, answered), samples, seed, passages)
+    elif name.startswith(hub.HUB):
+        return _drawn(hub.samples(name, answered), samples, seed, passages)
     elif (found := folders.named(name)) is not None:
         return _drawn(folders.samples(*found, answered, passages), samples, seed, None)
     elif not is_file(name) and not name.endswith(files.ENDINGS):
@@ -106,7 +106,7 @@ def _drawn(read: list[Sample], samples: int | None, seed: int, passages: int | N
 
 def check_name(name: str) -> None:
     """Raise BadInput for a name that is neither a data set's nor that of a file or folder."""
-    known = is_generated(name) or name in names() or name.startswith(folders.HUB)
+    known = is_generated(name) or name in names() or name.startswith(hub.HUB)
     if known or os.path.lexists(name) or folders.named(name):
         return
     if name.endswith((*files.ENDINGS, *folders.PLAIN)):
@@ -138,7 +138,7 @@ def corpus(
     Of a file these are all its samples, of a generated corpus those that `load` draws. Of `manuals`, a folder, or a
     file of passages without questions, it is one sample that holds all passages.
     """
-    if str(name_or_path).startswith(folders.HUB):
+    if str(name_or_path).startswith(hub.HUB):
         return load(name_or_path, answered=False)
     if str(name_or_path) in manuals.PARTS:
         return [manuals.whole(str(name_or_path))]

@@ -9,12 +9,13 @@ TurboRAG and tuned-recompute are meant for models that were fine-tuned for them:
 KV Packet and KVLink need a model with soft tokens, as `smollm2-reader-packet` and `smollm2-reader-links` have them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from workbench.core.errors import BadInput, not_allowed
+from workbench.core.errors import BadInput, brief, meant, not_allowed, shown
+from workbench.methods import POLICIES, registry
 from workbench.methods.method_fields import REUSE
 
 
@@ -227,7 +228,18 @@ def _key(fields: Mapping[str, Any]) -> list[Any]:
 def check_name(method: str) -> None:
     """Raise BadInput for an unknown method."""
     if method not in METHODS:
-        raise not_allowed("method", method, METHODS)
+        raise unknown(method, METHODS)
+
+
+def unknown(method: Any, known: Iterable[str]) -> BadInput:
+    """Return the error, not raised, for a method that is none of those `known`; it may be a policy of a trial."""
+    known = list(known)
+    name = str(method).partition("(")[0].strip()
+    given = shown(method) if "(" in str(method) else brief(method)  # as a shell takes it
+    kinds = [f"--{kind} {given}" for kind in POLICIES if name in registry.names(f"workbench.methods.{kind}")]
+    if not kinds or meant(name, known):
+        return not_allowed("method", method, known)
+    return BadInput(f"unknown method {shown(method)}: it is a choice of trial and sweep, {' or '.join(kinds)}")
 
 
 def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def _totals(every: Sequence[Sample], shown: int) -> str:
     unanswered = sum(not sample.answers for sample in every)
     asked = f"{len(every):,} question{'s' * (len(every) > 1)}"
     parts = [f"{shown} of {asked}" if shown < len(every) else asked]
-    parts += [f"{_range(held)} passages each, {passages:,} different ones"]
+    parts += [f"{_range(held)} passage{'s' * (max(held) > 1)} each, {passages:,} different ones"]
     parts += [f"{unanswered:,} without an answer"] * bool(unanswered)
     return ", ".join(parts) + "; * supports the answer" * any(sample.supporting_titles for sample in every)
 

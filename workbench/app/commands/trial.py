@@ -9,6 +9,7 @@ import typer
 from workbench.app.console.options import OUTPUT, of_fields, taking
 from workbench.app.console.text import importing, progress, show
 from workbench.core.utils.files import check_folder
+from workbench.data.sources.hub import HUB
 from workbench.experiments.trials.trial_fields import TrialFields, check_fields, check_sizes
 from workbench.methods import own
 from workbench.methods.method_fields import MethodFields
@@ -65,7 +66,8 @@ def trial(
     asked = options(method, {name: value for name, value in given.items() if value is not None})
     check_fields(asked)
     check_sizes(asked)
-    with progress(f"{Path(given['model']).name} on {Path(given['data']).name}") as advance:
+    data = given["data"] if given["data"].startswith(HUB) else Path(given["data"]).name
+    with progress(f"{Path(given['model']).name} on {data}") as advance:
         with importing():  # torch and transformers: not for `--help`
             from workbench.app.console.trial_report import beside_full, report
             from workbench.experiments.sweeps.sweep_grid import Case

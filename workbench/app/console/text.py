@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from workbench.app.console import at_once
 from workbench.core.errors import printable
 from workbench.core.utils.stages import heard
 
@@ -193,12 +194,17 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Switch garbage collection off for the imports of the block, whose many objects stay anyway."""
-    searched = gc.isenabled()
+    """Switch garbage collection off for the imports of the block, whose many objects stay anyway.
+
+    Ctrl-C ends a command's process meanwhile.
+    """
+    searched, armed = gc.isenabled(), at_once.arm()
     gc.disable()
     try:
         yield
     finally:
+        if armed:
+            at_once.disarm()
         if searched:
             gc.enable()
 

@@ -57,7 +57,7 @@ def beside_full(result: Record, answers: Records) -> Group:
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", *(of_full if compared else ()))
     if kept := result.sparsity:
         beside = ("100%", f"{kept['mass']:.0%} of the attention") if compared else ()
-        table.add_row("tiles kept", f"{kept['tiles']:.0%}", *beside)
+        table.add_row(*_kept(kept, 0), *beside)
     asked = f"{len(answers)} questions" if len(answers) > 1 else "1 question"
     head = f"[bold]{_head(result)}[/], {asked}"
     notes = [
@@ -68,6 +68,13 @@ def beside_full(result: Record, answers: Records) -> Group:
     return Group(
         head, *notes, table, f"[dim]{_meaning(result, answers, compared)}[/]", f"[dim]{copied(plain(_next(result)))}[/]"
     )
+
+
+def _kept(sparsity: Mapping[str, Any], digits: int) -> tuple[str, str]:
+    """Return what a sparse method keeps: the share of tiles, or of pairs of tokens where it has some of every tile."""
+    if sparsity["tiles"] > 0.995 > sparsity["density"]:
+        return "token pairs kept", f"{sparsity['density']:.{digits}%}"
+    return "tiles kept", f"{sparsity['tiles']:.{digits}%}"
 
 
 def _head(result: Record) -> str:
@@ -219,7 +226,7 @@ def _costs(result: Record) -> Table:
     if result.sparsity:
         kept = result.sparsity
         about = f"[dim]of the attention {kept['mass']:.1%}, output error {kept['error']:.3f}, chosen in "
-        table.add_row("tiles kept", f"{kept['tiles']:.1%}", about + f"{kept['seconds'] * 1e3:.1f} ms[/]")
+        table.add_row(*_kept(kept, 1), about + f"{kept['seconds'] * 1e3:.1f} ms[/]")
     if judged := result.faithfulness:
         spread = (
             f"[dim]{judged['low']:.3f} to {judged['high']:.3f}, {judged['claims']} claims of {judged['n']} answers[/]"

@@ -207,30 +207,3 @@ def _text(path: Path) -> str:
         return "\n\n".join(page.extract_text() for page in pypdf.PdfReader(path).pages)
     except (OSError, ValueError, pypdf.errors.PyPdfError) as problem:
         raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
-
-
-HUB = "hf:"
-SPLITS = ("validation", "test", "train")  # the first one there is, where none is named
-
-
-def of_hub(name: str, answered: bool = True) -> list[Sample]:
-    """Return the samples of `hf:NAME[:SPLIT[:CONFIG]]`.
-
-    Raises BadInput without the package `datasets`, and for what it does not find or cannot read.
-    """
-    place, _, rest = name.removeprefix(HUB).partition(":")
-    split, _, config = rest.partition(":")
-    if not place:
-        raise BadInput(f"data {shown(name)}: hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:CONFIG is needed")
-    if find_spec("datasets") is None:
-        raise BadInput(f"data {shown(name)} needs the package datasets: pip install datasets")
-    import datasets
-
-    try:
-        found: Any = datasets.load_dataset(place, config or None)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as problem:  # network, Hub, builders
-        raise BadInput(f"data {shown(name)} cannot be loaded: {brief(problem)}") from None
-    chosen = split or next((each for each in SPLITS if each in found), "")
-    if chosen not in found:
-        raise BadInput(f"data {shown(name)} has no split {shown(chosen)}: allowed are {', '.join(map(str, found))}")
-    return files.samples(found[chosen], answered)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import BadInput, not_allowed
+from workbench.core.errors import BadInput
 from workbench.core.utils import runner
 from workbench.core.utils.watched import Progress, watched
 from workbench.experiments.leaderboard.board import Board
@@ -24,7 +24,7 @@ from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import correct
 from workbench.methods.own import installed
-from workbench.methods.presets import METHODS
+from workbench.methods.presets import METHODS, unknown
 from workbench.models.loading import Loaded
 from workbench.results import read
 
@@ -73,7 +73,7 @@ def planned(
         unpriced = _checked(base, wanted, (), loaded, here)
         if len(unpriced[0]) > len(running):
             left_out.append(
-                f"budgets: none of these methods keeps {max(shares):.0%} of these prompts: each runs at its own ratio"
+                f"budgets: no ratio of these methods keeps {max(shares):.0%} of these prompts: each runs at its own"
             )
             running, refused, wrong = unpriced
     if not running or running[0].method != FULL:
@@ -95,7 +95,7 @@ def planned_methods(methods: Sequence[str], own: Iterable[tuple[str, str]]) -> l
     mine = [each for each in own if each not in packaged or not methods or each[1] in methods]
     known = [*METHODS, *(name for _, name in mine)]
     if odd := [name for name in methods if name not in known]:
-        raise not_allowed("method", odd[0], known)
+        raise unknown(odd[0], known)
     published = [name for name in methods or METHODS if name in METHODS]
     wanted: list[tuple[str, dict[str, list[Any]]]]
     wanted = [(name, {"method": [name]}) for name in dict.fromkeys((FULL, *published))]

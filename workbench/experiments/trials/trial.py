@@ -43,7 +43,7 @@ from workbench.methods.method_fields import check_engine
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.preprocessing.precompute import kind_of
-from workbench.methods.sparse._small import for_short_prompts
+from workbench.methods.sparse._small import CHUNKED, for_short_prompts
 from workbench.metrics.answers import Records
 from workbench.metrics.faithfulness import check_judge, judge
 from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
@@ -146,6 +146,7 @@ class Trial(TrialFields, MethodConfig):
         few = prompts[: min(self.timed, SPARSE_PROMPTS)]
         stage("measuring what is left out")
         sparsity = self._sparsity(model, few)
+        whole = trial_measures.in_full(method, prompts, generations)
         record = Record(
             **trial_measures.quality(rows, samples, self.seed),
             **costs(model, prompts, generations),
@@ -162,7 +163,7 @@ class Trial(TrialFields, MethodConfig):
             versions=versions() | data.versions(self.data) | own.versions(),
             sparsity=sparsity,
             faithfulness=self._judged(samples, texts),
-            note=" ".join(filter(None, (models.note_of(self.model), fewer, self._unused(sparsity, few)))),
+            note=" ".join(filter(None, (models.note_of(self.model), fewer, whole, self._unused(sparsity, few)))),
             receipts=receipts(samples, generations) if self.receipt else None,
             engine=str(engine) if engine.name == "paged" or self.engine != "auto" else None,
         )
@@ -210,11 +211,14 @@ class Trial(TrialFields, MethodConfig):
 
     def _unused(self, sparsity: dict[str, Any] | None, prompts: Sequence[Prompt]) -> str:
         """Say that a sparse method left nothing out, and which options fit prompts of this length; "" where it did."""
-        if sparsity is None or sparsity["tiles"] < 1 or registry.parse(self.sparse)[0] == "dense":
+        if sparsity is None or sparsity["density"] < 1 or registry.parse(self.sparse)[0] == "dense":
             return ""
         length = max(map(len, prompts))
         fits = for_short_prompts(self.sparse, length)
         said = f"{self.sparse} keeps every tile of prompts of {length:,} tokens, so nothing is sparse here"
+        if registry.parse(self.sparse)[0] in CHUNKED and self.chunk is None:
+            rows = max(128, getattr(self.tiles(), "size", 1))
+            return f"{said}: it chooses among tokens of earlier chunks, add --chunk {rows}."
         return (
             f"{said}; options for such prompts: --sparse {fits!r}."
             if fits != self.sparse

@@ -18,7 +18,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.utils.stages import stage
 from workbench.data import Sample
-from workbench.methods import Method
+from workbench.methods import Method, registry
 from workbench.methods.answered import Answered, Generation
 from workbench.methods.generation import first_token
 from workbench.methods.modes.full import Full
@@ -219,6 +219,15 @@ def costs(model: PreTrainedModel, prompts: Sequence[Prompt], generations: Sequen
     means["charged_share"] = mean(shares)
     about = {"parameters": shape.stored, "preprocess_ms": _preprocess_ms(generations)}
     return means | about | {"bytes_loaded": mean([one.kv_loaded for one in costs])}
+
+
+def in_full(method: Method, prompts: Sequence[Prompt], generations: Sequence[Generation]) -> str:
+    """Say that a correction computed every prompt whole, and why; "" where it reused some, or has no reason to."""
+    correction = getattr(method, "correct", None)
+    why = getattr(correction, "IN_FULL", "")
+    if not why or any(one.rows_computed < len(prompt) for one, prompt in zip(generations, prompts, strict=True)):
+        return ""
+    return f"{registry.parse(registry.spec_of(correction))[0]} computed every prompt in full: {why}."
 
 
 def _preprocess_ms(generations: Sequence[Generation]) -> float | None:

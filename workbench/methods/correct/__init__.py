@@ -45,9 +45,11 @@ class Correct:
 
     system   number of leading blocks that are exact as cached
     chooses  whether it selects tokens to recompute itself, by a ratio, if there is no selector
+    IN_FULL  why it may compute whole prompts, and what lets it reuse more
     """
 
     chooses: ClassVar[bool] = False
+    IN_FULL = ""
 
     system: int = registry.system_blocks()
 

@@ -41,6 +41,11 @@ class Kvcomm(Correct):
     $$w_t^a \propto \exp(-\overline{|x_t - x_t^a|} / \tau), \qquad x_t \leftarrow x_t + \sum_a w_t^a \Delta_t^a$$
     """
 
+    IN_FULL = (
+        "each had a passage too unlike those before it in its place; "
+        "over many questions --correct 'kvcomm(threshold=0.7)' reuses more"
+    )
+
     most: int = whole(20, "how many anchors a place keeps, 0 or more")
     threshold: float = registry.share(0.3)
     temperature: float = registry.positive(1.0)

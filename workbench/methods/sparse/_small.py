@@ -12,12 +12,13 @@ SETTINGS = {
     "oracle": "oracle(block={tile}, mass=0.8)",
     "quoka": "quoka(block={tile})",
     "random": "random(block={tile}, share=0.3)",
-    "seer_attention": "seer_attention(threshold=0.01, tail=0)",
+    "seer_attention": "seer_attention(threshold={share}, tail=0)",
     "strided": "strided(block={tile}, stride=4)",
     "vertical_slash": "vertical_slash(block={tile}, vertical=32, slash=32, front=4, near=32)",
     "window": "window(block={tile}, local=9)",
     "xattention": "xattention(block={tile}, threshold=0.7)",
 }
+CHUNKED = ("quoka",)  # choose among the tokens of earlier chunks alone
 
 
 def for_short_prompts(spec: str, length: int) -> str:
@@ -28,4 +29,5 @@ def for_short_prompts(spec: str, length: int) -> str:
 
 def small(spec: str, tile: int = 32) -> str:
     """Return a bare name with these settings in tiles of `tile` tokens; what has options of its own stays as it is."""
-    return SETTINGS.get(spec.strip(), spec).format(tile=tile, double=2 * tile)
+    share = 0.1 if tile <= 16 else 0.01  # of a row's attention: few tiles have larger shares each
+    return SETTINGS.get(spec.strip(), spec).format(tile=tile, double=2 * tile, share=share)

@@ -29,6 +29,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTo
 
 from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check_processes
+from workbench.core.utils.compiled import stoppable_call
 from workbench.core.utils.determinism import deterministic
 from workbench.data import segment
 from workbench.data.lab_corpus.words import LISTS
@@ -328,7 +329,7 @@ def _texts(worlds: int, layout: Layout) -> Iterator[str]:
 def train_tokenizer(vocab_size: int = 2048, worlds: int = 4000, layout: Layout = LAB) -> PreTrainedTokenizerFast:
     """Train a tokenizer of at most `vocab_size` tokens on so many worlds.
 
-    The same arguments give the same tokenizer.
+    The same arguments give the same tokenizer. Ctrl-C ends the call and leaves a thread at work.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -339,7 +340,7 @@ def train_tokenizer(vocab_size: int = 2048, worlds: int = 4000, layout: Layout =
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(worlds, layout), trainer)
+    stoppable_call(lambda: tokenizer.train_from_iterator(_texts(worlds, layout), trainer))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
