@@ -3,6 +3,7 @@
 import ast
 import re
 from importlib import import_module
+from inspect import isfunction
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,13 @@ def test_comments_on_fields_of_public_classes_are_on_their_pages():
             for field in (node for node in made.body if isinstance(node, ast.AnnAssign)):
                 private = field.target.id.startswith("_")
                 assert private or "  # " not in lines[field.lineno - 1], f"{name}: {field.target.id} needs `#:`"
+
+
+def test_functions_of_the_reference_have_the_signature_of_their_source():
+    """Sphinx compares both and refuses to build a site where they differ, as those of commands do."""
+    for name in (name for name, *_ in public()):
+        functions = [value for value in vars(import_module(name)).values() if isfunction(value)]
+        assert not [made.__name__ for made in functions if made.__module__ == name and "__signature__" in vars(made)]
 
 
 def test_a_site_of_the_same_files_is_left_as_it_is(tmp_path):
