@@ -105,7 +105,7 @@ def test_the_reference_names_every_public_module_once():
     ("docstring", "written"),
     [
         ("Read `a_b` of a_b*.", r"Read \ :code:`a_b`\  of a\_b\*."),
-        ("k   first\n    more\nlonger  second", "- k: first more\n- longer: second"),
+        ("k   first\n    more\nlonger  second", "- \\ :code:`k`\\ : first more\n- \\ :code:`longer`\\ : second"),
         ("Head.\n\n    x = 1\n    y = 2\n\nEnd.", "Head.\n\n.. code-block:: text\n\n   x = 1\n   y = 2\n\nEnd."),
         ("Let $x_1$.\n\n$$x_1^2$$", "Let \\ :math:`x_1`\\ .\n\n.. math::\n\n   x_1^2"),
     ],

@@ -55,7 +55,8 @@ def _items(lines: Sequence[str], has_math: bool) -> str:
             items[-1][1] += f" {line.strip()}"
         else:
             items.append([line.strip(), ""])
-    return "\n".join(f"- {_text(name, has_math)}: {_text(text, has_math)}".rstrip(": ") for name, text in items)
+    named = ((f"`{name}`" if name.isidentifier() else name, text) for name, text in items)
+    return "\n".join(f"- {_text(name, has_math)}: {_text(text, has_math)}".rstrip(": ") for name, text in named)
 
 
 def _text(text: str, has_math: bool) -> str:
