@@ -226,7 +226,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
 
 
 def _split(whole: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """A case of `_pages_triton` whose requests begin with the same `count` pages, cut behind them."""
+    """A case of `_pages.triton_kernel` whose requests begin with the same `count` pages, cut behind them."""
     q, keys, values, rows, pages, inv_freq, pairing = whole
     parts = []
     for at in (slice(0, count), slice(count, None)):

@@ -1,6 +1,6 @@
-"""What a consumer of `_pages_hopper` computes: its rows over a part of the keys, page by page.
+"""What a consumer of `_pages.hopper` computes: its rows over a part of the keys, page by page.
 
-Names are those of `_hopper`; `page_list`, `q_ring` and steps those of `_pages_hopper`.
+Names are those of `_shared.hopper`; `page_list`, `q_ring` and steps those of `_pages.hopper`.
 """
 
 import workbench.kernels._shared.hopper as pipe

@@ -1,7 +1,7 @@
-"""`_pages_triton` for Hopper: few rows over pages, wherever they lie.
+"""`_pages.triton_kernel` for Hopper: few rows over pages, wherever they lie.
 
-Names and pipeline are those of `_hopper`: a producer, and two consumers of 64 rows each. Rows of all heads of a GQA
-group stand side by side in a tile of 128, so keys and values are read once. A page is fetched through a tensor
+Names and pipeline are those of `_shared.hopper`: a producer, and two consumers of 64 rows each. Rows of all heads of a
+GQA group stand side by side in a tile of 128, so keys and values are read once. A page is fetched through a tensor
 descriptor; its number decides where from. Whether a step needs a mask is decided at each step, by the largest position
 that its pages hold. Where cached pages are shifted, the queries are rotated back when the shift changes, at most once a
 page: a fourth group of warps does it for the next shift while the matrix unit works on this one.
@@ -33,7 +33,7 @@ SHORT = 768  # slots of a part, at most, for which steps of a page are faster th
 
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
-    """Whether this kernel takes arguments of `_pages_triton.launch`: a Hopper GPU, 16-bit numbers, whole tiles.
+    """Whether this kernel takes arguments of `_pages.triton_kernel.launch`: a Hopper GPU, 16-bit numbers, whole tiles.
 
     Not where processes share the GPU (SHARED_GPU): there it was seen to stop for good.
     """
@@ -201,7 +201,7 @@ def launch(
     buffers: int = pipe.STAGES,
     early: bool = False,
 ) -> Tensor:
-    """`_pages_triton.reference` on a Hopper GPU, for arguments that `fits` approves.
+    """`_pages.triton_kernel.reference` on a Hopper GPU, for arguments that `fits` approves.
 
     `early`: pages and rows were made before the kernel before this one.
     """

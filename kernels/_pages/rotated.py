@@ -1,4 +1,4 @@
-"""Queries of `_pages_hopper`, rotated back to where the keys of a page were encoded.
+"""Queries of `_pages.hopper`, rotated back to where the keys of a page were encoded.
 
 A fourth group of warps does it for the next shift while the matrix unit works on this one; for the first shift the
 consumers do it themselves.

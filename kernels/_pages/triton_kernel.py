@@ -7,9 +7,9 @@ position of every slot of them. A slot that no row may see (the tail of a block,
 recomputed on a page of its own) stands at INVALID_POS. A row sees the slots at or before its own position, so neither
 the order of the pages nor a gap between them matters.
 
-Keys of a cached page may have been rotated for positions `shifts` before those where the page stands. Since
-q · R(s) k = R(-s) q · k, the query is rotated back, once for each run of pages that are shifted alike, and keys go to
-the matrix unit as they lie in memory (RoFormer, arXiv:2104.09864, eq. 16). Names in the kernel are those of `_common`;
+Keys of a cached page may have been rotated for positions `shifts` before those where the page stands. Since q · R(s) k
+= R(-s) q · k, the query is rotated back, once for each run of pages that are shifted alike, and keys go to the matrix
+unit as they lie in memory (RoFormer, arXiv:2104.09864, eq. 16). Names in the kernel are those of `_shared.attention`;
 slots are masked where a row may not see them, and lse is the log2 of the weight of a part: m_i + log2(l_i).
 """
 

@@ -1,9 +1,9 @@
 """XAttention's sums of squares on Hopper: `choose_xattention._squares` by the copy engine and the matrix unit.
 
-Names and parts are those of `_hopper`: a producer, and consumers of 64 rows of squares by N key squares each. A program
-takes one tile after the other, so the tile that follows is fetched while this one's softmax is taken. Tiles go by head,
-then in bands of BAND row tiles, so that programs that run side by side read the same keys. Only tiles that a row sees
-have numbers: passed over instead, they left some programs 15% more to do than others at 32K.
+Names and parts are those of `_shared.hopper`: a producer, and consumers of 64 rows of squares by N key squares each. A
+program takes one tile after the other, so the tile that follows is fetched while this one's softmax is taken. Tiles go
+by head, then in bands of BAND row tiles, so that programs that run side by side read the same keys. Only tiles that a
+row sees have numbers: passed over instead, they left some programs 15% more to do than others at 32K.
 
     order      [1 + tiles] int32, the tiles that programs take one after the other: how many of a head a row attends
                to, then row tile · 65,536 + key tile of each

@@ -2,7 +2,7 @@
 
 The matrix is no result of an earlier kernel. So where kernels overlap, its first tiles are fetched while the kernel
 before still runs, as many as shared memory holds; only rows are waited for. A program takes `boxes` boxes of rows of
-the matrix and one part of its channels. Names are those of `_hopper`.
+the matrix and one part of its channels. Names are those of `_shared.hopper`.
 
 With `gated`, the two boxes of a program are the same rows of the two halves of the matrix, of a gate and of what it
 gates, and their SwiGLU is written (`silu_and_mul`): [R, N / 2].

@@ -1,8 +1,9 @@
-"""`_tiles_triton` for Hopper: the same lists, rows and results, by its copy engine and asynchronous matrix unit.
+"""`_tiles.triton_kernel` for Hopper: the same lists, rows and results, by its copy engine and asynchronous matrix unit.
 
-Names and pipeline are those of `_hopper`: a producer, and two consumers of 64 rows each. Tiles are taken from the last
-to the first, so those that need a mask come first. Query tiles of 64 rows, each with a list of its own, are computed
-two by two from merged lists (`merge_pairs`): each consumer has its tile, and hides from it what only the other keeps.
+Names and pipeline are those of `_shared.hopper`: a producer, and two consumers of 64 rows each. Tiles are taken from
+the last to the first, so those that need a mask come first. Query tiles of 64 rows, each with a list of its own, are
+computed two by two from merged lists (`merge_pairs`): each consumer has its tile, and hides from it what only the other
+keeps.
 
 Every query tile has a program of its own. A persistent grid, whose programs take one tile after the other and fetch the
 next while they write, gave the same numbers and was slower on an H200: dense at 8K and 32K, 15% of 128K, a chunk.
@@ -39,7 +40,7 @@ def keys_of(width: int) -> int:
 
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, size: int | None, queries: int) -> bool:
-    """Whether this kernel takes arguments of `_tiles_triton.launch`: a Hopper GPU, 16-bit numbers, its head widths."""
+    """Whether it takes arguments of `_tiles.triton_kernel.launch`: a Hopper GPU, 16-bit numbers, its head widths."""
     if not pipe.fits_gpu(q, (keys, values)) or q.shape[3] not in WIDTHS or (size is not None and size < 32):
         return False
     return q.shape[2] <= queries or queries % pipe.ROWS == 0 or queries == pipe.ROWS // 2
@@ -225,7 +226,7 @@ def launch(
     strided: bool = False,
     buffers: int = pipe.STAGES,
 ) -> Tensor:
-    """Compute `_tiles_reference.reference` on a Hopper GPU, for arguments that `fits` approves."""
+    """Compute `_tiles.reference.reference` on a Hopper GPU, for arguments that `fits` approves."""
     batch, q_heads, count, width = q.shape
     heads, length = keys.shape[1:3]
     q = q if pipe.aligned(q) and 0 not in q.stride() else q.clone(memory_format=torch.contiguous_format)

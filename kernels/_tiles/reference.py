@@ -1,4 +1,4 @@
-"""What `_tiles_triton` computes, in torch, and random numbers and choices to compare both on."""
+"""What `_tiles.triton_kernel` computes, in torch, and random numbers and choices to compare both on."""
 
 from collections.abc import Iterator
 

@@ -5,7 +5,7 @@ chosen for a whole chunk and a group of heads).
 
 A choice is one rising list of key tiles for each (request, group of heads, query tile). The lists are compacted, so the
 loop over keys has no branch. Its front part, tiles that every row of the program sees in whole, needs no mask; where
-strides allow it, it is loaded through tensor descriptors. Names in the kernel are those of `_common`.
+strides allow it, it is loaded through tensor descriptors. Names in the kernel are those of `_shared.attention`.
 """
 
 import torch
@@ -154,7 +154,7 @@ def launch(
     scale: float | None,
     strided: bool = False,
 ) -> Tensor:
-    """Compute `_tiles_reference.reference` on the GPU; without a launch shape, `_tiles_hopper` does it where it can."""
+    """Compute `_tiles.reference.reference` on the GPU; without a launch shape, `_tiles.hopper` does it where it can."""
     check(q, keys, rows, indptr, size, queries)
     if config is None and _tiles_hopper.fits(q, keys, values, None if indptr is None else size, queries):
         return _tiles_hopper.launch(q, keys, values, rows, indptr, indices, size, queries, scale, strided)
