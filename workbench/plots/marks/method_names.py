@@ -38,7 +38,7 @@ MEASURES = {
     for measure in (
         Measure("em", "exact match", percent=True, interval="Wilson"),
         Measure("f1", "F1", percent=True),
-        Measure("contains", "answers that hold an alias", percent=True, interval="Wilson"),
+        Measure("contains", "answers that contain an alias", percent=True, interval="Wilson"),
         Measure("nll", "negative log-likelihood of the gold answer, nats a token", "lower"),
         Measure("nll_extra", "likelihood of the gold answer lost, nats a token", "lower"),
         Measure("kl", "KL from full attention, nats a token", "lower"),

@@ -61,7 +61,7 @@ def differences(found: RunComparison, titled: bool = True) -> go.Figure:
         f"Beside {found.base.name}. 95% paired bootstrap intervals{', ' + asked if asked else ''}; rings: not paired."
     )
     left = 30 + round(6.2 * max(len(name) for name in names))
-    texts: Texts = {"title": "Runs side by side", "notice": " ".join(said(found)), "caption": caption}
+    texts: Texts = {"title": "Comparison of runs", "notice": " ".join(said(found)), "caption": caption}
     if not titled:
         texts = {"title": "Differences", "caption": caption}
     return finish(fig, height=height, above=40, below=56, left=min(left, 330), **texts)

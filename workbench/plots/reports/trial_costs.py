@@ -123,7 +123,7 @@ def quality_by_cost(trials: pd.DataFrame, score: str, cost: str) -> go.Figure:
     measure = measure_of(score, trials)
     known = trials[trials[score].notna() & trials[cost].notna()]
     if known.empty:
-        raise BadInput(f"no trial has both: {measure.words.split(',')[0]} and {COSTS[cost]}")
+        raise BadInput(f"no trial has both {measure.words.split(',')[0]} and {COSTS[cost]}")
     rows = known.assign(name=method_names(known), source="", **{cost: known[cost] * SCALES.get(cost, 1)})
     looks = {row["name"]: replace(_look(row), name=row["name"]) for _, row in rows.iterrows()}
     lines = sum(len(name) * 7 + 50 for name in looks) // 800 + 1
@@ -189,7 +189,7 @@ def best_of(trials: pd.DataFrame, score: str, cost: str) -> str:
             f"{_at(cheap)} reaches it within its interval ({measure.say(cheap[score])}) at {share:.0%} of the cost"
         )
         return f"{joined(parts)}."
-    return f"{parts[0]}; none that costs less reaches it within its interval."
+    return f"{parts[0]}; no cheaper trial reaches it within its interval."
 
 
 def _at(row: pd.Series) -> str:
@@ -244,7 +244,7 @@ def requests_of(receipts: Sequence[Mapping[str, Any]], unit: str, name: str, mis
     reasons = [f"{count:,} {reason}" for reason, count in misses.most_common()]
     return finish(
         fig,
-        title="What requests found in the store",
+        title="Store lookups of the requests",
         caption=f"{name}; {len(receipts):,} requests, by their receipts. Of all {unit}: {', '.join(parts) or 'none'}. "
         f"Misses: {', '.join(reasons) or 'none'}.",
         height=280,

@@ -64,7 +64,7 @@ def kept_maps(
         layer=layers.index(layer),
         head=heads.index(head),
         title="Kept tiles over true attention",
-        caption=f"{caption} Orange was dropped though needed.",
+        caption=f"{caption} Orange: dropped although needed.",
     )
 
 
