@@ -313,8 +313,8 @@ def test_turnover_leaves_out_what_was_not_measured():
     fig = turnover(RECORDS, title="t", unit="frame", **SAID)
     check(fig)
     drawn = {(trace.name, trace.xaxis): list(trace.x) for trace in fig.data}
-    assert drawn["full attention, nothing cached", "x"] == [1, 2]
-    assert drawn["full attention, nothing cached", "x2"] == [1]
+    assert drawn["full attention, no cache", "x"] == [1, 2]
+    assert drawn["full attention, no cache", "x2"] == [1]
     assert [trace.showlegend for trace in fig.data].count(True) == 4
     assert max(fig.data[5].y) == pytest.approx(10), "milliseconds"
 

@@ -60,7 +60,7 @@ def attention(
     menu = head_menu(heads, panels, height, scales, head + 1)
     fig.update_layout(bargap=0, sliders=[layer_slider(layers, layer)], updatemenus=[menu], **scales[head + 1])
     panel_titles(fig)
-    return finish(fig, title="Attention of the token that predicts the answer", height=height, above=62, below=128, **notes)
+    return finish(fig, title="Attention of the answer-predicting token", height=height, above=62, below=128, **notes)
 
 
 def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpack[Notes]) -> go.Figure:

@@ -130,8 +130,8 @@ def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Colle
         [MaskPanel(name, shares(rule, length), context if name in cached else None) for name, rule in rules.items()],
         [view.tokens[i] for i in cells],
         block_of,
-        notice="Colour: the key's block; grey: hidden by the rule. Under block attention only the question (Q) looks "
-        "across blocks.",
+        notice="Colour: the key's block; grey: masked by the rule. Under block attention only the question (Q) "
+        "attends across blocks.",
         caption=f"Blank: future tokens. Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}"
         + (f". Your rule: {own}. Drag to zoom all panels; hover to see the two tokens." if own else "."),
     )

@@ -106,5 +106,5 @@ def of_repair(selector: str, ratio: float, left: Repair) -> str:
     kinder = "more" if asked < context else "no more"
     return (
         f"{selector} at {ratio:.0%} leaves {context:.0%} of the context's squared deviation in the last layer and "
-        f"{asked:.0%} of the question's: it helps the question {kinder} than the context."
+        f"{asked:.0%} of the question's, so it helps the question {kinder} than the context."
     )

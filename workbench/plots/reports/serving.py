@@ -33,9 +33,9 @@ def about_machine(machine: Machine) -> str:
     ]
     return (
         f"Simulated clock: {', '.join(tiers)}; passages of {machine.passage} tokens, question of {machine.question}, "
-        f"{machine.ratio:.0%} recomputed, {machine.per_second:g} requests a second, at most {machine.batch} together. "
-        "Scheduler, look-ups and moves are carried out; passes take the times fitted to a GPU's reports, Llama-3.1-8B "
-        "shape."
+        f"{machine.ratio:.0%} recomputed, {machine.per_second:g} requests per second, batches of at most "
+        f"{machine.batch}. The scheduler, lookups and block moves are real; pass times come from a model fitted to GPU "
+        "measurements of a Llama-3.1-8B shape."
     )
 
 
@@ -151,8 +151,8 @@ def heat(run: Replayed, *, most: int = 60, machine: str) -> go.Figure:
         above=30,
         legend=8,
         title="Lookups by block and tier",
-        caption=f"The {len(blocks)} of {len(asked):,} blocks that are asked for most; a mark is a look-up, its colour "
-        f"where the block was. {machine}",
+        caption=f"The {len(blocks)} of {len(asked):,} most requested blocks; each mark is a lookup, coloured by the "
+        f"tier that held the block. {machine}",
     )
 
 

@@ -218,8 +218,8 @@ def held(found: Mapping[str, Any]) -> go.Figure:
         widths=[1, 2.6],
         words=2,
         title=f"{found['folder']}",
-        caption=f"{each:.2f} MB a block; {len(aside)} files were set aside as damaged or foreign. By the headers "
-        "of its files; `workbench store verify` reads every block.",
+        caption=f"{each:.2f} MB a block; {len(aside)} files were quarantined as damaged or foreign. From the "
+        "file headers; `workbench store verify` reads every block.",
     )
 
 
@@ -238,14 +238,14 @@ def requests_of(receipts: Sequence[Mapping[str, Any]], unit: str, name: str, mis
         fig.add_bar(x=[int(group[0]) for group in groups], y=heights, name=escaped(key), marker=marker)
     fig.update_layout(barmode="stack", bargap=0.05)
     fig.update_xaxes(title_text="request")
-    fig.update_yaxes(title_text=f"{unit} a request", rangemode="tozero")
+    fig.update_yaxes(title_text=f"{unit} per request", rangemode="tozero")
     total = sum(float(values.sum()) for values in counts.values()) or 1.0
     parts = [f"{values.sum() / total:.0%} {key}" for key, values in counts.items() if values.sum()]
     reasons = [f"{count:,} {reason}" for reason, count in misses.most_common()]
     return finish(
         fig,
         title="Store lookups of the requests",
-        caption=f"{name}; {len(receipts):,} requests, by their receipts. Of all {unit}: {', '.join(parts) or 'none'}. "
+        caption=f"{name}; {len(receipts):,} requests, from their reports. Of all {unit}: {', '.join(parts) or 'none'}. "
         f"Misses: {', '.join(reasons) or 'none'}.",
         height=280,
         legend=6,

@@ -135,7 +135,7 @@ def union(
     heats = [[go.Heatmap(z=z) for each in of_layer for z in each] for of_layer in pictures]
     replaced = {str(at): [*heat, _list(*lists[at])] for at, heat in enumerate(heats)}
     shares = [" → ".join(f"{x:.0%}" for x in each.densities()) for each in unions]
-    sentences = [f"{n}: {share} of the causal pairs, after steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
+    sentences = [f"{n}: {share} of causal pairs after steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
     slider = frame_slider(sentences, layer, "layer ", spoken=True, pad=48) if len(unions) > 1 else None
     menu = choice_menu(_names(now), 4, total, (), group, 1 + len(PAGES))
     title = "From a mask to a list of pages"
