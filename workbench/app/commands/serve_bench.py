@@ -33,7 +33,7 @@ def serve_bench(
     ] = None,
     **given: Any,
 ) -> None:
-    """Serve many questions through the scheduler: TTFT, throughput and idle share."""
+    """Benchmark serving through the scheduler: TTFT, throughput and idle share."""
     del method_file  # its policies are known since it was read
     asked = ServeFields(**given)
     with progress("serving"), importing():  # torch and transformers: not for `--help`
