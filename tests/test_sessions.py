@@ -293,7 +293,7 @@ def test_history_draws_every_block_once_at_its_place():
         colours = [REUSE_STATUSES[status].colour for status in RECORDS[at]["fates"]]
         assert [bars[place] for place in places[:3]] == colours and places[3] in bars
     assert len(bars) == 8
-    assert any("moved: keys rerotated by +3" in text for trace in fig.data for text in trace.customdata)
+    assert any("shifted: keys re-encoded by +3" in text for trace in fig.data for text in trace.customdata)
 
 
 def test_frames_have_one_step_each_and_a_colour_for_every_status():

@@ -40,7 +40,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     ),
     "verify": (
         ".verify",
-        "Check that a model's blocks can be reused exactly: rotation, recomputation, noise floor, first reuse.",
+        "Check whether a model's blocks can be reused: rotation, recomputation, noise floor, first reuse.",
     ),
     "serve-bench": (".serve_bench", "Benchmark serving through the scheduler: TTFT, throughput and idle share."),
     "trace": (".trace", "Export the events of a run in Chrome trace format, for Perfetto."),

@@ -93,7 +93,7 @@ def difference(
     folder: Annotated[Path, typer.Argument(help="New folder for the difference")],
     base: Annotated[str, typer.Option(help="Base model it was fine-tuned from; needed to load the result")],
 ) -> None:
-    """Store a fine-tuned model as lossless weight differences from its base, at about half the size."""
+    """Store a fine-tuned model as weight differences from its base: all bits kept, about half the size."""
     models.folder(model), models.folder(base)
     _new(folder)
     from workbench.models.weights.delta_weights import save  # waits for torch

@@ -29,7 +29,7 @@ def verify(
     html: Annotated[Path | None, typer.Option(help="Write the report to this HTML file")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a model's blocks can be reused exactly: rotation, recomputation, noise floor, first reuse.
+    """Check whether a model's blocks can be reused: rotation, recomputation, noise floor, first reuse.
 
     Exits with code 1 if a check fails.
     """
