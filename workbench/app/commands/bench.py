@@ -144,7 +144,7 @@ def command_of(name: str, against: str, variants: bool, only: str, runs: int = 0
 def table(entry: dict[str, Any]) -> Table:
     """Return one workload as a table for people."""
     shown = Table(title=plain(f"{entry['name']}: floor {entry['floor_ms']:.3f} ms"), title_justify="left")
-    for heading in ("", "ms", "p5", "p95", "TF/s", "TB/s", "of the roof", "ours is faster by"):
+    for heading in ("", "ms", "p5", "p95", "TF/s", "TB/s", "of roofline", "speedup of ours"):
         shown.add_column(heading, justify="left" if not heading else "right")
     for row in entry["contestants"]:
         if "problem" in row:

@@ -62,7 +62,7 @@ def compare(
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise BadInput(f"--{name} {str(path)!r}: a file in a folder that exists is needed")
         if path is not None and path.resolve().parent in {folder for text in run for folder in _folders(Path(text))}:
-            raise BadInput(f"--{name} {str(path)!r} lies in a RUN, whose files are kept: name another place")
+            raise BadInput(f"--{name} {str(path)!r} is inside a RUN, whose files are kept: choose another place")
     named = [text for text in run if is_model(text)]
     _check_asked(ctx, named)
 
@@ -121,7 +121,7 @@ def _check_asked(ctx: typer.Context, named: Collection[str]) -> None:
     for param in ctx.command.params:
         source = ctx.get_parameter_source(param.name or "")
         if source and source.name == "COMMANDLINE" and not named and getattr(param, "rich_help_panel", None) == MODELS:
-            raise BadInput(f"{param.opts[0]} says how models answer, and no RUN is a model: records have been answered")
+            raise BadInput(f"{param.opts[0]} is for models, and no RUN is a model: records already contain answers")
 
 
 def is_model(text: str) -> bool:

@@ -123,7 +123,7 @@ def repair(
     left = _scrubbed(folder, False)
     whole = asdict(left) | {"whole": left.whole, "repaired": list(found.removed), "kept": found.kept, "made": made}
     told = [f"set aside: {plain(name)}" for name in found.removed]
-    told += [f"blocks of these files that are whole, and stay: {found.kept}"] if found.removed else []
+    told += [f"intact blocks of these files, kept: {found.kept}"] if found.removed else []
     told += [f"passages encoded again: {made}"]
     show(as_json, json.dumps(whole), "\n".join([*told, verified(left)]), wrap=False)
     if not left.whole:

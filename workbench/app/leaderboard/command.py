@@ -121,7 +121,7 @@ def leaderboard(
         console = Console(highlight=False, width=None if Console().is_terminal else 80)
         if len(found) > SEVERAL:
             console.print(page.index(found))
-            console.print("[bold]Whole boards:[/] --html board.html, or --model M --data D --budgets B")
+            console.print("[bold]Full tables:[/] --html board.html, or --model M --data D --budgets B")
         else:
             for board in found:
                 console.print(page.report(board))

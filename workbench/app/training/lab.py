@@ -48,7 +48,7 @@ def train_model(
 
         check(config, out, workers)  # before the tokenizer is trained
         logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # says at every save: embeddings are tied
-        stage("training its tokenizer")
+        stage("training the tokenizer")
         tokenizer, begin = train_tokenizer(), time.monotonic()
     clock = out / "seconds"
     spent = float(clock.read_text(encoding="utf-8")) if clock.is_file() else 0.0
@@ -75,7 +75,7 @@ def train_model(
         typer.echo(f"trained in {seconds / 60:.1f} minutes: {out / 'model'}")
     else:
         where = f"step {reached.step:,}, stage {reached.stage} of {stages - 1}"
-        typer.echo(f"stopped at {where}: run again to go on")
+        typer.echo(f"stopped at {where}: rerun to resume")
 
 
 def _postfix(row: dict[str, Any], stages: int) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def tune(
             show = partial(_show, watch)
             progress = train(run, source, evaluation, show, save_every, workers, minutes, saved)
         if asked():
-            typer.echo(f"ended by SIGTERM at step {progress.step:,} of {config.steps:,}: run again to go on")
+            typer.echo(f"ended by SIGTERM at step {progress.step:,} of {config.steps:,}: rerun to resume")
             raise typer.Exit(128 + signal.SIGTERM)
     if not (out / "adapter").is_dir():
         saved(progress)
@@ -125,7 +125,7 @@ def tune(
         typer.echo(f"tuned in {progress.seconds / 60:.1f} minutes: {out / 'adapter'}")
         return
     if not config.finished(progress.step, progress.seconds):
-        typer.echo(f"stopped at step {progress.step:,} of {config.steps:,}: run again to go on")
+        typer.echo(f"stopped at step {progress.step:,} of {config.steps:,}: rerun to resume")
         return
     save_model(run, progress, out / "model")
     if main:

@@ -107,7 +107,7 @@ def cached(prepare: str) -> str:
     """Say in words what blocks of a preprocessing are cached behind."""
     name, options = registry.parse(prepare or "independent")
     behind = {"after_system": "the system prompt", "with_neighbours": _near(options)}.get(name)
-    return f"behind {behind}" if behind else "alone" if name == "independent" else prepare
+    return f"after {behind}" if behind else "alone" if name == "independent" else prepare
 
 
 def sparse_look(spec: str) -> Look:

@@ -250,9 +250,9 @@ def block_hovers(record: Mapping[str, Any]) -> list[str]:
 
 REUSE_NAMES = {
     "after_system": "Full Reuse",
-    "behind_document": "blocks behind their document",
+    "behind_document": "blocks after their document",
     "independent": "independent blocks",
-    "with_neighbours": "blocks behind neighbours",
+    "with_neighbours": "blocks after neighbours",
 }
 
 

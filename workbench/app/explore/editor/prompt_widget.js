@@ -169,7 +169,7 @@ class PromptView {
   get gone() {
     if (!this.lost && !this.root.closest(".jupyter-widgets-disconnected")) return "";
     const cell = this.root.closest(".jp-Cell")?.querySelector(".jp-InputPrompt")?.textContent.trim();
-    return `No kernel is behind this view any more: it shows the last answers. Run the notebook again from its first cell to this one${cell ? ` (${cell.replace(/:$/, "")})` : ""}.`;
+    return `This view has lost its kernel and shows the last answers. Rerun the notebook up to this cell${cell ? ` (${cell.replace(/:$/, "")})` : ""}.`;
   }
 
   // ------------------------------------------------------------ columns
