@@ -402,7 +402,7 @@ def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_pa
         page.locator(".wb-editor textarea").fill("Title: New\nText: One more.\n")
         page.locator(".wb-editor button").first.click()
         answered(page, 6)
-        assert len(order(page)) == 5 and "encodes what is not cached" in page.locator(".wb-cards").inner_text()
+        assert len(order(page)) == 5 and "encode uncached blocks" in page.locator(".wb-cards").inner_text()
         page.locator("select:has(option[value=window])").select_option("window")
         answered(page, 7)
         assert "of all blocks selected" in page.locator(".wb-map").last.inner_text()

@@ -400,7 +400,7 @@ def test_a_cell_that_answers_nothing_known_is_refused(tmp_path):
     cell["metadata"]["workbench"]["answers"] = "bfla-fig-1"
     (tmp_path / "01_x.ipynb").write_text(json.dumps({"cells": [cell]}))
     refused(r"01_x.ipynb, cell 1: answers is 'bfla-fig-1'", figures.shown_in, tmp_path)
-    refused("holds no notebooks", figures.shown_in, tmp_path / "nowhere")
+    refused("contains no notebooks", figures.shown_in, tmp_path / "nowhere")
 
 
 def test_the_command_judges_results_of_ones_own(tmp_path):

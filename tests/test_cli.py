@@ -563,7 +563,7 @@ def test_a_process_that_is_stopped_says_in_one_line_what_is_kept_and_goes_on(fol
         os.killpg(process.pid, signal.SIGINT)
         said = process.communicate()[1]
     assert process.returncode == 130 and "Traceback" not in said, said
-    assert said.splitlines()[-1].startswith(f"stopped: {there} of 3 trials are kept in out"), said
+    assert said.splitlines()[-1].startswith(f"stopped: {there} of 3 trials are saved in out"), said
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
 
 

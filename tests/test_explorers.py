@@ -279,7 +279,7 @@ def test_a_store_and_receipts_are_shown(loaded, tmp_path):
     _, unit = box.children[0].children
     for name in ("blocks", "tokens", "bytes"):
         unit.value = name
-    assert "What requests found" in " ".join(note.text for note in figures(box)[0].layout.annotations)
+    assert "Store lookups" in " ".join(note.text for note in figures(box)[0].layout.annotations)
     with pytest.raises(BadInput, match="no receipts"):
         explore.store(Trial("tiny", samples=1, passages=2, timed=1, max_new_tokens=2).run(loaded=loaded))
 

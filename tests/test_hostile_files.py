@@ -87,7 +87,7 @@ def test_no_output_overwrites_what_is_compared_or_another_output(records, tmp_pa
     questions = records / "block" / "answers" / "trial@block.parquet"
     before = questions.read_bytes()
     said = refused_command("compare", *runs, "--html", questions)
-    assert "lies in a RUN" in said and questions.read_bytes() == before
+    assert "is inside a RUN" in said and questions.read_bytes() == before
     both = tmp_path / "both"
     assert "written twice" in refused_command("compare", *runs, "--html", both, "--markdown", tmp_path / "." / "both")
     assert "name of a folder" in refused_command("compare", *runs, "--html", f"{both}/") and not both.exists()
@@ -166,7 +166,7 @@ def test_a_folder_that_is_gone_is_no_place_to_work_in(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert "is not there any more" in refused_command("data", "lab", "--out", "a.jsonl")
+    assert "no longer exists" in refused_command("data", "lab", "--out", "a.jsonl")
 
 
 def test_a_prompt_that_is_too_long_is_told_once_and_in_our_words(tmp_path):

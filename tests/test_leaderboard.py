@@ -335,7 +335,7 @@ def test_a_page_holds_what_is_published_of_a_method_beside_its_score_here(tmp_pa
     known = replace(board, entries=tuple(replace(e, method=names.get(e.method, "mine")) for e in board.entries))
     (row,) = page._board(0, known)["reported"]
     assert row[:2] == ("ProphetKV", "arXiv:2602.02579") and row[2] == METHODS["prophetkv"].reported
-    assert row[3].startswith("EM 100.0%, ") and "Published, and here" in page.page([known])
+    assert row[3].startswith("EM 100.0%, ") and "Published results and these" in page.page([known])
 
 
 def test_curves_join_the_budgets_of_a_method_and_a_page_may_show_one_budget_alone(tmp_path):
@@ -344,7 +344,7 @@ def test_curves_join_the_budgets_of_a_method_and_a_page_may_show_one_budget_alon
     assert sorted(lines.values()) == sorted([share] for share in SHARES.values()) and lines["full-reuse"] == [0.03]
     assert drawn.curves(found[:1]) is None
     shown = page.page(found, budget=0.2)
-    assert shown.count('class="sorts"') == 1 and shown.count("Over the charged share") == 1
+    assert shown.count('class="sorts"') == 1 and shown.count("By charged share") == 1
 
 
 def test_a_page_loads_nothing_and_keeps_texts_of_users_as_text(tmp_path):

@@ -288,7 +288,7 @@ def test_without_results_a_cell_names_the_command_that_measures_them(tmp_path):
 
 
 # --- Pages of measured results draw whatever result tables hold: what ships, a small sweep of other models, nothing
-ENDS = {"12_real_model": "## The same here and now", "10_sparse_quality": "## When does a choice pay?"}
+ENDS = {"12_real_model": "## Measured here", "10_sparse_quality": "## When does block selection pay off?"}
 
 
 def drawn(name: str, results: list[str], **parameters) -> tuple[list, dict]:

@@ -67,9 +67,9 @@ def test_differences_are_paired_by_question_and_worded_by_their_sign():
     assert em.p == pytest.approx(0.125), "McNemar of 4 and 0"
     assert next(d for d in compared([REUSE, FULL]).differences if d.score == "em").difference == pytest.approx(4 / 6)
     as_many = compared([FULL, replace(REUSE, scores={**REUSE.scores, "rows_computed": 100.0})])
-    assert "sooner" not in words(as_many), "a clock that differs where as much is computed"
+    assert "faster" not in words(as_many), "a clock that differs where as much is computed"
     few = [replace(run, scores={**run.scores, "ttft_n": 1.0}) for run in (FULL, REUSE)]
-    assert "sooner" not in words(compared(few)) and "fewer tokens" in words(compared(few)), "one timed request each"
+    assert "faster" not in words(compared(few)) and "fewer tokens" in words(compared(few)), "one timed request each"
     assert "m on lab" in words(found)
     same = compared([FULL, replace(FULL, name="again")])
     assert "the same on all 6 questions" in words(same)
@@ -87,7 +87,7 @@ def test_a_speedup_is_claimed_from_enough_requests_whose_ends_leave_no_doubt(rec
         replace(run, record=replace(run.record, ttft_s=end), scores={**run.scores, "ttft_n": n, "ttft_p50": end.p50})
         for run, end in zip(kept, ends, strict=True)
     ]
-    assert ("sooner" in words(compared(timed))) == claims
+    assert ("faster" in words(compared(timed))) == claims
     (row,) = (row for row in compared(timed).costs() if row["run"] != timed[0].name)
     assert (row["ttft_low"], row["ttft_high"]) == (pytest.approx(1.0 / most), pytest.approx(1.2 / 0.2))
 

@@ -131,7 +131,7 @@ def test_the_command_prints_and_writes_baselines_beside_the_modes(folder, tmp_pa
     about = rows[["kind", "mode", "select", "ratio"]].agg(tuple, axis=1).to_dict()
     assert about == {"reuse": ("cold", "block", "first_k", 0.15)} | dict.fromkeys(methods[1:], ("", "full", "none", 0))
     printed = told("serve-bench", "--model", *words)
-    assert all(name in printed for name in ("async by layer", *methods[1:], "begin with nothing cached"))
+    assert all(name in printed for name in ("async by layer", *methods[1:], "start empty"))
 
 
 def test_without_json_a_table_names_every_mode(folder):

@@ -293,7 +293,7 @@ def test_history_draws_every_block_once_at_its_place():
         colours = [REUSE_STATUSES[status].colour for status in RECORDS[at]["fates"]]
         assert [bars[place] for place in places[:3]] == colours and places[3] in bars
     assert len(bars) == 8
-    assert any("moved: keys rerotated by +3" in text for trace in fig.data for text in trace.customdata)
+    assert any("shifted: keys re-encoded by +3" in text for trace in fig.data for text in trace.customdata)
 
 
 def test_frames_have_one_step_each_and_a_colour_for_every_status():
@@ -313,8 +313,8 @@ def test_turnover_leaves_out_what_was_not_measured():
     fig = turnover(RECORDS, title="t", unit="frame", **SAID)
     check(fig)
     drawn = {(trace.name, trace.xaxis): list(trace.x) for trace in fig.data}
-    assert drawn["full attention, nothing cached", "x"] == [1, 2]
-    assert drawn["full attention, nothing cached", "x2"] == [1]
+    assert drawn["full attention, no cache", "x"] == [1, 2]
+    assert drawn["full attention, no cache", "x2"] == [1]
     assert [trace.showlegend for trace in fig.data].count(True) == 4
     assert max(fig.data[5].y) == pytest.approx(10), "milliseconds"
 

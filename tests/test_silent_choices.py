@@ -45,7 +45,7 @@ def test_the_options_that_are_named_leave_tiles_out_on_the_lab_model(name, lab):
 @pytest.mark.parametrize("name", CHUNKED)
 def test_what_chooses_among_earlier_chunks_is_told_to_cut_the_prompt_in_chunks(name, model):
     note = Trial(model, sparse=name, **SHORT).run().note
-    assert "keeps every tile" in note and note.endswith("it chooses among tokens of earlier chunks, add --chunk 128.")
+    assert "keeps every tile" in note and note.endswith("it selects among tokens of earlier chunks: add --chunk 128.")
     record = Trial(model, sparse=f"{name}(block=16)", chunk=16, **SHORT).run()
     assert record.sparsity["density"] < 1 and "keeps every tile" not in record.note
 

@@ -273,7 +273,7 @@ def test_the_threshold_slider_steps_through_the_first_method_that_has_one(states
     choice = tile_recall.chosen(states, 2, methods["window and sink"].with_threshold(values[0]), 0.7)
     assert f"this head keeps {choice.density()[1]:.0%} of the pairs" in labels[0]
     names = [trace.name for trace in figure.data]
-    assert names[2:5] == ["window and sink", "oracle", "truly most"], "a method called oracle is not the curve's own"
+    assert names[2:5] == ["window and sink", "oracle", "ideal selection"], "the method called oracle has its own curve"
     only = {"all tiles": both["all tiles"]}
     records = tile_recall.threshold_records(states, only, SIZE)
     assert sparse_masks.threshold_slider(states, only, specs, records, **given) is None

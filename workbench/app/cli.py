@@ -26,28 +26,31 @@ from workbench.core.utils.versions import versions
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
     "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),
-    "sweep": (".sweep", "Try every combination of lists of options; run again to go on after an interruption."),
-    "compare": (".compare", "Set runs, trials or models side by side: paired differences, and what changed."),
+    "sweep": (".sweep", "Run every combination of lists of options; rerun to resume after an interruption."),
+    "compare": (".compare", "Compare runs, trials or models: paired differences and changed settings."),
     "leaderboard": (
         "workbench.app.leaderboard.command",
-        "Rank methods on the same questions within a charged budget: quality, what they cost, which are told apart.",
+        "Rank methods on the same questions within a compute budget: quality, cost and significant differences.",
     ),
-    "claims": (".claims", "Judge what the papers claim on any results: what holds, what fails, what to measure."),
-    "prepare": (".prepare", "Cache the passages of a data set beforehand, with one preparation."),
+    "claims": (".claims", "Judge the papers' claims on any results: confirmed, contradicted, or still to be measured."),
+    "prepare": (".prepare", "Cache the passages of a data set in advance, with one preprocessing method."),
     "store": (
         ".store",
-        "Stores of cached blocks: encode a corpus, verify, repair, explain misses, gc, export, import.",
+        "Manage stores of cached blocks: encode, verify, repair, stats, gc, export, import, explain misses.",
     ),
-    "verify": (".verify", "One page of verdicts on a model: rotation, recomputation, noise floor, first reuse."),
-    "serve-bench": (".serve_bench", "Serve many questions through the scheduler: TTFT, throughput and idle share."),
-    "trace": (".trace", "Write the events of a run in Chrome's trace format, which Perfetto opens."),
-    "tune": ("workbench.app.training.tune", "Block fine-tuning of a model, for full and block attention."),
-    "sparse": (".sparse", "Fit sparse attention to a model: a learned gate, thresholds of heads."),
-    "bench": (".bench", "Time the kernels beside their baselines on this GPU, or check them."),
-    "report": (".report", "Run the notebooks and write a website of figures, metrics and tables."),
-    "models": (".models", "List the models that are shipped or fetched; fetch or convert one."),
-    "data": (".data", "Look at a data set and the prompts that a model reads, or write samples of it to a file."),
-    "lab": ("workbench.app.training.lab", "The lab model: train one, copy it as it ships."),
+    "verify": (
+        ".verify",
+        "Check whether a model's blocks can be reused: rotation, recomputation, noise floor, first reuse.",
+    ),
+    "serve-bench": (".serve_bench", "Benchmark serving through the scheduler: TTFT, throughput and idle share."),
+    "trace": (".trace", "Export the events of a run in Chrome trace format, for Perfetto."),
+    "tune": ("workbench.app.training.tune", "Fine-tune a model for block attention, keeping full attention."),
+    "sparse": (".sparse", "Fit sparse attention to a model: a learned gate or per-head thresholds."),
+    "bench": (".bench", "Time the kernels and their baselines on this GPU, or check their results."),
+    "report": (".report", "Run the notebooks and write a website with figures, metrics and tables."),
+    "models": (".models", "List shipped and fetched models; fetch or convert a model."),
+    "data": (".data", "Inspect a data set and the prompts a model reads, or write samples to a file."),
+    "lab": ("workbench.app.training.lab", "Train a lab model, or convert one to its shipped form."),
 }
 PANELS = {  # of `workbench --help`
     "Ask questions and compare": "trial sweep compare leaderboard claims",
@@ -80,7 +83,7 @@ class Commands(typer.core.TyperGroup):
         try:
             os.getcwd()
         except OSError:
-            raise BadInput("the folder that this command runs in is not there any more: go to another") from None
+            raise BadInput("the working directory no longer exists: change to another") from None
         if name in COMMANDS:
             command = typer.main.get_command(import_module(COMMANDS[name][0], "workbench.app.commands").app)
             logging = sys.modules.get("transformers.utils.logging")

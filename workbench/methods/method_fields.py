@@ -12,10 +12,11 @@ from workbench.core.errors import BadInput, not_allowed
 from workbench.methods import POLICIES, registry, unimported
 
 ModelName = Annotated[str, "Checkpoint folder or name (see `workbench models`)"]
-DataName = Annotated[str, "A name (`workbench data` lists them), a file, a folder of documents or hf:NAME"]
+DataName = Annotated[str, "Data set name (see `workbench data`), file, folder of documents, or hf:NAME"]
 DeviceName = Annotated[str, "cpu, cuda or cuda:N"]
 LayoutName = Annotated[
-    str | None, "Prompt layout: lab, released, chat (by the tokenizer's template) or a JSON file; else the model's own"
+    str | None,
+    "Prompt layout: lab, released, chat (by the tokenizer's template) or a JSON file. Default: the model's own",
 ]
 
 
@@ -82,40 +83,40 @@ class MethodFields:
     """
 
     mode: Annotated[
-        str, "full: ordinary prefill (default); block: every passage cached apart and reused; superposition"
+        str, "full: ordinary prefill (default); block: passages cached separately and reused; superposition"
     ] = "full"
     positions: Annotated[
         str,
-        "Positions of reused keys: re-encoded for their new place (default), naive, as cached, or shared: as cached, "
-        "the longest passage directly before the question",
+        "Positions of reused keys: re-encoded for the new position (default); naive: as cached; shared: as cached, "
+        "with the longest passage directly before the question",
     ] = "re-encoded"
     prepare: Annotated[
         str,
-        f"What a passage sees before it is cached: {PREPARATIONS}; options in brackets, as "
-        "with_neighbours(n=10). Default: independent",
+        f"Preprocessing: what a passage attends to when it is cached: {PREPARATIONS}; options in "
+        "parentheses, e.g. with_neighbours(n=10). Default: independent",
     ] = "independent"
     select: Annotated[
-        str, f"Which cached tokens are recomputed: {SELECTORS}; as kv_deviation(part=v). Default: none"
+        str, f"Which cached tokens to recompute: {SELECTORS}; e.g. kv_deviation(part=v). Default: none"
     ] = "none"
     ratio: Annotated[
-        float | None, "Recompute this share of the tokens of all passages, as 0.15; own: as many as the selector wants"
+        float | None, "Share of the passage tokens to recompute, e.g. 0.15; own: as many as the selector chooses"
     ] = 0.15
     charged: Annotated[
         float | None,
-        "Compute at most this share of a prompt's tokens at request time, selection included, as 0.15: sets the ratio",
+        "Maximum share of a prompt's tokens computed per request, selection included, e.g. 0.15; sets the ratio",
     ] = None
-    correct: Annotated[
-        str, f"How cached tokens that are not recomputed are corrected: {CORRECTIONS}. Default: none"
-    ] = "none"
+    correct: Annotated[str, f"Correction of cached tokens that are not recomputed: {CORRECTIONS}. Default: none"] = (
+        "none"
+    )
     attend: Annotated[
-        str, f"What computed rows attend to: {RULES}; as ape(scale=0.8). Default: none, all that is before them"
+        str, f"What computed tokens attend to: {RULES}; e.g. ape(scale=0.8). Default: none (all preceding tokens)"
     ] = "none"
-    prepared: Annotated[str | None, "Take cached passages from this folder of `workbench prepare`"] = None
+    prepared: Annotated[str | None, "Read cached passages from this folder (written by `workbench prepare`)"] = None
     sparse: Annotated[
         str,
-        f"Which key tiles are attended to: {SPARSE}; as flash_prefill(alpha=0.1). Default: none, every tile",
+        f"Sparse attention method: {SPARSE}; e.g. flash_prefill(alpha=0.1). Default: none (all tiles)",
     ] = "none"
-    chunk: Annotated[int | None, "Rows of one pass of the prefill"] = None
+    chunk: Annotated[int | None, "Tokens per prefill chunk. Default: no chunking"] = None
 
 
 def check_choices(given: Mapping[str, Any]) -> None:

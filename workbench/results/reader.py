@@ -120,7 +120,7 @@ class Results:
         command = schema.EXPERIMENTS.get(experiment, "")
         named = what or experiment.replace("-", " ")
         places = " and ".join(self.sources) or "no source"
-        how = f": `{command}` measures it." if command else "."
+        how = f". To measure: `{command}`" if command else "."
         return Missing(f"Not in {places}: {named}{how}")
 
 

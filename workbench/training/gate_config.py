@@ -14,10 +14,10 @@ class GateConfig:
     """Settings of AdamW: the rate rises over `warmup` steps, then falls to 0 as a cosine; `seed` draws the prompts."""
 
     steps: Annotated[int, "Optimizer steps"] = 400
-    batch: Annotated[int, "Prompts a step"] = 2
-    lr: Annotated[float, "Highest learning rate"] = 1e-3
-    warmup: Annotated[int, "Steps on which the rate rises; then it falls to 0"] = 20
-    block: Annotated[int, "Tokens of a block"] = 64
+    batch: Annotated[int, "Prompts per step"] = 2
+    lr: Annotated[float, "Peak learning rate"] = 1e-3
+    warmup: Annotated[int, "Linear warmup steps; then the rate decays to 0"] = 20
+    block: Annotated[int, "Tokens per block"] = 64
     width: Annotated[int, "Channels of the gate"] = 128
     seed: int = 0
 

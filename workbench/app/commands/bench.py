@@ -16,10 +16,10 @@ from workbench.core.utils.stages import NOTHING, keeps
 from workbench.experiments import bench
 
 app = typer.Typer(add_completion=False)
-CHECK = typer.Option("--check", help="Compare the kernel with its reference; take no times")
+CHECK = typer.Option("--check", help="Check the kernel against its reference instead of timing it")
 OUT, AGAINST = Path("data/benchmarks"), "flash,cudnn,flex"
 CHUNKS, MODELS = ", ".join(bench.CHUNKS), ", ".join(bench.MODELS)
-KERNEL = f"Name of a kernel, `all`; of chunks {CHUNKS}; of whole models {MODELS}, `models`"
+KERNEL = f"Kernel name or `all`; chunked prefill: {CHUNKS}; whole models: {MODELS}, or `models`"
 
 
 @app.command(epilog="Example: workbench bench question_attention --against flash,cudnn,flex")
@@ -28,16 +28,19 @@ def bench_command(
     against: Annotated[str, typer.Option(help="Baselines: flash, cudnn, flex, flashinfer, or `all`")] = AGAINST,
     check: Annotated[bool, CHECK] = False,
     variants: Annotated[
-        bool, typer.Option("--variants", help="Also try other launch shapes; of whole models other ways, no baselines")
+        bool,
+        typer.Option(
+            "--variants", help="Also time other launch configurations (whole models: other variants, no baselines)"
+        ),
     ] = False,
-    only: Annotated[str, typer.Option(help="Workloads whose name holds this text")] = "",
+    only: Annotated[str, typer.Option(help="Only workloads whose name contains this text")] = "",
     runs: Annotated[
-        int, typer.Option(min=0, help="Timed runs of whole models, at least; 0: as each workload says")
+        int, typer.Option(min=0, help="Minimum timed runs for whole models; 0: the workload's default")
     ] = 0,
-    out: Annotated[Path, typer.Option(help="Folder of results; workloads that it holds of this GPU stay")] = OUT,
+    out: Annotated[Path, typer.Option(help="Results folder; workloads already measured on this GPU are kept")] = OUT,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout")] = False,
 ) -> None:
-    """Time the kernels beside their baselines on this GPU, or check them."""
+    """Time the kernels and their baselines on this GPU, or check their results."""
     chosen = {"all": bench.names(), "models": list(bench.MODELS)}.get(kernel, [kernel])
     known = [*bench.names(), *bench.CHUNKS, *bench.MODELS]
     if not set(chosen) <= set(known):
@@ -141,7 +144,7 @@ def command_of(name: str, against: str, variants: bool, only: str, runs: int = 0
 def table(entry: dict[str, Any]) -> Table:
     """Return one workload as a table for people."""
     shown = Table(title=plain(f"{entry['name']}: floor {entry['floor_ms']:.3f} ms"), title_justify="left")
-    for heading in ("", "ms", "p5", "p95", "TF/s", "TB/s", "of the roof", "ours is faster by"):
+    for heading in ("", "ms", "p5", "p95", "TF/s", "TB/s", "of roofline", "speedup of ours"):
         shown.add_column(heading, justify="left" if not heading else "right")
     for row in entry["contestants"]:
         if "problem" in row:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from workbench.experiments.judging import claims
 
 
-PLACES = "Where results are read: `shipped`, or a folder that --out wrote; again for several"
+PLACES = "Results to judge: `shipped` or a folder written with --out; repeatable"
 app = typer.Typer(add_completion=False)
 
 
@@ -25,11 +25,11 @@ def judge_claims(
         str | None, typer.Option(help="block1, block2, fusionrag, bfla, compact, cacheblend, epic, newer or ours")
     ] = None,
     details: Annotated[
-        bool, typer.Option("--details", help="The evidence of every verdict: numbers, intervals, n")
+        bool, typer.Option("--details", help="Show the evidence for every verdict: numbers, intervals, n")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list, a record a claim and place")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list, with a record per claim and source")] = False,
 ) -> None:
-    """Judge what the papers claim on any results: what holds, what fails, what to measure."""
+    """Judge the papers' claims on any results: confirmed, contradicted, or still to be measured."""
     with progress("judging"):
         with importing():  # pandas and torch: not for help
             from workbench import results as tables
@@ -47,7 +47,7 @@ def judge_claims(
     for source in found.sources:
         _show(console, source, listed, [one for one in judged if one.source == source], details)
     if not details:
-        console.print("\n[dim]What each verdict rests on, and what to measure: --details (of one paper: --paper)[/]")
+        console.print("\n[dim]Evidence for each verdict, and what to measure: --details (one paper: --paper)[/]")
 
 
 def _show(

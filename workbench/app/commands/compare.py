@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from workbench.experiments.trials.runs import Run
     from workbench.experiments.trials.trial import Trial
 
-MODELS = "Where a RUN is a model"  # panel of `--help`
+MODELS = "If a RUN is a model"  # panel of `--help`
 
 app = typer.Typer(add_completion=False)
 
@@ -33,36 +33,36 @@ def compare(
     run: Annotated[
         list[str],
         typer.Argument(
-            help="A folder of results (`trial --out`, a sweep, a notebook), a record, or a model, two or more"
+            help="Two or more: a results folder (from `trial --out`, a sweep or a notebook), a record, or a model"
         ),
     ],
     *,
     base: Annotated[
         str | None,
-        typer.Option(
-            help="The run that others are compared with, by name or number; else the one under full attention"
-        ),
+        typer.Option(help="Baseline run, by name or number. Default: the full-attention run"),
     ] = None,
-    score: Annotated[list[str] | None, typer.Option(help="Scores, as em, f1, nll, kl; else all in common")] = None,
-    method: Annotated[str, typer.Option(help="Method that models answer with", rich_help_panel=MODELS)] = "full",
-    source: Annotated[str, typer.Option("--data", help="Questions for models", rich_help_panel=MODELS)] = "lab",
+    score: Annotated[
+        list[str] | None, typer.Option(help="Scores to compare, e.g. em, f1, nll, kl. Default: all in common")
+    ] = None,
+    method: Annotated[str, typer.Option(help="Method the models answer with", rich_help_panel=MODELS)] = "full",
+    source: Annotated[str, typer.Option("--data", help="Data set the models answer", rich_help_panel=MODELS)] = "lab",
     samples: Annotated[int, typer.Option(help="Questions", rich_help_panel=MODELS)] = 100,
-    seed: Annotated[int, typer.Option(help="Of questions and bootstrap", rich_help_panel=MODELS)] = 0,
-    passages: Annotated[int | None, typer.Option(help="Passages a question", rich_help_panel=MODELS)] = None,
+    seed: Annotated[int, typer.Option(help="Seed for questions and bootstrap", rich_help_panel=MODELS)] = 0,
+    passages: Annotated[int | None, typer.Option(help="Passages per question", rich_help_panel=MODELS)] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N", rich_help_panel=MODELS)] = "cpu",
     markdown: Annotated[Path | None, typer.Option(help="Write Markdown to this file", rich_help_panel=OUTPUT)] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file", rich_help_panel=OUTPUT)] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page to this file", rich_help_panel=OUTPUT)] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Write the figure: .png, .svg or .html", rich_help_panel=OUTPUT)
+        Path | None, typer.Option(help="Write the figure to this file (.png, .svg or .html)", rich_help_panel=OUTPUT)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set runs, trials or models side by side: paired differences, and what changed."""
+    """Compare runs, trials or models: paired differences and changed settings."""
     for name, path in (("markdown", markdown), ("html", html), ("figure", figure)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise BadInput(f"--{name} {str(path)!r}: a file in a folder that exists is needed")
         if path is not None and path.resolve().parent in {folder for text in run for folder in _folders(Path(text))}:
-            raise BadInput(f"--{name} {str(path)!r} lies in a RUN, whose files are kept: name another place")
+            raise BadInput(f"--{name} {str(path)!r} is inside a RUN, whose files are kept: choose another place")
     named = [text for text in run if is_model(text)]
     _check_asked(ctx, named)
 
@@ -121,7 +121,7 @@ def _check_asked(ctx: typer.Context, named: Collection[str]) -> None:
     for param in ctx.command.params:
         source = ctx.get_parameter_source(param.name or "")
         if source and source.name == "COMMANDLINE" and not named and getattr(param, "rich_help_panel", None) == MODELS:
-            raise BadInput(f"{param.opts[0]} says how models answer, and no RUN is a model: records have been answered")
+            raise BadInput(f"{param.opts[0]} is for models, and no RUN is a model: records already contain answers")
 
 
 def is_model(text: str) -> bool:

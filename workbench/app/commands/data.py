@@ -18,16 +18,16 @@ from workbench.data import Sample
 
 HARD = "\u00a0"  # a blank at which no line breaks
 MOST = 200  # prompts whose tokens are counted
-NAME = "`lab`, `lab(hints=0)`, `needles`, `manuals`, a shipped name, file, folder or `hf:NAME`; none: list the names"
-PASSAGES = "Passages a question; those of a file are cut, or filled in from its other questions"
-LAYOUT = "Layout of that prompt: lab, released, chat or a JSON file; else the model's own"
+NAME = "`lab`, `lab(hints=0)`, `needles`, `manuals`, a shipped name, file, folder or `hf:NAME`; omit to list the names"
+PASSAGES = "Passages per question; for a file, truncated or filled up from its other questions"
+LAYOUT = "Layout of that prompt: lab, released, chat or a JSON file. Default: the model's own"
 ABOUT = {
     "lab": "invented people and places, all that lab-full knows",
     "needles": "facts hidden in long texts, drawn by seed: all tasks in turn",
     "manuals": "questions about installed packages, from their manuals",
-    "manuals-train": "the same of other pages, to tune on",
+    "manuals-train": "the same from other pages, for fine-tuning",
     "bridges-sample": "the question on bridges that the prompt editor shows first",
-    "lab-sample": "questions of lab, the same for everyone",
+    "lab-sample": "a fixed set of questions from lab",
 }
 
 app = typer.Typer(add_completion=False)
@@ -36,18 +36,18 @@ app = typer.Typer(add_completion=False)
 @app.command(epilog="Example: workbench data questions.jsonl --model smollm2-reader")
 def show_data(
     name: Annotated[str | None, typer.Argument(help=NAME)] = None,
-    samples: Annotated[int, typer.Option(help="How many to take, at most")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the draw")] = 0,
+    samples: Annotated[int, typer.Option(help="Maximum number of samples")] = 3,
+    seed: Annotated[int, typer.Option(help="Sampling seed")] = 0,
     passages: Annotated[int | None, typer.Option(help=PASSAGES)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON record a line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON Lines, one record per line")] = False,
     model: Annotated[
         str | None, typer.Option(help="Show the first prompt as this model reads it, and count tokens")
     ] = None,
     layout: Annotated[str | None, typer.Option(help=LAYOUT)] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Show that prompt token by token (with --model)")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write them to this file (.jsonl), which is data like any")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the samples to this file (.jsonl), usable as --data")] = None,
 ) -> None:
-    """Look at a data set and the prompts that a model reads, or write samples of it to a file."""
+    """Inspect a data set and the prompts a model reads, or write samples to a file."""
     if model is None and (layout is not None or tokens):
         raise BadInput(f"{'--layout' if layout else '--tokens'} says how a prompt is shown: name its --model, too")
     if name is None:

@@ -16,7 +16,7 @@ from workbench.models import pretrained
 from workbench.models.gguf import header
 
 app = typer.Typer(add_completion=False, epilog="Example: workbench models get smollm2")
-UNTRAINED = "Write a tiny model with random weights to a new folder, to try things with"
+UNTRAINED = "Write a tiny random-weight model to a new folder, for testing"
 NAME = f"One of {', '.join(pretrained.CATALOGUE)}"
 
 
@@ -26,7 +26,7 @@ def list_models(
     as_json: AsJson = False,
     untrained: Annotated[Path | None, typer.Option(metavar="FOLDER", help=UNTRAINED)] = None,
 ) -> None:
-    """List the models that are shipped or fetched; fetch or convert one."""
+    """List shipped and fetched models; fetch or convert a model."""
     if ctx.invoked_subcommand is not None:
         return
     if untrained is not None:
@@ -76,10 +76,10 @@ def convert(
 
 @app.command(epilog="Example: workbench models ordinary lab-block lab-block-bf16")
 def ordinary(
-    model: Annotated[str, typer.Argument(help="Name or folder of a model, in whatever form it is kept")],
+    model: Annotated[str, typer.Argument(help="Name or folder of a model, in any stored form")],
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
-    """Write a model as an ordinary checkpoint in bf16, which plain transformers loads."""
+    """Export a model as a plain bf16 checkpoint that transformers can load."""
     models.folder(model)
     _new(folder)
     from workbench.models.weights.export_hf import write  # waits for torch
@@ -91,9 +91,9 @@ def ordinary(
 def difference(
     model: Annotated[str, typer.Argument(help="Folder of a fine-tuned model in bf16")],
     folder: Annotated[Path, typer.Argument(help="New folder for the difference")],
-    base: Annotated[str, typer.Option(help="The model it was fine-tuned from; needed wherever it is loaded")],
+    base: Annotated[str, typer.Option(help="Base model it was fine-tuned from; needed to load the result")],
 ) -> None:
-    """Keep a fine-tuned model as what its weights differ by from its base: all bits, about half the size."""
+    """Store a fine-tuned model as weight differences from its base: all bits kept, about half the size."""
     models.folder(model), models.folder(base)
     _new(folder)
     from workbench.models.weights.delta_weights import save  # waits for torch

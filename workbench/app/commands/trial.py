@@ -20,7 +20,7 @@ PUBLISHED = f"A published method by name; the options below change it. {', '.joi
 MethodFile = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Python file with methods of your own, for --select, --prepare, --correct, … by name (docs: Add a method)",
+        help="Python file with your own methods, for --select, --prepare, --correct, … by name (docs: Add a method)",
         callback=own.use,
         is_eager=True,
         rich_help_panel=METHOD,
@@ -45,16 +45,16 @@ def trial(
     *,
     method_file: MethodFile = None,
     sparse_args: Annotated[
-        str | None, typer.Option(help="Options of the sparse method, as block=256,mass=0.99", rich_help_panel=METHOD)
+        str | None, typer.Option(help="Options of the sparse method, e.g. block=256,mass=0.99", rich_help_panel=METHOD)
     ] = None,
     details: Annotated[
         bool,
-        typer.Option("--details", help="Scores by kind, fidelity and all costs", rich_help_panel=OUTPUT),
+        typer.Option("--details", help="Show scores by kind, fidelity and all costs", rich_help_panel=OUTPUT),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout", rich_help_panel=OUTPUT)] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Add the trial to the results in this folder, as `sweep` does", rich_help_panel=OUTPUT),
+        typer.Option(help="Add the trial to the results in this folder, like `sweep`", rich_help_panel=OUTPUT),
     ] = None,
     **given: Any,
 ) -> None:

@@ -20,18 +20,18 @@ def verify(
     model: Annotated[str, typer.Option(help="Checkpoint folder or name (see `workbench models`)")] = "lab-full",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16 or float8-products; the model's own without it")
+        str | None, typer.Option(help="float32, bfloat16, float16 or float8-products. Default: the model's own")
     ] = None,
-    source: Annotated[str, typer.Option("--data", help="Texts of the prompts: a name or a file of questions")] = "lab",
+    source: Annotated[str, typer.Option("--data", help="Text of the prompts: data set name or question file")] = "lab",
     samples: Annotated[int, typer.Option(help="Prompts", min=1, max=64)] = 3,
-    passages: Annotated[int, typer.Option(help="Passages of a prompt", min=2, max=40)] = 6,
-    seed: Annotated[int, typer.Option(help="Of the prompts", min=0)] = 0,
-    html: Annotated[Path | None, typer.Option(help="Write the page to this file")] = None,
+    passages: Annotated[int, typer.Option(help="Passages per prompt", min=2, max=40)] = 6,
+    seed: Annotated[int, typer.Option(help="Seed for the prompts", min=0)] = 0,
+    html: Annotated[Path | None, typer.Option(help="Write the report to this HTML file")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """One page of verdicts on a model: rotation, recomputation, noise floor, first reuse.
+    """Check whether a model's blocks can be reused: rotation, recomputation, noise floor, first reuse.
 
-    Exit code 1 where a verdict fails.
+    Exits with code 1 if a check fails.
     """
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise BadInput(f"--html {str(html)!r}: a file in a folder that exists is needed")

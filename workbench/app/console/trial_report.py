@@ -94,7 +94,7 @@ def _speedup(result: Record, full: latency.Quantiles) -> str:
     if min(ours.n, full.n) < latency.CLAIMED:
         return f"no speedup: {latency.CLAIMED} timed requests needed"
     if abs(result.rows_computed / result.prompt_tokens - 1) <= latency.SAME_WORK and not result.sparsity:
-        return "no speedup: as many tokens computed"
+        return "no speedup: same number of tokens computed"
     value, low, high = latency.ratio(latency.timed(full), latency.timed(ours))
     said = f"speedup {value:.3g}×" if value >= 1 else f"{value:.3g}× as fast"
     return f"{said} ({low:.3g} to {high:.3g})"
@@ -119,9 +119,9 @@ def _alone(result: Record, score: str) -> tuple[str, str]:
 
 def _meaning(result: Record, answers: Records, compared: bool) -> str:
     if not compared and result.trial["mode"] == "full" and not result.sparsity:
-        return "Every token is computed: other methods are compared with this."
+        return "Every token is computed: the baseline for other methods."
     if not compared:
-        return "What the method loses is told beside full attention: leave out --no-fidelity."
+        return "To compare with full attention, leave out --no-fidelity."
     full = result.ttft_full_s
     counted = f"{result.ttft_s.n} request{'s' * (result.ttft_s.n > 1)} (full: {full.n})" if full else ""
     fewest = min(result.ttft_s.n, full.n) if full else 0
@@ -129,7 +129,7 @@ def _meaning(result: Record, answers: Records, compared: bool) -> str:
     times = f" Times: median{ends} of {counted}." if full else ""
     scored = [row for row in answers if row["em"] is not None]
     is_any_exact = any(row["em"] or row.get("full_em") for row in scored)
-    read = " No answer is exact, with either: read KL and F1." if scored and not is_any_exact else ""
+    read = " Neither has an exact answer: compare KL and F1." if scored and not is_any_exact else ""
     return f"If an interval includes 0, these questions cannot distinguish the method from full attention.{read}{times}"
 
 
@@ -138,7 +138,7 @@ def _unknown_text(result: Record) -> str:
     model, source = str(result.trial["model"]), str(result.trial["data"])
     if not model.startswith("lab-") or source.startswith(("lab", "needles")):
         return ""
-    return f"{model} was trained on the synthetic corpus `lab` alone: ask about other text with --model smollm2-reader."
+    return f"{model} was trained only on the synthetic corpus `lab`: for other text, use --model smollm2-reader."
 
 
 def _idle(trial: Mapping[str, Any]) -> str:
@@ -146,7 +146,7 @@ def _idle(trial: Mapping[str, Any]) -> str:
     chosen = trial["ratio"] not in (None, MethodFields.ratio) and trial["mode"] == "block"
     if not chosen or trial["select"] != "none" or trial["correct"] != "none":
         return ""
-    return f"ratio {trial['ratio']:g} changes nothing here: --select names what is recomputed."
+    return f"ratio {trial['ratio']:g} has no effect without --select, which chooses what to recompute."
 
 
 def _next(result: Record) -> str:

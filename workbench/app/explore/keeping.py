@@ -13,8 +13,8 @@ from IPython.display import HTML, DisplayHandle, display
 from workbench.app.reports.figure_files import KINDS, write_figure
 from workbench.core.errors import BadInput
 
-AS_SAVED = "<p>As it was when the notebook was saved. Run it from its first cell to this one to change something.</p>"
-UNSEEN = "<p>The notebook was saved before this view first answered. Run it from its first cell to this one.</p>"
+AS_SAVED = "<p>State when the notebook was saved. To interact, run the notebook up to this cell.</p>"
+UNSEEN = "<p>The notebook was saved before this view was drawn. Run the notebook up to this cell.</p>"
 
 
 class StillView:
@@ -45,7 +45,7 @@ def save_row(figures: Callable[[], Sequence[go.Figure]]) -> list[widgets.Widget]
     named = {"description": "file format", "style": {"description_width": "initial"}}
     kind = widgets.Dropdown(options=list(KINDS), layout=widgets.Layout(width="max-content"), **named)
     dark = widgets.Checkbox(description="dark", indent=False, layout=narrow)
-    button = widgets.Button(description="Save figures", tooltip="Write the figures into the folder of the notebook")
+    button = widgets.Button(description="Save figures", tooltip="Save the figures next to the notebook")
     said = widgets.HTML()
 
     def save(_: Any) -> None:

@@ -35,14 +35,14 @@ def selection_of(prompt: Prompt) -> Selection:
     return _KNOWN.setdefault(tuple(block.content for block in prompt.blocks), Selection())
 
 
-GONE = "No kernel is behind these controls any more. Run the notebook again from its first cell to this one."
+GONE = "These controls have lost their kernel. Rerun the notebook up to this cell."
 STYLE_TAG = f"""{NOTEBOOK_STYLE}<style>
 .wb-explorer.jupyter-widgets-disconnected::before {{ content: {json.dumps(GONE)}; color: #c55a11;
   font: 600 13px/1.5 system-ui, sans-serif; }}
 .wb-explorer.wb-explorer.wb-explorer :focus-visible {{ outline-offset: 1px;
   outline: 2px solid var(--jp-brand-color1, #0b62a4) !important; }}
 </style>"""  # figures follow the theme of the page
-WITHOUT = "An explorer: it is shown by a notebook that runs. Run the cells from the first to this one."
+WITHOUT = "Interactive explorer: run the notebook up to this cell to show it."
 
 
 class Explorer(widgets.VBox):

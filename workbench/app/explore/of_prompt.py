@@ -96,7 +96,7 @@ def tokens(model: Model, prompt: Given, question: str = "", prepare: str = "afte
             notice=f"“{view.question}” With {len(rows):,} of {len(everything):,} tokens recomputed: {same}. "
             f"{reuse_name(prepare)[:1].upper()}{reuse_name(prepare)[1:]} alone says “{reuse}”.{expected}",
             caption=f"{view.source}, {len(view.prompt):,} tokens. Colour: rank of the score; framed: recomputed; the "
-            "question always is. Click a token to mark it in the other figures.",
+            "question is always computed. Click a token to mark it in the other figures.",
         )
 
     blocks = slider("from block", 0, 0, len(view.prompt.blocks) - 1)
@@ -117,7 +117,7 @@ def sparse(
     states = dense_states(loaded.model, view.prompt.tokens)
     size = tile or (TILE if len(states) < LONG else 4 * TILE)
     specs = [small(spec, size) for spec in methods]
-    caption = f"{view.source}, {len(states):,} tokens. Stronger: more attention. {', '.join(specs)}."
+    caption = f"{view.source}, {len(states):,} tokens. Stronger colour: more attention. {', '.join(specs)}."
     if len(states) >= LONG:
         return long_explorer(states, specs, caption=caption, view=view)
     return tiles_explorer(loaded.model, states, specs, caption=caption, view=view)

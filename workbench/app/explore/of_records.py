@@ -33,7 +33,7 @@ def tradeoff(records: Records) -> VBox:
     scores = [name for name in MEASURES if name in table and table[name].notna().any()]
     costs = {words: name for name, words in COSTS.items() if name in table and table[name].notna().any()}
     if not scores or not costs:
-        raise BadInput("the records hold no score with a cost: nothing can be set against each other")
+        raise BadInput("the records contain no score together with a cost: nothing to plot")
     kinds = list(dict.fromkeys(table["kind"]))
 
     def draw(score: str, cost: str, kind: str) -> go.Figure:

@@ -43,7 +43,7 @@ def attention_of(mass: Mapping[str, np.ndarray], view: Reading, layer: int, head
         view.block_of,
         layer=layer,
         marked=view.supporting,
-        notice=f"Layer {layer}, {which}; ★ marks blocks that the answer needs.",
+        notice=f"Layer {layer}, {which}; ★: blocks the answer needs.",
         caption=caption,
     )
     return counts_tokens(drawn, TokenAxes(len(view.tokens), len(view.tokens)))

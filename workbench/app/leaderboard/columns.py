@@ -52,7 +52,7 @@ def costs(board: Board) -> list[str]:
     gone = [head()[name] for name in ("ttft", "storage", "preprocess") if name not in measured(board)]
     lines = [f"not measured: {'; '.join(gone)}"] if gone else []
     if board.timed:
-        beside = f"full attention's TTFT over that of methods which charge as much, within {SAME:.0%} of a prompt"
+        beside = f"full attention's TTFT over that of methods with an equal charge, within {SAME:.0%} of a prompt"
         lines.append(f"{head()['speedup']}: {beside}; {board.timed}")
     return lines
 

@@ -45,7 +45,7 @@ def leaderboard(
         typer.Option(
             "--method",
             "--methods",
-            help=f"Some of {', '.join(METHODS)}; without it all",
+            help=f"Methods to rank: {', '.join(METHODS)}. Default: all",
             metavar="LIST",
             rich_help_panel=MEASURING,
         ),
@@ -53,34 +53,38 @@ def leaderboard(
     budgets: Annotated[
         str | None,
         typer.Option(
-            help="Charged shares of a prompt, selection included, as 0.05,0.1,0.15,0.2,0.3; without it 0.15",
+            help="Charged shares of a prompt, selection included, e.g. 0.05,0.1,0.15,0.2,0.3. Default: 0.15",
             metavar="LIST",
             rich_help_panel=MEASURING,
         ),
     ] = None,
     method_file: MethodFile = None,
-    jobs: Annotated[int, typer.Option(help="Processes side by side; times suffer", rich_help_panel=MEASURING)] = 1,
+    jobs: Annotated[int, typer.Option(help="Parallel processes; affects timings", rich_help_panel=MEASURING)] = 1,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER, metavar="ADDRESS", rich_help_panel=MEASURING)] = None,
-    retries: Annotated[
-        int, typer.Option(help="How often a trial that failed is tried again", rich_help_panel=MEASURING)
-    ] = 1,
+    retries: Annotated[int, typer.Option(help="Retries per failed trial", rich_help_panel=MEASURING)] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the results; the same command goes on", rich_help_panel=OUTPUT),
+        typer.Option(help="Results folder; rerun the same command to resume", rich_help_panel=OUTPUT),
     ] = None,
     results: Annotated[
         list[str] | None,
-        typer.Option(help="Measure nothing: rank these, a folder or `shipped`", is_eager=True, rich_help_panel=OUTPUT),
+        typer.Option(
+            help="Rank existing results (a folder or `shipped`) without measuring",
+            is_eager=True,
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     by: Annotated[
         str,
-        typer.Option(help="Measure that ranks: kl, nll, em, f1, contains; else kl where known", rich_help_panel=OUTPUT),
+        typer.Option(help="Ranking measure: kl, nll, em, f1, contains. Default: kl if known", rich_help_panel=OUTPUT),
     ] = "",
-    html: Annotated[Path | None, typer.Option(help="Write a page with sortable tables", rich_help_panel=OUTPUT)] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write an HTML page with sortable tables", rich_help_panel=OUTPUT)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout", rich_help_panel=OUTPUT)] = False,
     **given: Any,
 ) -> None:
-    """Rank methods on the same questions within a charged budget: quality, what they cost, which are told apart."""
+    """Rank methods on the same questions within a compute budget: quality, cost and significant differences."""
     check_numbers({name: value for name, value in given.items() if value is not None})
     check_by(by)
     if (out is None) == (results is None):
@@ -117,7 +121,7 @@ def leaderboard(
         console = Console(highlight=False, width=None if Console().is_terminal else 80)
         if len(found) > SEVERAL:
             console.print(page.index(found))
-            console.print("[bold]Whole boards:[/] --html board.html, or --model M --data D --budgets B")
+            console.print("[bold]Full tables:[/] --html board.html, or --model M --data D --budgets B")
         else:
             for board in found:
                 console.print(page.report(board))

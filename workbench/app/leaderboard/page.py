@@ -138,7 +138,7 @@ def index(boards: Sequence[Board]) -> Group:
     head = ", ".join(
         f"{name} {plain(rows[0][name])}" for name in shared if name not in ("model", "data") and rows[0][name]
     )
-    meaning = "alike: methods that these questions do not tell apart from the best; full: full attention's score"
+    meaning = "alike: methods that these questions cannot distinguish from the best; full: full attention's score"
     return Group(*([head] if head else []), *parts, f"[dim]{meaning}[/]", *in_full(short))
 
 
@@ -196,7 +196,7 @@ def _table(asked: Sequence[str], board: Board, short: Mapping[str, str], paired:
 
 def _groups(board: Board, short: Mapping[str, str]) -> list[str]:
     if not board.together:
-        return ["every method is told apart from every other"]
+        return ["all methods differ significantly from each other"]
     return [f"not told apart: {plain('; '.join(short[name] for name in group))}" for group in board.together]
 
 

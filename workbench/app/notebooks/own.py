@@ -37,9 +37,9 @@ def notice(model: str, data: str = "", tuned: str = "") -> None:
 
     said = [models.note_of(model)]
     if data == LAB:
-        said.append("It is asked about people and places of the lab corpus, which are made up: it has to read them.")
+        said.append("The lab corpus is about invented people and places: the model has to read the passages.")
     if tuned == model:
-        said.append("No version of it after block fine-tuning is given: it stands in that place itself.")
+        said.append("No block-fine-tuned version is given, so the model itself is used in its place.")
     told.add(remark=" ".join(filter(None, said)))
 
 
@@ -80,7 +80,7 @@ def absent(model: str) -> str:
     try:
         pretrained.folder(base)
     except BadInput as problem:
-        return f"{str(problem)[0].upper()}{str(problem)[1:]}. Until then this notebook shows results that were read."
+        return f"{str(problem)[0].upper()}{str(problem)[1:]}. Until then, this notebook shows stored results only."
     return ""
 
 

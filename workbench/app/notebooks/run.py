@@ -98,7 +98,7 @@ class NotebookWorkers:
 
     def check(self, tasks: Sequence[NotebookTask]) -> None:
         """Raise BadInput if a notebook's own validation refuses its parameters."""
-        stage("importing what notebooks use, to check their parameters")
+        stage("importing libraries to check notebook parameters")
         self.prepare()
         if refusal := self._call("check", [asdict(task) for task in tasks]):
             raise BadInput(refusal)

@@ -13,7 +13,7 @@ LINE = "told"  # the display that holds it
 LINE_STYLE = "margin: 4px 0; font-size: 12px; line-height: 1.6; color: var(--jp-ui-font-color2, #5a6068)"
 INK = "color: var(--jp-ui-font-color1)"
 PAIR = f'<span style="display: inline-block; margin-right: 1.2em">{{}}=<span style="{INK}">{{}}</span></span>'
-HINT = "What is found comes here once all cells have run."
+HINT = "Findings appear here once all cells have run."
 OUTPUT = "output"  # where results are written changes none of them
 
 _told: dict[str, str] = {}  # what the line of this kernel's notebook says, part by part

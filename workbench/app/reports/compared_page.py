@@ -43,7 +43,7 @@ def tables(found: RunComparison, brief: bool = False) -> Iterable[Table]:
 
 def markdown(found: RunComparison) -> str:
     """Return the comparison as Markdown; texts of users stay text."""
-    parts = ["# Runs side by side", *map(_md, said(found))]
+    parts = ["# Comparison of runs", *map(_md, said(found))]
     for title, head, rows in tables(found):
         parts.append(f"## {_md(title)}")
         if not rows:
@@ -59,7 +59,7 @@ def page(found: RunComparison) -> str:
     """Return the comparison as one HTML page that loads nothing and follows the reader's theme."""
     texts = {"said": said(found), "tables": list(tables(found)), "sources": _sources(found)}
     figure = inert(json.loads(differences(found, titled=False).to_json()))
-    return render("compared", title="Runs side by side", figure=figure, **texts)
+    return render("compared", title="Comparison of runs", figure=figure, **texts)
 
 
 def _cost(row: dict[str, Any], name: str) -> Sequence[str]:

@@ -21,15 +21,15 @@ from workbench.app.reports.html import PLOTLY
 from workbench.plots.marks import theme
 from workbench.plots.marks.pages import render
 
-KINDS = {".html": "Read the page", ".ipynb": "Notebook, executed (.ipynb)"}
+KINDS = {".html": "Open the page", ".ipynb": "Notebook, executed (.ipynb)"}
 DATA = (".json", ".parquet")
 PLOTLY_FILE = "plotly.min.js"
 MARKUP = re.compile(r"<[^>]*>")
 NAME = "Cached-block workbench"
 ABOUT = (
-    "What happens to a language model's answers when the keys and values of its prompt are cached block by block, "
-    "reused at other places, partly recomputed, or attended to only in part. Every page asks one question, answers it "
-    "with a figure and a sentence, and was executed to make this report; figures are interactive and need no network."
+    "How a language model's answers change when the keys and values of its prompt are cached block by block, reused at "
+    "other positions, partly recomputed, or attended to only in part. Each page answers one question with a figure and "
+    "a sentence and was executed for this report. Figures are interactive and need no network."
 )
 MOST_VALUES = 3
 MOST_CATEGORIES = 100  # of a line, among the words that are searched

@@ -18,7 +18,7 @@ from workbench.models import checkpoints, pretrained
 
 MODEL = "smollm2"
 SECOND = f"-{MODEL}"  # ends the name of a second run
-HEADING = "On a real pretrained model"
+HEADING = "On a pretrained model"
 AGAIN = ("06_kv_deviation", "07_critical_tokens")  # notebooks that run a second time, with the real model
 COMMAND = (sys.executable, "-m", "workbench", "models", "get")
 LIMIT_S = 240  # a model that is not fetched by then is missing

@@ -77,7 +77,7 @@ def run(
     tasks = [NotebookTask(str(path), str(out), chosen[path], cell_timeout_s, path.stem) for path in notebooks]
     real_tasks = [real_pages.task(path, out, chosen[path], cell_timeout_s, path in notebooks) for path in real]
     finished: dict[str, NotebookRun] = {}
-    kept = f"pages that were ready are kept in {out}, running again makes all anew"
+    kept = f"finished pages are kept in {out}, running again rebuilds all of them"
     with (
         keeps(lambda: kept if finished else NOTHING),
         progress("notebooks") as advance,

@@ -18,20 +18,22 @@ from workbench.training.run_folder import check_minutes, kept
 
 LINE_EVERY = 500  # steps
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="The lab model: train one, copy it as it ships.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Train a lab model, or convert one to its shipped form."
+)
 
 
 @app.command("train", epilog="Example: workbench lab train --out runs/lab --seed 1 --minutes 60")
 def train_model(
-    out: Annotated[Path, typer.Option(help="Folder of the run; run again with the same folder to go on")],
-    seed: Annotated[int, typer.Option(help="Of weights and data")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder of the run; rerun with the same folder to resume")],
+    seed: Annotated[int, typer.Option(help="Seed for weights and data")] = 0,
     minutes: Annotated[
-        float, typer.Option(help="Stop after this long, to go on later", show_default="no limit")
+        float, typer.Option(help="Stop after this many minutes; can be resumed", show_default="no limit")
     ] = float("inf"),
-    workers: Annotated[int, typer.Option(help="Processes that draw training text")] = 8,
+    workers: Annotated[int, typer.Option(help="Processes that generate training text")] = 8,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Recipe setting, e.g. lr=0.002")] = None,
 ) -> None:
-    """Train a lab model from nothing; under `accelerate launch` on several GPUs. The model lands in OUT/model."""
+    """Train a lab model from scratch (several GPUs: `accelerate launch`) and write it to OUT/model."""
     config = _config(seed, settings or [])
     check_minutes(minutes)
 
@@ -46,7 +48,7 @@ def train_model(
 
         check(config, out, workers)  # before the tokenizer is trained
         logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # says at every save: embeddings are tied
-        stage("training its tokenizer")
+        stage("training the tokenizer")
         tokenizer, begin = train_tokenizer(), time.monotonic()
     clock = out / "seconds"
     spent = float(clock.read_text(encoding="utf-8")) if clock.is_file() else 0.0
@@ -73,7 +75,7 @@ def train_model(
         typer.echo(f"trained in {seconds / 60:.1f} minutes: {out / 'model'}")
     else:
         where = f"step {reached.step:,}, stage {reached.stage} of {stages - 1}"
-        typer.echo(f"stopped at {where}: run again to go on")
+        typer.echo(f"stopped at {where}: rerun to resume")
 
 
 def _postfix(row: dict[str, Any], stages: int) -> dict[str, Any]:
@@ -97,11 +99,11 @@ def _config(seed: int, settings: list[str]) -> PretrainConfig:
 
 @app.command("ship", epilog="Example: workbench lab ship --model runs/lab/model --out data/models/mine")
 def ship_model(
-    model: Annotated[Path, typer.Option(help="Folder of a finished lab model")],
-    out: Annotated[Path, typer.Option(help="Folder to write, as data/models/NAME")],
-    storage: Annotated[str, typer.Option(help=f"Of the weights: {', '.join(STORAGES)}")] = "bfloat16",
+    model: Annotated[Path, typer.Option(help="Folder of a trained lab model")],
+    out: Annotated[Path, typer.Option(help="Output folder, e.g. data/models/NAME")],
+    storage: Annotated[str, typer.Option(help=f"Weight storage: {', '.join(STORAGES)}")] = "bfloat16",
 ) -> None:
-    """Copy a finished lab model, its weights in 16 bits a number or in 8, as it lies in the repository."""
+    """Copy a trained lab model with 16-bit or 8-bit weights, as it is stored in the repository."""
     from workbench.training.lab.checkpoint import ship
 
     ship(model, out, storage)

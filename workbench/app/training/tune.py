@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RECIPE, EVALUATION = "Recipe", "Evaluation"  # panels of `--help`
 CONFIG = [field.name for field in fields(TuneConfig)]
 DATA = [field.name for field in fields(DataFields)]
-TEACHER = "Teacher self"
+TEACHER = "Self-teacher (--teacher self)"
 PANELS = dict.fromkeys([*CONFIG, *DATA], RECIPE)
 PANELS |= dict.fromkeys(("teacher", "question_weight", "own_answers", "own_tokens", "mix", "overlap"), TEACHER)
 LINES = 5  # rows of the curve to a line, where no bar is watched
@@ -42,32 +42,40 @@ def _option(help: str, panel: str | None = None, shown: bool | str = True) -> ty
 @taking(of_fields(TuneConfig, {}, PANELS) + of_fields(DataFields, {}, PANELS, text=("passages", "kinds", "mix")))
 def tune(
     model: Annotated[str, _option("Base model: checkpoint folder or name (see `workbench models`)")],
-    out: Annotated[Path, _option("Folder of the run; run again with the same settings to go on")],
+    out: Annotated[Path, _option("Folder of the run; rerun with the same settings to resume")],
     data: Annotated[str, _option("`lab` (fresh worlds), a shipped name or a file of questions")] = "lab",
     *,
-    evaluate_every: Annotated[int, _option("Steps between two evaluations of both modes; 0: none", EVALUATION)] = 0,
-    evaluate_samples: Annotated[int, _option("Held-out questions of an evaluation", EVALUATION)] = 200,
-    evaluate_data: Annotated[str | None, _option("Held-out questions; those of a lab --data", EVALUATION)] = None,
-    evaluate_passages: Annotated[int | None, _option("Passages of a held-out question", EVALUATION)] = None,
-    exclude: Annotated[list[Path] | None, _option("File that is scored on; may be given often", TEACHER)] = None,
-    base_name: Annotated[str | None, _option("Name by which the adapter asks for its base; --model", TEACHER)] = None,
-    save_every: Annotated[int, _option("Steps between two states to resume from")] = 500,
+    evaluate_every: Annotated[int, _option("Evaluate both modes every N steps; 0: never", EVALUATION)] = 0,
+    evaluate_samples: Annotated[int, _option("Number of held-out questions per evaluation", EVALUATION)] = 200,
+    evaluate_data: Annotated[
+        str | None, _option("Held-out questions. Default: generated, if --data is lab", EVALUATION)
+    ] = None,
+    evaluate_passages: Annotated[int | None, _option("Passages per held-out question", EVALUATION)] = None,
+    exclude: Annotated[
+        list[Path] | None, _option("Evaluation file whose text must not be trained on; repeatable", TEACHER)
+    ] = None,
+    base_name: Annotated[
+        str | None, _option("Base model name recorded in the adapter. Default: --model", TEACHER)
+    ] = None,
+    save_every: Annotated[int, _option("Save a checkpoint to resume from every N steps")] = 500,
     device: Annotated[str, _option("cpu, cuda or cuda:N")] = "cpu",
-    workers: Annotated[int, _option("Processes that draw and pack samples")] = 0,
+    workers: Annotated[int, _option("Data loading processes")] = 0,
     minutes: Annotated[
-        float, _option("Stop after this long, from the first step on; to go on later", shown="no limit")
+        float, _option("Stop this many minutes after the first step; can be resumed", shown="no limit")
     ] = float("inf"),
     attention: Annotated[str, _option("tiles: FlexAttention, compiled; parts: torch's own; auto: tiles on a GPU")] = (
         "auto"
     ),
-    layout: Annotated[str | None, _option("Prompt layout: lab, released, chat or a JSON file; the model's own")] = None,
+    layout: Annotated[
+        str | None, _option("Prompt layout: lab, released, chat or a JSON file. Default: the model's own")
+    ] = None,
     **given: Any,
 ) -> None:
-    """Block fine-tuning of a model, for full and block attention.
+    """Fine-tune a model for block attention, keeping full attention.
 
-    It learns to answer from passages that are cached apart.
-    The result lands in OUT/model; with --lora-rank, or soft tokens, an adapter lands in OUT/adapter.
-    With --teacher self it needs no labels: it learns to stay near its own full attention.
+    The model learns to answer from passages that are cached separately.
+    The result is written to OUT/model; with --lora-rank or soft tokens, an adapter is written to OUT/adapter.
+    With --teacher self no labels are needed: the model learns to match its own full attention.
     On several GPUs: accelerate launch --num_processes N -m workbench tune …
     """
     config = TuneConfig(**{name: given.pop(name) for name in CONFIG if name in given})
@@ -109,7 +117,7 @@ def tune(
             show = partial(_show, watch)
             progress = train(run, source, evaluation, show, save_every, workers, minutes, saved)
         if asked():
-            typer.echo(f"ended by SIGTERM at step {progress.step:,} of {config.steps:,}: run again to go on")
+            typer.echo(f"ended by SIGTERM at step {progress.step:,} of {config.steps:,}: rerun to resume")
             raise typer.Exit(128 + signal.SIGTERM)
     if not (out / "adapter").is_dir():
         saved(progress)
@@ -117,7 +125,7 @@ def tune(
         typer.echo(f"tuned in {progress.seconds / 60:.1f} minutes: {out / 'adapter'}")
         return
     if not config.finished(progress.step, progress.seconds):
-        typer.echo(f"stopped at step {progress.step:,} of {config.steps:,}: run again to go on")
+        typer.echo(f"stopped at step {progress.step:,} of {config.steps:,}: rerun to resume")
         return
     save_model(run, progress, out / "model")
     if main:

@@ -47,4 +47,4 @@ def keeps(kept: Callable[[], str]) -> Iterator[None]:
 
 def so_far(done: int, of: int, what: str, where: object) -> str:
     """Return the message for `keeps` of work whose parts are each saved as they end: "3 of 8 … are kept in …"."""
-    return f"{done} of {of} {what} are kept in {where}: run again to go on" if done else NOTHING
+    return f"{done} of {of} {what} are saved in {where}: rerun to resume" if done else NOTHING

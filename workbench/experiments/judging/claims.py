@@ -210,14 +210,14 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
     decides = claim.kind == "finding"
     least = max(claim.least, TIMED if claim.table == "timings" else 1)
     if decides and number.n < least:
-        decides, needs = False, f"at least {least} {OBSERVED[claim.table]}, of which {number.n} are measured"
+        decides, needs = False, f"at least {least} {OBSERVED[claim.table]} needed, {number.n} measured"
     if decides and str(number.where.get("model") or "").startswith(TOYS):
-        decides, needs = False, "a model of a synthetic corpus decides nothing about models: ask one that reads text"
+        decides, needs = False, "models of a synthetic corpus do not decide: measure a model that reads real text"
     keeps_open = said == OPEN and number.seeds == 1 and claim.over == "questions"  # one run decides nothing else
     if decides and 0 < number.seeds < RUNS and not keeps_open:
-        decides, needs = False, f"at least {RUNS} training runs, of which {number.seeds} are measured"
+        decides, needs = False, f"at least {RUNS} training runs needed, {number.seeds} measured"
     if decides and number.beside is not None and not _within(number.beside, claim.telling):
-        decides, needs = False, f"the baseline scores {number.beside:.0%}, which tells methods apart badly"
+        decides, needs = False, f"the baseline scores {number.beside:.0%}, too low or high to distinguish methods"
     source = str(number.where["source"])
     return Judged(claim=claim, source=source, verdict=said, decides=decides, number=number, bar=bar, needs=needs)
 
@@ -229,7 +229,7 @@ def _together(of_item: list[Judged]) -> list[Judged]:
         own = sorted((i for i in risks if of_item[i].source == source), key=lambda i: risks[i])
         for rank, i in enumerate(own):
             if risks[i] * (len(own) - rank) > LEVEL:
-                needs = f"it does not hold beside the {len(own)} findings of this item (Holm)"
+                needs = f"not significant after Holm correction over the {len(own)} findings of this item"
                 for late in own[rank:]:
                     if of_item[late].verdict != OPEN:
                         of_item[late] = replace(of_item[late], verdict=OPEN, needs=needs)
@@ -284,9 +284,9 @@ def _more(claim: Claim, number: Number, bar: float) -> str:
     """Say how many observations would decide, if the number stays as it is."""
     away, half = abs(number.value - bar), max(number.high - number.value, number.value - number.low)
     if not away or number.n < 2:
-        return "the interval holds the bar"
+        return "the interval includes the threshold"
     wanted = f"{number.n * (half / away) ** 2 * 1.1:,.0f} {OBSERVED[claim.table]}"
-    return f"the interval holds the bar: about {wanted} decide, if the number stays"
+    return f"the interval includes the threshold: about {wanted} would decide, if the value stays the same"
 
 
 __all__ = [

@@ -19,35 +19,35 @@ class ServeFields:
 
     model: ModelName = "lab-full"
     data: DataName = "lab"
-    samples: Annotated[int, "Questions to serve, at most"] = 24
+    samples: Annotated[int, "Maximum number of questions"] = 24
     passages: Annotated[
-        int | None, "Passages a question, cut or filled in; without it 10, or as many as a file has"
+        int | None, "Passages per question, truncated or filled up. Default: 10, or as many as a file has"
     ] = None
     mode: Annotated[
-        str, "Scheduler modes, with commas between: sync, request (asynchronous by request), layer (by layer)"
+        str, "Comma-separated scheduler modes: sync, request (asynchronous per request), layer (per layer)"
     ] = "sync,request,layer"
     baselines: Annotated[
         str,
-        "Beside the modes, with commas between: full (full prefill), prefix (automatic prefix caching, as vLLM's and "
-        "SGLang's), reordered (prefix caching, passages in the order of which it finds most: ContextPilot, CacheWeaver)"
-        ". Default: none",
+        "Comma-separated baselines: full (full prefill), prefix (automatic prefix caching as in vLLM and SGLang), "
+        "reordered (prefix caching with passages reordered for the longest hit, as in ContextPilot and CacheWeaver). "
+        "Default: none",
     ] = "none"
-    rate: Annotated[float | None, "Questions a second, at random moments; without it, all arrive at once"] = None
+    rate: Annotated[float | None, "Questions per second, arriving at random. Default: all arrive at once"] = None
     start: Annotated[
-        str, "Where cached blocks are at first: cold (disk), warm (memory), hot (pages), empty (encoded when missed)"
+        str, "Initial location of cached blocks: cold (disk), warm (memory), hot (pages), empty (encoded when missed)"
     ] = "cold"
-    select: Annotated[str, f"Which cached tokens are recomputed: {SELECTORS}. Default: none"] = "none"
-    ratio: Annotated[float | None, "With --select: recompute this share of the tokens of all passages"] = 0.15
-    engine: Annotated[str, "paged, contiguous, or auto: paged on a GPU wherever model and method allow"] = "auto"
-    batch: Annotated[int, "Questions computed together, at most"] = 8
-    loaders: Annotated[int, "Threads that load blocks"] = 2
-    max_new_tokens: Annotated[int, "Most tokens of an answer"] = 8
+    select: Annotated[str, f"Which cached tokens to recompute: {SELECTORS}. Default: none"] = "none"
+    ratio: Annotated[float | None, "With --select: share of the passage tokens to recompute"] = 0.15
+    engine: Annotated[str, "paged, contiguous, or auto: paged on a GPU if model and method allow it"] = "auto"
+    batch: Annotated[int, "Maximum batch size"] = 8
+    loaders: Annotated[int, "Number of block-loading threads"] = 2
+    max_new_tokens: Annotated[int, "Maximum tokens per answer"] = 8
     device: DeviceName = "cpu"
     dtype: Annotated[
-        str | None, "float32, bfloat16, float16 or float8-products; without it, float32 on cpu, else the checkpoint's"
+        str | None, "float32, bfloat16, float16 or float8-products. Default: float32 on cpu, else the checkpoint's"
     ] = None
     layout: LayoutName = None
-    seed: Annotated[int, "Seed of the draw of samples and of the moments of arrival"] = 0
+    seed: Annotated[int, "Seed for sampling questions and for arrival times"] = 0
 
     def __post_init__(self) -> None:
         check_numbers(vars(self))

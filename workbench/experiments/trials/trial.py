@@ -215,10 +215,10 @@ class Trial(TrialFields, MethodConfig):
             return ""
         length = max(map(len, prompts))
         fits = for_short_prompts(self.sparse, length)
-        said = f"{self.sparse} keeps every tile of prompts of {length:,} tokens, so nothing is sparse here"
+        said = f"{self.sparse} keeps every tile of prompts of {length:,} tokens, so attention is dense here"
         if registry.parse(self.sparse)[0] in CHUNKED and self.chunk is None:
             rows = max(128, getattr(self.tiles(), "size", 1))
-            return f"{said}: it chooses among tokens of earlier chunks, add --chunk {rows}."
+            return f"{said}: it selects among tokens of earlier chunks: add --chunk {rows}."
         return (
             f"{said}; options for such prompts: --sparse {fits!r}."
             if fits != self.sparse

@@ -19,30 +19,32 @@ class TrialFields(MethodFields):
 
     model: ModelName
     data: DataName = "lab"
-    samples: Annotated[int, "Questions to answer, at most"] = 100
-    seed: Annotated[int, "Seed of the draw of samples and of the bootstrap"] = 0
+    samples: Annotated[int, "Maximum number of questions"] = 100
+    seed: Annotated[int, "Seed for sampling questions and for the bootstrap"] = 0
     passages: Annotated[
-        int | None, "Passages a question, cut or filled in; without it 10, or as many as a file has"
+        int | None, "Passages per question, truncated or filled up. Default: 10, or as many as a file has"
     ] = None
     device: DeviceName = "cpu"
     dtype: Annotated[
-        str | None, "float32, bfloat16, float16 or float8-products; without it, float32 on cpu, else the checkpoint's"
+        str | None, "float32, bfloat16, float16 or float8-products. Default: float32 on cpu, else the checkpoint's"
     ] = None
-    batch: Annotated[int, "Questions answered together, at most"] = 16
-    max_new_tokens: Annotated[int, "Most tokens of an answer"] = 32
-    timed: Annotated[int, "Requests whose time to first token is measured, one at a time"] = 20
+    batch: Annotated[int, "Maximum batch size"] = 16
+    max_new_tokens: Annotated[int, "Maximum tokens per answer"] = 32
+    timed: Annotated[int, "Requests timed for time to first token, one at a time"] = 20
     store_gib: float = 2.0
     store: Annotated[
-        str | None, "Take cached passages from this folder or URL (`workbench store encode`), and keep what it lacks"
+        str | None, "Read cached passages from this folder or URL (`workbench store encode`) and add missing ones"
     ] = None
     faithfulness: Annotated[
-        str | None, "Judge of the share of claims that passages support: lab (its own questions) or a model"
+        str | None, "Score the share of claims supported by the passages; judge: lab (for its own questions) or a model"
     ] = None
-    fidelity: Annotated[bool, "Compare the predictions of every answer with those of full attention"] = True
+    fidelity: Annotated[bool, "Compare the predictions for every answer with full attention's"] = True
     layout: LayoutName = None
-    receipt: Annotated[bool, "Add to the record what every request reused, missed and took (`workbench trace`)"] = False
+    receipt: Annotated[bool, "Record what each request reused and missed, and its timing (see `workbench trace`)"] = (
+        False
+    )
     engine: Annotated[
-        str, "paged (pages, captured steps), contiguous, or auto: paged on a GPU wherever model and method allow"
+        str, "paged (paged KV, CUDA graphs), contiguous, or auto: paged on a GPU if model and method allow it"
     ] = "auto"
 
 

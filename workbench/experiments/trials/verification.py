@@ -40,16 +40,16 @@ LARGEST = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.1, torch.b
 COPIED = 200_000_000  # parameters: a larger model is not copied in a finer dtype
 FLOORS, EXACT = ("order of sums", "rounding"), ("finite", "misses")
 WHAT = {
-    "finite": "logits of full attention that are no numbers",
+    "finite": "NaN or Inf logits under full attention",
     "order of sums": "noise floor: full attention in three chunks against one pass",
     "rounding": "noise floor: transformers' own logits in this dtype against a finer one",
     "full prefill": "logits of full attention, this engine against transformers' own",
-    "rotated keys": "keys of blocks cached alone and rotated against blocks computed in place, the worst layer",
+    "rotated keys": "keys of independently cached, rotated blocks against blocks computed in place (worst layer)",
     "rotation": "logits of the question over these blocks",
     "100% recomputed": "logits over cached blocks, every token recomputed, against full attention",
-    "misses": "blocks that a store did not find when asked again, in the same and in another order",
+    "misses": "blocks not found on repeated lookup, in the same and in another order",
     "first reuse": "logits over blocks from the store against those of the request that encoded them",
-    "first move": "logits over the store's blocks in another order against encoding them for it",
+    "first move": "logits over stored blocks in another order against blocks encoded for that order",
 }
 Prompts = Sequence[Prompt]
 

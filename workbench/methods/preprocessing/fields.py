@@ -12,19 +12,19 @@ class PreparationFields:
     """Which passages are prepared, how, and where they are kept; `shard` is the number of passages in a file."""
 
     model: ModelName
-    out: Annotated[Path | str, "Folder or URL for the cached passages; run again to go on after an interruption"]
+    out: Annotated[Path | str, "Folder or URL for the cached passages; rerun to resume after an interruption"]
     data: DataName = "lab"
-    prepare: Annotated[str, f"{PREPARATIONS}; options in brackets"] = "with_neighbours"
-    samples: Annotated[int | None, "Of lab: how many questions to take the passages of"] = None
-    seed: Annotated[int, "Of lab: seed of the draw"] = 0
-    passages: Annotated[int | None, "Of lab: passages a question"] = None
+    prepare: Annotated[str, f"{PREPARATIONS}; options in parentheses"] = "with_neighbours"
+    samples: Annotated[int | None, "For lab: number of questions to take passages from"] = None
+    seed: Annotated[int, "For lab: sampling seed"] = 0
+    passages: Annotated[int | None, "For lab: passages per question"] = None
     device: DeviceName = "cpu"
     dtype: Annotated[str | None, "float32, bfloat16 or float16"] = None
-    workers: Annotated[int, "Processes; with --device cuda, dealt out over the GPUs"] = 1
+    workers: Annotated[int, "Number of processes; with --device cuda, distributed over the GPUs"] = 1
     shard: int = 64
     layout: LayoutName = None
     cluster: Annotated[
-        str | None, "Address of a Dask scheduler, or `local`: one of --workers processes is begun here"
+        str | None, "Address of a Dask scheduler, or `local` to start one here with --workers processes"
     ] = None
 
 
@@ -35,10 +35,10 @@ class LookupFields:
     folder: str | Path
     model: ModelName
     data: DataName = "lab"
-    prepare: Annotated[str | None, "Preparation; without it, that of the folder"] = None
-    samples: Annotated[int, "Questions, at most"] = 200
-    seed: Annotated[int, "Of lab: seed of the draw"] = 0
-    passages: Annotated[int | None, "Passages a question"] = None
+    prepare: Annotated[str | None, "Preprocessing. Default: that of the folder"] = None
+    samples: Annotated[int, "Maximum number of questions"] = 200
+    seed: Annotated[int, "For lab: sampling seed"] = 0
+    passages: Annotated[int | None, "Passages per question"] = None
     device: DeviceName = "cpu"
     dtype: Annotated[str | None, "float32, bfloat16 or float16"] = None
     layout: LayoutName = None

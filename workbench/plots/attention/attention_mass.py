@@ -60,7 +60,7 @@ def attention(
     menu = head_menu(heads, panels, height, scales, head + 1)
     fig.update_layout(bargap=0, sliders=[layer_slider(layers, layer)], updatemenus=[menu], **scales[head + 1])
     panel_titles(fig)
-    return finish(fig, title="Where the answering token looks", height=height, above=62, below=128, **notes)
+    return finish(fig, title="Attention of the answer-predicting token", height=height, above=62, below=128, **notes)
 
 
 def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpack[Notes]) -> go.Figure:
@@ -74,7 +74,7 @@ def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpa
     ticks = [*map(str, range(count - 1)), "Q"]
     titles = [MODE_NAMES.get(mode, mode) for mode in mass]
     fig = make_subplots(1, len(mass), horizontal_spacing=0.05, subplot_titles=titles)
-    hover = "rows of block %{y} pay block %{x}<br>%{z:.1%} of their attention<extra></extra>"
+    hover = "queries in block %{y} → block %{x}<br>%{z:.1%} of their attention<extra></extra>"
     place = {"x": ticks, "y": ticks, "xgap": 1, "ygap": 1}
     for head in range(heads + 1):
         for col, values in enumerate(mass.values(), 1):
@@ -94,7 +94,7 @@ def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpa
     fig.update_layout(coloraxis=axis, sliders=[layer_slider(layers, layer)])
     fig.update_layout(updatemenus=[head_menu(heads, len(mass), 270)])
     panel_titles(fig)
-    title = "How much blocks look at each other"
+    title = "Attention between blocks"
     return finish(fig, title=title, height=270, above=62, below=128, right=84, **notes)
 
 

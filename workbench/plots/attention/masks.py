@@ -125,15 +125,15 @@ def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Colle
     cells = firsts(length)
     block_of = view.block_of[cells]
     context = block_of < len(view.prompt.blocks) - 1
-    reduced = "" if length == len(cells) else f"; {len(cells)}² cells, coloured where any pair of a cell is visible"
+    reduced = "" if length == len(cells) else f"; {len(cells)}² cells, coloured if any pair in the cell is attended to"
     return masks(
         [MaskPanel(name, shares(rule, length), context if name in cached else None) for name, rule in rules.items()],
         [view.tokens[i] for i in cells],
         block_of,
-        notice="Colour: the key's block; grey: hidden by the rule. Under block attention only the question (Q) looks "
-        "across blocks.",
-        caption=f"Blank: the future. Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}"
-        + (f". Your rule: {own}. Drag to zoom, all panels follow; hover for the two tokens." if own else "."),
+        notice="Colour: the key's block; grey: masked by the rule. Under block attention only the question (Q) "
+        "attends across blocks.",
+        caption=f"Blank: future tokens. Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}"
+        + (f". Your rule: {own}. Drag to zoom all panels; hover to see the two tokens." if own else "."),
     )
 
 

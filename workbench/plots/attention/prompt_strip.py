@@ -62,5 +62,5 @@ def prompt_strip(view: Reading) -> go.Figure:
         marked=view.supporting,
         notice=question_of(view),
         caption=f"Text: {view.source}, {len(prompt)} tokens in {len(prompt.blocks)} blocks. "
-        "★ is needed for the answer, Q is the question. Hover to read a block.",
+        "★: needed for the answer; Q: the question. Hover to read a block.",
     )

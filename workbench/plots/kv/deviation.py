@@ -75,7 +75,7 @@ def deviation(
     fig.update_layout(coloraxis=axis, plot_bgcolor=PAPER)
     panel_titles(fig)
     counts_tokens(fig, TokenAxes(count, len(at)))
-    title_text = "How far cached keys and values are from full attention"
+    title_text = "Deviation of cached keys and values from full attention"
     return finish(fig, title=title_text, height=170 * len(shown), above=34, below=56, right=90, **notes)
 
 
@@ -88,7 +88,7 @@ def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str, notice: 
         view.block_of[:end],
         marked=view.supporting,
         notice=notice,
-        caption=f"{view.source}. {about}. Blank: less than rounding. ★ marks passages that the answer needs.",
+        caption=f"{view.source}. {about}. Blank: below rounding error. ★: passages the answer needs.",
     )
 
 
@@ -101,10 +101,10 @@ def repaired(cached: str, left: Repair, view: Reading, selector: str, ratio: flo
 def of_repair(selector: str, ratio: float, left: Repair) -> str:
     """Return a sentence on the deviation that recomputing leaves in the last layer, of context and question."""
     if not len(left.rows):
-        return "Nothing is recomputed: both panels are the same."
+        return "Nothing is recomputed: both panels are identical."
     context, asked = float(left.context[-1]), float(left.asked[-1])
     kinder = "more" if asked < context else "no more"
     return (
         f"{selector} at {ratio:.0%} leaves {context:.0%} of the context's squared deviation in the last layer and "
-        f"{asked:.0%} of the question's: it helps the question {kinder} than the context."
+        f"{asked:.0%} of the question's, so it helps the question {kinder} than the context."
     )

@@ -28,7 +28,7 @@ def rotation(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[Notes]) ->
     replaced = []  # indices of the traces that a frame replaces
     for i in range(len(pairs)):
         arc, arrow, ring = _at_distance(cached[i], inv_freq[i], distances[start], moved[start, i], first=i == 0)
-        here = _arrow(cached[i], "as cached (what naive reuse keeps)", RED, i == 0)
+        here = _arrow(cached[i], "as cached (used by naive reuse)", RED, i == 0)
         replaced += [len(fig.data) + offset for offset in (1, 3, 4)]
         place = {"rows": [i // columns + 1] * 5, "cols": [i % columns + 1] * 5}
         fig.add_traces([circle, arc, here, arrow, ring], **place)
@@ -46,7 +46,7 @@ def rotation(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[Notes]) ->
     slider = frame_slider([str(d) for d in distances], start, pad=14, x=0.02, len=0.96, currentvalue=value)
     fig.update_layout(sliders=[slider], legend=legend_over(270 * lines, 26, entrywidth=230))
     panel_titles(fig, 12)
-    title = "A cached key rotates to its place"
+    title = "Rotation of a cached key to its new position"
     return finish(fig, title=title, height=270 * lines, above=66, below=104, left=24, **notes)
 
 
@@ -69,7 +69,7 @@ def _at_distance(cached: np.ndarray, speed: float, distance: int, place: np.ndar
     look = {"mode": "lines", "line": {"color": FAINT, "width": 10}, "hoverinfo": "skip", "showlegend": False}
     ring = {"size": 19, "symbol": "circle-open", "color": INK, "line": {"width": 2}}
     name = "computed in place"
-    hover = f"<b>{name}</b><br>{off:.2g}° from the moved key<extra></extra>"
+    hover = f"<b>{name}</b><br>{off:.2g}° from the shifted key<extra></extra>"
     computed = go.Scatter(x=[place[0]], y=[place[1]], mode="markers", name=name, marker=ring, hovertemplate=hover)
     return [
         go.Scatter(x=0.55 * np.cos(sweep), y=0.55 * np.sin(sweep), **look),

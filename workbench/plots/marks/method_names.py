@@ -38,7 +38,7 @@ MEASURES = {
     for measure in (
         Measure("em", "exact match", percent=True, interval="Wilson"),
         Measure("f1", "F1", percent=True),
-        Measure("contains", "answers that hold an alias", percent=True, interval="Wilson"),
+        Measure("contains", "answers that contain an alias", percent=True, interval="Wilson"),
         Measure("nll", "negative log-likelihood of the gold answer, nats a token", "lower"),
         Measure("nll_extra", "likelihood of the gold answer lost, nats a token", "lower"),
         Measure("kl", "KL from full attention, nats a token", "lower"),
@@ -107,7 +107,7 @@ def cached(prepare: str) -> str:
     """Say in words what blocks of a preprocessing are cached behind."""
     name, options = registry.parse(prepare or "independent")
     behind = {"after_system": "the system prompt", "with_neighbours": _near(options)}.get(name)
-    return f"behind {behind}" if behind else "alone" if name == "independent" else prepare
+    return f"after {behind}" if behind else "alone" if name == "independent" else prepare
 
 
 def sparse_look(spec: str) -> Look:

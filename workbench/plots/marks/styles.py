@@ -93,17 +93,17 @@ MODES = Looks(
         "full": Look(INK, "circle", name="full attention"),
         "block": Look(BLUE, "square", name="block attention, re-encoded"),
         "naive": Look(RED, "diamond", name="block attention, naive positions"),
-        "recompute": Look(ORANGE, "star", name="blocks, some tokens recomputed"),
+        "recompute": Look(ORANGE, "star", name="cached blocks, some tokens recomputed"),
         "stock full": Look(MUTED, "triangle-up", name="transformers, full prefill"),
         "stock prefix": Look(GREEN, "triangle-down", name="transformers, ready prefix cache"),
     }
 )
 SCHEDULERS = Looks(  # modes of the scheduler, and what serves without blocks
     {
-        "sync": Look(MUTED, "square", name="synchronous: the engine loads"),
+        "sync": Look(MUTED, "square", name="synchronous"),
         "request": Look(BLUE, name="asynchronous, by request"),
         "layer": Look(GREEN, "diamond", name="asynchronous, by layer"),
-        "at once": Look(SKY, name="by request, ready ones do not wait"),
+        "at once": Look(SKY, name="asynchronous, ready requests first"),
         "full prefill": Look(INK, "x", "dot", name="full prefill"),
     }
 )
@@ -139,7 +139,7 @@ SELECTORS = Looks(
         "a3": Look(ORANGE, "square", name="question-guided in the first layer (A³)"),
         "qc_fuse": Look(RED, "square", name="question-guided by digests (QCFuse)"),
         "cache_clip": Look(PINK, "square", name="a helper's attention (CacheClip)"),
-        "sam_kv": Look(BROWN, "triangle-down", name="anchors and asked-for blocks (SAM-KV)"),
+        "sam_kv": Look(BROWN, "triangle-down", name="anchors and retrieved blocks (SAM-KV)"),
         "answer_guided": Look(GREEN, "star", name="answer-guided"),
         "oracle": Look(INK, "x", name="largest deviation (oracle)"),
         "all": Look(INK, "circle", name="full attention"),
@@ -154,7 +154,7 @@ SPARSE_METHODS = SparseLooks(
         "quoka": Look(BROWN, "hexagon", name="QUOKA"),
         "vertical_slash": Look(RED, "triangle-up", name="vertical-slash"),
         "flex_prefill": Look(ORANGE, "diamond", name="FlexPrefill"),
-        "by_head": Look(GREEN, "triangle-down", name="heads of several kinds"),
+        "by_head": Look(GREEN, "triangle-down", name="per-head patterns"),
         "window": Look(SKY, "triangle-down", name="window and sink"),
         "strided": Look(VIOLET, "pentagon", name="strided"),
         "random": Look(MUTED, "circle-open", name="random"),
@@ -183,13 +183,13 @@ OTHER_LAUNCH = VIOLET  # a kernel of this package launched otherwise, as "ours, 
 REUSE_STATUSES = Looks(
     {
         "kept": Look(pale(BLUE, 0.22), name="kept in place"),
-        "moved": Look(pale(BLUE, 0.6), name="moved: keys rerotated"),
+        "moved": Look(pale(BLUE, 0.6), name="shifted: keys re-encoded"),
         "recalled": Look(GREEN, name="recalled from an earlier prompt"),
         "encoded": Look(RED, name="encoded now"),
     }
 )
-ALL_COMPUTED = Look(INK, "circle", "solid", "full attention, nothing cached")
-BLOCKS_CACHED = Look(BLUE, "square", "solid", "blocks: changed ones and the question")
+ALL_COMPUTED = Look(INK, "circle", "solid", "full attention, no cache")
+BLOCKS_CACHED = Look(BLUE, "square", "solid", "cached blocks: only changed ones and the question")
 TOKENS = {  # field of a record of `sessions.follow` → look
     "tokens": ALL_COMPUTED,
     "after_prefix": Look(ORANGE, "diamond", "dash", "prefix cache"),
@@ -197,7 +197,7 @@ TOKENS = {  # field of a record of `sessions.follow` → look
 }
 SECONDS = {
     "ttft_full": ALL_COMPUTED,
-    "ttft_anew": Look(SKY, "triangle-up", "dot", "all blocks encoded again"),
+    "ttft_anew": Look(SKY, "triangle-up", "dot", "all blocks re-encoded"),
     "ttft": BLOCKS_CACHED,
 }
 SCHEMES = Looks(
@@ -215,8 +215,8 @@ SCHEMES = Looks(
 )
 STAGES = Looks(  # up to the first token: `metrics.latency`
     {
-        "place": Look(SKY, name="putting blocks in place"),
-        "choose": Look(BROWN, name="choosing"),
+        "place": Look(SKY, name="assembling blocks"),
+        "choose": Look(BROWN, name="selection"),
         "attend": Look(VIOLET, name="attention"),
         "rest": Look(pale(MUTED, 0.5), name="projections, MLPs, head"),
     }
@@ -250,9 +250,9 @@ def block_hovers(record: Mapping[str, Any]) -> list[str]:
 
 REUSE_NAMES = {
     "after_system": "Full Reuse",
-    "behind_document": "blocks behind their document",
+    "behind_document": "blocks after their document",
     "independent": "independent blocks",
-    "with_neighbours": "blocks behind neighbours",
+    "with_neighbours": "blocks after neighbours",
 }
 
 

@@ -87,7 +87,7 @@ def shown_in(folder: str | Path) -> dict[str, list[Cell]]:
     """
     paths = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
     if not paths:
-        raise BadInput(f"{folder} holds no notebooks: the folder of 01_masks.ipynb and the others is needed")
+        raise BadInput(f"{folder} contains no notebooks: expected the folder with 01_masks.ipynb and the others")
     found: dict[str, list[Cell]] = {}
     known = {item.item for item in items()}
     for path in paths:

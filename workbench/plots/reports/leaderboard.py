@@ -94,10 +94,10 @@ def critical(board: Board) -> go.Figure:
     tests = "paired Wilcoxon tests after Holm" + (
         "" if board.ranks.friedman is None else f"; Friedman p = {board.ranks.friedman:.2g}"
     )
-    caption = f"Bars join methods that {tests} do not tell apart at 5%; Nemenyi's difference is "
+    caption = f"Bars join methods that {tests} do not distinguish at the 5% level; Nemenyi's critical difference: "
     return finish(
         fig,
-        title=f"Which methods are told apart: {escaped(board.title)}",
+        title=f"Which methods differ: {escaped(board.title)}",
         caption=f"{caption}{board.ranks.critical:.2f}. {escaped(about(board))}",
         height=26 * len(entries) + 20,
         left=40 + round(6.4 * max(map(len, names))),
@@ -121,8 +121,8 @@ def front(board: Board) -> go.Figure:
         [Panel("", lines, *_axes(measure))],
         bars=True,
         height=360,
-        title=f"Quality against what a request computes: {escaped(board.title)}",
-        caption=f"95% intervals over questions; rings are over the budget. {escaped(about(board))}",
+        title=f"Quality against charged share: {escaped(board.title)}",
+        caption=f"95% intervals over questions; rings: over the budget. {escaped(about(board))}",
     )
 
 
@@ -153,8 +153,8 @@ def curves(boards: Sequence[Board]) -> go.Figure | None:
         [Panel("", lines, *_axes(measure))],
         bars=True,
         height=460,
-        title=f"Over the charged share: {escaped(first.model)} on {escaped(first.data)}",
-        caption=f"95% intervals over questions; a click on a name hides it.{beside} {escaped(about(first))}",
+        title=f"By charged share: {escaped(first.model)} on {escaped(first.data)}",
+        caption=f"95% intervals over questions; click a name to hide it.{beside} {escaped(about(first))}",
     )
 
 

@@ -26,7 +26,7 @@ HEADS = {
     "agree_first": "first tokens that agree",
 }
 FOREMOST = ("em", "f1", "contains", "kl", "nll")  # of these the one that tells most is told first
-CHEAPER = {"ttft_p50": ("sooner", "later"), "rows_computed": ("fewer", "as many")}
+CHEAPER = {"ttft_p50": ("faster", "slower"), "rows_computed": ("fewer", "as many")}
 
 
 def differences(found: RunComparison, titled: bool = True) -> go.Figure:
@@ -61,7 +61,7 @@ def differences(found: RunComparison, titled: bool = True) -> go.Figure:
         f"Beside {found.base.name}. 95% paired bootstrap intervals{', ' + asked if asked else ''}; rings: not paired."
     )
     left = 30 + round(6.2 * max(len(name) for name in names))
-    texts: Texts = {"title": "Runs side by side", "notice": " ".join(said(found)), "caption": caption}
+    texts: Texts = {"title": "Comparison of runs", "notice": " ".join(said(found)), "caption": caption}
     if not titled:
         texts = {"title": "Differences", "caption": caption}
     return finish(fig, height=height, above=40, below=56, left=min(left, 330), **texts)
@@ -83,7 +83,7 @@ def _mark(each: RunDifference, at: int) -> go.Scatter:
         mode="markers",
         marker={"color": colour, "symbol": symbol, "size": 9},
         customdata=[[escaped(each.run), about, f"{each.one:.4g}", f"{each.other:.4g}"]],
-        hovertemplate="%{customdata[0]}<br>%{x:+.3g} (%{customdata[2]}, beside %{customdata[3]})<br>%{customdata[1]}"
+        hovertemplate="%{customdata[0]}<br>%{x:+.3g} (%{customdata[2]}, baseline %{customdata[3]})<br>%{customdata[1]}"
         "<extra></extra>",
         showlegend=False,
         **ends,
@@ -95,9 +95,9 @@ def said(found: RunComparison) -> list[str]:
     costs = {row["run"]: row for row in found.costs()}
     runs = [run for run in found.runs if run is not found.base]
     parts = [_of_run([d for d in found.differences if d.run == run.name], costs[run.name]) for run in runs[:3]]
-    more = [f"{len(runs) - 3} more runs are in the table."] if len(runs) > 3 else []
+    more = [f"{len(runs) - 3} more runs are listed in the table."] if len(runs) > 3 else []
     about = f", {found.about}" if found.about else ""
-    return [f"Beside {found.base.name}{about}:", *parts, *more]
+    return [f"Compared with {found.base.name}{about}:", *parts, *more]
 
 
 def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
@@ -111,7 +111,7 @@ def _of_run(found: Sequence[RunDifference], costs: Mapping[str, Any]) -> str:
         if cost == "ttft_p50" and (costs["ttft_n"] or latency.CLAIMED) < latency.CLAIMED:
             continue  # too few requests were timed to claim anything
         if ratio and abs(ratio - 1) > 0.005:
-            what = "the first token comes" if cost == "ttft_p50" else "it computes"
+            what = "the first token arrives" if cost == "ttft_p50" else "it computes"
             unit = "" if cost == "ttft_p50" else " tokens"
             if cost == "ttft_p50" and costs["ttft_low"] is not None:
                 low, high = costs["ttft_low"], costs["ttft_high"]
@@ -160,10 +160,10 @@ def sentence(each: RunDifference) -> str:
         return f"{_words(each.score)} the same on all {each.n:,} questions"
     ends = f"({low:+.3g} to {high:+.3g})"
     if _few(each):
-        told = f"{each.moved} of {each.n:,} questions differ, too few to tell"
+        told = f"{each.moved} of {each.n:,} questions differ: too few to tell"
         return f"{_words(each.score)} {each.difference * scale:+.3g}{unit}: {told}"
     if low <= 0 <= high:
-        return f"{_words(each.score)} {each.difference * scale:+.3g}{unit} {ends}: no difference that shows"
+        return f"{_words(each.score)} {each.difference * scale:+.3g}{unit} {ends}: no significant difference"
     way = "higher" if each.difference > 0 else "lower"
     judged = f", which is {'better' if _better(each) else 'worse'}" if measure is not None else ""
     return f"{_words(each.score)} {size} {way} {ends}{judged}"

@@ -33,9 +33,9 @@ def about_machine(machine: Machine) -> str:
     ]
     return (
         f"Simulated clock: {', '.join(tiers)}; passages of {machine.passage} tokens, question of {machine.question}, "
-        f"{machine.ratio:.0%} recomputed, {machine.per_second:g} requests a second, at most {machine.batch} together. "
-        "Scheduler, look-ups and moves are carried out; passes take the times fitted to a GPU's reports, Llama-3.1-8B "
-        "shape."
+        f"{machine.ratio:.0%} recomputed, {machine.per_second:g} requests per second, batches of at most "
+        f"{machine.batch}. The scheduler, lookups and block moves are real; pass times come from a model fitted to GPU "
+        "measurements of a Llama-3.1-8B shape."
     )
 
 
@@ -78,7 +78,7 @@ def timeline(runs: Sequence[Replayed], *, first: int = 0, count: int = 16, machi
         height=(26 + 15 * count) * len(runs),
         above=56,
         legend=28,
-        title="Where the time of a request goes",
+        title="Timeline of requests",
         caption=f"Requests {first + 1} to {first + count} of {len(runs[0].tickets)}. {machine}",
     )
 
@@ -109,12 +109,12 @@ def tiers_over_time(run: Replayed, *, machine: str) -> go.Figure:
         for name, look in looks.items()
     ]
     panels = [
-        Panel("look-ups so far", lines, {"title_text": "seconds"}, {"rangemode": "tozero"}),
+        Panel("cumulative lookups", lines, {"title_text": "seconds"}, {"rangemode": "tozero"}),
         Panel("GB held", held, {"title_text": "seconds"}, {"rangemode": "tozero"}),
     ]
     return line_chart(
         panels,
-        title="Where blocks are found, and what the tiers hold",
+        title="Block lookups by tier, and tier usage",
         caption=machine,
     )
 
@@ -144,15 +144,15 @@ def heat(run: Replayed, *, most: int = 60, machine: str) -> go.Figure:
     )
     swatches(fig, dict(zip((*names, "missed"), colours, strict=True)))
     fig.update_xaxes(title_text="request", showgrid=False)
-    fig.update_yaxes(title_text="blocks, the most asked for first", autorange="reversed", showgrid=False)
+    fig.update_yaxes(title_text="blocks, most requested first", autorange="reversed", showgrid=False)
     return finish(
         fig,
         height=320,
         above=30,
         legend=8,
-        title="Heat of blocks",
-        caption=f"The {len(blocks)} of {len(asked):,} blocks that are asked for most; a mark is a look-up, its colour "
-        f"where the block was. {machine}",
+        title="Lookups by block and tier",
+        caption=f"The {len(blocks)} of {len(asked):,} most requested blocks; each mark is a lookup, coloured by the "
+        f"tier that held the block. {machine}",
     )
 
 
@@ -160,6 +160,6 @@ def misses(run: Replayed, *, machine: str) -> go.Figure:
     """Draw misses by their reason."""
     reasons = Counter(event.detail.split(":")[0] for event in run.events if event.what == "miss").most_common()
     rows = pd.DataFrame(reasons or [("none", 0)], columns=["reason", "value"]).assign(source=HERE)
-    figure = chart.bars(rows, y="reason", axis="look-ups", form=",", title="Misses by reason", caption=machine)
+    figure = chart.bars(rows, y="reason", axis="look-ups", form=",", title="Cache misses by reason", caption=machine)
     assert figure is not None  # there is a row
     return figure

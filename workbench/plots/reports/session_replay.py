@@ -31,9 +31,9 @@ def frames(
     slider = elements.frame_slider([said(r) for r in records], active, "frame ", spoken=True, pad=56)
     fig.update_layout(sliders=[slider], legend=legend_over(height, 6, itemclick=False))
     ticks = {"tickvals": [1, *range(8, columns + 1, 8)], "ticks": "", "range": [0.4, columns + 0.6]}
-    fig.update_xaxes(title_text="block of the table", showgrid=False, **ticks)
+    fig.update_xaxes(title_text="block within the table", showgrid=False, **ticks)
     fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", type="category")
-    return finish(fig, title="Frame after frame", height=height, above=40, below=148, left=60, **notes)
+    return finish(fig, title="Blocks by frame", height=height, above=40, below=148, left=60, **notes)
 
 
 def said(record: Mapping[str, Any]) -> str:

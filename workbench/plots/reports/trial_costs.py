@@ -123,7 +123,7 @@ def quality_by_cost(trials: pd.DataFrame, score: str, cost: str) -> go.Figure:
     measure = measure_of(score, trials)
     known = trials[trials[score].notna() & trials[cost].notna()]
     if known.empty:
-        raise BadInput(f"no trial has both: {measure.words.split(',')[0]} and {COSTS[cost]}")
+        raise BadInput(f"no trial has both {measure.words.split(',')[0]} and {COSTS[cost]}")
     rows = known.assign(name=method_names(known), source="", **{cost: known[cost] * SCALES.get(cost, 1)})
     looks = {row["name"]: replace(_look(row), name=row["name"]) for _, row in rows.iterrows()}
     lines = sum(len(name) * 7 + 50 for name in looks) // 800 + 1
@@ -189,7 +189,7 @@ def best_of(trials: pd.DataFrame, score: str, cost: str) -> str:
             f"{_at(cheap)} reaches it within its interval ({measure.say(cheap[score])}) at {share:.0%} of the cost"
         )
         return f"{joined(parts)}."
-    return f"{parts[0]}; none that costs less reaches it within its interval."
+    return f"{parts[0]}; no cheaper trial reaches it within its interval."
 
 
 def _at(row: pd.Series) -> str:
@@ -218,8 +218,8 @@ def held(found: Mapping[str, Any]) -> go.Figure:
         widths=[1, 2.6],
         words=2,
         title=f"{found['folder']}",
-        caption=f"{each:.2f} MB a block; {len(aside)} files were set aside as damaged or foreign. By the headers "
-        "of its files; `workbench store verify` reads every block.",
+        caption=f"{each:.2f} MB a block; {len(aside)} files were quarantined as damaged or foreign. From the "
+        "file headers; `workbench store verify` reads every block.",
     )
 
 
@@ -238,14 +238,14 @@ def requests_of(receipts: Sequence[Mapping[str, Any]], unit: str, name: str, mis
         fig.add_bar(x=[int(group[0]) for group in groups], y=heights, name=escaped(key), marker=marker)
     fig.update_layout(barmode="stack", bargap=0.05)
     fig.update_xaxes(title_text="request")
-    fig.update_yaxes(title_text=f"{unit} a request", rangemode="tozero")
+    fig.update_yaxes(title_text=f"{unit} per request", rangemode="tozero")
     total = sum(float(values.sum()) for values in counts.values()) or 1.0
     parts = [f"{values.sum() / total:.0%} {key}" for key, values in counts.items() if values.sum()]
     reasons = [f"{count:,} {reason}" for reason, count in misses.most_common()]
     return finish(
         fig,
-        title="What requests found in the store",
-        caption=f"{name}; {len(receipts):,} requests, by their receipts. Of all {unit}: {', '.join(parts) or 'none'}. "
+        title="Store lookups of the requests",
+        caption=f"{name}; {len(receipts):,} requests, from their reports. Of all {unit}: {', '.join(parts) or 'none'}. "
         f"Misses: {', '.join(reasons) or 'none'}.",
         height=280,
         legend=6,

@@ -95,12 +95,12 @@ def key_rankings(ranked: Sequence[Rankings], *, budget: float, window: int, abou
         edge = {"width": 0.5, "color": RULE if name == "neither" else colour}
         marker = {"color": colour, "size": 6, "line": edge}
         fig.add_scatter(x=mean, y=peak, mode="markers", name=name, marker=marker, customdata=at, hovertemplate=hover)
-    for axis, title in (("x", "mean attention of the rows"), ("y", "largest of any row")):
+    for axis, title in (("x", "mean over queries"), ("y", "maximum over queries")):
         fig.update_layout({f"{axis}axis": {"type": "log", "title_text": title, "exponentformat": "power", "dtick": 1}})
     return finish(
         fig,
-        title=f"Keys that a ranking keeps: layer {worst.layer}, head {worst.head}",
-        caption=f"The last {window} rows over the {len(worst.mean):,} keys before them; the largest {budget:.0%} of "
+        title=f"Keys kept by mean and by maximum: layer {worst.layer}, head {worst.head}",
+        caption=f"The last {window} queries over the {len(worst.mean):,} keys before them; the largest {budget:.0%} of "
         f"the keys by each ranking. The head shown is the one where the mean misses most. {about}.",
         height=360,
         legend=6,

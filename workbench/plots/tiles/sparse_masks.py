@@ -64,7 +64,7 @@ def kept_maps(
         layer=layers.index(layer),
         head=heads.index(head),
         title="Kept tiles over true attention",
-        caption=f"{caption} Orange was dropped though needed.",
+        caption=f"{caption} Orange: dropped although needed.",
     )
 
 
@@ -93,7 +93,7 @@ def threshold_slider(
         sentence = (
             f"{r['option']} = {r['value']:g}: this head keeps {choice.density()[head]:.0%} of the pairs and "
             f"{choice.held()[head]:.0%} of the attention, {int(choice.missed[head].sum())} needed tiles are dropped; "
-            f"all heads {r['density']:.0%} and {r['mass']:.0%}"
+            f"over all heads: {r['density']:.0%} and {r['mass']:.0%}"
         )
         steps.append(ThresholdStep(of_head(choice, head), sentence, r["density"], r["mass"]))
     return by_threshold(
@@ -102,18 +102,17 @@ def threshold_slider(
         threshold_curves(records, specs),
         {"map": f"{main}, layer {layer}, head {head}", "curves": "mean over all layers and heads"},
         active=len(steps) // 2,
-        caption=f"{about}. Tiles of {size} tokens; every point is one value of the method's own option, the others as "
-        "given.",
+        caption=f"{about}. Tiles of {size} tokens; each point is one value of the method's threshold option.",
     )
 
 
 def threshold_curves(records: Records, specs: Mapping[str, str]) -> list[DensityCurve]:
     """Return a curve for every method of `threshold_records`; the oracle at its end is black."""
-    ideal = "truly most"
+    ideal = "ideal selection"
     curves = []
     for name, points in {**_by_method(records[: -len(ORACLE)]), ideal: records[-len(ORACLE) :]}.items():
         look = SPARSE_METHODS.of("oracle" if name == ideal else specs[name])
-        labels = [f"{r['value']:.0%} wanted" if name == ideal else f"{r['option']} = {r['value']:g}" for r in points]
+        labels = [f"{r['value']:.0%} target" if name == ideal else f"{r['option']} = {r['value']:g}" for r in points]
         density, mass = ([r[key] for r in points] for key in ("density", "mass"))
         curves.append(DensityCurve(name, look.colour, look.symbol, density, mass, labels))
     return curves
@@ -134,8 +133,8 @@ def kept_by_rule(
         heads=heads,
         layer=layers.index(layer),
         head=heads.index(head // group),
-        caption=f"{about}. {spec_of(method)}. A tile kept for one head of a KV head is kept for all. Bars: mean over "
-        "all layers and heads; each rule counts what those before it did not keep.",
+        caption=f"{about}. {spec_of(method)}. A tile kept for one head of a KV head is kept for all of them. Bars: "
+        "mean over all layers and heads; each rule counts what those before it did not keep.",
     )
 
 

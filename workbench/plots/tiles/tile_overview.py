@@ -25,7 +25,7 @@ from workbench.plots.tiles.tile_recall import (
 )
 
 Panels = Mapping[str, Mapping[str, np.ndarray]]  # name → choice of the menu → `reduced`
-REDUCTIONS = {"mean": "share of tiles kept", "max": "any tile kept"}
+REDUCTIONS = {"mean": "share of tiles kept", "max": "max: any tile kept"}
 SCALE = [[0, PAPER], [0.5 / 255, PAPER], [0.5 / 255, FAINT], [1.5 / 255, FAINT], [1.5 / 255, RAMPS["kept"][0]]]
 SCALE += [[1, RAMPS["kept"][1]]]
 
@@ -72,7 +72,7 @@ def overview(
     if len(choices) > 1:
         fig.update_layout(updatemenus=[choice_menu(choices, len(panels), height)])
     panel_titles(fig)
-    return finish(fig, title="A long prompt at a glance", height=height, above=62, below=56, left=76, **notes)
+    return finish(fig, title="Overview of a long prompt", height=height, above=62, below=56, left=76, **notes)
 
 
 def zoomed(
@@ -93,7 +93,7 @@ def zoomed(
 
 
 def _heatmap(z: np.ndarray, span: Span) -> go.Heatmap:
-    hover = "rows near %{y:,.0f}, keys near %{x:,.0f}<extra></extra>"
+    hover = "queries near %{y:,.0f}, keys near %{x:,.0f}<extra></extra>"
     return image(z, span, zmin=0, zmax=255, colorscale=SCALE, hovertemplate=hover)
 
 

@@ -19,7 +19,7 @@ SIDE = 400  # px, of a map beside a second panel
 RAMPS = {  # what became of a tile: colours of little and of much attention, and of the legend
     "dropped": (FAINT, "#8a9199", RULE),
     "kept": ("#c9dff0", "#003a5c", BLUE),
-    "dropped though needed": ("#ffc46b", "#c22f00", RED),
+    "dropped although needed": ("#ffc46b", "#c22f00", RED),
 }
 TOP = (len(RAMPS) + 1) * LEVELS - 1
 SCALE = [[0.0, PAPER], [LEVELS / TOP, PAPER]] + [
@@ -27,7 +27,7 @@ SCALE = [[0.0, PAPER], [LEVELS / TOP, PAPER]] + [
     for at, ramp in enumerate(RAMPS.values(), 1)
     for edge, colour in zip((0, LEVELS - 1), ramp[:2], strict=True)
 ]
-HOVER = "rows near %{y:,d}, keys near %{x:,d}<br><b>%{customdata}%</b> of the rows’ attention<extra></extra>"
+HOVER = "queries near %{y:,d}, keys near %{x:,d}<br><b>%{customdata}%</b> of the queries’ attention<extra></extra>"
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def by_threshold(
     fig.update_layout(legend2={"x": 0.995, "xanchor": "right", "y": 0.03, "yanchor": "bottom", "orientation": "v"})
     pictures = {str(at): [_replaced(step.picture), _point(step)] for at, step in enumerate(steps)}
     slider = frame_slider([step.sentence for step in steps], active, spoken=True, pad=52)
-    return steered(fig, SIDE, pictures, slider, below=132, title="From few tiles to many", **notes)
+    return steered(fig, SIDE, pictures, slider, below=132, title="Attention kept by density", **notes)
 
 
 def _point(step: ThresholdStep) -> go.Scatter:

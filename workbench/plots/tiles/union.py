@@ -49,11 +49,11 @@ def bfla_rules(
     heads together.
     """
     wide = SIDE / 860
-    titles = ["the first rule that keeps a tile", "what each rule adds to those before it"]
+    titles = ["first rule that keeps a tile", "tiles added by each rule"]
     fig = make_subplots(1, 2, subplot_titles=titles, column_widths=[wide, 0.86 - wide], horizontal_spacing=0.14)
     colours = [PAPER, FAINT, *RULES.values()]
     look = {"zmin": -0.5, "zmax": len(colours) - 0.5, "colorscale": scale(colours)}
-    hover = "rows near %{y:,d}, keys near %{x:,d}<extra></extra>"
+    hover = "queries near %{y:,d}, keys near %{x:,d}<extra></extra>"
     for h in range(len(heads)):
         fig.add_trace(image(maps[layer][h], span, hovertemplate=hover, visible=h == head, **look), row=1, col=1)
     for number, (name, colour) in enumerate((("tiles (share of the causal pairs)", MUTED), ("attention", BLUE))):
@@ -76,18 +76,18 @@ def bfla_rules(
 
 
 PAGES = {  # numbered from 2; 0 is the future, 1 not selected
-    "asked for by every query block": BLUE,
-    "by some, read by all": ORANGE,
+    "selected by every query block": BLUE,
+    "selected by some, read by all": ORANGE,
     "the chunk itself": GREEN,
 }
 LOOK = {"zmin": -0.5, "zmax": 4.5, "colorscale": scale([PAPER, FAINT, *PAGES.values()]), "showscale": False}
 GAP, LIST = 40, 19  # px between panels, and of a line of the page list
 TITLES = (
-    "1. the choice of every query block, head under head",
-    "2. Q-block union: one line a head",
-    "3. group union: one line for the heads of a KV head",
-    "4. with the chunk itself: the pages that are read (number of the page)",
-    "5. page lists of all groups, as a paged kernel gets them: position in the list, and the page that stands there",
+    "1. selection of every query block, by head",
+    "2. union over query blocks: one row per head",
+    "3. union over the heads of a KV head: one row",
+    "4. with the chunk itself: pages read (page number)",
+    "5. page lists of all KV heads, as passed to a paged kernel: list position and page number",
 )
 
 
@@ -135,7 +135,7 @@ def union(
     heats = [[go.Heatmap(z=z) for each in of_layer for z in each] for of_layer in pictures]
     replaced = {str(at): [*heat, _list(*lists[at])] for at, heat in enumerate(heats)}
     shares = [" → ".join(f"{x:.0%}" for x in each.densities()) for each in unions]
-    sentences = [f"{n}: {share} of the causal pairs, by steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
+    sentences = [f"{n}: {share} of causal pairs after steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
     slider = frame_slider(sentences, layer, "layer ", spoken=True, pad=48) if len(unions) > 1 else None
     menu = choice_menu(_names(now), 4, total, (), group, 1 + len(PAGES))
     title = "From a mask to a list of pages"

@@ -153,7 +153,7 @@ def chosen_text(
         view.tokens,
         view.block_of,
         marked=view.supporting,
-        title=f"What is recomputed at {ratio:.0%}",
+        title=f"Tokens recomputed at {ratio:.0%}",
         notice=f"“{view.question}” ★: passages that the answer {answers}needs.",
         caption=f"{view.source}. {about}. Colour: rank of the score; framed: recomputed; the question always is.",
     )

@@ -60,7 +60,7 @@ def turnover(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack
     values = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
     panels = []
     for title, fields, scale, form in (
-        ("tokens through the model", TOKENS, 1, ",d"),
+        ("tokens computed", TOKENS, 1, ",d"),
         ("time to the first token (ms)", SECONDS, 1e3, ",.1f"),
     ):
         lines = []
@@ -109,7 +109,7 @@ def timelines(found: Mapping[str, TokenStages], prompt: Prompt, *, ratio: float,
     swatches(fig, STAGES)
     return finish(
         fig,
-        title="Which tokens are computed, and when",
+        title="Tokens computed before and during a request",
         caption=f"From the plans of one request. {ratio:.0%} of the tokens of passages are recomputed where a selector "
         f"chooses. Block 0 is the system prompt, Q the question. {about}.",
         height=ROW * len(grid) * 2 // 3,
@@ -141,7 +141,7 @@ def fusion_mask(prompt: Prompt, chosen: Sequence[int]) -> go.Figure:
     swatches(fig, {name: colour for name, colour in looks.items() if name != "hidden"} | {"hidden": RULE})
     return finish(
         fig,
-        title=f"The mask of cache fusion: {len(rows)} rows over {len(columns)} columns",
+        title=f"Cache-fusion mask: {len(rows)} query tokens × {len(columns)} key tokens",
         caption="The example of FusionRAG, figure 6: system prompt S, chunks C1 and C2, question Q; tokens count from "
         "1. Drawn from the plan that computes these rows.",
         height=44 * len(rows),

@@ -29,30 +29,30 @@ class TuneConfig:
     of questions and answers.
     """
 
-    mode: Annotated[str, "mixed: every sample in both modes; block or full: in one"] = "mixed"
-    positions: Annotated[str, "Of blocks in block mode: re-encoded for their place, or naive, each from 0"] = (
-        "re-encoded"
-    )
+    mode: Annotated[str, "mixed: every sample in both modes; block, full: in one mode"] = "mixed"
+    positions: Annotated[str, "Block positions in block mode: re-encoded, or naive (each starting at 0)"] = "re-encoded"
     steps: Annotated[int, "Optimizer steps"] = 500
-    batch: Annotated[int, "Samples packed into one forward pass, of each process"] = 8
-    accumulate: Annotated[int, "Forward passes a step"] = 1
-    lr: Annotated[float, "Highest learning rate"] = 2e-5
-    warmup: Annotated[int, "Steps on which the rate rises; then it falls to 0"] = 20
-    max_length: Annotated[int, "Most tokens of a prompt and its answer"] = 4096
-    seed: Annotated[int, "Of data order and of new weights"] = 0
+    batch: Annotated[int, "Samples packed into one forward pass, per process"] = 8
+    accumulate: Annotated[int, "Gradient accumulation: forward passes per step"] = 1
+    lr: Annotated[float, "Peak learning rate"] = 2e-5
+    warmup: Annotated[int, "Linear warmup steps; then the rate decays to 0"] = 20
+    max_length: Annotated[int, "Maximum tokens of prompt plus answer"] = 4096
+    seed: Annotated[int, "Seed for data order and new weights"] = 0
     lora_rank: Annotated[int, "Train LoRA of this rank (needs peft); 0: all weights"] = 0
     lora_targets: Annotated[str, "attention: q, k, v, o; all: every layer; auto: attention with teacher self"] = "auto"
-    teacher: Annotated[str, "gold: the answers of the data; self: the model's own full attention, no labels"] = "gold"
-    question_weight: Annotated[float, "Weight of a question token beside one of an answer, teacher self"] = 0.2
-    own_answers: Annotated[str, "Greedy answers of the model: where the gold is missing, or for all; teacher self"] = (
+    teacher: Annotated[str, "gold: answers from the data; self: the model's own full attention (no labels)"] = "gold"
+    question_weight: Annotated[float, "Weight of a question token relative to an answer token"] = 0.2
+    own_answers: Annotated[str, "Use the model's greedy answers: missing (if there is no gold answer) or all"] = (
         "missing"
     )
-    own_tokens: Annotated[int, "Most tokens of an own answer"] = 24
-    budget: Annotated[float | None, "Minutes of the whole run: the rate falls to 0 until then, with fewer steps"] = None
-    header: Annotated[int, "Soft tokens ahead of each passage; with any, they are trained, and LoRA, nothing else"] = 0
-    trailer: Annotated[int, "Soft tokens behind each passage (KV Packet: 8 and 8)"] = 0
-    links: Annotated[int, "Soft tokens last, which see all before them and are recomputed (KVLink: 5)"] = 0
-    optimizer: Annotated[str, "adamw, or muon for the matrices of the layers"] = "adamw"
+    own_tokens: Annotated[int, "Maximum tokens of such an answer"] = 24
+    budget: Annotated[float | None, "Minutes for the whole run: the rate decays to 0 by then, with fewer steps"] = None
+    header: Annotated[int, "Soft tokens before each passage; if any are set, only they and LoRA are trained"] = 0
+    trailer: Annotated[int, "Soft tokens after each passage (KV Packet: 8 and 8)"] = 0
+    links: Annotated[
+        int, "Link tokens at the end of each passage: attend to everything before, recomputed (KVLink: 5)"
+    ] = 0
+    optimizer: Annotated[str, "adamw, or muon for the weight matrices of the layers"] = "adamw"
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.98)
     clip: float = 1.0

@@ -14,8 +14,8 @@ from workbench.methods.registry import is_whole
 from workbench.methods.sparse._small import small
 from workbench.plots.marks.styles import REUSE_NAMES, SELECTORS, SPARSE_METHODS
 
-PREPARED = {"after_system": "behind the system block", "independent": "each by itself"}  # what needs no corpus
-POSITIONS = {"re-encoded": "re-encoded for their new place", "naive": "as cached (naive)"}
+PREPARED = {"after_system": "after the system block", "independent": "independently"}  # what needs no corpus
+POSITIONS = {"re-encoded": "re-encoded for the new position", "naive": "as cached (naive)"}
 KINDS = ("system", "passage", "question")
 MOST_BLOCKS, MOST_CHARACTERS, MOST_COLUMNS = 512, 1_000_000, 12
 LONG = 4096  # tokens from which the published settings of sparse methods choose

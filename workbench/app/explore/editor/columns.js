@@ -20,16 +20,16 @@ function nameOf(options, fields) {
 // A card: {name, fields, answer, bill, seconds, kl, full, active, stale, expected}; `act` has show() and remove().
 function card(one, act) {
   const { answer, stale } = one;
-  const badge = stale ? make("span", { class: "wb-badge" }, answer ? "older answer" : "on its way") : !answer.done ? make("span", { class: "wb-badge" }, "streaming") : null;
+  const badge = stale ? make("span", { class: "wb-badge" }, answer ? "outdated" : "computing") : !answer.done ? make("span", { class: "wb-badge" }, "streaming") : null;
   const wrong = one.expected?.length ? `✗ expected: ${one.expected.slice(0, 2).join(" or ")}` : "✗ wrong";
-  const sign = answer?.right == null ? null : make("span", { class: answer.right ? "wb-right-sign" : "wb-wrong-sign" }, answer.right ? "✓ right" : wrong);
+  const sign = answer?.right == null ? null : make("span", { class: answer.right ? "wb-right-sign" : "wb-wrong-sign" }, answer.right ? "✓ correct" : wrong);
   const title = act?.show
-    ? make("button", { type: "button", class: "wb-show", "aria-pressed": String(one.active), title: one.active ? "the menus and the colours are about this one" : "Make the menus and the colours about this one", onclick: act.show }, one.name)
+    ? make("button", { type: "button", class: "wb-show", "aria-pressed": String(one.active), title: one.active ? "Shown in the menus and colours" : "Show this method in the menus and colours", onclick: act.show }, one.name)
     : make("span", { class: "wb-show" }, one.name);
   const remove = act?.remove && make("button", { type: "button", class: "wb-remove", "aria-label": `Remove the column ${one.name}`, onclick: act.remove }, "×");
   return make("article", { class: `wb-card${one.active ? " wb-method" : ""}${one.full ? " wb-full" : ""}${stale ? " wb-stale" : ""}`, "aria-label": `Answer of ${one.name}` },
     make("h4", {}, title, badge, remove),
-    make("p", { class: "wb-answer" }, answer?.text || (answer?.done ? "(nothing)" : "…"), " ", sign),
+    make("p", { class: "wb-answer" }, answer?.text || (answer?.done ? "(empty)" : "…"), " ", sign),
     took(one));
 }
 
@@ -46,9 +46,9 @@ function took({ bill, full, active, seconds, slowest, kl }) {
   const pace = make("span", { class: `wb-p${full ? " wb-p-full" : active ? " wb-p-method" : ""}`, "aria-hidden": "true" });
   pace.style.width = `${slowest ? (100 * (seconds ?? 0)) / slowest : 0}%`;
   const said = [`${short(full ? bill.flops.full : bill.flops.method)}FLOPs`];
-  if (!full && bill.flops.encoding) said.push(`${percent(bill.flops.encoding / bill.flops.method)} of it encodes what is not cached yet`);
-  if (!full && bill.kept < 1) said.push(`attends to ${percent(bill.kept)} of what it may`);
-  if (!full && bill.seconds.choosing >= TOLD * bill.seconds.method && bill.seconds.choosing > 0) said.push(`choosing these took ${time(bill.seconds.choosing)}, which long prompts repay (notebook 10)`);
+  if (!full && bill.flops.encoding) said.push(`${percent(bill.flops.encoding / bill.flops.method)} of them encode uncached blocks`);
+  if (!full && bill.kept < 1) said.push(`attends to ${percent(bill.kept)} of the allowed pairs`);
+  if (!full && bill.seconds.choosing >= TOLD * bill.seconds.method && bill.seconds.choosing > 0) said.push(`selecting them took ${time(bill.seconds.choosing)}; pays off only for long prompts (notebook 10)`);
   if (kl != null) said.push(`KL ${kl < 0.0005 ? "below 0.001" : kl.toFixed(3)} nats`);
   return make("div", { class: "wb-took" }, make("b", { class: "wb-ttft" }, seconds == null ? "" : `TTFT ${time(seconds)}`), pace,
     make("small", {}, `${computed.toLocaleString("en")} of ${bill.length.toLocaleString("en")} tokens computed`), bar, make("small", { class: "wb-more" }, said.join(" · ")));

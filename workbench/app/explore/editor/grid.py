@@ -145,11 +145,11 @@ def _note(arranged: Sequence[tuple[PromptPiece, ...]], choices: int) -> str:
     """Say what a page holds."""
     whole = max(map(len, arranged))
     orders = sum(len(pieces) == whole for pieces in arranged)
-    less = f", {len(arranged) - orders} without one of them" if orders < len(arranged) else ""
+    less = f", {len(arranged) - orders} with one passage removed" if orders < len(arranged) else ""
     return (
-        f"Answered beforehand: {orders} {'order' if orders == 1 else 'orders'} of the passages{less}, each with "
-        f"{choices} choices of selector and ratio. With a kernel, workbench.explore.prompt(model, prompt) also edits "
-        "and adds passages, and answers any order."
+        f"Precomputed: {orders} {'order' if orders == 1 else 'orders'} of the passages{less}, each with {choices} "
+        "choices of selector and ratio. In a running notebook, workbench.explore.prompt(model, prompt) also edits and "
+        "adds passages and answers any order."
     )
 
 

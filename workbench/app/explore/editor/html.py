@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 PARTS = ("tokens", "columns", "maps", "prompt_widget")  # of the script, in order
 STANDS = '<div id="{name}"></div><style>{css}</style>\n<script type="module">{script}\n{call}</script>'
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1"><title>A prompt to touch</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>Interactive prompt editor</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline';
 script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'">
 <style>:root {{ color-scheme: light dark; }} body {{ margin: 0 auto; max-width: 1320px; background: Canvas; }}</style>
@@ -64,7 +64,7 @@ def summary(record: dict[str, Any], names: Sequence[str]) -> str:
 
 
 def _sign(right: bool | None) -> str:
-    return "" if right is None else "right" if right else "wrong"
+    return "" if right is None else "correct" if right else "wrong"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -1,6 +1,6 @@
 // The maps: token positions across, with ticks, a scale and the marked token by name in each.
 
-const MAPS = [["mask", "Who attends to whom"], ["deviation", "Deviation"], ["attention", "Attention from the question"], ["tiles", "Selected blocks"]];
+const MAPS = [["mask", "Attention mask"], ["deviation", "Deviation"], ["attention", "Attention from the question"], ["tiles", "Selected blocks"]];
 
 class Maps {
   constructor(view) {
@@ -153,7 +153,7 @@ class Maps {
       const question = this.view.told().at(-1)?.start ?? length;
       const rows = [...[...this.heat.chosen].sort((a, b) => a - b), ...Array.from({ length: length - question }, (_, i) => question + i)];
       for (let y = 0; y < canvas.height; y++) context.fillRect(0, y, ((rows[Math.floor((y / canvas.height) * rows.length)] + 1) / length) * canvas.width, 1);
-      return { told: "computed tokens down, keys across; every block is selected: choose a sparse method", down: [0, rows.length] };
+      return { told: "computed tokens down, keys across; all blocks selected (choose a sparse method)", down: [0, rows.length] };
     }
     const [layers, down, across] = map.shape;
     const data = new Uint8Array(down * across);

@@ -11,7 +11,7 @@ function pageModel(data, id) {
     const of = data.results[wanted.blocks.map((block) => block.id).join(" ")] || {};
     const found = wanted.blocks.every((block) => block.text === texts.get(block.id)) && of[choice(wanted)];
     const orders = Object.keys(data.results).length;
-    state.problem = found ? "" : `This page holds ${orders === 1 ? "one order" : `${orders} orders`} of the passages with ${data.choices} methods each, and not this one: with a kernel, notebook 00 answers any.`;
+    state.problem = found ? "" : `This combination is not on this page, which holds ${orders === 1 ? "one order" : `${orders} orders`} of the passages with ${data.choices} methods each. Run notebook 00 to answer any combination.`;
     tell("problem");
     if (!found) return;
     for (const name of ["text", "answers", "bill", "heat"]) state[name] = { ...built(found[name]), revision: wanted.revision };

@@ -52,10 +52,10 @@ class PromptView {
     this.reset = make("button", { type: "button", onclick: () => this.change((want) => Object.assign(want, clone(this.first))) }, "Reset");
     const button = (label, action, title) => make("button", { type: "button", onclick: action, title }, label);
     controls.append(make("span", { class: "wb-buttons" }, this.undo, this.reset,
-      button("Add a column", () => this.addColumn(), "Another method beside this one"),
-      button("Copy as code", () => this.showCode(), "The Python that makes this state"),
-      button("Save state", () => this.saveState(), "Write the blocks and methods into a file"),
-      button("Open state", () => this.openState(), "Read a file that was saved here")));
+      button("Add a column", () => this.addColumn(), "Compare with another method"),
+      button("Copy as code", () => this.showCode(), "Python code that reproduces this state"),
+      button("Save state", () => this.saveState(), "Save the blocks and methods to a file"),
+      button("Open state", () => this.openState(), "Load a saved file")));
 
     this.heatMenu = make("select", { onchange: () => { this.heatName = this.heatMenu.value; this.recolour(); } });
     this.layerSlider = make("input", { type: "range", min: -1, value: -1, oninput: () => { this.layer = Number(this.layerSlider.value); this.recolour(); } });
@@ -169,7 +169,7 @@ class PromptView {
   get gone() {
     if (!this.lost && !this.root.closest(".jupyter-widgets-disconnected")) return "";
     const cell = this.root.closest(".jp-Cell")?.querySelector(".jp-InputPrompt")?.textContent.trim();
-    return `No kernel is behind this view any more: it shows the last answers. Run the notebook again from its first cell to this one${cell ? ` (${cell.replace(/:$/, "")})` : ""}.`;
+    return `This view has lost its kernel and shows the last answers. Rerun the notebook up to this cell${cell ? ` (${cell.replace(/:$/, "")})` : ""}.`;
   }
 
   // ------------------------------------------------------------ columns
@@ -211,11 +211,11 @@ class PromptView {
     const chosen = { ...state, max_new_tokens: this.options.max_new_tokens ?? 24, answers: this.model.get("answers")?.expected ?? [] };
     const python = (value) => (Array.isArray(value) ? `[${value.map(python).join(", ")}]` : value && typeof value === "object" ? `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${python(one)}`).join(", ")}}` : JSON.stringify(value));
     const text = ["from workbench import explore", "", "blocks = [", ...blocks.map((block) => `    ${JSON.stringify(block.text)},`), "]", "touched = explore.prompt(", `    ${JSON.stringify(this.options.model || "lab-full")},`, "    blocks,", ...Object.entries(chosen).map(([name, value]) => `    ${name}=${python(value)},`), ")", "touched", ""].join("\n");
-    const area = make("textarea", { rows: 12, readonly: true, "aria-label": "Python that makes this state", spellcheck: "false" });
+    const area = make("textarea", { rows: 12, readonly: true, "aria-label": "Python code that reproduces this state", spellcheck: "false" });
     area.value = text;
     this.code.replaceChildren(area, make("button", { type: "button", onclick: () => this.code.replaceChildren() }, "Close"));
     area.select();
-    navigator.clipboard?.writeText(text).then(() => this.say("The code is in the clipboard."), () => this.say("The code is selected: Ctrl+C copies it."));
+    navigator.clipboard?.writeText(text).then(() => this.say("Code copied to the clipboard."), () => this.say("Code selected: press Ctrl+C to copy it."));
   }
 
   saveState() {
@@ -370,7 +370,7 @@ class PromptView {
     if (this.menus.method) {
       const methods = this.options.methods.map((one, i) => ({ value: i, title: one.title }));
       const now = this.options.methods.findIndex((one) => Object.entries(one.fields).every(([name, value]) => name === "ratio" || this.want[name] === value));
-      this.fill(this.menus.method, [...methods, { value: -1, title: "own choice", disabled: true }], now);
+      this.fill(this.menus.method, [...methods, { value: -1, title: "custom", disabled: true }], now);
     }
     const ratios = this.options.ratios;
     Object.assign(this.ratio, ratios ? { min: 0, max: ratios.length - 1, step: 1 } : { min: 0, max: 100, step: 1 });
@@ -470,12 +470,12 @@ class PromptView {
     node.style.setProperty("--wb-block", block.kind === "passage" ? `var(--wb-c${this.colour(block.id)})` : "var(--wb-muted)");
     const head = make("header", {});
     if (block.kind === "passage") {
-      const grip = make("button", { type: "button", class: "wb-grip", title: "Drag, or press the arrow keys, to move", "aria-label": `Move ${label} of ${passages}: up and down arrows` }, "⠿");
+      const grip = make("button", { type: "button", class: "wb-grip", title: "Drag or use the arrow keys to move", "aria-label": `Move ${label} of ${passages}: up and down arrows` }, "⠿");
       grip.addEventListener("keydown", (event) => this.gripKey(event, block.id));
       grip.addEventListener("pointerdown", (event) => this.drag(event, block.id, node));
       head.append(grip);
     }
-    head.append(make("span", { class: "wb-name" }, name, supporting ? make("span", { title: "the answer needs it", "aria-label": "the answer needs it" }, " ★") : null));
+    head.append(make("span", { class: "wb-name" }, name, supporting ? make("span", { title: "needed for the answer", "aria-label": "needed for the answer" }, " ★") : null));
     head.append(make("span", { class: "wb-fate" }));
     if (this.editable && this.editing !== block.id) {
       head.append(make("button", { type: "button", class: "wb-edit", "aria-label": `Edit ${label}`, onclick: () => { this.editing = block.id; this.drawBlocks(); } }, "Edit"));
@@ -505,11 +505,11 @@ class PromptView {
     return make("div", { class: "wb-editor" }, area, make("span", { class: "wb-buttons" },
       make("button", { type: "button", onclick: () => this.endEdit(block.id, area.value) }, "Save"),
       make("button", { type: "button", onclick: () => this.endEdit(block.id, null) }, "Cancel"),
-      make("small", {}, "Ctrl+Enter saves, Esc leaves it as it was")));
+      make("small", {}, "Ctrl+Enter to save, Esc to cancel")));
   }
 
   paragraph(block, label, known) {
-    const node = make("div", { class: "wb-text", tabindex: 0, role: "textbox", "aria-readonly": "true", "aria-multiline": "true", "aria-label": `Text of ${label}; left and right arrows go from token to token` });
+    const node = make("div", { class: "wb-text", tabindex: 0, role: "textbox", "aria-readonly": "true", "aria-multiline": "true", "aria-label": `Text of ${label}; left and right arrow keys move between tokens` });
     node.addEventListener("keydown", (event) => this.textKey(event, node));
     if (known?.text !== block.text) {
       node.append(make("span", { class: "wb-untold" }, block.text)); // its tokens are not there yet
@@ -559,13 +559,13 @@ class PromptView {
 
   drawStatus() {
     const stale = RESULTS.some((name) => this.isStale(name));
-    const silent = stale && this.silent ? "The kernel has not answered for three seconds: it runs another cell, or it is gone. If it is gone, run the notebook again from its first cell to this one." : "";
+    const silent = stale && this.silent ? "The kernel has not responded for three seconds: it is running another cell or has stopped. If it has stopped, rerun the notebook up to this cell." : "";
     const problem = this.model.get("problem") || this.gone || silent;
     this.status.classList.toggle("wb-problem", !!problem);
     this.root.dataset.revision = this.want.revision;
     this.root.dataset.stale = stale || problem ? "stale" : "";
     const busy = this.model.get("busy");
-    const text = problem || (stale ? `${busy || "Working"}… what is pale is older.` : busy ? `Up to date. ${busy}…` : "Up to date.");
+    const text = problem || (stale ? `${busy || "Working"}… Faded results are outdated.` : busy ? `Up to date. ${busy}…` : "Up to date.");
     if (this.status.textContent !== text) this.status.textContent = text;
   }
 
@@ -595,7 +595,7 @@ class PromptView {
     const stale = this.isStale("bill");
     this.bill.classList.toggle("wb-stale", stale);
     if (!bill?.rows) return this.bill.replaceChildren();
-    this.bill.replaceChildren(make("h4", {}, `${nameOf(this.options, this.want)}: what becomes of ${bill.length.toLocaleString("en")} tokens`), key(bill.rows));
+    this.bill.replaceChildren(make("h4", {}, `${nameOf(this.options, this.want)}: reuse of ${bill.length.toLocaleString("en")} tokens`), key(bill.rows));
     const fates = this.blocks.querySelectorAll(".wb-block");
     const order = (this.model.get("text")?.blocks || []).map((block) => block.id);
     fates.forEach((node) => {
@@ -646,7 +646,7 @@ class PromptView {
     const stale = this.isStale("heat") || !this.heat;
     const values = !span || stale ? [] : [...new Set([this.heatName, "score", "deviation", "attention_full", "tiles"])].map((name) => this.heat.value(name, name === "look" ? this.head : this.layer, token)).filter((text) => text);
     const fate = stale || !span ? "" : span.closest(".wb-question") ? "always computed" : this.heat.chosen.has(token) ? "recomputed" : "reused";
-    this.detail.textContent = span ? [`${JSON.stringify(span.textContent)} at ${token}`, fate, ...values].filter(Boolean).join(" · ") : "Rest on a token, or go through the text with the arrow keys: its values stand here, and the maps mark it. A click keeps the mark.";
+    this.detail.textContent = span ? [`${JSON.stringify(span.textContent)} at ${token}`, fate, ...values].filter(Boolean).join(" · ") : "Hover over a token, or move through the text with the arrow keys, to see its values here and mark it in the maps. Click to keep the mark.";
     this.maps.mark();
   }
 

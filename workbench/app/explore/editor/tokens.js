@@ -2,9 +2,9 @@
 // Texts of people and models are put in as text nodes only.
 
 const HEATS = [
-  ["none", "nothing"],
-  ["score", "score of the selector"],
-  ["deviation", "deviation of the cached blocks"],
+  ["none", "none"],
+  ["score", "selector score"],
+  ["deviation", "deviation of cached blocks"],
   ["left", "deviation after recomputing"],
   ["attention", "attention from the question, chosen method"],
   ["attention_full", "attention from the question, full attention"],

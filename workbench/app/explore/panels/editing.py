@@ -39,14 +39,14 @@ def editing_explorer(
             words=3,
             title=step.label,
             notice=f"Before the edit the answer was: {', '.join(step.answers)}.",
-            caption="Greedy. computed: tokens that go through the model with a store of blocks; prefix cache: with one "
+            caption="Greedy. computed: tokens computed with a block store; prefix cache: with one "
             f"that keeps the prompt before. Largest difference from encoding all again: {after['logit_gap']:.1e}.",
         )
         bars = history(
             [before, after],
-            title="What is encoded again",
+            title="Blocks that are re-encoded",
             unit="prompt",
-            notice=f"{after['blocks_encoded']} of {len(after['fates'])} blocks are encoded again.",
+            notice=f"{after['blocks_encoded']} of {len(after['fates'])} blocks are re-encoded.",
             caption=f"Top: prompt {number} with an empty store. Below: edited.",
         )
         return [answered, bars]

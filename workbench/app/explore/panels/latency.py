@@ -56,7 +56,7 @@ def stages_of(loaded: Loaded, prompt: Prompt, store: MemoryStore, cached: int, p
     model = loaded.model
     partial = ttft.partial_store(model, prompt.context, store, round(cached / 100 * len(prompt.context)))
     select = QueryGuided() if percent else None
-    recomputed = f"the same, {percent}% recomputed"
+    recomputed = f"cached blocks, {percent}% recomputed"
     methods: dict[str, tuple[Full | Reuse, Store]] = {
         "full attention": (Full(), store),
         f"blocks, {cached}% cached": (Reuse(), partial),
@@ -97,5 +97,5 @@ def store_explorer(requests: Sequence[Sequence[int]], prepared: Sequence[int], m
     sizes = [
         slider(f"{name} (GB)", round(size / GB), 0, max(64, round(size / GB))) for name, size in machine.budgets.items()
     ]
-    rate, percent = slider("requests a second", round(machine.per_second), 1, 64), slider("recomputed (%)", 0, 0, 100)
+    rate, percent = slider("requests per second", round(machine.per_second), 1, 64), slider("recomputed (%)", 0, 0, 100)
     return explorer([*sizes, rate, percent, menu({v: k for k, v in figures.MODES.items()}, "mode")], draw)

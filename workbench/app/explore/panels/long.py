@@ -55,8 +55,8 @@ def long_explorer(
             span_of(detail),
             title=f"{SPARSE_METHODS.name_of(spec)}, head {head}",
             names=[f"all {len(states):,} tokens: {REDUCTIONS[how]}", "the frame, tile by tile"],
-            notice=f"{tiles.size}-token tiles; of the rows in the frame it keeps {rows.held():.0%} of the attention, "
-            f"{rows.missed():.0%} is in tiles that are dropped though needed for {share:.0%}.",
+            notice=f"{tiles.size}-token tiles; in the frame it keeps {rows.held():.0%} of the queries' attention; "
+            f"{rows.missed():.0%} is in tiles dropped although needed for {share:.0%}.",
             caption=caption,
         )
         return counts_tokens(drawn, TokenAxes(len(states), len(states), y=True))
@@ -64,7 +64,7 @@ def long_explorer(
     methods, threshold = method_and_threshold(specs)
     last = tiles_of(specs[0], threshold.value).kept.shape[2] - 1
     overview = menu({name: how for how, name in REDUCTIONS.items()}, "overview")
-    row = slider("frame: first row (tile)", (last + 1) // 2, 0, last)
+    row = slider("frame: first query (tile)", (last + 1) // 2, 0, last)
     key = slider("frame: first key (tile)", 0, 0, last)
     controls = [methods, threshold, overview, slider("head", 1, 0, states.heads - 1), row, key]
     return explorer(controls, draw, view)

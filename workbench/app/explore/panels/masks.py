@@ -38,8 +38,8 @@ def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> VBox:
             [*panels, MaskPanel("your rule", own)],
             [reading.tokens[i] for i in places],
             reading.block_of[places],
-            notice=f"Your rule shows {seen:.1%} of the pairs of full attention.",
-            caption=f"{reading.source}, {length:,} tokens. Words of a rule: {mask_rules.WORDS}.",
+            notice=f"Your rule keeps {seen:.1%} of the pairs of full attention.",
+            caption=f"{reading.source}, {length:,} tokens. Rule syntax: {mask_rules.WORDS}.",
         )
         counts_tokens(shapes, TokenAxes(length, len(places), y=True))
         if full is None:

@@ -77,7 +77,7 @@ def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> VBox
         return rotation(
             rotated,
             notice=f"Key of “{word}”, layer {layer}, head {head}, moved by {distance} tokens.",
-            caption=f"{reading.source}, block {block}. The ring is computed by the model with the block at that place "
+            caption=f"{reading.source}, block {block}. Ring: computed by the model with the block at that position "
             f"({loaded.model.device}).",
         )
 

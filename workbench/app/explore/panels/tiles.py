@@ -142,7 +142,7 @@ def tiles_explorer(
 
     layers, heads = number_slider("layer", states.layers, layer), slider("head", head, 0, states.heads - 1)
     below = menu(SECOND, "below")
-    chunks = Checkbox(value=False, description=f"choose in chunks of {chunk}")
+    chunks = Checkbox(value=False, description=f"select in chunks of {chunk}")
     last = (length - 1) // chunk
     methods = method_and_threshold([*specs, *others(specs, sparse.named(specs[0]).size, model)])
     controls = [*methods, layers, heads, below, chunks, slider("chunk", last, 0, last)]
@@ -154,7 +154,7 @@ def said(choice: Chosen, head: int) -> str:
     missed = int(choice.missed[head].sum())
     return (
         f"Head {head} keeps {choice.density()[head]:.0%} of the causal pairs and {choice.held()[head]:.0%} of the "
-        f"attention; {missed} {'tile is' if missed == 1 else 'tiles are'} dropped though needed, with "
+        f"attention; {missed} {'tile is' if missed == 1 else 'tiles are'} dropped although needed, holding "
         f"{choice.held(choice.missed)[head]:.0%} of it. Chosen in {1000 * choice.seconds:.0f} ms."
     )
 
@@ -162,7 +162,7 @@ def said(choice: Chosen, head: int) -> str:
 def rules(states: States, layer: int, method: Sparse, head: int, caption: str) -> go.Figure:
     """Draw which of BFLA's rules keeps a tile, of one KV head. BadInput for other methods."""
     if not isinstance(method, Bfla):
-        raise BadInput("only BFLA has rules that rescue tiles: choose BFLA above, or another picture below")
+        raise BadInput("only BFLA has rescue rules: choose BFLA above, or another view below")
     measured = bfla_rules(states, layer, method)
     kv_head = head // (states.heads // states.kv_heads)
     return rules_figure(
@@ -172,5 +172,5 @@ def rules(states: States, layer: int, method: Sparse, head: int, caption: str) -
         layers=[layer],
         heads=[kv_head],
         caption=caption,
-        notice=f"Layer {layer}, KV head {kv_head}; the bars are of all heads of the layer.",
+        notice=f"Layer {layer}, KV head {kv_head}; bars: all heads of the layer.",
     )

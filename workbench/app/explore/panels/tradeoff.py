@@ -43,7 +43,7 @@ def tradeoff_explorer(trials: pd.DataFrame) -> VBox:
             percent=MEASURES[measure].percent,
             x_axis=AXES[axis],
             y_axis=MEASURES[measure].axis,
-            title=f"What recomputing buys, passages cached {prepare}",
+            title=f"Quality by cost, passages cached {prepare}",
         )
         return drawn or go.Figure()
 
@@ -51,14 +51,14 @@ def tradeoff_explorer(trials: pd.DataFrame) -> VBox:
     return explorer([menu(options, label) for label, options in choices.items()], draw)
 
 
-ACROSS = {"density": "density", "union": "density after the union", "cost": "operations, choice included"}
+ACROSS = {"density": "density", "union": "density after the union", "cost": "operations, selection included"}
 UP = {
     "em": "exact match",
     "f1": "F1",
     "contains": "contains an alias",
     "mass": "attention mass kept",
     "recall": "recall of the largest tiles",
-    "error": "error of the output",
+    "error": "output error",
     "prefill_kl": "KL of the next token (nats)",
     "prefill_agree": "same next token",
 }
@@ -77,7 +77,7 @@ def quality_explorer(settings: pd.DataFrame, answers: pd.DataFrame) -> VBox:
         shown = own if name == "all" else own[own.rule.isin([names[name], ""])]
         kept = y if y in KEPT else "em"
         enough = [r for r in cheapest(shown, kept, keep / 100, answers) if r["sparse"]]
-        listed = "; ".join(f"{r['sparse']} ({r['density']:.0%})" for r in enough[:4]) or "no setting that is listed"
+        listed = "; ".join(f"{r['sparse']} ({r['density']:.0%})" for r in enough[:4]) or "no listed setting"
         return chart.lines(
             shown[shown.rule != ""],
             x=x,
@@ -88,7 +88,7 @@ def quality_explorer(settings: pd.DataFrame, answers: pd.DataFrame) -> VBox:
             y_axis=UP[y],
             percent=y not in LOSSES,
             title=f"{UP[y]} against {ACROSS[x]}",
-            notice=f"{keep}% of the {UP[kept]} of dense attention is kept, sparsest first, by: {listed}.",
+            notice=f"{keep}% of the {UP[kept]} of dense attention is kept by (sparsest first): {listed}.",
             caption="95% intervals.",
             lines=3,
         )
