@@ -156,8 +156,7 @@ def _check_size(characters: int, tokenizer: "PreTrainedTokenizerBase") -> None:
 
 
 def _lead(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return a line break for tokenizers that put a blank before a text (SentencePiece); "" for others.
-    """
+    """Return a line break for tokenizers that put a blank before a text (SentencePiece); "" for others."""
     alone = tokenizer.convert_ids_to_tokens(tokenizer("a", add_special_tokens=False)["input_ids"])
     return "\n" if alone and alone[0].startswith("▁") else ""
 

@@ -184,7 +184,7 @@ def _member(holder: Any, name: str) -> Any:
 
 
 def _belongs(thing: Any, root: str, place: str = "") -> bool:
-    """Return whether an object belongs to package `root` or `place`, as modules without `__all__` have imported names."""
+    """Return whether an object belongs to `root` or `place`; modules without `__all__` also have imported names."""
     module = getattr(thing, "__module__", None) or "builtins"
     own = module == "builtins" or module.startswith((place or root, f"{root}._C", f"_{root}"))
     return own and module.partition(".")[0] in (root, f"_{root}", "builtins")

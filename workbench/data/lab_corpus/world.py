@@ -199,7 +199,7 @@ class World:
         return Fact(relation, rng.choice(words.PLACES))
 
     def _find(self, entity: Entity) -> str:
-        """Draw the facts of an entity, spread over its passages; return the names that later passages may use for it."""
+        """Draw the facts of an entity, spread over its passages; return the name that later passages use for it."""
         rng, style, count = self.rng, self.style, len(entity.facts)
         relations = list(self._order[entity.kind])
         if not self._only:
