@@ -20,7 +20,7 @@ from workbench.core.utils import annotations
 SIZES = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"]
 SIZES += ["vocab_size", "intermediate_size", "max_position_embeddings"]
 FORMATS = ("F64", "F32", "F16", "BF16")  # formats of weights, by their names in safetensors
-OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")  # ignored: the workbench uses its own
+OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")  # ignored
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 

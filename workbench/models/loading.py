@@ -33,7 +33,7 @@ from workbench.models.weights import compact, delta_weights, soft_tokens
 from workbench.models.weights.compact import by_input_channel
 
 TOKENIZERS = WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase]()  # tokenizers of loaded models
-DTYPES = {name: getattr(torch, name, torch.bfloat16) for name in model_names.DTYPES}  # "float8-products" is based on bfloat16
+DTYPES = {name: getattr(torch, name, torch.bfloat16) for name in model_names.DTYPES}  # float8-products: bfloat16
 
 
 class Loaded(NamedTuple):
