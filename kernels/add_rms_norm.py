@@ -32,7 +32,7 @@ def _add_rms_norm(
     """One row."""
     row, col = tl.program_id(0).to(tl.int64), tl.arange(0, CP)
     inside = col < C
-    w = tl.load(weight + col, mask=inside, other=0.0)  # a weight is no result of the kernel before
+    w = tl.load(weight + col, mask=inside, other=0.0)  # loaded early: weights do not depend on the preceding kernel
     after_previous(PDL)
     total = tl.load(x + row * x_row + col, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):

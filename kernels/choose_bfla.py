@@ -54,7 +54,7 @@ def _score(
     tile, tile_n = tl.program_id(0) // key_programs, tl.program_id(0) % key_programs
     end = tl.minimum((tile + 1) * BLOCK_M * FLAT, count)
     last = tl.load(rows + request.to(tl.int64) * count + end - 1)
-    if tile_n * BLOCK_N * FLAT <= last:  # else no row sees any of it, and no kernel reads the scores
+    if tile_n * BLOCK_N * FLAT <= last:  # else no row sees the tile, and no kernel reads the scores
         queries = (q, q_tiles, head, tile * BLOCK_M, count, q_batch, q_head, q_token)
         their_keys = (keys, key_tiles, head // GROUP, tile_n * BLOCK_N, length, key_batch, key_head, key_token)
         logits = products(request, queries, their_keys, FLAT, False, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N)

@@ -27,7 +27,7 @@ from workbench.kernels._shared.triton_import import jit, need_triton, padded_wid
 
 __all__ = ["Means", "cases", "configure", "launch", "pooled", "reference", "takes"]
 
-MOST = 256  # tokens of a block
+MOST = 256  # maximum number of tokens per block
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -96,8 +96,8 @@ def _score(
     means = (request * (heads // GROUP) + head // GROUP) * places * DP
     score += ((request * heads + head) * tl.num_programs(0) + i) * blocks
     seen = ((tl.max(at_row, 0) + 1) // BLOCK).to(tl.int32)  # blocks that the last row sees in whole
-    clear = (at_row + 1) // BLOCK  # and every row
-    x = tl.trans(x)  # rows are columns of the product: a warp then sums up rows without the others
+    clear = (at_row + 1) // BLOCK  # blocks that each row sees in whole
+    x = tl.trans(x)  # rows become columns of the product, so that sums over rows stay within a warp
     for first in tl.range(0, seen, BLOCK_N):
         j = first + tl.arange(0, BLOCK_N)
         k_at = means + j.to(tl.int64)[:, None] * DP + col[None, :]

@@ -24,9 +24,9 @@ from workbench.kernels._shared.triton_import import jit, need_triton, padded_wid
 __all__ = ["best", "cases", "configure", "launch", "listed", "reference", "takes", "votes_of", "with_rows"]
 
 votes_of = _votes.launch
-NEXT = tl.constexpr(256)  # tokens that are read together with another, at most
-PARTS = 2  # 16-bit numbers whose sum is a vote
-LEAST = tl.constexpr(1e-12)  # length of a key, as torch's `normalize` has it
+NEXT = tl.constexpr(256)  # maximum number of tokens loaded at a time
+PARTS = 2  # a vote is the sum of so many 16-bit numbers
+LEAST = tl.constexpr(1e-12)  # minimum norm of a key, as in torch's `normalize`
 
 
 def configure(dtype: torch.dtype) -> Config:
@@ -61,7 +61,7 @@ def _score(
     base = (request * heads + head) * votes
     token, col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, DP)
     before = tl.load(past + request * length + token, mask=token < length, other=0) != 0
-    votes = tl.where(tl.max(before.to(tl.int32), 0) > 0, votes, 0)  # nothing of the past: nothing is multiplied
+    votes = tl.where(tl.max(before.to(tl.int32), 0) > 0, votes, 0)  # without past tokens nothing is multiplied
     k_at = keys + request * key_batch + head.to(tl.int64) * key_head + token.to(tl.int64)[:, None] * key_token
     k = tl.load(k_at + col[None, :], mask=(token < length)[:, None] & (col < D)[None, :], other=0.0)
     wide = k.to(tl.float32)

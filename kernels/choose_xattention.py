@@ -31,11 +31,11 @@ from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference", "takes"]
 
-BYTES = 256 << 20  # of sums that are held at a time
-HELD = 2048  # sums that a program holds at a time
-LINE = 32  # sums that lie in a line of memory
-PER_WARP = 1024  # sums that a warp holds
-ROW = 16384  # sums of a row of blocks that are read once and held
+BYTES = 256 << 20  # bytes of sums in memory at a time
+HELD = 2048  # sums per program at a time
+LINE = 32  # sums per cache line
+PER_WARP = 1024  # sums per warp
+ROW = 16384  # up to so many sums, a row of blocks is read only once
 
 
 def configure(dtype: torch.dtype) -> Config:
@@ -93,7 +93,7 @@ def _squares(
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     end = tl.minimum((row + 1) * STRIDE, count) - 1
     last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
-    if tile_n * BLOCK_N * STRIDE <= tl.max(last, 0):  # else no row sees any of it, and no kernel reads the sums
+    if tile_n * BLOCK_N * STRIDE <= tl.max(last, 0):  # else no row sees the tile, and no kernel reads the sums
         queries = (q, q_tiles, head, tile * BLOCK_M, count, q_batch, q_head, q_token)
         their_keys = (keys, key_tiles, head // GROUP, tile_n * BLOCK_N, length, key_batch, key_head, key_token)
         s = products(request, queries, their_keys, STRIDE, True, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N)
@@ -124,13 +124,13 @@ def _blocks(
     tl.constexpr, ONCE: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """Softmax over every row of squares, summed over the rows of squares of a block. ONCE: a chunk holds all blocks,
-    and a program takes TOGETHER blocks of rows, whose sums lie side by side in memory."""
+    and a program takes TOGETHER blocks of rows, whose sums are contiguous in memory."""
     one, request = tl.program_id(1), tl.program_id(2)
     i = tl.program_id(0) * TOGETHER
     row = i * PER + tl.arange(0, PER * TOGETHER)
     end = tl.minimum((row + 1) * STRIDE, count) - 1
     last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
-    seen = (tl.max(last, 0) // (PER * STRIDE)).to(tl.int32) + 1  # blocks that the last row sees a part of
+    seen = (tl.max(last, 0) // (PER * STRIDE)).to(tl.int32) + 1  # blocks that the last row sees at least in part
     sums += (request * tl.num_programs(1) + one).to(tl.int64) * blocks * row_squares
     row_blocks = (row_squares + PER - 1) // PER
     weights += ((request * heads + first_head + one).to(tl.int64) * row_blocks + i) * blocks
@@ -140,7 +140,7 @@ def _blocks(
         m_i = tl.max(x, 1)
         x = tl.exp2(x - tl.where(m_i == float("-inf"), 0.0, m_i)[:, None])
         l_i = tl.sum(x, 1)
-        share = tl.where(l_i > 0, 1.0 / tl.where(l_i > 0, l_i, 1.0), 0.0)  # no such row: it weighs nothing
+        share = tl.where(l_i > 0, 1.0 / tl.where(l_i > 0, l_i, 1.0), 0.0)  # a missing row has weight 0
         x = tl.sum(tl.reshape(x * share[:, None], [TOGETHER, PER, CHUNK]), 1)
         n = tl.arange(0, TOGETHER)
         inside = (i + n < row_blocks)[:, None] & (j < seen)[None, :]

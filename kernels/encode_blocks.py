@@ -55,7 +55,7 @@ def reference(
 def _span(
     state, begin, end, rows, kv, scale, MASKED: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr
 ):
-    """Key tiles `begin` to `end` of the block. MASKED: rows see a part of them, or they reach behind the block."""
+    """Key tiles `begin` to `end` of the block. MASKED: rows see them in part, or they extend beyond the block."""
     acc, m_i, l_i = state
     x, row, length = rows
     keys, values, key_token, value_token = kv
@@ -81,7 +81,7 @@ def _encode(
 ):  # fmt: skip
     place, head = tl.program_id(0) // heads, (tl.program_id(0) % heads).to(tl.int64)  # heads share keys in the cache
     block = place // row_tiles
-    tile = row_tiles - 1 - place % row_tiles  # the last rows see most: they begin first
+    tile = row_tiles - 1 - place % row_tiles  # the last rows see most keys, so they begin first
     first = tl.load(cu_seqlens + block).to(tl.int64)
     length = (tl.load(cu_seqlens + block + 1) - first).to(tl.int32)
     if tile * BLOCK_M >= length:
@@ -117,7 +117,7 @@ def launch(
     q, keys, values = rows_first(q), rows_first(keys), rows_first(values)
     heads, _, width = q.shape
     config = config or configure(width, q.dtype)
-    # [N, Hq, D] in memory, as the projection behind it wants it
+    # [N, Hq, D] in memory, as the following projection expects
     out = torch.empty((q.shape[1], heads, width), dtype=q.dtype, device=q.device).transpose(0, 1)
     tiles = triton.cdiv(max_seqlen, config.rows)
     tensors = q, keys, values, out, cu_seqlens, log2_scale(scale, width)
@@ -143,7 +143,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     ):
         draw = torch.Generator().manual_seed(seed)
         tokens = sum(lengths)
-        # token by token in memory, as a projection leaves them
+        # token-major in memory, as projections write them
         q, k, v = (
             torch.randn(tokens, n, width, generator=draw).to(device, dtype).transpose(0, 1)
             for n in (heads[0], heads[1], heads[1])

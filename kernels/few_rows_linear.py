@@ -28,7 +28,7 @@ from workbench.kernels._shared.triton_import import (
 )
 
 MOST = 64  # rows
-AHEAD = 4  # lines of 128 bytes of each row of a tile that are fetched before the kernel before has ended
+AHEAD = 4  # lines of 128 bytes per row of a tile that are fetched before the preceding kernel has ended
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def _few_rows_linear(
 ):  # fmt: skip
     """One tile of N, one part of K. x, weight: tensor descriptors; out [splits, rows, width].
 
-    With PDL, the first lines of the matrix (at `matrix`) are fetched into the L2 cache while the kernel before
-    still computes x.
+    With PDL, the first lines of the matrix (at `matrix`) are fetched into the L2 cache while the preceding
+    kernel still computes x.
     """
     PRECISION: tl.constexpr = "ieee" if x.dtype == tl.float32 else "tf32"
     tile, split = tl.program_id(0), tl.program_id(1)

@@ -68,7 +68,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     ):
         q, keys, values = pool(seed, 2, heads, count, length, width, device, dtype)
         keys, values = keys.contiguous(), values.contiguous()
-        first = torch.tensor([[length - count], [(length - count) // 2]])  # requests that have come to different places
+        first = torch.tensor([[length - count], [(length - count) // 2]])  # requests at different positions
         rows = first + torch.arange(count)
         kept = random_choice(seed, 2, heads[0], 1, length, size, share, rows, count)
         chosen = [Tiles(one.to(device), size) for one in kept]

@@ -32,7 +32,7 @@ from workbench.kernels._shared.attention import INVALID_POS, Config, planes, row
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl
 from workbench.kernels._tiles import triton_kernel as _tiles_triton
 
-SLOTS = 32  # of a program
+SLOTS = 32  # slots per program
 
 
 def gathered(

@@ -33,7 +33,7 @@ from workbench.kernels._shared.triton_import import need_triton
 __all__ = ["cases", "configure", "launch", "launch_parts", "paged", "reference"]
 
 paged = Paged.of
-RESIDENT = {16: 3, 32: 3, 64: 2, 128: 1, 256: 1}  # programs of so many rows that a multiprocessor runs at a time
+RESIDENT = {16: 3, 32: 3, 64: 2, 128: 1, 256: 1}  # rows → programs that a multiprocessor runs at a time
 
 
 def configure(rows: int, width: int, dtype: torch.dtype) -> Config:
@@ -128,7 +128,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         heads=(6, 2),
     )
     pairs = case(11, contexts=[[1, 0]], blocks=[256, 128], questions=[20], page=64, width=128, pairing="neox")
-    yield *pairs[:4], replace(pairs[4], run=2), *pairs[5:]  # two pages side by side are shifted alike
+    yield *pairs[:4], replace(pairs[4], run=2), *pairs[5:]  # pairs of adjacent pages share a shift
     if device != "cpu":  # two row tiles of a head, several parts
         long = partial(case, blocks=[1900, 1920], page=128, width=128, heads=(64, 16))
         yield long(12, contexts=[[1, 0]], questions=[50], pairing="neox")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workbench.kernels._shared.triton_import import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 
-MANY = 512  # rows from which a program takes several, with several heads
+MANY = 512  # from so many rows on, a program takes several, with several heads
 ROWS, HEADS = 16, 8
 Norms = tuple[Tensor, Tensor] | None
 
@@ -58,7 +58,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @jit
 def _channels(at, part, inside, like, PARTS: tl.constexpr):
-    """[DP] channels at pointers `at`, the parts added up, as numbers of the model."""
+    """[DP] channels at pointers `at`: the sum of the parts, in the model's dtype."""
     x = tl.load(at, mask=inside, other=0.0)
     if PARTS > 1:
         x = x.to(tl.float32)
@@ -217,6 +217,6 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         pools = (drawn(heads, max(40, rows), width), drawn(heads, max(40, rows), width))
         yield drawn(rows, (q_heads + 2 * heads) * width), cos, sin, slots, *pools, norms, 1e-6
         if rows >= MANY:
-            continue  # parts are those of few rows
+            continue  # only small numbers of rows come in parts
         parts = torch.randn(4, rows, (q_heads + 2 * heads) * width, generator=seed).to(device)
         yield parts, cos, sin, slots, *pools, norms, 1e-6

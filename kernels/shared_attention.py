@@ -28,8 +28,8 @@ from workbench.kernels.question_attention import launch_parts
 
 __all__ = ["cases", "launch", "reference"]
 
-ROWS = 64  # rows times heads of a group, at most
-SLOTS = 1024  # of a request's own pages, at most: one program reads them
+ROWS = 64  # maximum of rows times heads of a group
+SLOTS = 1024  # maximum number of a request's own slots: one program reads them
 
 
 @jit
@@ -46,7 +46,7 @@ def _attend_and_merge(
     takes the rows of a request and of the heads that read one KV head. Names are those of `_pages.triton_kernel`.
     """
     kv_head, request = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    m = tl.arange(0, BLOCK_M)  # row by row, the heads of a group side by side
+    m = tl.arange(0, BLOCK_M)  # row-major: the heads of a group are adjacent
     row = (m // GROUP).to(tl.int64)
     head = kv_head * GROUP + m % GROUP
     after_previous(PDL)
@@ -73,9 +73,9 @@ def _attend_and_merge(
     own = tl.exp2(m_i - top)
     weight = tl.exp2(log - top[:, None])
     acc, l_i = acc * own[:, None], l_i * own + tl.sum(weight, 1)
-    for part in tl.static_range(SPLITS):  # unrolled: loads need not wait for each other
+    for part in tl.static_range(SPLITS):  # unrolled, so that loads overlap
         share = tl.sum(tl.where(i[None, :] == part, weight, 0.0), 1)
-        at = there + tl.minimum(part, splits - 1)  # a part that there is not has no weight
+        at = there + tl.minimum(part, splits - 1)  # a missing part has weight 0
         one = tl.load(parts + at[:, None] * D + col[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
         acc += tl.where(share[:, None] > 0, one * share[:, None], 0.0)
     some = valid & (l_i > 0)
@@ -219,7 +219,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     yield _split(case(3, contexts=[[0]] * 4, blocks=[101], questions=[1] * 4, width=80, heads=(3, 1), page=32), 4)
     yield _split(case(4, contexts=[[0, 1]], blocks=[16, 33], questions=[2], width=256, heads=(2, 2)), 4)
     large = case(6, contexts=[[1, 0]] * 3, blocks=[260, 130], questions=[1] * 3, width=128, page=64, pairing="neox")
-    yield _split(large, 8)  # these fit the kernel for Hopper
+    yield _split(large, 8)  # fits the kernel for Hopper
     yield _split(case(7, contexts=[[0]] * 5, blocks=[520], questions=[1] * 5, page=128, heads=(8, 2)), 4)
     q, keys, values, rows, *rest = _split(case(5, contexts=[[0]] * 2, blocks=[50], questions=[1, 1]), 4)
     yield q, keys, values, torch.where(torch.arange(2, device=device)[:, None] == 1, -1, rows), *rest

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.kernels._shared.triton_import import after_previous, jit, need_triton, overlap, tl, triton
 
-CHANNELS = 1024  # of a program
+CHANNELS = 1024  # per program
 
 
 def reference(x: Tensor) -> Tensor:

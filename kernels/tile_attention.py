@@ -54,7 +54,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
             ((3, 1), 33, 70, 80, 64, 32, 1, 0.5),  # all heads share
             ((2, 2), 19, 50, 96, 16, 64, 2, 0.2),  # one list for all rows
             ((2, 1), 21, 64, 256, 32, 32, 2, 0.0),  # own tiles only
-            ((4, 2), 300, 300, 128, 64, 64, 2, 0.4),  # an odd number of query tiles of 64
+            ((4, 2), 300, 300, 128, 64, 64, 2, 0.4),  # odd number of query tiles of 64 rows
             ((2, 1), 150, 333, 64, 32, 64, 2, 0.3),  # narrow key tiles for them
             ((2, 2), 70, 200, 256, 128, 64, 1, 0.3),  # wide ones, wide heads
         )

@@ -4,6 +4,7 @@ import atexit
 import gc
 import multiprocessing
 import os
+import signal
 from contextlib import ExitStack, nullcontext
 
 import pytest
@@ -17,6 +18,9 @@ import workbench.app.notebooks  # noqa: F401  (before test files import nbformat
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
 os.environ["COLUMNS"], os.environ["TERM"] = "80", "dumb"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: tests send it to their processes
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # while test files are imported: modules stay
 

@@ -1,1 +1,1 @@
-"""Passages that move as similar ones moved before (`methods/correct/kvcomm.py`)."""
+"""Offsets of similar earlier passages, added to cached passages (`methods/correct/kvcomm.py`)."""

@@ -1,4 +1,4 @@
-"""`_anchors/meeting.py` in torch, and how places are copied out of a cache."""
+"""`_anchors/meeting.py` in torch, and a copy of places out of a cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ Pair = tuple[Tensor, Tensor]  # keys as of position 0, values: [heads of all lay
 
 
 class Moved(Protocol):
-    """A passage of `length` tokens as it was `cached`, and by how much it `moved`, [C, length, D] each.
+    """A passage of `length` tokens as it was `cached`, and the offsets `moved`, [C, length, D] each.
 
-    row  where these four lie, and how many numbers a head of a layer takes
+    row  addresses of these four tensors, and their stride from head to head
     """
 
     cached: Pair
@@ -77,7 +77,7 @@ class InTorch:
 
 
 def _standing(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """Return where the block of every token of these places begins [T]."""
+    """Return [T]: the start of the place that each token belongs to."""
     return torch.tensor(starts).repeat_interleave(torch.tensor(lengths))
 
 
@@ -89,7 +89,7 @@ def stretch(
     inv_freq: Sequence[Tensor],
     pairing: Pairing,
 ) -> Pair:
-    """Copy places side by side, of all layers, keys rotated as if each stood at position 0: in one rotation a layer."""
+    """Copy places of all layers, keys rotated as if each place began at position 0, in one rotation per layer."""
     here = slice(starts[0], starts[-1] + lengths[-1])
     stale = rotate_layers([x[:, here] for x in keys], -_standing(starts, lengths), inv_freq, pairing)
     return torch.cat(list(stale)), torch.cat([x[:, here] for x in values])

@@ -1,9 +1,9 @@
-"""Cached passages meet their anchors, earlier passages in the same places: how far they are, and moved likewise.
+"""Compare cached passages with their anchors (earlier passages in the same places), and add the anchors' offsets.
 
-An anchor is keys and values as they were cached, and by how much they moved, [C, n, D] each: heads of all layers, keys
-as of position 0. Tensors lie wherever they were made, so a table holds how far each is from the first layer's keys. One
-launch compares all layers of all places, a second one moves them, within one cache or from pages of blocks to others;
-what is cached and what moved are read once each. Keys stay rotated for the position that they were cached at.
+An anchor is keys and values as they were cached, and their offsets to full attention, [C, n, D] each: heads of all
+layers, keys as of position 0. Tensors may be anywhere in memory, so a table holds the distance of each from the first
+layer's keys. One launch compares all layers of all places, a second one moves them, within one cache or from pages to
+other pages; cached values and offsets are read once each. Keys stay rotated for the position they were cached at.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from workbench.kernels._shared.attention import planes
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl
 
 Pages = np.ndarray[Any, np.dtype[Any]]  # [P] whole numbers
-TOKENS, WARPS = 16, 2  # of a program: 255 registers a thread, so small programs fill a processor best
+TOKENS, WARPS = 16, 2  # per program: with 255 registers per thread, small programs fill a multiprocessor best
 RUN = tl.constexpr(8)  # channels that a thread reads at once
-COLUMNS = tl.constexpr(7)  # of a place in the tables
+COLUMNS = tl.constexpr(7)  # per place in the tables
 
 
 @jit
 def _place(tiles, places, pages, tile, PAGE: tl.constexpr, TOKENS: tl.constexpr):
-    """(place, anchors, position that its keys are rotated for, tokens, which there are, put, slots)."""
+    """(place, anchors, position its keys are rotated for, tokens, mask, places in `out`, slots read, slots written)."""
     place, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     at = places + COLUMNS * place
     token = first + tl.arange(0, TOKENS)
@@ -41,7 +41,7 @@ def _place(tiles, places, pages, tile, PAGE: tl.constexpr, TOKENS: tl.constexpr)
 
 @jit
 def _by_run(x):
-    """Sums of RUN channels side by side, which one thread has read."""
+    """Sums of RUN adjacent channels, which one thread has read."""
     return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // RUN, RUN]), 2)
 
 
@@ -69,7 +69,7 @@ def _far(
     TOKENS: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    """Some tokens of a place and one anchor: mean differences of keys and of values, squares of those of values."""
+    """Some tokens of a place and one anchor: mean differences of keys and of values, squared differences of values."""
     tile, anchor = tl.program_id(0) // most, tl.program_id(0) % most
     place, count, cached, token, there, put, slot, _ = _place(tiles, places, pages, tile, PAGE, TOKENS)
     if anchor >= count:
@@ -128,7 +128,7 @@ def _move(
     TOKENS: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    """Some tokens of a place in one layer: put where they move to; from layer 1 on its anchors' offsets are added."""
+    """Some tokens of a place in one layer, moved to their destination; from layer 1 on with the anchors' offsets."""
     layer = tl.program_id(1)
     place, count, cached, token, there, put, slot, to = _place(tiles, places, pages, tl.program_id(0), PAGE, TOKENS)
     count = tl.where(layer > 0, count, 0)
@@ -139,7 +139,7 @@ def _move(
     for head in range(HEADS):
         keys = base + tl.multiple_of(tl.load(own + layer), 8) + head * own_head
         values = base + tl.multiple_of(tl.load(own + layers + layer), 8) + head * own_head
-        x = tl.load(keys + mine + col[None, :], mask=inside, other=0.0)  # on their way while offsets are joined
+        x = tl.load(keys + mine + col[None, :], mask=inside, other=0.0)  # loads overlap the sum of offsets
         y = tl.load(values + mine + col[None, :], mask=inside, other=0.0)
         more_x = tl.zeros([TOKENS, DP], tl.float32)
         more_y = more_x
@@ -162,7 +162,7 @@ def _move(
 
 
 def fits(keys: Sequence[Tensor], values: Sequence[Tensor], inv_freq: Sequence[Tensor]) -> bool:
-    """Whether layers are alike, as the kernels want it: one shape, one layout, one table of frequencies."""
+    """Whether all layers have one shape, one layout and one table of frequencies, as the kernels require."""
     alike = {(x.shape, x.stride()) for x in (*keys, *values)}
     return len(alike) == 1 and len({id(x) for x in inv_freq}) == 1 and not keys[0].shape[2] % 8
 
@@ -170,10 +170,10 @@ def fits(keys: Sequence[Tensor], values: Sequence[Tensor], inv_freq: Sequence[Te
 class Meeting:
     """The places of one prompt and the anchors of each.
 
-    keys, values     [H, T, D] of every layer, alike (`fits`)
-    starts, lengths  of the places, one behind the other
+    keys, values     [H, T, D] of every layer, of one shape and layout (`fits`)
+    starts, lengths  of the places, which are contiguous
     paged            the position that keys of each place are rotated for, its pages, the pages that `move` writes, and
-                     the tokens of a page; None: they stand in one cache of the prompt, and are moved there
+                     the page size; None: places are in one cache of the prompt, and are moved within it
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Meeting:
         base, self.most, self.total = keys[0], max(map(len, anchors)), sum(lengths)
         nothing = [np.zeros(0, np.int64)] * len(starts)
         cached, pages, moved_to, page = paged or (starts, nothing, nothing, 0)
-        self._anchors = anchors  # they live as long as this
+        self._anchors = anchors  # keeps their memory alive
         size, lower = base.element_size(), base.data_ptr()
         own = (np.array([x.data_ptr() for x in (*keys, *values)]) - lower) // size
         counts = np.array([*map(len, anchors)])
@@ -210,7 +210,7 @@ class Meeting:
         ends = [*map(len, flat[:4]), sum(map(len, flat[4:]))]
         host = torch.empty(sum(ends), dtype=torch.int64, pin_memory=base.is_cuda)
         np.concatenate(flat, out=host.numpy())
-        self._tables = host.to(base.device, non_blocking=True).split(ends)  # a GPU gets them in one copy
+        self._tables = host.to(base.device, non_blocking=True).split(ends)  # one copy to the GPU
         self._tiles, self._layers = len(of), len(keys)
         width, frequencies = base.shape[2], inv_freq[0].to(base.device, torch.float32)
         self._given = (base, *self._tables, frequencies)
@@ -229,6 +229,6 @@ class Meeting:
         return out
 
     def move(self, weights: Tensor) -> None:
-        """Put places where they go to, all layers but the first with the offsets, by weights [2, A, N] fp32."""
+        """Move places; all layers but the first get the offsets, by weights [2, A, N] fp32."""
         grid = self._tiles, self._layers
         _move[grid](*self._given, weights.contiguous(), *self._numbers, **self._constants)

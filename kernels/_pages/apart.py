@@ -1,4 +1,4 @@
-"""Few rows over two lists of pages, one of them at a temperature; both parts merged by log-sum-exp (APE's decoding)."""
+"""Few rows over two lists of pages, the first at a temperature; both parts merged by log-sum-exp (APE's decoding)."""
 
 import torch
 from torch import Tensor

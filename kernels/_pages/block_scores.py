@@ -1,4 +1,4 @@
-"""Attention that tokens of cached blocks get from a few rows, of many layers in one launch.
+"""Attention that tokens of cached blocks receive from a few rows, for many layers in one launch.
 
     block_scores(queries [L, Hq, R, D], keys L x [H, S, D], blocks, inv_freq, pairing, page, scale, together)
         -> [T] fp32
@@ -27,15 +27,15 @@ from workbench.core.rope import Pairing, rotate
 from workbench.kernels._shared.attention import Config, log2_scale, planes
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
-LONGEST = 1 << 13  # tokens of a block, which one program goes through
-MOST = 1 << 26  # scores of single heads and layers in memory at a time
-COLUMNS = tl.constexpr(4)  # of a block in the table
-APART, SUMS, TOGETHER = (tl.constexpr(n) for n in range(3))  # what a launch does
+LONGEST = 1 << 13  # tokens of a block: one program processes all of them
+MOST = 1 << 26  # maximum number of scores per head and layer in memory at a time
+COLUMNS = tl.constexpr(4)  # per block in the table
+APART, SUMS, TOGETHER = (tl.constexpr(n) for n in range(3))  # kinds of launches
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a prompt: `pages[b]` [P] are the numbers of its pages, `shifts[b]` by how much it is moved."""
+    """The blocks of a prompt: `pages[b]` [P] are the numbers of a block's pages, `shifts[b]` is its shift."""
 
     pages: Sequence["np.ndarray[Any, np.dtype[Any]]"]
     lengths: Sequence[int]
@@ -43,7 +43,7 @@ class Blocks:
 
     @property
     def total(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return sum(self.lengths)
 
 
@@ -57,7 +57,7 @@ def reference(
     scale: float | None = None,
     together: bool = False,
 ) -> Tensor:
-    """Computed in fp32, of keys rotated in fp32."""
+    """`launch` in torch: fp32, with keys rotated in fp32."""
     factor, found = queries.shape[-1] ** -0.5 if scale is None else scale, list[Tensor]()
     for pages, length, shift in zip(blocks.pages, blocks.lengths, blocks.shifts, strict=True):
         slots = torch.as_tensor((pages[:, None] * page + np.arange(page)).ravel()[:length].astype(np.int64))
@@ -72,7 +72,7 @@ def reference(
 
 @jit
 def _parts(x, dtype: tl.constexpr):
-    """Return a vector as the sum of two of 16 bits."""
+    """Split a vector into two 16-bit vectors that add up to it."""
     first = x.to(dtype)
     return first, (x - first.to(tl.float32)).to(dtype)
 
@@ -162,15 +162,15 @@ def _block_scores(
 
 
 def configure(rows: int, dtype: torch.dtype) -> Config:
-    """Launch shape for `rows` rows times heads of a group."""
+    """Return the launch shape for `rows` rows times heads of a group."""
     return Config(min(64, max(16, triton.next_power_of_2(rows))), 32 if dtype == torch.float32 else 64, 4, 3)
 
 
 def takes(keys: Sequence[Tensor], inv_freq: Sequence[Tensor], longest: int = 0) -> bool:
     """Whether `launch` takes these layers, and blocks of so many tokens.
 
-    Layers are alike in shape, layout and frequencies, heads of up to 256 channels, and blocks not so long that few
-    programs have all to do.
+    Layers must have one shape, layout and table of frequencies, heads up to 256 channels, and blocks a limited length,
+    as one program processes a block.
     """
     base, alike = keys[0], {(x.shape, x.stride(), x.dtype) for x in keys}
     apart = any((x.data_ptr() - base.data_ptr()) % (8 * base.element_size()) for x in keys)
@@ -225,7 +225,7 @@ def launch(
 
 
 def _tables(base: Tensor, keys: Sequence[Tensor], blocks: Blocks, size: int) -> tuple[Tensor, list[int]]:
-    """Return where layers lie from the first one, a row a block, and pages, in one array that is sent at once."""
+    """Return offsets of layers from the first one, a row per block, and pages, in one array for a single copy."""
     apart = np.array([(x.data_ptr() - base.data_ptr()) // size for x in keys], np.int64)
     lengths, counts = (np.array([*x], np.int64) for x in (blocks.lengths, map(len, blocks.pages)))
     rows = np.stack(

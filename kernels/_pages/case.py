@@ -23,7 +23,7 @@ def case(
     heads: tuple[int, int] = (4, 2),
     pairing: Pairing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Paged, Tensor | None, Pairing]:
-    """Make arguments of `reference`, on pages that lie in random places; what no row may see is NaN.
+    """Make arguments of `reference`, on pages in random order; slots that no row may see are NaN.
 
     Request b reads the cached blocks `contexts[b]` (their lengths are `blocks`), recomputes a share `recompute` of
     their tokens, and asks a question of `questions[b]` tokens, on pages of its own. With `pairing`, blocks are shifted

@@ -1,4 +1,4 @@
-"""What a consumer of `_pages.hopper` computes: its rows over a part of the keys, page by page.
+"""The consumers of `_pages.hopper`: rows over a part of the keys, page by page.
 
 Names are those of `_shared.hopper`; `page_list`, `q_ring` and steps those of `_pages.hopper`.
 """
@@ -18,7 +18,7 @@ from workbench.kernels._shared.triton_import import (
 
 @gluon_jit
 def _largest(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
-    """The largest position that the pages of a step hold."""
+    """Largest position in the pages of a step."""
     page_max, _, pages, _ = page_list
     largest = gl.load(page_max + step * N // PAGE, mask=step * N // PAGE < pages, other=INVALID_POS)
     for i in gl.static_range(1, N // PAGE if N > PAGE else 1):
@@ -29,7 +29,7 @@ def _largest(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
 
 @gluon_jit
 def _mask(s, step, largest, lowest, page_list, at_row, PAGE: gl.constexpr):
-    """Logits without the keys behind each row, where a step has such keys."""
+    """Mask the logits of keys behind each row, if the step has such keys."""
     N: gl.constexpr = s.type.shape[1]
     if largest > lowest:
         slot = step * N + gl.arange(0, N, layout=gl.SliceLayout(0, s.type.layout))
@@ -43,7 +43,7 @@ def _clear(
     v_tile, consumer, step, largest, page_list, clean, phase, PAGE: gl.constexpr, FLAT: gl.constexpr, CONSUMERS:
     gl.constexpr,
 ):  # fmt: skip
-    """Values that no row may see become 0, a share of them by each consumer: they may be NaN, and 0 · NaN is not 0."""
+    """Set values that no row may see to 0, as 0 · NaN is not 0; each consumer clears a share of them."""
     N: gl.constexpr = v_tile.type.shape[0]
     SHARE: gl.constexpr = N // CONSUMERS
     if largest == INVALID_POS:
@@ -94,7 +94,7 @@ def _consume(
     acc = gl.zeros([64, D], gl.float32, RESULT)
     s = pipe.first_logits(q_tile, k_ring)
     largest = _largest(begin, page_list, PAGE, N)
-    coming = _largest(begin + 1, page_list, PAGE, N)  # read a step ahead: it takes long to come
+    coming = _largest(begin + 1, page_list, PAGE, N)  # loaded a step ahead, to hide the latency
     shift = rotated
     if ROTATE:
         shift = _shift(begin + 1, page_list, PAGE, N)
@@ -125,7 +125,7 @@ def _consume(
         s = pipe.end_logits(s, k_ring, now)
         s = _mask(s, step, largest, lowest, page_list, at_row, PAGE)
         acc, weights, alpha, m_i, l_i = pipe.end_step(acc, s, m_i, l_i, scale, v_ring, last, True)
-        p = pipe.operand(weights, acc, v_ring[0].dtype)  # here, where fp32 would not fit the registers
+        p = pipe.operand(weights, acc, v_ring[0].dtype)  # converted here, as fp32 would not fit the registers
     last = pipe.slot_of(v_ring, steps - 1)
     pipe.wait_full(v_ring, last)
     acc = pipe.rescale(acc, alpha)

@@ -1,4 +1,4 @@
-"""`_pages.triton_kernel` for Hopper: few rows over pages, wherever they lie.
+"""`_pages.triton_kernel` for Hopper: few rows over pages anywhere in memory.
 
 Names and pipeline are those of `_shared.hopper`: a producer, and two consumers of 64 rows each. Rows of all heads of a
 GQA group stand side by side in a tile of 128, so keys and values are read once. A page is fetched through a tensor
@@ -28,14 +28,14 @@ from workbench.kernels._shared.triton_import import gl, gluon_jit, mbarrier, ove
 
 WIDTHS = (64, 128)
 PAGES = (64, 128, 256)  # tokens
-COUNTED = gl.constexpr(2048)  # pages that are counted at a time: those of 128K tokens
-SHORT = 768  # slots of a part, at most, for which steps of a page are faster than steps of two
+COUNTED = gl.constexpr(2048)  # pages counted at a time: those of 128K tokens
+SHORT = 768  # up to so many slots per part, steps of one page are faster than steps of two
 
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
     """Whether this kernel takes arguments of `_pages.triton_kernel.launch`: a Hopper GPU, 16-bit numbers, whole tiles.
 
-    Not where processes share the GPU (SHARED_GPU): there it was seen to stop for good.
+    Not if processes share the GPU (SHARED_GPU), where hangs were seen.
     """
     if os.environ.get(SHARED_GPU):
         return False
@@ -44,7 +44,7 @@ def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
 
 @gluon_jit
 def _token(table, slot, pages, PAGE: gl.constexpr):
-    """Where a slot lies in the pool; OUTSIDE behind the last page."""
+    """Index of a slot in the pool; OUTSIDE behind the last page."""
     page = slot // PAGE
     token = gl.load(table + page, mask=page < pages, other=0) * PAGE + slot % PAGE
     return gl.where(page < pages, token, pipe.OUTSIDE)
@@ -55,10 +55,10 @@ def _produce(
     keys, values, rings, kv_head, table, page_list, bounds, fresh, PAGE: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Fetch the pages of all steps; their numbers are read a step ahead: they take as long to come as a tile.
+    """Fetch the pages of all steps; their numbers are loaded a step ahead, as they take as long as a tile.
 
-    What the kernel before writes stands at `fresh` or behind, the first row of the request, which may be another
-    program's. Pages that end before it are not waited for.
+    The preceding kernel writes at position `fresh` and later: the first row of the request, which may belong to a
+    different program. Pages that end before it are fetched without waiting for that kernel.
     """
     _, k_ring, v_ring, _ = rings
     _, begin, steps, _, _ = bounds
@@ -95,8 +95,8 @@ def _attend(
 ):  # fmt: skip
     """64 rows a consumer, a part of the keys.
 
-    EARLY: pages and positions of rows, which rise, were written before the kernel before. So with PDL they are read,
-    and cached keys fetched, while that still runs.
+    EARLY: pages and ascending positions of rows were written before the preceding kernel began. So with PDL they are
+    read, and cached keys fetched, while that kernel still runs.
     """
     D: gl.constexpr = keys.block_type.shape[2]
     kv_head, tile_m = gl.program_id(0) // row_tiles, gl.program_id(0) % row_tiles
@@ -113,7 +113,7 @@ def _attend(
     positions += request.to(gl.int64) * pages * PAGE
     m = first_row + gl.arange(0, 64 * CONSUMERS, layout=gl.BlockedLayout([1], [32], [4], [0]))
     page = gl.arange(0, COUNTED, layout=gl.BlockedLayout([COUNTED // 128], [32], [4], [0]))
-    bound = gl.load(first + page, mask=page < pages, other=INVALID_POS)  # not after the positions have come
+    bound = gl.load(first + page, mask=page < pages, other=INVALID_POS)  # issued before positions arrive
     highest, lowest = pipe.row_range(at_rows, m, rows, GROUP)
     seen = gl.sum(((bound <= highest) & (page < pages)).to(gl.int32), 0)
     seen += pipe.count_upto(first, COUNTED, pages, highest, COUNTED)
@@ -121,7 +121,7 @@ def _attend(
     share = (all_steps + splits - 1) // splits
     begin = gl.minimum(split * share, all_steps)
     steps = gl.minimum(begin + share, all_steps) - begin
-    begin = gl.where(steps > 0, begin, (pages * PAGE + N - 1) // N)  # nothing to do: a step behind all pages
+    begin = gl.where(steps > 0, begin, (pages * PAGE + N - 1) // N)  # no work: one step behind all pages
     steps = gl.maximum(steps, 1)
     Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
     KEPT: gl.constexpr = ROTATE and not INTERLEAVED and 2 * HALF == D
@@ -145,7 +145,7 @@ def _attend(
     bounds = (first_row, begin, steps, lowest, scale)
     page_list = (page_max, positions, pages, shifts)
     work = (queries, results, rings, bounds, page_list, inv_freq)
-    # registers of a thread: what 64 rows of acc and logits need, less where a fourth group needs its share
+    # registers per thread: for 64 rows of acc and logits; fewer if a fourth group needs its share
     if ROTATE and CONSUMERS == 2:
         gl.warp_specialize(
             [
@@ -203,7 +203,7 @@ def launch(
 ) -> Tensor:
     """`_pages.triton_kernel.reference` on a Hopper GPU, for arguments that `fits` approves.
 
-    `early`: pages and rows were made before the kernel before this one.
+    `early`: pages and rows were written before the preceding kernel began.
     """
     out = torch.empty_like(q)
     splits = splits or parts_for(q, len(keys), pages.positions[0].numel())
@@ -236,7 +236,7 @@ def launch_parts(
     heads, size = len(keys), pages.positions.shape[-1]
     q = q if q.stride(3) == 1 else q.contiguous()
     group, rerotate = q_heads // heads, pages.shifts is not None
-    step = min(size * pages.run, 128) if rerotate else 128  # the pages of a step are shifted alike
+    step = min(size * pages.run, 128) if rerotate else 128  # pages of a step share a shift
     if rerotate and pages.positions[0].numel() <= SHORT * splits:
         step = min(size, 128)
     parts, lse = new_parts(q, splits) if out is None else (out, out)

@@ -1,7 +1,7 @@
 """Sparse choices as the rising lists that attention kernels read: tiles of a query tile, or pages of a group of heads.
 
-On a GPU the lists are made there (`make_lists`): the host waits for nothing. `indices` has room for everything and is
-unwritten behind the last list. Elsewhere torch makes them.
+On a GPU they are made by kernels (`make_lists`), without synchronization: `indices` has room for the longest lists, and
+is unwritten behind the last one. Elsewhere torch makes them.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from workbench.core.errors import BadInput
 from workbench.core.tiling.tiles import Tiles, ragged
 from workbench.kernels._shared.triton_import import jit, tl, triton
 
-TOGETHER = 1024  # tiles that a program of several lists reads at a time
-FEW = 32  # lists that one kernel makes: each of its programs reads those before its own
+TOGETHER = 1024  # tiles read at a time by a program for several lists
+FEW = 32  # up to so many lists, one kernel makes all: each program counts those before its own
 
 
 @jit
 def _starts(n, groups, tiles, batch_step, group_step, tile_step):
-    """Where the choices of lists n begin."""
+    """Offsets of the choices of lists n."""
     n = n.to(tl.int64)
     return n // (groups * tiles) * batch_step + n // tiles % groups * group_step + n % tiles * tile_step
 
@@ -63,7 +63,7 @@ def _few(
     kept, indptr, indices, groups, tiles, columns, batch_step, group_step, tile_step, first, share,
     LISTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """All of it in one launch: a program counts the lists before its own itself."""
+    """Make all lists in one launch: each program counts the lists before its own."""
     n, lists = tl.program_id(0), tl.num_programs(0)
     m = tl.arange(0, LISTS)
     starts = _starts(m, groups, tiles, batch_step, group_step, tile_step)
@@ -84,9 +84,9 @@ def _few(
 
 
 def make_lists(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
-    """[B, G, I, J] bool (or fewer axes, or a view) as (indptr [N + 1], indices), int32; tiles of list n count from
-    n // share · first. Two kernels and a running sum; one kernel
-    where lists are few."""
+    """Convert [B, G, I, J] bool (or fewer axes, or a view) to lists (indptr [N + 1], indices), int32.
+
+    Tiles of list n count from n // share · first. Two kernels and a running sum; one kernel for few lists."""
     four = kept[(None,) * (4 - kept.ndim)] if kept.ndim < 4 else kept
     if four.stride(-1) != 1:
         four = four.contiguous()
@@ -94,7 +94,7 @@ def make_lists(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Te
     steps, lists = four.stride()[:3], batch * groups * tiles
     raw = four.view(torch.uint8)
     if 0 < lists <= FEW:
-        place = (lists + 4) // 4 * 4  # of the indices: 16 bytes, as a tensor of their own would begin
+        place = (lists + 4) // 4 * 4  # start of the indices, aligned to 16 bytes like a tensor
         indptr = torch.empty(place + lists * columns + 1, dtype=torch.int32, device=kept.device)
         indices = indptr[place:]
         tensors = raw, indptr, indices, groups, tiles, columns, *steps, first, share
@@ -115,7 +115,7 @@ def make_lists(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Te
 
 @dataclass(frozen=True)
 class PageLists:
-    """What a paged attention kernel is told, for a batch (CompactAttention, section 3.3).
+    """The page table of a paged attention kernel for a batch (CompactAttention, section 3.3).
 
     Keys [B, Hkv, L, D] are read in place as [B · Hkv · L / page, page, 1, D]: page j of KV head h of request b is
     number (b · Hkv + h) · L / page + j. One row of the table serves `heads` query heads of one request; rows go by
@@ -123,7 +123,7 @@ class PageLists:
     """
 
     indptr: Tensor  # [B · Hkv · groups + 1] int32
-    indices: Tensor  # [pages read] int32, rising within a row
+    indices: Tensor  # [pages read] int32, ascending within a row
     size: int  # tokens of a page
     heads: int  # query heads of an execution group
 
@@ -131,7 +131,7 @@ class PageLists:
 def tile_lists(tiles: Tiles, rows: int, length: int) -> tuple[Tensor, Tensor]:
     """Make rising lists of key tiles for `rows` over `length` keys: (indptr [N + 1], indices), int32.
 
-    N goes by group of `tiles.shared` heads, then query tile. BadInput where the tiles do not cover rows and keys.
+    N goes by group of `tiles.shared` heads, then query tile. Raises BadInput if the tiles do not cover rows and keys.
     """
     return lists_of(tiles.covering(rows, length))
 
@@ -145,8 +145,8 @@ def lists_of(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tens
 def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) -> PageLists:
     """Make the page table of a batch: the union of each request's choice over its rows and every `heads` query heads.
 
-    `capacity`: pages that the cache holds for one KV head. BadInput where a choice does not fit the cache, or a group
-    of `heads` would read two KV heads.
+    `capacity`: pages per KV head in the cache. Raises BadInput if a choice does not fit the cache, or a group of
+    `heads` would read two KV heads.
     """
     for choice in choices:
         group = choice.kept.shape[0] // kv_heads
@@ -166,7 +166,7 @@ def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) ->
 
 
 def union_of(kept: Tensor, heads: int) -> Tensor:
-    """[B, G, J] bool of choices [B, Hq, I, J]: what any query tile of any of `heads` neighbouring heads keeps."""
+    """Union [B, G, J] of choices [B, Hq, I, J] over all query tiles and each group of `heads` adjacent heads."""
     return kept.unflatten(1, (-1, heads)).any((2, 3))
 
 

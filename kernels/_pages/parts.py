@@ -1,6 +1,6 @@
-"""Parts of the keys that programs attended to, merged by their weight in the softmax (Flash-Decoding).
+"""Merging of results over parts of the keys by their weight in the softmax (Flash-Decoding).
 
-lse is the log2 of the weight of a part. A part without weight may hold anything.
+lse is the log2 of the weight of a part. A part of weight 0 may hold anything.
 """
 
 import torch
@@ -9,18 +9,18 @@ from torch import Tensor
 from workbench.kernels._shared.attention import processors
 from workbench.kernels._shared.triton_import import after_previous, jit, overlap, padded_width, tl, triton
 
-ONE_WARP = 2048  # numbers that a single warp merges, at most: no sum then crosses warps
+ONE_WARP = 2048  # up to so many numbers, a single warp merges: no sum crosses warps
 
 
 def parts_for(q: Tensor, heads: int, slots: int) -> int:
-    """How many programs on Hopper share the keys of a row tile: one for each multiprocessor, four steps for each."""
+    """Number of programs on Hopper per row tile: one per multiprocessor, with at least four steps each."""
     rows = q.shape[2] * (q.shape[1] // heads)
     tiles = -(-rows // (64 * consumers_for(rows))) * heads * len(q)
     return max(1, min(processors(q.device) // tiles, slots // 512, 128))
 
 
 def consumers_for(rows: int) -> int:
-    """How many groups of 64 rows a program computes, for `rows` rows times heads of a group."""
+    """Number of groups of 64 rows per program, for `rows` rows times heads of a group."""
     return 1 if rows <= 64 else 2
 
 
@@ -33,9 +33,9 @@ def part_weights(lse, place, splits, SPLITS: tl.constexpr):
 
 @jit
 def part_sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """[DP] sum of a row's parts, weighted; a part without weight may be NaN and does not count.
+    """[DP] weighted sum of a row's parts; a part of weight 0 may be NaN and does not count.
 
-    Parts are read without waiting for their weights.
+    Parts are loaded without waiting for their weights.
     """
     i, col = tl.arange(0, SPLITS), tl.arange(0, DP)
     there = (i < splits)[:, None] & (col < D)[None, :]
@@ -68,7 +68,7 @@ def new_parts(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
 
 
 def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
-    """Parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] into `out` [B, Hq, R, D]."""
+    """Merge parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] to `out` [B, Hq, R, D]."""
     batch, heads, count, splits, width = parts.shape
     options, pdl = overlap(parts.device)
     most, padded = triton.next_power_of_2(splits), padded_width(width)
@@ -101,7 +101,7 @@ def _merge_lists(
     MOVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row of a head: parts of two lists, weighted; those of the first by what their whole weight gains, too."""
+    """One row of a head: weighted parts of two lists, with the gain on the first."""
     after_previous(PDL)
     head, row, col = (tl.program_id(0) // count).to(tl.int64), tl.program_id(0) % count, tl.arange(0, DP)
     place = tl.load(at + row) if MOVED else row
@@ -123,9 +123,9 @@ def _merge_lists(
 def merge_lists(
     one: Tensor, weight: Tensor, two: Tensor, rest: Tensor, at: Tensor | None, out: Tensor, gain: float = 0.0
 ) -> None:
-    """Parts [B, Hq, R, S, D] and those of a list that is [G, Hq, P, T, D], with log-sums, into `out` [Hq, B · R, D].
+    """Merge parts [B, Hq, R, S, D] and those of a second list [G, Hq, P, T, D], with log-sums, to `out` [Hq, B · R, D].
 
-    at    [B · R] which of the G · P places of the second list is a row's; None: the one of its own number
+    at    [B · R] each row's place among the G · P of the second list; None: places are in the order of rows
     gain  the first list's log-sums grow by so many times the log-sum of all of them
     """
     batch, heads, rows, splits, width = one.shape

@@ -1,4 +1,4 @@
-"""Queries of `_pages.hopper`, rotated back to where the keys of a page were encoded.
+"""Queries of `_pages.hopper`, rotated back to the positions at which the keys of a page were encoded.
 
 A fourth group of warps does it for the next shift while the matrix unit works on this one; for the first shift the
 consumers do it themselves.
@@ -14,7 +14,7 @@ from workbench.kernels._shared.triton_import import fence_async_shared, gl, gluo
 
 @gluon_jit
 def _shift(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
-    """How far the keys of a step are shifted; 0 behind the last page."""
+    """Shift of the keys of a step; 0 behind the last page."""
     _, _, pages, shifts = page_list
     page = step * N // PAGE
     return gl.load(shifts + page, mask=page < pages, other=0)
@@ -32,7 +32,7 @@ def _angle(shift, freq):
 
 @gluon_jit
 def _at_queries(queries, m, GROUP: gl.constexpr):
-    """(where rows m lie, which of them exist), as columns."""
+    """(pointers to rows m, mask of existing ones), as columns."""
     q, rows, q_head, q_token = queries
     base = q + (m % GROUP).to(gl.int64)[:, None] * q_head + (m // GROUP).to(gl.int64)[:, None] * q_token
     return base, (m < rows)[:, None]
@@ -65,7 +65,7 @@ def _put_rotated(
     other = gl.where(rotated, gl.where(second, col - APART, col + APART), col)
     y = gl.load(base + other[None, :], mask=inside, other=0.0)
     cos, sin = _angle(by[0], gl.load(by[1] + plane, mask=rotated, other=0.0))
-    sin = gl.where(second, -sin, sin)  # of -shift, and the sign of the plane's other channel
+    sin = gl.where(second, -sin, sin)  # rotation by -shift, and the sign of the other channel
     q_tile.store((x.to(gl.float32) * cos[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype))
 
 
@@ -93,9 +93,9 @@ def _rotated(x, cos, sin, M: gl.constexpr, D: gl.constexpr):
 def _first_queries(
     q_tile, given, queries, first, shift, inv_freq, GROUP: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr,
 ):  # fmt: skip
-    """A consumer's queries, rotated back for the first shift; before it, where KEPT, as they are, for `_rerotate`.
+    """Store a consumer's queries, rotated back for the first shift; with KEPT also unrotated, for `_rerotate`.
 
-    `given`: where they go, and the barrier that says so.
+    `given`: (buffer of the unrotated queries, barrier that is signalled then).
     """
     D: gl.constexpr = q_tile.type.shape[1]
     KEPT: gl.constexpr = not INTERLEAVED and 2 * HALF == D
@@ -134,7 +134,7 @@ def _rerotate(
     work, GROUP: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, CONSUMERS:
     gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The group that rotates queries, for the next shift while those of this one are computed with.
+    """The group of warps that rotates queries for the next shift, while the consumers use those for this one.
 
     Where both channels of a plane can be read at once (KEPT), the given queries stay in shared memory, in `q_own`; else
     they are read from memory each time.
@@ -147,7 +147,7 @@ def _rerotate(
     D: gl.constexpr = q_tiles.type.shape[2]
     KEPT: gl.constexpr = not INTERLEAVED and 2 * HALF == D
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    SOME: gl.constexpr = 16 if D == 128 else 32  # rows at a time: what 72 registers of a thread hold
+    SOME: gl.constexpr = 16 if D == 128 else 32  # rows at a time: as many as 72 registers per thread hold
     WIDE: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [0, 64]],
         [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]],
@@ -163,7 +163,7 @@ def _rerotate(
         [32, 64],
     )
     BOTH: gl.constexpr = WIDE if D == 128 else NARROW
-    mbarrier.arrive(q_full.index(0), count=1)  # the consumers have rotated for the first shift themselves
+    mbarrier.arrive(q_full.index(0), count=1)  # consumers rotate for the first shift themselves
     rotated = _shift(begin, page_list, PAGE, N)
     count = 0  # shifts after the first
     freq = 0.0

@@ -1,4 +1,4 @@
-"""Rows that attend to pages of keys and values, wherever the pages lie.
+"""Attention of rows to pages of keys and values, with the pages anywhere in memory.
 
 The common part of `question_attention` (few rows, the keys split among programs) and `q_sparse_attention` (many rows).
 
@@ -61,7 +61,7 @@ def reference(
 def read(
     keys: Tensor, values: Tensor, pages: Paged, request: int, inv_freq: Tensor | None, pairing: Pairing
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy what a request reads out of pages: keys, rotated to where they stand, values [H, N, D], positions [N]."""
+    """Copy what a request reads out of pages: keys rotated to their positions, values [H, N, D], positions [N]."""
     at, size = pages.positions[request].flatten().long(), pages.positions.shape[-1]
     slots = (pages.table[request, :, None].long() * size + torch.arange(size, device=keys.device)).flatten()
     used = at != page_table.INVALID_POS
@@ -97,7 +97,7 @@ def _span(
     HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Key tiles `begin` to `end`. PARTIAL_PAGES: some of their slots are at INVALID_POS."""
-    acc, m_i, l_i, x, rotated = state  # queries x are rotated back by `rotated` positions
+    acc, m_i, l_i, x, rotated = state  # queries x are rotated back by `rotated` positions already
     keys, values, key_token, value_token = kv
     table, positions, shifts, slots = page_list
     col = tl.arange(0, DP)
@@ -138,10 +138,10 @@ def _attend(
     PARTIAL_PAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     kv_head = (tl.program_id(0) // row_tiles).to(tl.int64)
-    tile_m = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
+    tile_m = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most keys, so they begin first
     split = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)
-    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)  # row by row, the heads of a group side by side
+    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)  # row-major: the heads of a group are adjacent
     row = (m // GROUP).to(tl.int64)
     head = kv_head * GROUP + m % GROUP
     at_row = tl.load(rows + request * count + row, mask=row < count, other=-1).to(tl.int32)
@@ -273,9 +273,9 @@ def launch_parts(
 
 
 def parts_for(config: Config, q: Tensor, heads: int, pages: Paged, resident: int) -> int:
-    """Return how many programs share the keys of one row tile.
+    """Return the number of programs that share the keys of one row tile.
 
-    So many that each multiprocessor has `resident` of them to run and every one has at least four tiles of keys.
+    Each multiprocessor then has `resident` programs to run, and each program at least four tiles of keys.
     """
     tiles = -(-q.shape[2] * (q.shape[1] // heads) // config.rows) * heads * len(q)
     most = pages.positions[0].numel() // (4 * config.keys)

@@ -1,10 +1,10 @@
-"""The largest of many numbers as lists of their places, without a sort: found by counting their digits.
+"""Indices of the largest numbers without a sort, by counting digits (a radix select).
 
     best(scores [N, T] fp32, count) -> ([N, count] int32 places, rising, [N, T] bool)
 
-Of equals the earlier are taken, and nan before all others. Numbers are taken as whole numbers of the same order, of
-which the least that is taken is found in four launches, eight bits at a time: each counts how often every digit occurs
-among those that share what is known so far. Two more launches count and write what lies above it.
+Of equal numbers the earlier are taken, and nan before all others. Numbers are mapped to integers of the same order. The
+smallest one to take is found in four launches, eight bits at a time: each counts the digits of those that share the
+bits known so far. Two more launches count and write the numbers above it.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
 
-BLOCK = 2048  # numbers of a program
-PLACES, DIGITS = tl.constexpr(4), tl.constexpr(256)  # of a number
+BLOCK = 2048  # numbers per program
+PLACES, DIGITS = tl.constexpr(4), tl.constexpr(256)  # digits per number, values per digit
 
 
 def reference(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """By a stable sort."""
+    """`launch` in torch, by a stable sort."""
     order = scores.sort(dim=-1, descending=True, stable=True)
     places = order.indices[:, :count].sort(-1).values
     return places.int(), torch.zeros_like(scores, dtype=torch.bool).scatter_(1, places, True)
@@ -27,17 +27,17 @@ def reference(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 @jit
 def _whole(scores, row, token, length):
-    """Whole numbers of the order of the scores, and which of them there are."""
+    """Integers in the order of the scores, and a mask of the existing ones."""
     there = token < length
     x = tl.load(scores + row * length + token, mask=there, other=0.0)
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0 is 0
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0 becomes 0
     bits = tl.where(x != x, 0x7FFFFFFF, bits)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF), there
 
 
 @jit
 def _digit(histogram, needed):
-    """(the largest digit such that as many as are needed are at least it, how many of its own are needed)."""
+    """(largest digit d such that at least `needed` numbers have digits >= d, how many of digit d are needed)."""
     digit = tl.arange(0, DIGITS)
     often = tl.load(histogram + digit)
     at_least = tl.cumsum(often, 0, reverse=True)
@@ -47,7 +47,7 @@ def _digit(histogram, needed):
 
 @jit
 def _least(histograms, needed, PLACES: tl.constexpr):
-    """(the first digits of the least that is taken, as one number, how many that share them are needed)."""
+    """(leading digits of the smallest number to take, as one integer, how many that share them are needed)."""
     least = 0
     for place in tl.static_range(PLACES):
         digit, needed = _digit(histograms + place * DIGITS, needed)
@@ -57,7 +57,7 @@ def _least(histograms, needed, PLACES: tl.constexpr):
 
 @jit
 def _count_digits(scores, histograms, length, needed, PLACE: tl.constexpr, BLOCK: tl.constexpr, TOLD: tl.constexpr):
-    """Count the digits of one place among the numbers that share the places before with the least that is taken."""
+    """Count the digits of one place among the numbers that share all earlier digits with the smallest to take."""
     if TOLD:
         needed = tl.load(needed).to(tl.int32)
     row = tl.program_id(1).to(tl.int64)
@@ -77,7 +77,7 @@ def _count_digits(scores, histograms, length, needed, PLACE: tl.constexpr, BLOCK
 
 @jit
 def _against(scores, histograms, row, token, length, needed):
-    """(which numbers are above the least that is taken, which are equal to it, how many equals are taken)."""
+    """(mask of numbers above the smallest to take, mask of those equal to it, how many of the equal are taken)."""
     number, there = _whole(scores, row, token, length)
     least, needed = _least(histograms + row * PLACES * DIGITS, needed, PLACES)
     return there & (number > least), there & (number == least), needed
@@ -85,7 +85,7 @@ def _against(scores, histograms, row, token, length, needed):
 
 @jit
 def _count(scores, histograms, counts, length, needed, BLOCK: tl.constexpr, TOLD: tl.constexpr):
-    """Count what of a part is above the least that is taken, and what is equal to it."""
+    """Count the numbers of a part above the smallest to take, and those equal to it."""
     if TOLD:
         needed = tl.load(needed).to(tl.int32)
     tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
@@ -110,7 +110,7 @@ def _write(
     TILES: tl.constexpr,
     TOLD: tl.constexpr,
 ):
-    """Write the places of what is taken of a part, behind those of the parts before."""
+    """Write the indices of the numbers taken from a part, behind those of earlier parts."""
     if TOLD:
         needed = tl.load(needed).to(tl.int32)
     tile, row, tiles = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
@@ -121,7 +121,7 @@ def _write(
     earlier = before < tile
     higher = tl.sum(tl.load(at, mask=earlier, other=0), 0)
     alike = tl.sum(tl.load(at + 1, mask=earlier, other=0), 0)
-    rank = alike + tl.cumsum(equal.to(tl.int32), 0)  # among all equals, from 1
+    rank = alike + tl.cumsum(equal.to(tl.int32), 0)  # among all equal numbers, from 1
     chosen = above | (equal & (rank <= missing))
     place = higher + tl.minimum(alike, missing) + tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.store(places + row * count + place, token, mask=chosen)
@@ -131,7 +131,7 @@ def _write(
 def launch(scores: Tensor, count: int, needed: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Run the Triton kernels on CUDA tensors, or on CPU tensors under TRITON_INTERPRET=1; `count` of T numbers at most.
 
-    `needed` [1] int: how many of these `count` are taken, where the device alone knows it; what is behind is unwritten.
+    `needed` [1] int: how many of these `count` are taken, if that is on the device only; entries behind are unwritten.
     """
     need_triton("best")
     rows, length = scores.shape

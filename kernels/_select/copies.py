@@ -1,9 +1,9 @@
-"""Listed tokens of keys and values, side by side in a copy.
+"""Contiguous copies of listed tokens of keys and values.
 
     launch(keys [H, T, D], values [H, T, D'], listed [K] or [H, K]) -> ([H, K, D], [H, K, D'])
 
-Where a list names T, zeros are written: kernels multiply by what lies behind the last token that a row sees, within its
-page. What is named from T + 1 on is left unwritten.
+For index T, zeros are written: kernels multiply by the tokens behind the last one that a row sees, within its page.
+Entries of index T + 1 and above are left unwritten.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from torch import Tensor
 from workbench.kernels._shared.attention import rows_first
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
-TOKENS = 64  # of a program
+TOKENS = 64  # per program
 
 
 def reference(keys: Tensor, values: Tensor, listed: Tensor) -> tuple[Tensor, Tensor]:
-    """By indices; 0 where there is no token."""
+    """`launch` in torch, by indexing; 0 where there is no token."""
     at, head = listed.long().expand(len(keys), -1), torch.arange(len(keys), device=keys.device)[:, None]
     keys, values = (torch.cat((x, torch.zeros_like(x[:, :1])), 1) for x in (keys, values))
     return keys[head, at], values[head, at]

@@ -1,10 +1,10 @@
-"""SeerAttention's gate (`workbench.methods.seer_gate`): keys and queries pooled from before RoPE, and what is kept.
+"""SeerAttention's gate (`workbench.methods.seer_gate`): keys and queries pooled before RoPE, and the blocks kept.
 
     pooled(x [H, T, D], at [T], inv_freq [D/2], pairing, block, most) -> [H, J, D], or [H, J, 3 D]
     projected(x [H, J, C], weight [H, C, W], at [T], table [W/2], block, out) -> out [H, J or P, W]
     kept(logits [Hq, I, J], rows [R], block, scale, threshold, tail) -> [Hq, I, J] bool
 
-Angles are taken in fp64 and their turns left out, as in `core.rope`; all else is fp32.
+Angles are computed in fp64 modulo 2 pi, as in `core.rope`; all else is fp32.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ from workbench.kernels._shared.attention import rows_first
 from workbench.kernels._shared.triton_import import jit, tl, triton
 
 PI2, TURN = tl.constexpr(6.283185307179586), tl.constexpr(0.15915494309189535)
-MOST = 1 << 13  # blocks of a row
-SIDE, WIDE, STEP = 16, 32, 64  # blocks of a product, pairs of channels, channels of a step
-FULL = 256  # programs that about fill a GPU
+MOST = 1 << 13  # maximum number of blocks per row
+SIDE, WIDE, STEP = 16, 32, 64  # blocks per product, pairs of channels, channels per step
+FULL = 256  # about as many programs as fill a GPU
 
 
 @jit
@@ -51,7 +51,7 @@ def _pool(
     INDEXED: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    """A block of HEADS heads: their angles are taken once."""
+    """Pool a block of HEADS heads, which share their angles."""
     j, first_head = tl.program_id(0), tl.program_id(1) * HEADS
     inner, c = tl.arange(0, TOKENS), tl.arange(0, HP)
     row = j * BLOCK + inner
@@ -198,20 +198,20 @@ def kept(logits: Tensor, rows: Tensor, block: int, scale: float, threshold: floa
 
 
 def takes(width: int, inv_freq: Tensor, blocks: int) -> bool:
-    """Whether the kernels take heads of `width` whose rotary channels are all of them, and rows of so many blocks."""
+    """Whether the kernels take heads of `width`, all of it rotary, and rows of so many blocks."""
     return triton is not None and 2 * len(inv_freq) == width <= 256 and blocks <= MOST
 
 
 def reference(
     x: Tensor, at: Tensor, inv_freq: Tensor, pairing: Pairing, weight: Tensor, table: Tensor, block: int
 ) -> Tensor:
-    """Means of blocks of `x` at positions `at`, projected: by torch."""
+    """Pool and project blocks of `x` at positions `at` in torch."""
     pooled_rows = means(rotate(x.float(), -at, inv_freq, pairing), block)
     return rotated(pooled_rows @ weight, *cos_sin(at[::block], table, x.device))
 
 
 def reference_kept(logits: Tensor, rows: Tensor, block: int, scale: float, threshold: float, tail: int) -> Tensor:
-    """By torch."""
+    """`kept` in torch."""
     grid = Grid(rows, logits.shape[2] * block, block)
     share = (logits * scale).masked_fill(~grid.causal, -torch.inf).softmax(-1)
     return ((share >= threshold) | (grid.last >= tail)[:, None] | grid.own) & grid.causal

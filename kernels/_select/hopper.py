@@ -34,7 +34,7 @@ from workbench.kernels._shared.triton_import import (
 
 @jit
 def _seen(rows, tile, count, row_squares, row_tiles, key_tiles, STRIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """Key tiles that row tiles see, whose last row stands highest."""
+    """Number of key tiles that row tiles see, by the position of their last row."""
     end = tl.minimum(tl.minimum((tile + 1) * M, row_squares) * STRIDE, count) - 1
     last = tl.load(rows + end, mask=tile < row_tiles, other=-1)
     return tl.where(last < 0, 0, tl.minimum(last // (N * STRIDE) + 1, key_tiles)).to(tl.int32)
@@ -81,12 +81,12 @@ def write_order(
 
 N = 256  # key squares of a tile
 LINE = 128  # bytes of a step's channels: the widest swizzle
-BAND = 8  # row tiles that are taken together
+BAND = 8  # row tiles that are processed together
 STAGES = 4
 
 
 def fits(q: Tensor, keys: Tensor, block: int, stride: int, eighths: bool) -> bool:
-    """Whether this kernel takes them: a Hopper GPU, 16-bit numbers, whole squares, heads in steps of 128 bytes."""
+    """Whether this kernel takes the arguments: a Hopper GPU, 16-bit numbers, whole squares, heads in 128-byte steps."""
     whole = q.shape[2] % stride == 0 and keys.shape[2] % stride == 0
     return whole and q.shape[3] % (128 if eighths else 64) == 0 and block // stride <= N and pipe.fits_gpu(q, (q, keys))
 
@@ -100,7 +100,7 @@ def _last(rows, square, count, request, STRIDE: gl.constexpr):
 
 @gluon_jit
 def _place(tile, order, tiles):
-    """(head, row tile, key tile) of a number."""
+    """(head, row tile, key tile) of a tile number."""
     code = gl.load(order + 1 + tile % tiles)
     return tile // tiles, code >> 16, code & 65535
 
@@ -158,7 +158,7 @@ def _consume(
             k = k_tiles.index(stage).reshape([N, STEP]).permute((1, 0))
             s = warpgroup_mma(x, k, s, use_acc=step > 0, is_async=True)
             s = warpgroup_mma_wait(1, deps=(s,))
-            if step > 0:  # the step before is read
+            if step > 0:  # the preceding step has been read
                 mbarrier.arrive(empty.index((j + STAGES - 1) % STAGES), count=1)
             j += 1
         s = warpgroup_mma_wait(0, deps=(s,))
@@ -170,7 +170,7 @@ def _consume(
             last = _last(rows, row, count, request, STRIDE)
             square = tile_n * N + gl.arange(0, N, layout=gl.SliceLayout(0, LAYOUT))
             s = gl.where((square * STRIDE)[None, :] <= last[:, None], s, float("-inf"))
-        m_i = gl.max(s, 1)  # of the row before the blocks are told apart: 4 shuffles, not 4 a block
+        m_i = gl.max(s, 1)  # over the row, before it is split into blocks: 4 shuffles, not 4 per block
         m_i = gl.where(m_i == float("-inf"), 0.0, m_i * scale)
         s = gl.reshape(gl.exp2(s * scale - m_i[:, None]), [64, N // PER, PER])
         l_i = gl.sum(s, 2)
@@ -180,7 +180,7 @@ def _consume(
 
 @gluon_jit
 def _log2(x):
-    """The GPU's own logarithm, to 2^-22; -inf of 0. The library's was a quarter of a tile's softmax."""
+    """The GPU's approximate logarithm, to 2^-22; -inf of 0. The library's took a quarter of a tile's softmax."""
     return gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
 
 
@@ -191,7 +191,7 @@ def _write(sums, log_sum, base, block, first, blocks, row_squares):
     row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, log_sum.type.layout))
     j = block + gl.arange(0, COUNT, layout=gl.SliceLayout(0, log_sum.type.layout))
     at = sums + base.to(gl.int64) * row_squares
-    offset = j[None, :] * row_squares + row[:, None]  # of the tile: made before the loop, it would be spilled
+    offset = j[None, :] * row_squares + row[:, None]  # computed per tile: before the loop, it would be spilled
     if (first + 64 <= row_squares) & (block + COUNT <= blocks):
         gl.store(at + offset, log_sum)
     else:
@@ -221,7 +221,7 @@ def _squares(
     shape = (count, row_squares, blocks)
     order += request.to(gl.int64) * (1 + most)
     grid = (order, gl.load(order), heads, first_head, request)
-    # registers of a thread: what 64 rows of logits and their softmax need, and the fewest for the producer
+    # registers per thread: for 64 rows of logits and their softmax, and the minimum for the producer
     gl.warp_specialize(
         [
             (_consume, (0, sums, ring, rows, shape, grid, scale, STRIDE, PER, D, M, N)),

@@ -1,6 +1,6 @@
 """From block scores to selected tiles: `core.tiling.tile_selection.kept` in one launch, shared by selection kernels.
 
-Nothing is sorted (the weight at which a row's mass is reached is found bit by bit), and the host waits for no number.
+Nothing is sorted (the weight at which a row's mass is reached is found bit by bit), and the host does not synchronize.
 """
 
 from math import ceil
@@ -12,13 +12,13 @@ from workbench.core.tiling.tile_selection import TileRule
 from workbench.kernels._shared.triton_import import jit, tl, triton
 
 INT64_MAX = tl.constexpr(2**63 - 1)
-FIRST_BITS, NEXT_BITS = tl.constexpr(12), tl.constexpr(4)  # found before it is asked whether they tell a weight apart
-PER_WARP = 256  # weights of a row that a warp holds
-COLUMNS = 1 << 13  # most blocks of a row that the kernel takes, times the heads of a group
+FIRST_BITS, NEXT_BITS = tl.constexpr(12), tl.constexpr(4)  # bits found before each check if they suffice
+PER_WARP = 256  # weights of a row per warp
+COLUMNS = 1 << 13  # maximum number of blocks per row times heads of a group
 
 
 def fits(q: Tensor, keys: Tensor, rule: TileRule, group: int) -> bool:
-    """Whether the kernels take heads of this width, tiles that halve a block some times, and rows of this length."""
+    """Whether the kernels take this head width, blocks of 2^n tiles, and rows of this length."""
     wide, blocks = rule.block // rule.tile, -(-keys.shape[2] // rule.block)
     if triton is None or q.shape[-1] % 16 or q.dtype != keys.dtype or wide & wide - 1:
         return False
@@ -31,7 +31,7 @@ def _padded(blocks: int) -> int:
 
 @jit
 def _reaching(x, other, target, BITS: tl.constexpr):
-    """[G] bits of the largest weight such that those of at least it, and `other`, hold the target."""
+    """[G] bits of the largest weight w such that `other` and all weights >= w add up to the target."""
     bits = x.to(tl.int32, bitcast=True)
     wide = x.to(tl.float64)
     found = tl.zeros_like(other).to(tl.int32)
@@ -44,7 +44,7 @@ def _reaching(x, other, target, BITS: tl.constexpr):
             found = tl.where(held >= target, tried, found)
             step += 1
         more = NEXT_BITS
-        # where one weight alone has the bits found so far, it is the one
+        # if only one weight has the bits found so far, it is the result
         alike = (bits ^ found[:, None]) >> tl.maximum(BITS - step, 0) == 0
         alone = tl.sum(alike.to(tl.int32), 1) == 1
         open = (step < BITS) & (tl.min((alone | (other >= target)).to(tl.int32), 0) == 0)
@@ -55,7 +55,7 @@ def _reaching(x, other, target, BITS: tl.constexpr):
 
 @jit
 def _fewest(x, seen, forced, share, BITS: tl.constexpr):
-    """[G, J] bool: `smallest` of weights x [G, J]."""
+    """[G, J] bool: `tile_selection.smallest` of weights x [G, J]."""
     other = tl.sum(tl.where(forced, x, 0.0).to(tl.float64), 1)
     x = tl.where(forced, 0.0, x)
     target = share * (tl.sum(x.to(tl.float64), 1) + other)
@@ -69,12 +69,12 @@ def _fewest(x, seen, forced, share, BITS: tl.constexpr):
 
 @jit
 def near(rows, at, end, first, last, column, count, TILE: tl.constexpr, HALVINGS: tl.constexpr):
-    """Whether a row of `at` to `end` stands in the tile or in one of the `count` tiles behind it."""
-    if last - first == end - 1 - at:  # rows without a gap
+    """Whether one of the rows `at` to `end` is in the tile or in one of the `count` tiles behind it."""
+    if last - first == end - 1 - at:  # contiguous rows
         found = (column >= first // TILE - count) & (column <= last // TILE)
     else:
         low, high = tl.zeros_like(column) + at, tl.zeros_like(column) + end
-        for _ in range(0, HALVINGS):  # the first row at or behind the start of the tile
+        for _ in range(0, HALVINGS):  # binary search for the first row at or after the start of the tile
             middle = (low + high) // 2
             before = tl.load(rows + middle, mask=low < high, other=0) < column * TILE
             high = tl.where((low < high) & ~before, middle, high)
@@ -144,7 +144,7 @@ def carry_out(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group:
     count = rows.shape[1]
     tiles, columns = -(-count // rule.tile), -(-length // rule.tile)
     kept = torch.empty(batch, heads, tiles, columns, dtype=torch.bool, device=weights.device)
-    shares = weights if rule.mass is None else _shares(rule, heads, weights.device)  # without a mass it is not read
+    shares = weights if rule.mass is None else _shares(rule, heads, weights.device)  # not read without a mass
     padded, together = _padded(blocks), triton.next_power_of_2(group)
     tensors = weights, rows.long().contiguous(), shares, kept.view(torch.uint8)
     sizes = count, length, blocks, coarse, tiles, columns

@@ -1,8 +1,8 @@
-"""Products of vectors that lie across tokens.
+"""Products of vectors that span several tokens.
 
-`tokens` neighbours of [B, H, T, D] side by side are one vector of tokens · D channels, the last one padded with zeros.
-BFLA's flattened groups and XAttention's antidiagonals (queries in reverse) are such products; they are read where the
-tokens lie, and a tile of them is not written out.
+`tokens` adjacent tokens of [B, H, T, D] form one vector of tokens · D channels, the last one padded with zeros. BFLA's
+flattened groups and XAttention's antidiagonals (queries in reverse) are such products; vectors are read in place, and
+not copied.
 """
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from workbench.kernels._shared.attention import Config
 from workbench.kernels._shared.triton_import import TensorDescriptor, jit, tl, triton
 
-STEP = 128  # most bytes of a vector that are multiplied at a time
+STEP = 128  # maximum number of bytes of a vector multiplied at a time
 
 
 def step(x: Tensor) -> int:
@@ -20,7 +20,7 @@ def step(x: Tensor) -> int:
 
 
 def shape(most: int, vectors: int, least: int) -> int:
-    """Vectors of a tile: `most`, no more than there are, at least what the matrix unit and one block need."""
+    """Vectors per tile: at most `most` and about as many as exist, at least 16 (tensor cores) and `least`."""
     return max(16, least, min(most, triton.next_power_of_2(vectors)))
 
 
@@ -42,7 +42,7 @@ def descriptor(x: Tensor, tokens: int, rows: int, channels: int) -> "TensorDescr
 
 
 def _strides(x: Tensor) -> list[int]:
-    """Of the first three axes; an axis of one has any."""
+    """Strides of the first three axes; 16 for an axis of length one, whose stride does not matter."""
     return [16 if size == 1 else step for size, step in zip(x.shape[:3], x.stride()[:3], strict=True)]
 
 
@@ -61,7 +61,7 @@ def products(
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     steps = TOKENS * (D // STEP)
     at_once = 0
-    if DESCRIPTORS:  # not where the tile holds a vector that is cut short: what lies behind it is another's
+    if DESCRIPTORS:  # not if the tile has an incomplete vector, which continues in memory of a different head
         short = (count % TOKENS != 0) & (first + BLOCK_M > count // TOKENS)
         short |= (length % TOKENS != 0) & (first_key + BLOCK_N > length // TOKENS)
         at_once = tl.where(short, 0, steps)

@@ -1,10 +1,10 @@
-"""QUOKA's votes: the rows of every query head least alike to its mean row, as means over the heads of a KV head.
+"""QUOKA's votes: the rows of every query head least similar to its mean row, averaged over the heads of a KV head.
 
     launch(q [Hq, R, D], kv_heads, count) -> [H, count, D] fp32
 
-The n-th most unlike row of a head, made a unit vector, votes together with the n-th of the other heads of its KV head.
-A row is the less alike the lower its cosine to the mean of the head's rows; of equals the earlier is first. Four
-launches, and no sort: a row's rank is how many are below it.
+A vote is the mean of the n-th least similar rows, as unit vectors, of all query heads of a KV head. Similarity is the
+cosine to the mean of the head's rows; of equal rows the earlier is first. Four launches, and no sort: a row's rank is
+the number of rows below it.
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from torch.nn.functional import normalize
 from workbench.kernels._shared.attention import rows_first
 from workbench.kernels._shared.triton_import import jit, need_triton, padded_width, tl, triton
 
-TILE = 128  # rows of a program
-SOME = 64  # rows whose rank a program finds
-VOTES = 16  # votes of a program
-LEAST = tl.constexpr(1e-12)  # length of a row, as torch's `normalize` has it
+TILE = 128  # rows per program
+SOME = 64  # rows that one program ranks
+VOTES = 16  # votes per program
+LEAST = tl.constexpr(1e-12)  # minimum norm of a row, as in torch's `normalize`
 
 
 def reference(q: Tensor, kv_heads: int, count: int) -> Tensor:
-    """By a stable sort."""
+    """`launch` in torch, by a stable sort."""
     unit = normalize(q.float(), dim=-1)
     alike = (unit @ normalize(q.float().mean(1), dim=-1)[..., None])[..., 0]  # [Hq, R]
     unlike = alike.sort(dim=-1, stable=True).indices[:, :count]
@@ -60,7 +60,7 @@ def _alike(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """[Hq, R]: cosine of every row to the mean, times a number of the head's."""
+    """[Hq, R]: cosine of every row to the mean, up to a positive factor per head."""
     tile, head, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     row, part, col = tile * TILE + tl.arange(0, TILE), tl.arange(0, TILES), tl.arange(0, DP)
     at = sums + (head * tiles + part)[:, None] * DP + col[None, :]
@@ -72,7 +72,7 @@ def _alike(
 
 @jit
 def _order(alike, order, count, votes, TILE: tl.constexpr):
-    """[Hq, votes] int32: the least alike rows, rising."""
+    """[Hq, votes] int32: the least similar rows, in ascending order of similarity."""
     head = tl.program_id(1)
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     alike += head * count

@@ -1,4 +1,4 @@
-"""What the attention kernels share: steps of the online softmax, loads, angles, launch shapes, the size of the GPU.
+"""Common parts of the attention kernels: steps of the online softmax, loads, angles, launch shapes, size of the GPU.
 
 Names are those of FlashAttention and of Triton's examples:
 
@@ -20,14 +20,14 @@ from workbench.core import page_table
 from workbench.kernels._shared.triton_import import jit, tl
 
 LOG2E = 1.4426950408889634
-INVALID_POS = tl.constexpr(page_table.INVALID_POS)  # in kernels; the largest int32, so behind every index too
+INVALID_POS = tl.constexpr(page_table.INVALID_POS)  # for kernels; the largest int32, so it is above every index, too
 TWO_PI = tl.constexpr(6.283185307179586)
 INV_TWO_PI = tl.constexpr(0.15915494309189535)
-SECTION_BYTES = 24 << 20  # heads whose keys and values fit this much of the L2 cache run together
+SECTION_BYTES = 24 << 20  # heads run together if their keys and values fit this part of the L2 cache
 
 
 def log2_scale(scale: float | None, width: int) -> float:
-    """Return by what logits are multiplied for powers of two: `scale`, or 1/sqrt(width), times log2(e)."""
+    """Return the factor of logits for exp2: `scale`, or 1/sqrt(width), times log2(e)."""
     return (width**-0.5 if scale is None else scale) * LOG2E
 
 
@@ -56,19 +56,19 @@ class Config:
 
 @cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors of the GPU; a small number on a CPU."""
+    """Number of multiprocessors of the GPU; a small number on a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def together(keys: Tensor, group: int) -> int:
-    """How many query heads run side by side: those whose keys and values stay in the L2 cache."""
+    """Number of query heads that run concurrently: their keys and values must stay in the L2 cache."""
     heads, length, width = keys.shape[1:]
     fit = max(1, SECTION_BYTES // max(1, 2 * length * width * keys.element_size()))
     return group * max(n for n in range(1, heads + 1) if heads % n == 0 and n <= fit)
 
 
 def rows_first(x: Tensor) -> Tensor:
-    """`x`, its channels lying side by side."""
+    """Return `x` with contiguous channels."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -127,7 +127,7 @@ def load_tile(at, inside, MASKED: tl.constexpr, D: tl.constexpr, DP: tl.constexp
 
 @jit
 def count_upto(bounds, begin, end, limit, CHUNK: tl.constexpr):
-    """How many of the rising bounds from `begin` to `end` are at most `limit`."""
+    """Number of the ascending bounds from `begin` to `end` that are at most `limit`."""
     count = 0
     for at in range(begin, end, CHUNK):
         i = at + tl.arange(0, CHUNK)
@@ -138,7 +138,7 @@ def count_upto(bounds, begin, end, limit, CHUNK: tl.constexpr):
 
 @jit
 def angles(shift, freq):
-    """Angles of `shift` positions at rotary frequencies, fp32 in [0, 2 pi): taken and reduced in fp64."""
+    """Angles of `shift` positions at rotary frequencies, fp32 in [0, 2 pi): computed and reduced in fp64."""
     angle = shift.to(tl.float64) * freq.to(tl.float64)
     return (angle - TWO_PI * tl.floor(angle * INV_TWO_PI)).to(tl.float32)
 

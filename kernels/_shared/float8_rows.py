@@ -1,4 +1,4 @@
-"""Rows in float8, each with a scale of its own: what a matrix unit multiplies at twice the rate of 16 bits.
+"""Rows in float8, each with its own scale: tensor cores multiply them at twice the rate of 16 bits.
 
     float8_rows(x [R, K]) -> (values [R, K] float8 (e4m3), scales [R, 1] fp32)
 
@@ -15,14 +15,14 @@ from torch import Tensor
 from workbench.kernels._shared.triton_import import jit, need_triton, tl, triton
 
 LARGEST = 448.0
-LEAST = 1e-30  # in place of the largest number of a row that is all but zero
+LEAST = 1e-30  # lower bound of a row's largest number, for rows of zeros
 
 
 def reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Computed in fp32."""
+    """`launch` in torch, computed in fp32."""
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True).clamp_min(LEAST)
-    scale = torch.full_like(largest, LARGEST) / largest  # `LARGEST / largest` is a reciprocal, rounded twice
+    scale = torch.full_like(largest, LARGEST) / largest  # `LARGEST / largest` would round twice
     return (wide * scale).to(torch.float8_e4m3fn), largest / LARGEST
 
 

@@ -1,4 +1,4 @@
-"""What the attention kernels for Hopper share: the ring of buffers, the parts of a step, and which arguments fit.
+"""Common parts of the attention kernels for Hopper: the ring of buffers, the parts of a step, and supported arguments.
 
 Written in Gluon, Triton's lower level. It has no interpreter: the cases of the public kernels check it on a GPU, and
 `tests/kernels` compiles it on any machine. Names are those of FlashAttention-3 (arXiv:2407.08608, algorithms 1 and 2):
@@ -35,10 +35,10 @@ from workbench.kernels._shared.triton_import import (
     warpgroup_mma_wait,
 )
 
-ROWS = 128  # of a program: 64 for each consumer
+ROWS = 128  # per program: 64 for each consumer
 STAGES = 2  # two tiles of 128 keys and 128 channels of K and of V, and the queries, fill 160 of 227 KiB
 DTYPES = (torch.bfloat16, torch.float16)
-OUTSIDE = gl.constexpr(1 << 30)  # where a tile lies that there is not: the copy engine fills it with zeros
+OUTSIDE = gl.constexpr(1 << 30)  # position of a missing tile: the copy engine fills it with zeros
 
 
 def fits_gpu(q: Tensor, pools: Sequence[Tensor]) -> bool:
@@ -49,7 +49,7 @@ def fits_gpu(q: Tensor, pools: Sequence[Tensor]) -> bool:
 
 
 def aligned(x: Tensor) -> bool:
-    """What the copy engine needs: rows of 16 bytes, a multiple of that from row to row and from head to head."""
+    """Whether the copy engine can read x: strides of rows and heads must be multiples of 16 bytes."""
     return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])
 
 
@@ -62,21 +62,21 @@ def descriptor(x: Tensor, tokens: int, channels: int | None = None) -> "GluonDes
 
 @gluon_jit
 def wait_for_previous(PDL: gl.constexpr):
-    """Wait until what the kernel before has written can be read, where this one may begin before its end."""
+    """With PDL, wait until the results of the preceding kernel can be read."""
     if PDL:
         gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon_jit
 def let_next_begin(PDL: gl.constexpr):
-    """Let the next kernel begin; it waits itself for what this one writes."""
+    """With PDL, let the next kernel begin; it waits for this one's results itself."""
     if PDL:
         gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon_jit
 def count_upto(bounds, begin, end, limit, CHUNK: gl.constexpr):
-    """How many of the rising bounds from `begin` to `end` are at most `limit`."""
+    """Number of the ascending bounds from `begin` to `end` that are at most `limit`."""
     layout: gl.constexpr = gl.BlockedLayout([CHUNK // 128], [32], [4], [0])
     count = 0
     for at in range(begin, end, CHUNK):
@@ -131,7 +131,7 @@ def make_rings(keys, values, N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: g
 
 @gluon_jit
 def free_slot(ring, j):
-    """(stage, phase in which it is empty) for the tile of step j."""
+    """(stage, phase of its `empty` barrier to wait for) for the tile of step j."""
     STAGES: gl.constexpr = ring[0].type.shape[0]
     return j % STAGES, (j // STAGES & 1) ^ 1
 
@@ -147,7 +147,7 @@ def fill(pool, ring, slot, place, starts, offset):
     mbarrier.expect(full.index(stage), N * pool.block_type.shape[-1] * 2)
     for part in gl.static_range(N // BOX):
         tile = tiles.index(stage).slice(part * BOX, BOX, dim=len(pool.block_type.shape) - 2)
-        at = place + (starts[part] + offset, 0)  # noqa: RUF005, Triton knows no starred tuples
+        at = place + (starts[part] + offset, 0)  # noqa: RUF005, Triton does not support starred tuples
         async_load(pool, at, full.index(stage), tile)
 
 
@@ -160,7 +160,7 @@ def slot_of(ring, j):
 
 @gluon_jit
 def wait_full(ring, slot):
-    """Consumer: wait until the tile of a slot has come."""
+    """Consumer: wait until the tile of a slot has arrived."""
     mbarrier.wait(ring[1].index(slot[0]), slot[1])
 
 
@@ -173,13 +173,13 @@ def tile_of(ring, slot):
 
 @gluon_jit
 def release(ring, slot):
-    """Consumer: the tile of a slot is read."""
+    """Consumer: signal that the tile of a slot has been read."""
     mbarrier.arrive(ring[2].index(slot[0]), count=1)
 
 
 @gluon_jit
 def begin_logits(q_tile, k_ring, slot):
-    """Begin the product of 64 queries and the keys of a slot, which have come."""
+    """Begin the product of 64 queries and the keys of a slot, which have arrived."""
     k = tile_of(k_ring, slot).permute((1, 0))
     N: gl.constexpr = k.type.shape[1]
     zeros = gl.zeros([64, N], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
@@ -188,7 +188,7 @@ def begin_logits(q_tile, k_ring, slot):
 
 @gluon_jit
 def first_logits(q_tile, k_ring):
-    """Logits of the first step, when there are no weights to multiply yet."""
+    """Logits of the first step, in which there are no weights to multiply yet."""
     wait_full(k_ring, (0, 0))
     s = begin_logits(q_tile, k_ring, (0, 0))
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -208,13 +208,13 @@ def softmax(s, m_i, l_i, scale, EMPTY: gl.constexpr):
 
 @gluon_jit
 def rescale(acc, alpha):
-    """The accumulated output as the softmax of the step before wants it."""
+    """Rescale the accumulated output for the running maximum of the preceding step."""
     return acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
 
 
 @gluon_jit
 def end_logits(s, k_ring, slot):
-    """Wait for the logits of a slot; the product with the values before may still run."""
+    """Wait for the logits of a slot; the product with the preceding values may still run."""
     s = warpgroup_mma_wait(1, deps=(s,))
     release(k_ring, slot)
     return s
@@ -222,7 +222,7 @@ def end_logits(s, k_ring, slot):
 
 @gluon_jit
 def operand(weights, acc, dtype):
-    """Weights as the matrix unit takes them."""
+    """Convert weights to the layout and dtype of a wgmma operand."""
     return gl.convert_layout(weights.to(dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
 
 
@@ -230,7 +230,7 @@ def operand(weights, acc, dtype):
 def end_step(acc, s, m_i, l_i, scale, v_ring, last, EMPTY: gl.constexpr):
     """Softmax of a step, and the end of the product with the values of slot `last`: (acc, weights, alpha, m_i, l_i)."""
     weights, alpha, m_i, l_i = softmax(s, m_i, l_i, scale, EMPTY)
-    acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))  # weights too: or they would be computed after it only
+    acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))  # weights too: else computed after the wait
     release(v_ring, last)
     return acc, weights, alpha, m_i, l_i
 

@@ -1,11 +1,11 @@
-"""`few_rows_linear` for Hopper: one group of warps fetches the matrix ahead of all that computes with it.
+"""`few_rows_linear` for Hopper: one group of warps fetches the matrix ahead of the groups that compute.
 
-The matrix is no result of an earlier kernel. So where kernels overlap, its first tiles are fetched while the kernel
-before still runs, as many as shared memory holds; only rows are waited for. A program takes `boxes` boxes of rows of
+The matrix is not a result of an earlier kernel. So if kernels overlap, its first tiles, as many as shared memory holds,
+are fetched while the preceding kernel still runs; only rows are waited for. A program takes `boxes` boxes of rows of
 the matrix and one part of its channels. Names are those of `_shared.hopper`.
 
-With `gated`, the two boxes of a program are the same rows of the two halves of the matrix, of a gate and of what it
-gates, and their SwiGLU is written (`silu_and_mul`): [R, N / 2].
+With `gated`, the two boxes of a program are the same rows of the two halves of the matrix, gate and up projection, and
+their SwiGLU is written (`silu_and_mul`): [R, N / 2].
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from workbench.kernels._shared.triton_import import (
 )
 
 MOST = 64  # rows
-SHARED = 224 << 10  # bytes of shared memory of a multiprocessor that rings may take
+SHARED = 224 << 10  # bytes of a multiprocessor's shared memory for the rings
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RingConfig:
         )
 
     def fits(self, rows: int) -> bool:
-        """Whether shared memory holds its ring, beside so many rows."""
+        """Whether the ring fits into shared memory together with so many rows."""
         return (self.box * self.boxes + padded_width(rows)) * self.channels * 2 * self.stages <= SHARED
 
 
@@ -112,7 +112,7 @@ def _consume(out, rings, place, rows, width, GATED: gl.constexpr, PDL: gl.conste
         else:
             acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(empty.index(stage), count=1)
-    pipe.wait_for_previous(PDL)  # its memory may be what is written here
+    pipe.wait_for_previous(PDL)  # it may still read the memory that is written here
     n = one + gl.arange(0, BOX, layout=gl.SliceLayout(1, RESULT))
     if GATED:
         gate = acc.to(out.dtype.element_ty).to(gl.float32)
@@ -167,8 +167,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 def launch_parts(x: Tensor, weight: Tensor, config: RingConfig, early: bool = True) -> Tensor:
     """Multiply x [R, K] by weight [N, K] -> [splits, R, N], fp32 where there are parts; gated, [1, R, N / 2].
 
-    `early`: the matrix was made before the kernel before this one, so that, where kernels overlap, it is fetched while
-    that still runs.
+    `early`: the matrix was written before the preceding kernel began, so with overlap it is fetched while that runs.
     """
     (rows, channels), width = x.shape, len(weight)
     width = width // 2 if config.gated else width

@@ -1,6 +1,6 @@
-"""Triton, and Gluon for Hopper, where they are installed.
+"""Triton, and Gluon for Hopper, if they are installed.
 
-Elsewhere stand-ins let kernels be defined and modules be imported, so that every `reference` works; a `launch` refuses.
+Otherwise stand-ins allow modules to be imported and every `reference` to be called; a `launch` raises.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,13 @@ import torch
 
 
 class _Language:
-    """Stand-in for `tl` and `gl`: what Python evaluates of a kernel when it is defined."""
+    """Stand-in for `tl` and `gl`: the names that Python evaluates when a kernel is defined."""
 
     constexpr = staticmethod(lambda value: value)
 
 
 def _keep(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Stand-in for `jit`: the function as it is written."""
+    """Stand-in for `jit`: return the function unchanged."""
     return function
 
 
@@ -56,12 +56,12 @@ try:
 except ImportError:
     gdc_launch_dependents = gdc_wait = None
 
-OVERLAP = True  # kernels begin while those before them end (programmatic dependent launch), on GPUs that can
+OVERLAP = True  # kernels begin while preceding ones end (programmatic dependent launch), if the GPU supports it
 
 
 @jit
 def after_previous(PDL: tl.constexpr):
-    """Wait until what the kernel before has written can be read; with PDL, the next begins, and waits likewise."""
+    """With PDL, let the next kernel begin, and wait until the results of the preceding one can be read."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -76,7 +76,7 @@ def prefetch(at):
 
 
 def overlap(device: Any) -> tuple[dict[str, bool], bool]:
-    """Return (options of a launch, whether its kernel waits itself for the one before)."""
+    """Return (launch options, whether the kernel has to wait for the preceding one itself)."""
     if not OVERLAP or gdc_wait is None or device.type != "cuda":
         return {}, False
     able = torch.cuda.get_device_capability(device)[0] >= 9
@@ -84,11 +84,11 @@ def overlap(device: Any) -> tuple[dict[str, bool], bool]:
 
 
 def need_triton(name: str) -> None:
-    """Refuse to launch a kernel without Triton."""
+    """Raise NotImplementedError without Triton."""
     if triton is None:
         raise NotImplementedError(f"{name}.launch needs Triton, which is not installed here; use reference")
 
 
 def padded_width(width: int) -> int:
-    """Return the power of two that holds a head width, 16 at least: tensor cores multiply no narrower tiles."""
+    """Round a head width up to a power of two of at least 16, the minimum for tensor cores."""
     return max(16, 1 << (width - 1).bit_length())

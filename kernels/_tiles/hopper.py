@@ -35,7 +35,7 @@ WIDTHS = (64, 128, 256)
 
 
 def keys_of(width: int) -> int:
-    """Keys of a step for head width `width`: what fits the shared memory and the registers."""
+    """Keys per step for head width `width`: as many as shared memory and registers hold."""
     return 64 if width > 128 else 128
 
 
@@ -54,7 +54,7 @@ def _produce(
     _, _, k_ring, v_ring, _ = rings
     N: gl.constexpr = k_ring[0].type.shape[-2]
     SUB: gl.constexpr = SIZE // N if SIZE > N else 1  # steps of an entry
-    AHEAD: gl.constexpr = N <= 2 * SIZE  # entries are read a step ahead: they take as long to come as a tile
+    AHEAD: gl.constexpr = N <= 2 * SIZE  # load entries a step ahead, as they take as long as a tile
     coming = walk.starts_of(steps - 1, tile_list, LISTED, PAIRED, SIZE, N)
     for j in range(steps):
         slot = pipe.free_slot(k_ring, j)
@@ -78,7 +78,7 @@ def _steps(
     N: gl.constexpr = k_ring[0].type.shape[-2]
     HIDE: gl.constexpr = PAIRED and not MASKED
     coming = 0
-    if HIDE:  # read a step ahead
+    if HIDE:  # loaded a step ahead
         coming = walk.kept_by(steps - 1 - begin, consumer, tile_list, SIZE, N)
     for j in range(begin, end):
         # both slots first: in another order, head width 64 took 8% longer on an H100
@@ -124,7 +124,7 @@ def _consume(
     s = walk.masked_logits(s, steps - 1, consumer, at_row, tile_list, LISTED, PAIRED, SIZE)
     acc = gl.zeros([64, D], gl.float32, RESULT)
     weights, alpha, m_i, l_i = pipe.first_softmax(s, scale)
-    # memory behind the last row may hold NaN, and 0 · NaN is not 0: each consumer clears half of the values
+    # memory behind the last token may hold NaN, and 0 · NaN is not 0: each consumer clears half of the values
     pipe.wait_full(v_ring, (0, 0))
     v = pipe.tile_of(v_ring, (0, 0)).slice(consumer * (N // 2), N // 2, dim=0)
     wide = v.load(FLAT)
@@ -159,11 +159,11 @@ def _attend(
     D: gl.constexpr = keys.block_type.shape[3]
     section, place = gl.program_id(0) // (row_tiles * together), gl.program_id(0) % (row_tiles * together)
     head = section * together + place % together
-    tile_m = row_tiles - 1 - place // together  # the last rows see most: they begin first
+    tile_m = row_tiles - 1 - place // together  # the last rows see most keys, so they begin first
     request = gl.program_id(1)
     kv_head = head // GROUP
     first = tile_m * 128
-    # the queries come while rows and list are read
+    # queries are fetched while rows and list are loaded
     q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, 64, D], q.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
@@ -201,7 +201,7 @@ def _attend(
     tensors = (out, rows, out_token)
     rings = (q_tiles, q_full, k_ring, v_ring, clean)
     bounds = (first, count, steps, masked, highest, scale)
-    # registers of a thread: what 64 rows of acc and logits need, and the fewest for the producer
+    # registers per thread: for 64 rows of acc and logits, and the minimum for the producer
     gl.warp_specialize(
         [
             (_consume, (0, tensors, rings, bounds, tile_list, LISTED, PAIRED, SIZE)),
@@ -230,7 +230,7 @@ def launch(
     batch, q_heads, count, width = q.shape
     heads, length = keys.shape[1:3]
     q = q if pipe.aligned(q) and 0 not in q.stride() else q.clone(memory_format=torch.contiguous_format)
-    out = q.new_empty(batch, count, q_heads, width).transpose(1, 2)  # rows first, as models want it
+    out = q.new_empty(batch, count, q_heads, width).transpose(1, 2)  # row-major, as models expect
     step = keys_of(width)
     tile = step if indptr is None else size
     tiles = triton.cdiv(count, pipe.ROWS)

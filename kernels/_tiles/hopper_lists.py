@@ -1,8 +1,8 @@
-"""Lists of key tiles as `_tiles.hopper` walks them: the keys of a step, and what a row attends to of them.
+"""Lists of key tiles for `_tiles.hopper`: the keys of a step, and the mask of each row.
 
-`merge_pairs` makes one list of those of two neighbouring query tiles, so that a program computes both and fetches a
-tile of keys once. An entry of it is 4 · tile, + 1 where the first keeps the tile, + 2 where the second does; entries
-rise as tiles do. It runs on the device: nothing waits for it.
+`merge_pairs` merges the lists of two adjacent query tiles, so that a program computes both and fetches each tile of
+keys once. An entry is 4 · tile, + 1 if the first keeps the tile, + 2 if the second does; entries are in the order of
+tiles. It runs on the device without synchronization.
 """
 
 import torch
@@ -29,7 +29,7 @@ def start_of(entry, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE:
 
 @gluon_jit
 def starts_of(step, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr):
-    """Positions of the first keys of the entries of a step, or of the one of which it is a part."""
+    """Positions of the first keys of the entries of a step, or of the one entry that it is a part of."""
     PER: gl.constexpr = N // SIZE if N > SIZE else 1
     starts = (start_of(step // (SIZE // N) if SIZE > N else step * PER, tile_list, LISTED, PAIRED, SIZE),)
     for i in gl.static_range(1, PER):
@@ -51,7 +51,7 @@ def positions_of(step, col, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexp
 
 @gluon_jit
 def masked_logits(s, step, consumer, at_row, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr):
-    """Logits without the keys behind each row, and without entries that this consumer does not keep."""
+    """Mask the logits of keys behind each row, and of entries that this consumer does not keep."""
     N: gl.constexpr = s.type.shape[1]
     col = gl.arange(0, N, layout=gl.SliceLayout(0, s.type.layout))
     at, entry = positions_of(step, col, tile_list, LISTED, PAIRED, SIZE, N)
@@ -63,7 +63,7 @@ def masked_logits(s, step, consumer, at_row, tile_list, LISTED: gl.constexpr, PA
 
 @gluon_jit
 def kept_by(step, consumer, tile_list, SIZE: gl.constexpr, N: gl.constexpr):
-    """Which entries of a step this consumer keeps, a bit each; all of them behind the end, where no row looks."""
+    """Bits of the entries of a step that this consumer keeps; all are set behind the end of the list."""
     PER: gl.constexpr = N // SIZE if N > SIZE else 1
     kept = 0
     for i in gl.static_range(PER):
@@ -75,7 +75,7 @@ def kept_by(step, consumer, tile_list, SIZE: gl.constexpr, N: gl.constexpr):
 
 @gluon_jit
 def hide_entries(s, kept, SIZE: gl.constexpr, N: gl.constexpr):
-    """Logits without the entries that are not in the bits `kept`."""
+    """Mask the logits of entries that are not in the bits `kept`."""
     PER: gl.constexpr = N // SIZE if N > SIZE else 1
     if kept != (1 << PER) - 1:
         entry = gl.arange(0, N, layout=gl.SliceLayout(0, s.type.layout)) // (N // PER)
@@ -103,7 +103,7 @@ def merged_pairs(indptr: Tensor, indices: Tensor, lists: int) -> tuple[Tensor, T
 
 @jit
 def _ends(indptr, lists, pairs):
-    """Where the two lists of this program's pair begin and end; the second is empty where the first is alone."""
+    """Begins and ends of the two lists of this program's pair; the second is empty if the first is alone."""
     pair = tl.program_id(0)
     one = pair // pairs * lists + pair % pairs * 2
     begin, middle = tl.load(indptr + one), tl.load(indptr + one + 1)
@@ -148,7 +148,7 @@ def _merge_write(indptr, indices, merged, entries, lists, pairs, halvings, CHUNK
             first, last, other, other_end = middle, end, begin, middle
         else:
             first, last, other, other_end = begin, middle, middle, end
-        common = 0  # tiles before, which both lists hold: counted twice
+        common = 0  # earlier tiles in both lists, which were counted twice
         for at in range(first, last, CHUNK):
             i = at + tl.arange(0, CHUNK)
             x = tl.load(indices + i, mask=i < last, other=INVALID_POS)

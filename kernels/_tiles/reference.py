@@ -1,4 +1,4 @@
-"""What `_tiles.triton_kernel` computes, in torch, and random numbers and choices to compare both on."""
+"""`_tiles.triton_kernel` in torch, with random numbers and choices for comparisons."""
 
 from collections.abc import Iterator
 
@@ -36,7 +36,7 @@ def reference(
             kept = _dense(indptr, indices, batch, b, heads, -(-count // queries), -(-length // size), strided)
             tile = torch.arange(count, device=q.device) // queries
             seen = seen & kept.repeat_interleave(q_heads // len(kept), 0)[:, tile][:, :, at // size]
-        blank = (at > rows[b].max()) | ~seen.any(0).any(0)  # keys that no row sees may be NaN
+        blank = (at > rows[b].max()) | ~seen.any(0).any(0)  # keys that no row sees, which may be NaN
         k, v = (x[b].masked_fill(blank[:, None], 0) for x in (keys, values))
         out[b] = attend(q[b], k, v, seen, scale)
     return out
@@ -45,7 +45,7 @@ def reference(
 def _dense(
     indptr: Tensor, indices: Tensor, batch: int, b: int, heads: int, tiles: int, length: int, strided: bool
 ) -> Tensor:
-    """[G, I, J] bool of one request."""
+    """Convert the lists of one request to [G, I, J] bool."""
     groups = (len(indptr) - 1) // (batch * tiles)
     kept = torch.zeros(groups, tiles, length, dtype=torch.bool, device=indptr.device)
     for g in range(groups):

@@ -1,4 +1,4 @@
-"""Rows that attend to chosen tiles of keys lying in place.
+"""Attention of rows to selected tiles of contiguous keys.
 
 The common part of `tile_attention` (tiles are chosen for each query tile and head) and `page_list_attention` (pages are
 chosen for a whole chunk and a group of heads).
@@ -38,9 +38,9 @@ def configure(width: int, dtype: torch.dtype) -> Config:
 
 
 def lists(kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [..., J] bool as rising lists (indptr [N + 1], indices), int32, on their device.
+    """Convert [..., J] bool to ascending lists (indptr [N + 1], indices), int32, on the same device.
 
-    Nothing waits for it: `indices` has room for everything and is unwritten behind indptr[N].
+    Does not synchronize: `indices` has room for the longest lists, and is unwritten behind indptr[N].
     """
     flat = kept.flatten(0, -2)
     indptr = torch.zeros(len(flat) + 1, dtype=torch.int32, device=kept.device)
@@ -65,7 +65,7 @@ def _span(
     SUB: tl.constexpr = SIZE // BLOCK_N
     col = tl.arange(0, DP)
     for i in tl.range(begin, end):
-        if LISTED:  # noqa: SIM108, decided when the kernel is compiled
+        if LISTED:  # noqa: SIM108, decided at compile time
             start = (tl.load(list_at + i // SUB) - tile_base) * SIZE + i % SUB * BLOCK_N
         else:
             start = i * BLOCK_N
@@ -96,7 +96,7 @@ def _attend(
 ):  # fmt: skip
     section, place = tl.program_id(0) // (row_tiles * together), tl.program_id(0) % (row_tiles * together)
     head = (section * together + place % together).to(tl.int64)
-    tile_m = row_tiles - 1 - place // together  # the last rows see most: they begin first
+    tile_m = row_tiles - 1 - place // together  # the last rows see most keys, so they begin first
     request = tl.program_id(1)
     kv_head = head // GROUP
     row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -185,7 +185,7 @@ def launch(
 
 
 def check(q: Tensor, keys: Tensor, rows: Tensor, indptr: Tensor | None, size: int, queries: int) -> None:
-    """BadInput for shapes that the kernel does not take."""
+    """Raise BadInput for shapes that the kernel does not support."""
     if q.shape[1] % keys.shape[1]:
         raise BadInput(f"{q.shape[1]} query heads cannot share {keys.shape[1]} KV heads")
     if rows.shape != (q.shape[0], q.shape[2]):
@@ -203,7 +203,7 @@ def check(q: Tensor, keys: Tensor, rows: Tensor, indptr: Tensor | None, size: in
 
 
 def _regular(x: Tensor) -> bool:
-    """Whether [B, H, T, D] is rows of one matrix, as a tensor descriptor needs them."""
+    """Whether [B, H, T, D] is a regular matrix of rows, as a tensor descriptor requires."""
     batch, head, token, _ = x.stride()
     aligned = token * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
     return aligned and head % token == 0 and batch % token == 0

@@ -65,12 +65,12 @@ class Block:
 
 
 def _whole(tokens: Any) -> tuple[int, ...]:
-    """Return token ids as Python's integers. Raises BadInput for what is no list of whole numbers."""
+    """Return token ids as Python integers. Raises BadInput for anything but a list of whole numbers."""
     try:
         if isinstance(tokens, str | bytes):
             raise TypeError
         return tuple(map(index, tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens))
-    except (TypeError, NotImplementedError):  # the latter for a tensor without data
+    except (TypeError, NotImplementedError):  # NotImplementedError: a tensor without data
         raise BadInput(f"tokens is {shown(tokens)}: a list of token ids is needed, whole numbers") from None
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-LONGEST = 160  # characters of a value in a sentence
-SHOWN = "\n\t\u00a0\u200c\u200d\u3000"  # harmless for all that Python calls them not printable: spaces and joiners
+LONGEST = 160  # characters of a value in a message
+SHOWN = "\n\t\u00a0\u200c\u200d\u3000"  # harmless, though not printable to Python: spaces and joiners
 
 
 class BadInput(ValueError):
@@ -20,7 +20,7 @@ def shown(value: Any) -> str:
     """Return a value for an error message: its `repr` on one line, cut to 160 characters."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python writes
+    except ValueError:  # an integer with more digits than Python converts
         return f"a {type(value).__name__} of {value.bit_length():,} bits"
     return brief(text)
 

@@ -22,7 +22,7 @@ class Derived:
     """Cache of values derived from the keys of one layer of a `KV`, by name."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, tuple[Any, int]] = {}  # and of how many tokens it holds
+        self._kept: dict[Hashable, tuple[Any, int]] = {}  # name → (value, number of tokens it covers)
 
     def changed(self, first: int) -> None:
         """Mark every value as stale from token `first` on."""
@@ -33,7 +33,7 @@ class Derived:
 
         `complete(value, first)` returns it updated from token `first` on; `value` is None the first time.
         """
-        value, until = self._kept.pop(name, (None, 0))  # gone, should completing fail half-way
+        value, until = self._kept.pop(name, (None, 0))  # removed first, in case `complete` fails half-way
         value = complete(value, min(until, length))
         self._kept[name] = value, length
         return value
@@ -57,7 +57,7 @@ class Derived:
 
 _NBYTES = attrgetter("nbytes")
 
-JOINED = 1 << 26  # most numbers in one tensor where it is not on a CPU: larger ones are allocated layer by layer
+JOINED = 1 << 26  # maximum number of elements of one tensor on a GPU: larger caches are allocated layer by layer
 Tensors = list[torch.Tensor]
 Stacked = tuple[torch.Tensor, torch.Tensor] | None
 Shapes = Sequence[tuple[int, int]]  # heads and head width of every layer
@@ -213,7 +213,7 @@ class KV:
         """Copy tokens [begin, end) of this run, rotated as they are here. Raises BadInput out of range or if empty."""
         if not 0 <= begin < end <= len(self):
             raise BadInput(f"cannot slice tokens {begin}:{end} of a KV of {len(self)} tokens")
-        if (whole := self.stacked()) is not None:  # one copy of all layers
+        if (whole := self.stacked()) is not None:  # copies all layers at once
             parts = [x[:, :, begin:end].clone(memory_format=torch.contiguous_format).unbind() for x in whole]
             return KV(list(parts[0]), list(parts[1]), self.start + begin)
         return KV(
@@ -251,7 +251,7 @@ class KV:
 
     def to(self, device: torch.device | str) -> "KV":
         """Return this run on `device`: itself if it is already there, else a writable copy."""
-        if self.keys[0].to(device) is self.keys[0]:  # its tensors are all in one place
+        if self.keys[0].to(device) is self.keys[0]:  # all tensors are on one device
             return self
         return KV([x.to(device) for x in self.keys], [x.to(device) for x in self.values], self.start)
 
@@ -271,7 +271,7 @@ class KV:
         return KV.within(copied(self.keys), copied(self.values), len(self), self.start)
 
     def _capacity(self) -> int:
-        """Return the tokens that fit without a copy; none beyond the length where other tensors were put in."""
+        """Return the number of tokens that fit without a copy; 0 without spare memory, or if tensors were replaced."""
         if self._backing is None:
             return 0
         same = all(

@@ -136,7 +136,7 @@ _COMPARE = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-_MOST = 1 << 31  # numbers beyond this are a slip, not a position
+_MOST = 1 << 31  # larger numbers cannot be positions: they are refused
 
 
 def parse(sentence: str, prompt: Prompt) -> MaskRule:
@@ -144,7 +144,7 @@ def parse(sentence: str, prompt: Prompt) -> MaskRule:
     probe = torch.arange(2)
     try:
         sees = _Sentence(ast.parse(sentence.strip(), mode="eval").body, prompt, sentence)
-        sees(probe[:, None], probe[None])  # refuses here, before any work
+        sees(probe[:, None], probe[None])  # raises here, before any work
     except BadInput:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -159,7 +159,7 @@ def check(sentence: str) -> None:
     parse(sentence, Prompt((Block((0,)), Block((0,)))))
 
 
-_FULL = 1 << 62  # what positions and numbers may be multiplied to: tensors hold 63 bits
+_FULL = 1 << 62  # limit of intermediate results: int64 holds 63 bits
 
 
 def _largest(value: Any) -> int:
@@ -167,7 +167,7 @@ def _largest(value: Any) -> int:
 
 
 def _grown(do: Callable[[Any, Any], Any], left: int, right: int) -> int:
-    """Return the largest size that a sum, a difference or a product can have."""
+    """Return the largest magnitude that a sum, difference or product can have."""
     return left * right if do is operator.mul else left + right
 
 

@@ -15,7 +15,7 @@ from workbench.core.utils import annotations, html_views
 Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Site"], Tiles]
 # (queries [Hq, R, D], keys [H, T, D], values [H, T, D], rows [R], sees, tiles or None, scale) -> [Hq, R, D]
 Backend = Callable[..., torch.Tensor]
-# (layer, keys [H, T, D], values [H, T, D] of the whole cache, those of the rows fresh), changed in place
+# (layer, keys [H, T, D], values [H, T, D]): the whole cache with the rows just computed, changed in place
 Adjust = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
@@ -92,7 +92,7 @@ class Plan:
 
 
 def _called(value: object) -> str:
-    """Return the name of a function, else the value as it shows itself."""
+    """Return the name of a function, or else the repr of the value."""
     return getattr(value, "__name__", None) or repr(value)
 
 

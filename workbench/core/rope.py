@@ -40,7 +40,7 @@ def rotate_layers(
 
 def cos_sin(distance: int | Tensor, inv_freq: Tensor, device: torch.device | str) -> tuple[Tensor, Tensor]:
     """Return cos and sin [T or 1, R/2] (fp32) of a shift by `distance`, on `device`."""
-    at = device if torch.device(device).type == "cuda" else "cpu"  # others may have no fp64
+    at = device if torch.device(device).type == "cuda" else "cpu"  # other devices may lack fp64
     shift = torch.as_tensor(distance, dtype=torch.float64, device=at).reshape(-1, 1)
     angle = shift * inv_freq.detach().to(at, torch.float64)
     return angle.cos().to(device, torch.float32), angle.sin().to(device, torch.float32)
@@ -62,7 +62,7 @@ def rotate_by(
         out = torch.empty_like(keys, memory_format=torch.contiguous_format)
     if 2 * half < keys.shape[-1]:
         out[..., 2 * half :] = keys[..., 2 * half :]
-    if out.dtype == keys.dtype == torch.float32 and pairing == "neox":  # whole channels are quicker than halves
+    if out.dtype == keys.dtype == torch.float32 and pairing == "neox":  # whole channels are faster than halves
         rotary, to = (keys, out) if 2 * half == keys.shape[-1] else (keys[..., : 2 * half], out[..., : 2 * half])
         torch.mul(rotary, cos if cos.shape[-1] > half else torch.cat((cos, cos), -1), out=to)
         to[..., :half].addcmul_(rotary[..., half:], sin, value=-1)
@@ -71,7 +71,7 @@ def rotate_by(
     cos = cos[..., :half]
     a, b = (part.float() for part in _planes(keys, half, pairing))
     to_a, to_b = _planes(out, half, pairing)
-    if out.dtype == torch.float32:  # in place, without passing through temporaries
+    if out.dtype == torch.float32:  # in place, without temporaries
         torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-1)
         torch.mul(b, cos, out=to_b).addcmul_(a, sin)
     else:

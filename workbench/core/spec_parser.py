@@ -42,7 +42,7 @@ def split(text: str) -> list[str]:
 
 
 def _commas(text: str) -> Iterator[int]:
-    """Yield where the commas are that stand in no brackets and in no text; a text begins where a value may."""
+    """Yield the positions of commas outside brackets and quotes; a quote opens only where a value may begin."""
     opened, quote, before = list[str](), "", ","
     for i, sign in enumerate(text):
         if quote:

@@ -17,8 +17,8 @@ from workbench.data.lab_corpus import style as lab_style
 from workbench.data.sample import Passage, Sample, sized
 from workbench.data.sources import files, folders, hub, needles
 
-SMALL = 1 << 22  # bytes of a file that is read at once, before a model is
-MOST_SAMPLES = 1_000_000  # of generated questions
+SMALL = 1 << 22  # bytes; smaller files are read at once, before the model
+MOST_SAMPLES = 1_000_000  # maximum number of generated questions
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
 
 __all__ = ["Passage", "Sample", "corpus", "is_generated", "load", "names", "versions"]

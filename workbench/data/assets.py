@@ -12,8 +12,8 @@ from workbench.core.errors import BadInput, shown
 from workbench.core.utils.files import is_dir, is_file
 
 _package, _checkout = Path(__file__).resolve().parents[1:3]
-CACHE = "WORKBENCH_CACHE"  # environment variable: folder for what is fetched
-SHIPPED = "shipped"  # the place of results that ship
+CACHE = "WORKBENCH_CACHE"  # environment variable: folder for downloads
+SHIPPED = "shipped"  # source of the shipped results
 ROOT = _checkout / "data" if (_checkout / "pyproject.toml").is_file() else _package / "shipped"
 
 
@@ -21,7 +21,7 @@ def cache() -> Path:
     """Return the folder for fetched models: `WORKBENCH_CACHE`, else the platform's user cache."""
     if chosen := os.environ.get(CACHE):
         return Path(chosen).expanduser()
-    from platformdirs import user_cache_path  # not on every machine that runs a converted model
+    from platformdirs import user_cache_path  # optional on machines that run a converted model
 
     return user_cache_path("workbench")
 

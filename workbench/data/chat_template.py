@@ -33,8 +33,8 @@ SYSTEM = "You answer questions in a few words, using only the given passages."
 OPENING = "Passages:\n"
 PASSAGE = "Title: {title}\n{text}\n"
 QUESTION = "Question: {question}\nAnswer in a few words."
-DATE = date(2024, 7, 26)  # "today" in every template that asks: blocks keep their keys from day to day
-SECONDS, BYTES, CHARACTERS = 5.0, 1 << 28, 100_000  # that a template may take, beside the words it is given
+DATE = date(2024, 7, 26)  # "today" in all templates, so that keys of blocks do not change from day to day
+SECONDS, BYTES, CHARACTERS = 5.0, 1 << 28, 100_000  # limits of rendering a template, beyond its input
 REMEDY = "choose another layout: lab, released or a JSON file"
 
 _PASSAGES, _QUESTION, _ANSWER, _NEXT = "PassagesStandHere", "QuestionStandsHere", "AnswerStandsHere", "NextStandsHere"
@@ -63,7 +63,7 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], answer
         if len(text) > CHARACTERS + sum(len(message["content"]) for message in messages):
             raise BadInput(f"it writes {len(text):,} characters")
         return text
-    except Exception as problem:  # a template is a program of the checkpoint and may fail in any way
+    except Exception as problem:  # a template is a program of the checkpoint, which may raise anything
         why = " ".join(str(problem).split()) or type(problem).__name__
         raise BadInput(f"the chat template of {_name(tokenizer)} refuses a conversation: {why}") from None
 
@@ -99,7 +99,7 @@ def layout_named(name: str, tokenizer: "PreTrainedTokenizerBase") -> Layout:
 
 
 def _prompt(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return the prompt with marks, with a system turn where the template has one."""
+    """Return the prompt with marks, with a system turn if the template supports one."""
     asked = _asked()
     problem = f"the chat template of {_name(tokenizer)} drops or changes what stands in a user turn"
     for messages in ([said("system", SYSTEM), said("user", asked)], [said("user", f"{SYSTEM}\n\n{asked}")]):
@@ -114,20 +114,18 @@ def _prompt(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def _answered(tokenizer: "PreTrainedTokenizerBase", after: str) -> tuple[str, str, str, str]:
-    """Return what comes after the question's `after`.
+    """Return (rest of the question block, answer template, end of a turn, next turn).
 
-    (rest of the question block, answer template, end of a turn, next turn).
-
-    The rest is empty but for templates that know no generation prompt. The next turn is what stands between the end of
-    an answer and the words of the user's next turn.
+    `after`: the prompt's text behind the question. The rest is empty except for templates without a generation prompt.
+    The next turn is the text between the end of an answer and the user's next words.
     """
     user, reply = said("user", _asked()), said("assistant", _ANSWER)
     try:
         whole = render(tokenizer, [user, reply], answer=False).split(_QUESTION)[-1]
         bridge, tail = whole.removeprefix(after).split(_ANSWER)
-    except (BadInput, ValueError):  # no conversation with answers: an answer ends where texts end
+    except (BadInput, ValueError):  # no answers in conversations: an answer ends with EOS
         whole, bridge, tail = "", "", tokenizer.eos_token or ""
-    if not whole.startswith(after):  # an answered turn is written in another way, as without its reasoning
+    if not whole.startswith(after):  # an answered turn has a different form, e.g. without its reasoning
         bridge = ""
     added = bridge if bridge.strip() and _unasked(tokenizer, user) else ""
     match = re.search("|".join(map(re.escape, _special(tokenizer))) or "$^", tail)
@@ -145,12 +143,12 @@ def _next_turn(tokenizer: "PreTrainedTokenizerBase", answered: list[Message], cl
     try:
         whole = render(tokenizer, [*answered, said("user", _NEXT)])
         return whole.split(_ANSWER)[1].split(_NEXT)[0].removeprefix(closing)
-    except (BadInput, IndexError):  # one turn is all that the template holds
+    except (BadInput, IndexError):  # the template supports a single turn only
         return ""
 
 
 def _opens(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> str:
-    """Return the BOS that a rendered prompt begins with; one that opens every turn (SmolLM2) is part of the turns."""
+    """Return the BOS at the start of a prompt; "" if it begins every turn (SmolLM2) and so belongs to the turns."""
     bos = tokenizer.bos_token
     return str(bos) if bos and prompt.startswith(bos) and prompt.count(bos) == 1 else ""
 
@@ -166,9 +164,9 @@ def _special(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
 
 
 def _pinned() -> str:
-    """Return a macro in the place of the function by which templates ask for the date."""
+    """Return a macro that replaces the function by which templates get the date."""
     text = reduce(lambda so_far, code: f"{so_far}|replace('{code}', '{DATE.strftime(code)}')", _CODES, "format")
-    return f"{{% macro strftime_now(format) %}}{{{{ {text} }}}}{{% endmacro %}}\n"  # this line break is not rendered
+    return f"{{% macro strftime_now(format) %}}{{{{ {text} }}}}{{% endmacro %}}\n"  # without rendered line break
 
 
 def _escaped(text: str) -> str:
@@ -179,8 +177,8 @@ def _name(tokenizer: "PreTrainedTokenizerBase") -> str:
     return tokenizer.name_or_path or "this tokenizer"
 
 
-_TURN = RLock()  # a bound on memory is the whole process's: the last to leave would put back another's
-MAPPED = Path("/proc/self/statm")  # pages of address space first
+_TURN = RLock()  # the memory limit is per process: concurrent changes would restore wrong limits
+MAPPED = Path("/proc/self/statm")  # first number: pages of address space
 
 
 @contextmanager
@@ -199,7 +197,7 @@ def bounded(seconds: float, new_bytes: int) -> Iterator[None]:
     with _TURN, ExitStack() as stack:
         stack.callback(sys.settrace, tracer)
         if MAPPED.is_file():
-            import resource  # not on every system
+            import resource  # not available on every system
 
             soft, hard = resource.getrlimit(resource.RLIMIT_AS)
             most = int(MAPPED.read_text().split()[0]) * resource.getpagesize() + new_bytes

@@ -70,7 +70,7 @@ def check(embedder: str) -> None:
 
 
 def _tfidf(texts: Sequence[str]) -> np.ndarray:
-    from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer  # heavy, and only needed here
+    from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer  # slow, and only needed here
 
     counts = HashingVectorizer(n_features=COLUMNS, alternate_sign=False, norm=None).transform(texts)
     return TfidfTransformer().fit_transform(counts).toarray().astype(np.float32)

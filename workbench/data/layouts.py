@@ -19,14 +19,14 @@ from workbench.core.utils.files import is_file
 from workbench.data import segment
 from workbench.data.sample import Sample
 
-if TYPE_CHECKING:  # layouts by name and file are read without torch
+if TYPE_CHECKING:  # named layouts and files are read without torch
     from transformers import PreTrainedTokenizerBase
 
     from workbench.core.blocks import Prompt
 
-MANY = 100_000  # characters of a text that is tokenised without a look at the context
+MANY = 100_000  # characters; longer texts are checked against the context before tokenisation
 SURROGATE = re.compile("[\ud800-\udfff]")
-FIELDS = {"passage": ("text", "title"), "question": ("question",), "answer": ("answer",)}  # the first must be there
+FIELDS = {"passage": ("text", "title"), "question": ("question",), "answer": ("answer",)}  # the first field is required
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def encode(texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> list[l
 
 
 def _encoded(texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase", lead: str) -> dict[str, tuple[int, ...]]:
-    """Return token ids of every distinct text behind `lead`, whose own tokens are left out."""
+    """Return token ids of every distinct text as tokenised after `lead`, without the tokens of `lead`."""
     distinct = list(dict.fromkeys(texts))
     if not distinct:
         return {}
@@ -140,13 +140,13 @@ def _encoded(texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase", lead: s
     if (longest := max(map(len, distinct))) > MANY:
         _check_size(longest, tokenizer)
     pieces = [lead, *(lead + text for text in distinct)]
-    quiet = {"add_special_tokens": False, "verbose": False}  # what is too long is said by `check_context`, once
+    quiet = {"add_special_tokens": False, "verbose": False}  # `check_context` reports texts that are too long
     skipped, *rest = tokenizer(pieces, **quiet)["input_ids"]
     return {text: tuple(tokens[len(skipped) :]) for text, tokens in zip(distinct, rest, strict=True)}
 
 
 def _check_size(characters: int, tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Refuse, before it is tokenised, a text of which even tokens of the longest kind would be over the context."""
+    """Refuse, before tokenisation, a text that exceeds the context even if all tokens were the longest one."""
     most, widest = tokenizer.model_max_length, max(map(len, tokenizer.get_vocab()), default=1)
     if characters > most * widest:
         raise BadInput(
@@ -156,10 +156,7 @@ def _check_size(characters: int, tokenizer: "PreTrainedTokenizerBase") -> None:
 
 
 def _lead(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return a line break where the tokenizer writes a blank before a text that stands alone (SentencePiece).
-
-    Elsewhere nothing.
-    """
+    """Return a line break for tokenizers that put a blank before a text (SentencePiece); "" for others."""
     alone = tokenizer.convert_ids_to_tokens(tokenizer("a", add_special_tokens=False)["input_ids"])
     return "\n" if alone and alone[0].startswith("▁") else ""
 
@@ -170,7 +167,7 @@ def _label(piece: str) -> str:
 
 
 def _names(template: str, part: str, allowed: Sequence[str]) -> set[str]:
-    """Return the fields of a template. Raises BadInput for every field that is not plainly one of the `allowed`."""
+    """Return the fields of a template. Raises BadInput for one that is not `allowed`, or has a format or conversion."""
     try:
         fields = [(name, code, how) for _, name, code, how in Formatter().parse(template) if name is not None]
     except ValueError as problem:
@@ -193,7 +190,7 @@ LAB = Layout(
     stop=("\n",),
 )
 
-# As released with Block-Attention (Tulu-3 chat format, no BOS); the end of an answer is the model's own EOS.
+# As released with Block-Attention (Tulu-3 chat format, no BOS); answers end with the model's EOS.
 RELEASED = Layout(
     "released",
     bos=False,
@@ -227,7 +224,7 @@ def named(name: str) -> Layout | None:
         record = json_text.loads(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise BadInput(f"layout file {name} is not JSON: {problem}") from None
-    record = record.get("layout", record) if isinstance(record, dict) else record  # also as in workbench.json
+    record = record.get("layout", record) if isinstance(record, dict) else record  # also in the form of workbench.json
     if not isinstance(record, dict):
         raise BadInput(f"layout file {name} holds {type(record).__name__}; a JSON object of a layout is needed")
     try:

@@ -19,7 +19,7 @@ class Reading:
 
     prompt: Prompt
     tokens: list[str]  #: [T] text of every token
-    source: str  #: where the prompt comes from, for captions
+    source: str  #: origin of the prompt, for captions
     question: str
     answers: tuple[str, ...] = ()
     supporting: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from workbench.data import embedders
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample, document_starts
 
-PART = 256  # texts that are compared with all others at a time
+PART = 256  # texts per batch of comparisons with all others
 Search = Callable[[np.ndarray, int], np.ndarray]
 
 
@@ -66,7 +66,7 @@ class Corpus:
         return len(self.blocks)
 
 
-@lru_cache(maxsize=16)  # methods of one comparison look into one corpus
+@lru_cache(maxsize=16)  # methods of one comparison share a corpus
 def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str = "faiss") -> np.ndarray:
     """Return the indices [N, n] of the texts most similar to each text, itself excluded, the most similar first.
 
@@ -85,7 +85,7 @@ def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str
 
 def _faiss(vectors: np.ndarray, k: int) -> np.ndarray:
     try:
-        import faiss  # heavy, and only needed here
+        import faiss  # slow to import, and only needed here
     except ImportError:
         remedy = "pip install faiss-cpu, or choose search 'exact'"
         raise BadInput(f"search 'faiss' needs the package faiss-cpu: {remedy}") from None

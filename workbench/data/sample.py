@@ -10,7 +10,7 @@ from workbench.core.errors import BadInput, shown
 from workbench.core.utils.annotations import check_fields
 
 MOST_HOPS = 1000
-CONTINUED = "Continued"  # the title of a passage that goes on where the one before it stopped
+CONTINUED = "Continued"  # title of a passage that continues the preceding one
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def titles(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _hops(value: Any) -> int:
-    """Return how many passages have to be combined: a whole number, also as text; 1 where nothing is said."""
+    """Return the number of passages to combine: a whole number, also as text; 1 by default."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_HOPS):

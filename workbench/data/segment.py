@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.core.errors import BadInput
 
-# Section 3.1 and the released preprocessing: the first of these that occurs cuts the whole text.
+# Section 3.1 and the released preprocessing: the first separator that occurs splits the whole text.
 SEPARATORS = {"\\n\\n": r"\n\n\s*", "---": r"-{3,}\s*", "===": r"={3,}\s*", "\\n\\t": r"\n\t", "\\n": r"\n\s*"}
 _FENCE = re.compile(r"^```.*?(?:^```[^\n]*$\n?|\Z)", re.MULTILINE | re.DOTALL)
 _CODE_LINE = re.compile(
@@ -128,7 +128,7 @@ def _join(pieces: list[str], most: int) -> list[str]:
     while len(owner) > most:
         length, i = heapq.heappop(heap)
         if i not in owner or len(owner[i]) != length:
-            continue  # it has grown or gone since
+            continue  # outdated: joined since
         near = [j for j in (left[i], right[i]) if j in owner]
         a, b = sorted((i, min(near, key=lambda j: (len(owner[j]), j))))
         owner[a] += owner.pop(b)

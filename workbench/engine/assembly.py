@@ -83,9 +83,9 @@ def shifts_of(blocks: Sequence[tuple[int, int]], positions: Positions) -> Tensor
 def _together(
     spec: ModelSpec, blocks: Sequence[KV], shifts: Tensor, capacity: int
 ) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Keys and values of all layers in few calls; None where layers do not lie side by side.
+    """Return keys and values of all layers, made in few calls; None if layers are not contiguous in memory.
 
-    For CPUs: each call rerotates the keys of a block while they are in the processor's cache.
+    For CPUs: each call rotates the keys of one block again while they are in the processor's cache.
     """
     if spec.device.type != "cpu" or len({id(table) for table in spec.inv_freq}) > 1 or not blocks:
         return None
@@ -113,7 +113,7 @@ def _together(
 def _by_layer(
     spec: ModelSpec, blocks: Sequence[KV], shifts: Tensor, length: int, capacity: int
 ) -> tuple[KV, Callable[[int], None]]:
-    """Return unwritten KV of `length` tokens, and what puts the blocks of a layer in place, each key rotated once."""
+    """Return unwritten KV of `length` tokens, and a function that puts a layer's blocks in place."""
     lengths = torch.tensor([len(block) for block in blocks], dtype=torch.int64)
     end, turned, kernels = int(lengths.sum()), bool(shifts.any()), on_gpu(spec.device)
     by_token = shifts.repeat_interleave(lengths).to(spec.device) if kernels else shifts
@@ -124,7 +124,7 @@ def _by_layer(
     for whole in (*keys, *values):
         whole[:, end:] = 0
     tables: dict[int, tuple[Tensor, Tensor]] = {}
-    gathered: dict[tuple[int, int], Tensor] = {}  # keys as cached; used by one layer after the other
+    gathered: dict[tuple[int, int], Tensor] = {}  # keys as cached; a buffer that all layers reuse
 
     def place(layer: int) -> None:
         out, table, shape = keys[layer][:, :end], spec.inv_freq[layer], spec.shapes[layer]
@@ -137,7 +137,7 @@ def _by_layer(
         if kernels:
             rerotate(together, by_token, table, spec.pairing, out, kernels=True)
             return
-        if id(table) not in tables:  # one angle a block, not a token
+        if id(table) not in tables:  # one angle per block, not per token
             cos, sin = (x.repeat_interleave(lengths.to(x.device), 0) for x in cos_sin(shifts, table, spec.device))
             tables[id(table)] = cos, sin
         rotate_by(together, *tables[id(table)], spec.pairing, out=out)
@@ -148,7 +148,7 @@ def _by_layer(
 def _checked(
     model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions
 ) -> tuple[ModelSpec, Tensor]:
-    """Return the model's spec, and by how much each block moves. Raises BadInput."""
+    """Return the model's spec, and the distance by which each block moves. Raises BadInput."""
     check_positions(positions)
     spec = spec_for(model, [prompt.tokens])
     if len(cached) != len(prompt.context):
@@ -166,5 +166,5 @@ def _checked(
 
 
 def _of_model(spec: ModelSpec, alike: Set[tuple[int, int]], keys: torch.Size, values: torch.Size) -> bool:
-    """Whether shapes [L, H, T, D] of keys and values are those of a model whose layers are all `alike` [(H, D)]."""
+    """Return whether shapes [L, H, T, D] of keys and values fit a model whose layers are all `alike` [(H, D)]."""
     return keys == values and keys[0] == spec.layers and alike == {(keys[1], keys[3])}

@@ -18,7 +18,7 @@ from workbench.engine.encoding import watch
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.models.families import declared_window, decoder_config
 
-ELEMENTS = 1 << 26  # most logits in memory at a time
+ELEMENTS = 1 << 26  # maximum number of logits in memory at a time
 Layers = str | tuple[int, ...]
 
 
@@ -125,7 +125,7 @@ def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers =
         member = torch.nn.functional.one_hot(of, len(prompt.context)).float()  # [T, B]
         paid, received = torch.zeros_like(member), torch.zeros_like(member[:, 0])
         for layer, (first, last) in product(chosen, pairwise(prompt.starts)):
-            asked, keys = output.queries[layer][:, first:last], request.kv.keys[layer][:, :last]  # none sees ahead
+            asked, keys = output.queries[layer][:, first:last], request.kv.keys[layer][:, :last]  # none sees later ones
             for rows, scores in logits(model, layer, asked, keys, places[first:last]):
                 share = scores.softmax(-1).mean(0) / len(chosen)  # [r, T] up to the block's end; a row sees itself
                 paid[first:last][rows] += share @ member[:last]

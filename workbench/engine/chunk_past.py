@@ -22,7 +22,7 @@ def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
     """Return the `Past` of every document block of a prompt that was computed in full; the first `system` have none."""
     lengths = torch.tensor([float(len(block)) for block in prompt.context])
     of = prompt.block_of[: prompt.starts[-1]]
-    sums = torch.zeros(len(lengths), len(lengths)).index_add_(0, of, attention.paid.cpu())  # [B, B] row pays column
+    sums = torch.zeros(len(lengths), len(lengths)).index_add_(0, of, attention.paid.cpu())  # [B, B] from row to column
     means = sums / (lengths[:, None] * lengths)
     past = []
     for i in range(system, len(lengths)):

@@ -13,9 +13,9 @@ from workbench.core.plan import Plan
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
 from workbench.engine.graphs.chunk_graph import ChunkGraph, replays
 
-ELEMENTS = 1 << 24  # most pairs of rows that are asked at a time whether one sees the other
-MANY = 4  # passes of as many rows, from which it pays to capture what lies between attentions
-REPLAYED = 6  # chunks of a prompt, from which it pays to capture whole chunks
+ELEMENTS = 1 << 24  # maximum number of pairs of rows whose visibility is checked at a time
+MANY = 4  # passes with equal numbers of rows, from which capturing the computation between attentions pays off
+REPLAYED = 6  # chunks of a prompt, from which capturing whole chunks pays off
 
 
 def prefill_chunked(
@@ -65,7 +65,7 @@ def passes(model: PreTrainedModel, requests: Sequence["ChunkedRequest"]) -> Iter
 
 
 def _graph_of(model: PreTrainedModel, requests: Sequence["ChunkedRequest"]) -> ChunkGraph | None:
-    """Return what replays the chunks of a request; None where they are few or cannot be replayed."""
+    """Return the graph that replays the chunks of a request; None if they are few or cannot be replayed."""
     if len(requests) != 1 or len(requests[0].rows) < REPLAYED:
         return None
     return ChunkGraph(model, requests[0].whole) if replays(model, requests[0].whole, requests[0].chunk) else None
@@ -75,7 +75,7 @@ def check_chunk(plan: Plan, chunk: int) -> None:
     """Raise BadInput for a chunk below 1 or a tile, and for a mask rule by which rows attend to later chunks."""
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
         raise BadInput(f"chunk is {chunk!r}: it is a number of rows, 1 or more")
-    tile = getattr(plan.sparse, "size", 1)  # a function has none
+    tile = getattr(plan.sparse, "size", 1)  # a plain function has no `size`
     if chunk < tile:
         raise BadInput(f"chunk {chunk} is smaller than a tile of the sparse method: choose {tile} or more")
     if plan.sees is not causal and (ahead := _sees_ahead(plan, chunk)):

@@ -16,7 +16,7 @@ from workbench.engine.forward import run
 from workbench.models.model_names import check_length
 from workbench.models.spec import spec_for
 
-LOWEST_TEMPERATURE = 1e-6  # quotients of logits stay finite
+LOWEST_TEMPERATURE = 1e-6  # keeps logits divided by it finite
 Tokens = list[int | None]  # one entry per request; None: this request has ended
 
 
@@ -65,7 +65,7 @@ def decode(
             raise BadInput(f"logits of request {i} are {shown(each)}: a tensor is needed")
         if each.ndim == 0 or each.numel() == 0:
             raise BadInput(f"logits of request {i} are of shape {tuple(each.shape)}: [V], or [R, V] is needed")
-    highest = [each.reshape(-1, each.shape[-1])[-1].amax() for each in logits]  # nan where there is one
+    highest = [each.reshape(-1, each.shape[-1])[-1].amax() for each in logits]  # nan if any logit is nan
     for i, finite in enumerate(torch.stack(highest).isfinite().tolist() if highest else ()):  # waits for the GPU once
         if not finite:
             raise BadInput(f"logits of request {i} hold nan or infinity: its keys, values or weights are damaged")
@@ -137,14 +137,14 @@ class TokenChoice:
     top_p: float
 
     def __call__(self, logits: torch.Tensor, random: torch.Generator) -> int:
-        """One token id of logits [V]; draws are made on the CPU in fp32, the same on every device."""
+        """Return a token id for logits [V]; sampled on the CPU in fp32, so that all devices agree."""
         if self.temperature == 0:
             return int(logits.argmax())
         probability, order = (
             (logits.float().cpu() / float(self.temperature)).softmax(-1).sort(descending=True, stable=True)
         )
         before = probability.cumsum(-1) - probability
-        nucleus = probability.masked_fill((before >= self.top_p) & (before > 0), 0)  # the first token always stays
+        nucleus = probability.masked_fill((before >= self.top_p) & (before > 0), 0)  # the likeliest token always stays
         return int(order[torch.multinomial(nucleus, 1, generator=random)])
 
 
@@ -156,7 +156,7 @@ class StopStrings:
     tokenizer: Any
 
     def __call__(self, tokens: list[int]) -> bool:
-        """Has the last token completed a stop string? Only a tail long enough to hold one is turned into text."""
+        """Return whether the last token completes a stop string. Decodes only a tail long enough to hold one."""
         if not self.stops:
             return False
         tail = 4 * max(map(len, self.stops)) + 4  # a character is at most 4 byte-level tokens

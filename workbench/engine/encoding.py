@@ -21,7 +21,7 @@ from workbench.engine.forward import packed_logits, run
 from workbench.models.spec import ModelSpec, spec_for
 from workbench.models.transformers_attention import LayerInput, StopForward
 
-PACK = 8192  # most tokens that are packed in one forward pass (a longer block goes alone)
+PACK = 8192  # maximum number of tokens packed in one forward pass (a longer block has its own)
 
 Write = Callable[[LayerInput], None]  # of all blocks: queries [Hq, N, D], keys [H, N, D], values [H, N, D]
 
@@ -64,7 +64,7 @@ def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence
 
 
 def _heads(model: PreTrainedModel, spec: ModelSpec, before: Sequence[tuple[Block, ...]]) -> dict[tuple[Block, ...], KV]:
-    """Encode once what several blocks stand behind; on a GPU, where a kernel takes whole texts, nothing."""
+    """Encode each prefix that several blocks share once; on a GPU none, as the kernel takes whole texts."""
     several = [] if on_gpu(spec.device) else [past for past, count in Counter(before).items() if past and count > 1]
     texts = [torch.tensor([token for block in past for token in block.tokens]) for past in several]
     kvs = [spec.empty(len(tokens)) for tokens in texts]
@@ -76,9 +76,9 @@ def _heads(model: PreTrainedModel, spec: ModelSpec, before: Sequence[tuple[Block
 def _encode(
     model: PreTrainedModel, spec: ModelSpec, texts: Sequence[Tensor], kvs: Sequence[KV], begins: Sequence[int]
 ) -> None:
-    """Run one packed forward pass; on a GPU one launch a layer carries out all blocks (`kernels/encode_blocks.py`).
+    """Run one packed forward pass; on a GPU, one launch per layer attends for all blocks (`kernels/encode_blocks.py`).
 
-    `begins`: tokens of each text whose keys and values are there already.
+    `begins`: number of leading tokens of each text whose keys and values are cached already.
     """
     lengths = [len(tokens) for tokens in texts]
     if any(begins) or not _by_kernels(spec, lengths):
@@ -142,7 +142,7 @@ class PackedBlocks:
         self.rows = torch.cat([torch.arange(n) for n in lengths]).to(device)
         self.cu_seqlens = torch.tensor((0, *lengths)).cumsum(0).int().to(device)
         self.lengths, self.kernels = tuple(lengths), kernels
-        self.way = ""  # chosen in the first layer
+        self.way = ""  # backend, chosen in the first layer
 
     def attend(self, x: LayerInput) -> Tensor | None:
         """Attend within each block; blocks are no longer than the sliding window."""

@@ -32,7 +32,7 @@ from workbench.engine.layers.module_watch import ModuleWatch
 from workbench.models.spec import ModelSpec, attach, spec_for
 from workbench.models.transformers_attention import PackedRequest, StopForward, registered
 
-Wait = Callable[[int], None]  # (layer): returns when its cached keys and values are there
+Wait = Callable[[int], None]  # (layer): returns when its cached keys and values have arrived
 
 
 @dataclass(frozen=True)
@@ -168,12 +168,12 @@ def _check(spec: ModelSpec, request: PrefillRequest) -> None:
     if bad := [layer for layer in plan.return_queries if not 0 <= layer < layers]:
         raise BadInput(f"cannot return queries of layers {bad}: this plan computes layers 0 to {layers - 1}")
     for (heads, width), window in {*zip(spec.shapes, spec.windows, strict=True)} if plan.backend else ():
-        tile = getattr(plan.sparse, "size", None)  # of a function it is known in the layer only
+        tile = getattr(plan.sparse, "size", None)  # a plain function has no `size`: its tiles are checked in the layer
         shape = (len(plan.rows), last + 1, (heads, heads), width, spec.dtype, spec.device, plan.sees is causal)
         backends.check(plan.backend, AttentionProblem(*shape, bool(window and window <= last), tile=tile))
 
 
-Angles = tuple[Tensor, Tensor, Tensor]  # cosines [R, D] of all rotary channels, sines [R, D/2] of either half
+Angles = tuple[Tensor, Tensor, Tensor]  # cosines [R, D] of all rotary channels, sines [R, D/2] of each half
 
 
 class CpuLayers(ModuleWatch):
@@ -205,7 +205,7 @@ class CpuLayers(ModuleWatch):
         return _product(self.head, _normed(decoder.norm, x))
 
     def _attention(self, layer: Any, x: Tensor, angles: Angles, requests: Sequence[PackedRequest]) -> Tensor:
-        """Attend with rows [R, C] -> [R, Hq · D]."""
+        """Attend with hidden states [R, C] -> [R, Hq · D]."""
         attention, rows = layer.self_attn, len(x)
         normed = _normed(layer.input_layernorm, x)
         q, k, v = (
@@ -220,7 +220,7 @@ class CpuLayers(ModuleWatch):
         return out.view(rows, -1)
 
 
-_KNOWN: WeakKeyDictionary[PreTrainedModel, CpuLayers] = WeakKeyDictionary()  # they hold its parts, not itself
+_KNOWN: WeakKeyDictionary[PreTrainedModel, CpuLayers] = WeakKeyDictionary()  # without references to the model
 
 
 def cpu_layers(model: PreTrainedModel) -> CpuLayers | None:
@@ -242,7 +242,7 @@ def _product(projection: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _normed(norm: Any, x: Tensor) -> Tensor:
-    """Norm rows by their root mean square, in half the operations of torch's own `rms_norm` on a CPU."""
+    """Divide rows by their root mean square, with half the operations of torch's own `rms_norm` on a CPU."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     inverse = torch.addcmul(_number(norm.variance_epsilon), length, length, value=1 / x.shape[-1]).rsqrt_()
     return torch.mul(x, inverse).mul_(norm.weight)
@@ -258,7 +258,7 @@ def _mlp(mlp: Any, x: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, cos: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Rotate x [H, R, D] by the cosines [R, D] and sines [R, D/2] of its angles -> [H, R, D], contiguous."""
+    """Rotate x [H, R, D] by cosines [R, D] and sines [R, D/2] -> [H, R, D], contiguous."""
     rotary, half = cos.shape[-1], first.shape[-1]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     to = out if rotary == x.shape[-1] else out[..., :rotary]

@@ -82,7 +82,7 @@ def prefill_parts(model: PreTrainedModel, question: Tensor, parts: Parts) -> Ten
 
 
 def _pages(begins: Tensor, lengths: Tensor, device: torch.device) -> Paged:
-    """Return the pages of parts that begin anywhere [B, 1]; slots of neighbours are hidden."""
+    """Return the pages of parts with any begin [B, 1]; slots of neighbouring parts are hidden."""
     page, total = choice.PAGE, int(lengths.sum())
     numbers = begins // page + torch.arange(int(lengths.max()) // page + 2)
     positions = numbers[..., None] * page + torch.arange(page) - begins[..., None]

@@ -14,14 +14,14 @@ from workbench.metrics.answers import Records
 from workbench.results import Results, Writer, expanded, read, schema
 
 MODELS = bench.MODELS  # reports on whole models
-DENSE = "ours, dense"  # of a whole model: the same engine without a method
-CEILINGS = ("copy_tbps", "product_tflops")  # that a GPU reaches
+DENSE = "ours, dense"  # baseline of whole models: the same engine without a method
+CEILINGS = ("copy_tbps", "product_tflops")  # measured ceilings of a GPU
 FACTS = ("processors", "memory_gib", "cuda", "driver")  # of a GPU
 TIMES = ("ms", "p5", "p95", "least", "most")
 FIGURES = ("ms", "p5", "p95", "runs", "least", "most", "tflops", "tbps", "share", "ratio", "problem")
 
 Report = Mapping[str, Any]  # the facts of the GPU, as `bench.run.run` yields them first
-Work = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]  # rows of candidates that ran, and did not
+Work = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]  # candidates that ran, and others
 
 
 def before(folder: str | Path, name: str, gpu: str) -> dict[str, Work]:
@@ -108,7 +108,7 @@ def with_measured(found: Results, names: Sequence[str], against: Sequence[str]) 
     for name in names:
         if name not in (*bench.names(), *MODELS):
             raise BadInput(f"nothing is called {name!r}: it is one of {', '.join((*bench.names(), *MODELS))}")
-        module = "models.operations" if name in MODELS else "run"  # both load the kernels, which need Triton
+        module = "models.operations" if name in MODELS else "run"  # both import Triton: loaded late
         head, *workloads = import_module(f"{bench.__name__}.{module}").run(name, list(against))
         for work in workloads:
             rows = timings(name, work, head)

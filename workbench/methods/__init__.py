@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from workbench.methods.method import ReadyRequest as ReadyRequest
     from workbench.methods.method import finish as finish
 
-POLICIES = ("prepare", "select", "correct", "attend", "sparse")  # kinds, each a folder
+POLICIES = ("prepare", "select", "correct", "attend", "sparse")  # kinds of policies, one folder each
 
-# Imported when they are asked for: names of methods are known, as for `--help`, without torch.
+# Imported on first use, so that names of methods are available without torch, as for `--help`.
 
 _LAZY = ("Method", "ReadyRequest", "finish")
 

@@ -20,9 +20,9 @@ class Generation:
     rows_computed: int  #: tokens of the prompt that were computed
     rows_reused: int
     ttft: float = field(compare=False)  #: seconds from the call to the first tokens of its batch
-    passes: tuple[Pass, ...]  #: all that was computed up to the first token
-    receipt: Receipt | None = field(default=None, compare=False)  #: blocks reused, missed and why, times
-    alone: float | None = field(default=None, compare=False)  #: seconds to its first token, if it was computed alone
+    passes: tuple[Pass, ...]  #: forward passes up to the first token
+    receipt: Receipt | None = field(default=None, compare=False)  #: reused blocks, misses with their reasons, times
+    alone: float | None = field(default=None, compare=False)  #: seconds to its first token if computed alone
 
     def __repr__(self) -> str:
         took = f"{self.rows_computed} computed, {self.rows_reused} reused"

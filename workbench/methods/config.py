@@ -25,14 +25,14 @@ class MethodConfig(MethodFields):
     """A method by the fields of `MethodFields`."""
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
-        """Refuse a field that there is not, and name the nearest."""
+        """Refuse an unknown field, and suggest the nearest."""
         names = [each.name for each in fields(cls)]
         if odd := [name for name in given if name not in names]:
             raise BadInput(f"{cls.__name__} has no field {odd[0]!r}{meant(odd[0], names)}")
         return super().__new__(cls)
 
     def __repr__(self) -> str:
-        """Name the fields that are not at their defaults."""
+        """Return the fields that differ from their defaults."""
         changed = ((each.name, getattr(self, each.name)) for each in fields(self))
         said = (f"{name}={value!r}" for name, value in changed if value != getattr(type(self), name, None))
         return f"{type(self).__name__}({', '.join(said)})"
@@ -56,7 +56,7 @@ class MethodConfig(MethodFields):
         return None if self.select == "none" else selectors.named(self.select)
 
     def _changes(self) -> dict[str, Any]:
-        """Return what changes the cache and what rows attend to."""
+        """Return the policies that correct the cache and that change the mask rule."""
         named = {"correct": corrections.named, "attend": rules.named}
         return {name: make(spec) for name, make in named.items() if (spec := getattr(self, name)) != "none"}
 
@@ -75,7 +75,7 @@ class MethodConfig(MethodFields):
         return self._sparse(Reuse(positions_named(self.positions), prepared, ratio=self.ratio, **changes))
 
     def _sparse(self, method: Any) -> Method:
-        """Return the method with its key tiles chosen, and in chunks, where that is asked for."""
+        """Return the method with the requested sparse method and chunk size."""
         if self.sparse == "none" and self.chunk is None:
             return method
         if not hasattr(method, "sparse"):

@@ -32,8 +32,8 @@ from workbench.methods.method_fields import check_engine
 from workbench.methods.registry import spec_of
 from workbench.models.spec import attach
 
-PAGE = 64  # tokens
-TOKENS = 1 << 17  # of a pool on a GPU, where a quarter of its free memory holds as many
+PAGE = 64  # tokens per page
+TOKENS = 1 << 17  # size of a pool on a GPU, or less if they take over a quarter of its free memory
 LEAST_TOKENS = 1 << 12
 
 
@@ -103,7 +103,7 @@ def why_not_captured(plan: Plan) -> str:
 
 
 def _why_not_rule(method: Method, prompts: Sequence[Prompt], count: int) -> str:
-    """Say why the rows of an answer are not plainly causal under a method's rule; "" if they are."""
+    """Return why the rows of an answer are not plainly causal under a method's rule; "" if they are."""
     if getattr(attend := getattr(method, "attend", None), "answer", False):
         return f"by attend={spec_of(attend)} a token of the answer does not plainly see all that is before it"
     rule = getattr(method, "sees", None)
@@ -215,7 +215,7 @@ class Unread:
             return self.holder.force(self.requests, answers)
 
     def __del__(self) -> None:
-        self.pages.abandoned.append((self.holder.release, self.requests))  # whoever is at work now is not disturbed
+        self.pages.abandoned.append((self.holder.release, self.requests))  # released later: the pool may be in use now
 
 
 def pages_of(model: PreTrainedModel) -> Pages:
@@ -239,5 +239,5 @@ def room(model: PreTrainedModel) -> int:
 
 
 def _pool(model: PreTrainedModel, needed: int) -> Pool:
-    """Make a pool of `needed` pages, or of more where memory allows."""
+    """Make a pool of `needed` pages, or more if memory allows."""
     return Pool(model, 1 + max(needed, room(model) // PAGE), PAGE)

@@ -124,7 +124,7 @@ def stream(
 
 
 class _Batch(NamedTuple):
-    """Prompts that are answered together, and how: as `requests_of` takes them."""
+    """A batch of prompts with its method, store and sampling: the arguments of `requests_of`."""
 
     model: PreTrainedModel
     tokenizer: Any
@@ -149,12 +149,12 @@ def _streamed(batch: _Batch, paged: bool) -> Iterator[tuple[int, int]]:
 
 
 def _store_of(store: Store | None) -> Store:
-    """Return the store that was given, or one in memory that lasts for this call. BadInput for what is no store."""
+    """Return the given store, or a new one in memory for this call. Raises BadInput for what is no store."""
     return MemoryStore(UNLIMITED) if store is None else checked(store)
 
 
 def _checked(batch: _Batch, engine: str) -> EngineChoice:
-    """Refuse options and prompts that cannot be; return the engine."""
+    """Refuse invalid options and prompts; return the engine."""
     model, tokenizer, prompts, method, _, params = batch
     if not isinstance(prompts, Sequence) or not all(isinstance(prompt, Prompt) for prompt in prompts):
         raise BadInput(f"prompts is {shown(prompts)}: a list of prompts is needed")
@@ -179,7 +179,7 @@ def _contiguous(batch: _Batch, engine: str, progress: Callable[[int, int], None]
     reserve = _reserve(batch)
     begin = perf_counter()
     alone = list[float | None]()
-    if type(method) is Full and model.device.type == "cpu":  # a prompt's rows keep a CPU busy
+    if type(method) is Full and model.device.type == "cpu":  # one prompt keeps a CPU busy: prompts run one by one
         begun, ready, logits = begin, list[ReadyRequest](), list[Tensor]()
         for prompt in prompts:
             started = perf_counter()

@@ -99,7 +99,7 @@ def _compare(
 
 
 def _prefix(prompt: Prompt, before: Prompt | None) -> int:
-    """Return equal leading tokens; the last token of a prompt is computed in any case, so it does not count."""
+    """Return the number of equal leading tokens, except the prompt's last token, which is computed in any case."""
     if before is None:
         return 0
     most = min(len(prompt) - 1, len(before))

@@ -62,10 +62,10 @@ class ReadyRequest:
     """One request, ready for its last forward pass, with what was computed for it."""
 
     request: PrefillRequest  #: the logits of its last row give the first token
-    passes: tuple[Pass, ...]  #: all that is computed up to the first token, the last pass included
-    computed: int  #: tokens of the prompt that some pass computes for the answer
+    passes: tuple[Pass, ...]  #: forward passes up to the first token, the last one included
+    computed: int  #: tokens of the prompt that any pass computes for the answer
     reused: int  #: tokens whose keys and values come from cached blocks
-    chunk: int | None = None  #: rows of one pass of the last forward pass; None: all at once
+    chunk: int | None = None  #: rows per chunk of the last forward pass; None: all at once
 
 
 class Method(Protocol):

@@ -21,7 +21,7 @@ LayoutName = Annotated[
 
 
 def _names(folder: str) -> str:
-    """Return the names of all policies of a folder, for a text of help."""
+    """Return the names of all policies of a folder, for help texts."""
     return ", ".join(registry.shipped(f"workbench.methods.{folder}"))
 
 
@@ -31,7 +31,7 @@ EngineName = Literal["auto", "paged", "contiguous"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 SchedulerMode = Literal["sync", "request", "layer"]
 SCHEDULERS: tuple[SchedulerMode, ...] = get_args(SchedulerMode)
-REUSE = ("positions", "prepare", "select", "ratio", "charged", "correct", "attend", "prepared")  # are for mode block
+REUSE = ("positions", "prepare", "select", "ratio", "charged", "correct", "attend", "prepared")  # for mode block only
 
 
 def check_mode(spec: str) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from workbench.core.errors import BadInput, brief, shown
 
-FILES = "WORKBENCH_METHOD_FILES"  # paths, so that processes begun from this one know them too
+FILES = "WORKBENCH_METHOD_FILES"  # environment variable of their paths, for child processes
 BASES = {"select": "Select", "sparse": "Sparse", "correct": "Correct", "attend": "Attend"}
 KINDS = (*BASES, "prepare")
 FAULTS = (
@@ -39,7 +39,7 @@ FAULTS = (
     OSError,
 )
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
-_read: dict[Path, int] = {}  # file → its time when it was read
+_read: dict[Path, int] = {}  # file → its modification time when it was read
 
 
 def use(paths: Sequence[Path] | None) -> Sequence[Path] | None:
@@ -48,7 +48,7 @@ def use(paths: Sequence[Path] | None) -> Sequence[Path] | None:
     Raises BadInput for a file that is missing, fails to run, or has no policy.
     """
     for path in paths or ():
-        file = os.path.realpath(path)  # of a link to itself, too
+        file = os.path.realpath(path)  # also resolves a link to itself
         _load(Path(file))
         if file not in os.environ.get(FILES, "").split(os.pathsep):
             os.environ[FILES] = os.pathsep.join(filter(None, (os.environ.get(FILES), file)))

@@ -69,7 +69,7 @@ def selector(function: Callable[..., Any]) -> Select:
         raise BadInput(f"select is {name or kind_of(function)}, which has no name for the results: write it with def")
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of some functions written in C
+    except (TypeError, ValueError):  # as for some functions written in C
         raise BadInput(f"select is {name}, whose parameters Python does not know: {NEEDED}") from None
     needed = [
         each
@@ -124,7 +124,7 @@ def scores_of(name: str, given: Any, length: int) -> Tensor:
 
 
 def _differs(known: Any, function: Any) -> bool:
-    """Return whether two functions are of the same code, over other values: a loop makes such, an edit does not."""
+    """Return whether two functions share their code and differ in captured values, as those made in a loop do."""
     if known is None or known is function or getattr(known, "__code__", known) is not getattr(function, "__code__", 0):
         return False
     return known.__defaults__ != function.__defaults__ or _values(known) != _values(function)

@@ -207,8 +207,8 @@ METHODS = {
 }
 
 
-TUNED = "tuned-recompute"  # a model's, not a choice of its own
-ALIKE = {"with_neighbours(n=10, search=exact)": "with_neighbours", "none": ""}  # both searches find the same
+TUNED = "tuned-recompute"  # depends on the model
+ALIKE = {"with_neighbours(n=10, search=exact)": "with_neighbours", "none": ""}  # both searches find the same neighbours
 
 
 def name_of(fields: Mapping[str, Any]) -> str | None:
@@ -217,7 +217,7 @@ def name_of(fields: Mapping[str, Any]) -> str | None:
 
 
 def _key(fields: Mapping[str, Any]) -> list[Any]:
-    """Return what tells methods apart: fields but the ratio, and whether a selector says how many itself."""
+    """Return what distinguishes methods: fields without the ratio, and whether the selector sets its own number."""
     given = {name: ALIKE.get(value, value) for name, value in fields.items() if name not in ("ratio", "charged")}
     given = {"positions": "re-encoded", "prepare": "independent"} | {
         key: value for key, value in given.items() if value
@@ -235,7 +235,7 @@ def unknown(method: Any, known: Iterable[str]) -> BadInput:
     """Return the error, not raised, for a method that is none of those `known`; it may be a policy of a trial."""
     known = list(known)
     name = str(method).partition("(")[0].strip()
-    given = shown(method) if "(" in str(method) else brief(method)  # as a shell takes it
+    given = shown(method) if "(" in str(method) else brief(method)  # as written in a shell
     kinds = [f"--{kind} {given}" for kind in POLICIES if name in registry.names(f"workbench.methods.{kind}")]
     if not kinds or meant(name, known):
         return not_allowed("method", method, known)

@@ -118,7 +118,7 @@ def ruled(default: Any, rule: str, fits: Callable[[Any], Any]) -> Any:
     def check(name: str, value: Any) -> None:
         try:
             allowed = fits(value)
-        except TypeError:  # of another kind than the rule speaks of
+        except TypeError:  # a type that the rule does not apply to
             allowed = False
         if not allowed:
             raise BadInput(f"{name} is {shown(value)}: {rule}")
@@ -172,7 +172,7 @@ def check_value(policy: type, declared: Field[Any], value: Any) -> None:
 
 
 def _policy(module: ModuleType, name: str) -> type:
-    """Return the dataclass of a module that carries the name of its file."""
+    """Return the dataclass of a module that is named after its file."""
     return next(x for x in vars(module).values() if carries(x, name) and x.__module__ == module.__name__)
 
 

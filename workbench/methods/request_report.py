@@ -212,9 +212,9 @@ def timed(receipt: Receipt, seconds: Mapping[str, float]) -> Receipt:
 
 
 def _final(keys: Mapping[str, list[Lookup]]) -> str:
-    """Return the key of a block as its prompts need it: the one that is made of most.
+    """Return the key under which prompts use a block: the one made over the most other blocks.
 
-    A preparation over neighbours also looks up the block as it was cached before.
+    A preparation over neighbours also looks up the block's cache before that preparation.
     """
 
     def made_of(key: str) -> tuple[bool, int]:
@@ -238,7 +238,7 @@ def _of_block(
 
 
 def _tier(store: Any, near: bool) -> str:
-    """Name the place of a hit in a store without tiers: memory, or the folder, itself or behind it."""
+    """Return the tier of a hit in a store without tiers: "host" or "disk"."""
     if hasattr(store, "folder") or (not near and getattr(store, "behind", None) is not None):
         return "disk"
     return "host"

@@ -22,7 +22,7 @@ from workbench.engine.attention_backends import choice as backends
 from workbench.models.families import decoder_config, family
 from workbench.models.spec import ModelSpec, attach
 
-FILE = "seer_attention.safetensors"  # of the shipped gate, beside the weights of its model
+FILE = "seer_attention.safetensors"  # shipped gate, beside the weights of its model
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GateShape:
     pairing: Pairing
 
     def __post_init__(self) -> None:
-        pairing_of(self.pairing)  # BadInput for an unknown one
+        pairing_of(self.pairing)  # raises BadInput for an unknown one
 
 
 class Gate(torch.nn.Module):
@@ -98,7 +98,7 @@ class Gate(torch.nn.Module):
         return on_gpu(x) and not weights and bool(backends.kernel("_select.gate").takes(x.shape[-1], freq, blocks))
 
     def _of_keys(self, layer: int, keys: Tensor, grid: Grid, site: Site) -> Tensor:
-        """Return [H, J, width] of keys [H, T, D]; of earlier chunks as they are kept beside the keys."""
+        """Return gate vectors [H, J, width] of keys [H, T, D]; those of earlier chunks are kept beside the keys."""
         block, length, derived = self.shape.block, keys.shape[1], site.derived
         if derived is None:
             return self._projected(layer, keys, torch.arange(length, device=keys.device), most=True)
@@ -114,7 +114,7 @@ class Gate(torch.nn.Module):
         def complete(known: Tensor | None, first: int) -> Tensor:
             if known is None:
                 known = room()
-            elif known.shape[1] < places:  # the prompt is longer than it was to be
+            elif known.shape[1] < places:  # longer than announced
                 known = torch.cat((known, known.new_zeros(len(known), places, self.shape.width)), 1)
             begin = first // block * block
             if begin < length:
@@ -134,11 +134,11 @@ class Gate(torch.nn.Module):
         indexed: bool = False,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Pool tokens x [H, T, D] at positions `at` [T], which begin with a block, and multiply: [H, J, width].
+        """Pool tokens x [H, T, D] at positions `at` [T], from the start of a block on, and project them: [H, J, width].
 
-        most     they are keys: maximum, minimum and mean of each block
-        indexed  `x` holds tokens of all positions
-        out      [H, P, width] of all blocks, of which those of `at` are written
+        most     pool by maximum, minimum and mean (keys), not by mean only (queries)
+        indexed  `x` holds tokens of all positions, not only of `at`
+        out      [H, P, width] of all blocks, into which those of `at` are written
         """
         block, freq, weight = self.shape.block, self._angles(layer), (self.key if most else self.query)[layer]
         if self._by_kernels(x, freq):
@@ -236,7 +236,7 @@ def pooled(keys: Tensor, size: int) -> Tensor:
 
 
 def _drawn(*shape: int) -> torch.nn.Parameter:
-    """Xavier-uniform for each head, as the released code."""
+    """Return weights drawn Xavier-uniform for each head, as in the released code."""
     weight = torch.empty(shape)
     for head in weight:
         torch.nn.init.xavier_uniform_(head)

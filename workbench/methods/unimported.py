@@ -20,14 +20,14 @@ from typing import Any
 from workbench.methods import registry
 
 LIGHT = ("workbench.core.errors", "workbench.data.embedders", registry.__name__, __name__)
-FLAGS = __future__.annotations.compiler_flag  # annotations of functions are not looked up
+FLAGS = __future__.annotations.compiler_flag  # do not evaluate annotations of functions
 
 
 def check(package: str, spec: str) -> None:
     """Raise BadInput for a spec of an unknown policy, an option that it lacks, or a value that the option refuses."""
     name, options = registry.check_name(package, spec)
     if name not in registry.shipped(package):
-        return  # a user's own, which is imported
+        return  # a user's own policy, which is imported
     policy = declared(package, name)
     registry.check_known(package, name, policy, options)
     for field in fields(policy):
@@ -47,7 +47,7 @@ def declared(package: str, name: str) -> type:
 
 @cache
 def _known(package: str, name: str) -> dict[str, Any]:
-    """Return what the folder and the file of a policy declare: its light functions and constants, and dataclasses."""
+    """Return what a policy's folder and file define without heavy imports: functions, constants and dataclasses."""
     known: dict[str, Any] = {}
     for node in sorted(_statements(package, name), key=lambda node: isinstance(node, ast.ClassDef)):
         if isinstance(node, ast.ClassDef):
@@ -60,7 +60,7 @@ def _known(package: str, name: str) -> dict[str, Any]:
 
 @cache
 def _rules(package: str, name: str, policy: str) -> list[CodeType]:
-    """Compile what a policy checks of its options together: lines of `__post_init__` under no condition."""
+    """Compile a policy's checks of several options at once: the unconditional `check_…` lines of `__post_init__`."""
     classes = [node for node in _statements(package, name) if isinstance(node, ast.ClassDef) and node.name == policy]
     begins = [part for node in classes for part in node.body if getattr(part, "name", "") == "__post_init__"]
     lines = [line for part in begins if isinstance(part, ast.FunctionDef) for line in part.body]
@@ -69,7 +69,7 @@ def _rules(package: str, name: str, policy: str) -> list[CodeType]:
 
 
 def _statements(package: str, name: str) -> Iterator[ast.stmt]:
-    """Yield what a folder and the file of a policy say, of imports those that are light."""
+    """Yield the statements of a policy's folder and file, without heavy imports."""
     spec = find_spec(package)
     for folder in (spec.submodule_search_locations if spec else None) or []:
         for file in ("__init__", name):
@@ -82,12 +82,12 @@ def _statements(package: str, name: str) -> Iterator[ast.stmt]:
 
 
 def _is_light(module: str, name: str) -> bool:
-    """Return whether what is imported from a module comes without a heavy import."""
+    """Return whether a name can be imported from a module without a heavy import."""
     return module.partition(".")[0] in sys.stdlib_module_names or module in LIGHT or f"{module}.{name}" in LIGHT
 
 
 def _fields(node: ast.ClassDef, known: dict[str, Any]) -> type:
-    """Return a dataclass of the fields that a class declares, and of those of its bases."""
+    """Return a dataclass with the fields that a class declares, and those of its bases."""
     made: list[tuple[str, Any, Any]] = []
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
@@ -99,7 +99,7 @@ def _fields(node: ast.ClassDef, known: dict[str, Any]) -> type:
 
 
 def _value(node: ast.expr | None, known: dict[str, Any], otherwise: Any) -> Any:
-    """Return what an expression says, or something else where it needs what is not imported."""
+    """Evaluate an expression; return `otherwise` if it needs a name that is not imported."""
     try:
         return eval(compile(ast.Expression(node), "declared", "eval"), known) if node else otherwise
     except NameError:

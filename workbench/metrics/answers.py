@@ -17,10 +17,10 @@ from workbench.core.errors import BadInput
 Interval = tuple[float, float]
 Records = list[dict[str, Any]]  # rows of a table
 RESAMPLES = 2000
-Z = 1.959964  # standard deviations from the mean to the end of a 95% interval
-DRAWS = 1 << 16  # of resamples that are held at once
-KEPT = 1 << 22  # draws of one number of questions that are kept for the next method
-FIRST_CJK = "\u2e80"  # from here on scripts that set no spaces between words
+Z = 1.959964  # half-width of a 95% interval in standard deviations
+DRAWS = 1 << 16  # maximum number of draws in memory at a time
+KEPT = 1 << 22  # maximum number of draws kept for the next method with as many questions
+FIRST_CJK = "\u2e80"  # first character of scripts without spaces between words
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -55,7 +55,7 @@ def contains(prediction: str, answers: Sequence[str]) -> float:
 
 
 def _holds(text: str, words: str) -> bool:
-    """Return whether `words` stands in `text` and no letter or digit goes on at its ends; not asked of CJK letters."""
+    """Return whether `text` contains `words` between word boundaries, which do not apply to CJK."""
     ends = [(at - 1, at, at + len(words) - 1, at + len(words)) for at in _places(text, words)]
     return text == words or any(
         not (before >= 0 and _one_word(text[before], text[first]))
@@ -65,7 +65,7 @@ def _holds(text: str, words: str) -> bool:
 
 
 def _places(text: str, words: str) -> Iterator[int]:
-    """Yield where `words` stands in `text`."""
+    """Yield the positions of `words` in `text`."""
     at = text.find(words) if words else -1
     while at >= 0:
         yield at
@@ -115,7 +115,7 @@ def bootstraps(
 
 
 def _draws(n: int, resamples: int, seed: int) -> Iterable[np.ndarray]:
-    """Draw n of n questions with replacement: how often each is in a resample, [resamples of this part, n]."""
+    """Draw n of n questions with replacement; return the counts per resample, [resamples of this part, n]."""
     return _kept(n, resamples, seed) if n * resamples <= KEPT else _drawn(n, resamples, seed)
 
 

@@ -20,7 +20,7 @@ from workbench.core.plan import Pass
 class ModelShape:
     """Sizes of a model that determine its cost; tuples have one entry a layer, as sliding layers may differ."""
 
-    linear: int  #: weights that a token is multiplied by in all layers (of experts: those that are used)
+    linear: int  #: weights per token in all layers (of experts: those in use)
     head: int  #: weights of the output head
     stored: int  #: number of all weights in memory
     query_width: tuple[int, ...]  #: query heads times head width
@@ -41,7 +41,7 @@ class Cost:
     attention: float  #: operations in scores and weighted values
     weights: float  #: bytes of weights read once
     kv_written: float  #: bytes of keys and values of computed rows
-    kv_read: float  #: bytes of keys and values attended to, each layer's once
+    kv_read: float  #: bytes of keys and values attended to, once per layer
     kv_loaded: float  #: bytes of cached blocks that come from the store
 
     @property
@@ -96,7 +96,7 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
 
 
 def _share_of_experts(config: PretrainedConfig) -> float:
-    """Return the share of the experts' weights that one token passes through."""
+    """Return the share of the experts' weights that one token uses."""
     counts = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     total = next(filter(None, counts), 1)
     return (getattr(config, "num_experts_per_tok", None) or total) / total
@@ -166,7 +166,7 @@ def charged_share(passes: Sequence[Pass], layers: int, length: int) -> float:
 
 
 def _share(one: Pass, layers: int) -> float:
-    """Return what a token of a pass costs, over a token through all layers of the model."""
+    """Return the cost of a token of a pass, relative to a token through all layers."""
     return one.weight * (one.num_layers or layers) / layers
 
 

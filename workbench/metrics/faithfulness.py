@@ -19,7 +19,7 @@ from workbench.methods.generation import generate
 from workbench.metrics.answers import bootstrap, normalise
 from workbench.models.model_names import check_judge as check_name
 
-LAB = "lab"  # the judge of the lab corpus
+LAB = "lab"  # name of the lab corpus's judge
 Verdict = Literal["supported", "of another subject", "in another place", "nowhere"]
 
 
@@ -152,7 +152,7 @@ class ModelJudge:
         return claims
 
     def _holds(self, texts: Sequence[str]) -> list[bool]:
-        """Return whether the next token of every text is rather `yes` than `no`."""
+        """Return for every text whether the next token is more likely `yes` than `no`."""
         yes, no = self._verdicts()
         verdicts: list[bool] = []
         prompts = self._prompts(texts)
@@ -173,7 +173,7 @@ class ModelJudge:
         return [Prompt((Block(ids[:-1]), Block(ids[-1:]))) for ids in tokens]
 
     def _verdicts(self) -> list[list[int]]:
-        """Return the tokens that begin a yes, and those that begin a no; none that begins both."""
+        """Return the first tokens of "yes" and of "no", without common ones."""
         first: list[set[int]] = []
         for word in (self.yes, self.no):
             spellings = [word, word.capitalize(), f" {word}", f" {word.capitalize()}"]

@@ -26,10 +26,10 @@ from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.models.spec import attach
 
-ROWS = 512  # rows of logits that are taken to log-probabilities at a time
+ROWS = 512  # rows of logits converted to log-probabilities at a time
 FIELDS = tuple("nll nll_full kl_gold agree_gold nll_own nll_own_full kl agree kl_first agree_first".split())
 Tokens = tuple[int, ...]
-Predict = Callable[[Sequence[Tokens]], list[Tensor]]  # of the answers of a batch: what `predict` returns
+Predict = Callable[[Sequence[Tokens]], list[Tensor]]  # answers of a batch → logits, as `predict`
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def predictor(model: PreTrainedModel, answered: Answered) -> Predict:
 
 
 def _both(predicted: Predict, gold: Sequence[Tokens], own: Sequence[Tokens]) -> tuple[list[Tensor], list[Tensor]]:
-    """Predict the gold and the own answers; two that are the same but for the last token are predicted once."""
+    """Predict the gold and the own answers; equal ones (except for the last token) are predicted once."""
     same = [len(one) == len(other) and one[:-1] == other[:-1] for one, other in zip(gold, own, strict=True)]
     golden = predicted(gold)
     others = predicted([() if alike else tokens for alike, tokens in zip(same, own, strict=True)])
@@ -192,7 +192,7 @@ def scores(known: Sequence[Reference], predicted: Sequence[Tensor]) -> list[dict
 
 
 def _by_token(full: Tensor, ours: Tensor, targets: Tensor) -> Tensor:
-    """Return [N, 4] on the CPU of logits [N, V] and tokens [N] of one device: nll, nll of full, KL, agreement."""
+    """Return nll, nll of full attention, KL and agreement [N, 4] on the CPU, for logits [N, V] and tokens [N]."""
     parts = []
     for rows in torch.arange(len(targets)).split(ROWS):
         at = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -213,7 +213,7 @@ def _means(table: Tensor, gold: int) -> dict[str, float | None]:
 
 
 def _limits(model: PreTrainedModel, full: Sequence[Generation]) -> list[int]:
-    """Return how many tokens of an answer the model's context has room for, a prompt; the last is not read."""
+    """Return per prompt how many answer tokens fit into the context; the last one needs no place."""
     context = attach(model).context
     return [context - one.rows_computed - one.rows_reused + 1 if context else 1 << 62 for one in full]
 

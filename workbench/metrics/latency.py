@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 WARM_UP = 3
 WARM = 1.0  # second
-ENOUGH = 20  # measurements from which percentiles are said; of fewer the median and the range
-CLAIMED = 5  # measurements of each side from which on a speedup is claimed
-SAME_WORK = 0.02  # of the tokens computed: two methods compute as many, and a speedup is noise of the clock
+ENOUGH = 20  # minimum number of measurements for percentiles; fewer give median and range
+CLAIMED = 5  # minimum number of measurements per side for a speedup
+SAME_WORK = 0.02  # share of computed tokens: below this difference, a speedup is timing noise
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def selected(model: Model, prompt: Given, method: str | sparse.Sparse, question:
 
 
 def _long(values: torch.Tensor, names: Sequence[str], what: str) -> pd.DataFrame:
-    """Return a tensor as a row a number, with its indices in columns."""
+    """Return a tensor as a table with one number per row, and its indices in columns."""
     index = pd.MultiIndex.from_product([range(n) for n in values.shape], names=list(names))
     return pd.Series(values.flatten().numpy(), index=index, name=what).reset_index()
 

@@ -70,7 +70,7 @@ def ranks(table: np.ndarray, higher: bool) -> Ranks:
 
     Raises BadInput for fewer than two methods, no question, and scores that are not finite.
     """
-    from scipy import stats  # heavy, and not on every machine that measures
+    from scipy import stats  # slow to import, and optional
 
     table = np.asarray(table, float)
     if table.ndim != 2 or table.shape[0] < 1 or table.shape[1] < 2 or not np.isfinite(table).all():
@@ -85,7 +85,7 @@ def ranks(table: np.ndarray, higher: bool) -> Ranks:
     return Ranks(n, tuple(average.tolist()), friedman, critical, p, _groups(average, p))
 
 
-@cache  # leaderboards have many boards
+@cache  # leaderboards ask repeatedly
 def _range(k: int) -> float:
     from scipy import stats
 
@@ -102,11 +102,11 @@ def holm(values: Sequence[float]) -> list[float]:
     return found.tolist()
 
 
-MANY = 50  # differences beyond which Wilcoxon's statistic is taken as normal, as scipy does by itself
+MANY = 50  # more differences use Wilcoxon's normal approximation, as in scipy
 
 
 def _tested(gaps: np.ndarray) -> list[float]:
-    """Return the p-values of paired differences [pairs, n] around 0; questions without a difference are left out."""
+    """Return the p-values of paired differences [pairs, n] around 0, without zero differences."""
     from scipy import stats
 
     sizes = np.abs(gaps)
@@ -114,7 +114,7 @@ def _tested(gaps: np.ndarray) -> list[float]:
     p = _sign_test(more, moved - more)
     uneven = np.where(sizes > 0, sizes, np.inf).min(1) < sizes.max(1)
     many = np.flatnonzero(uneven & (moved > MANY))
-    if len(many):  # one call, which leaves zeros out
+    if len(many):  # one call, which ignores zeros
         p[many] = stats.wilcoxon(gaps[many], axis=1, method="approx").pvalue
     for at in np.flatnonzero(uneven & (moved <= MANY)):
         p[at] = stats.wilcoxon(gaps[at][gaps[at] != 0]).pvalue
@@ -122,7 +122,7 @@ def _tested(gaps: np.ndarray) -> list[float]:
 
 
 def _sign_test(more: Any, less: Any) -> Any:
-    """Return the two-sided p-value, or several, of so many differences above and below 0."""
+    """Return the two-sided p-values for the numbers of differences above and below 0."""
     from scipy.special import bdtr
 
     return np.minimum(1.0, 2 * bdtr(np.minimum(more, less), more + less, 0.5))
@@ -134,7 +134,7 @@ def _groups(average: np.ndarray, p: dict[tuple[int, int], float]) -> tuple[tuple
 
     order = [int(at) for at in np.argsort(average, kind="stable")]
     found: list[tuple[int, ...]] = []
-    end = 0  # of the last group
+    end = 0  # end of the last group
     for begin in range(len(order)):
         last = begin + 1
         while last < len(order) and all(
@@ -166,7 +166,7 @@ class Difference:
         return too_few(self.low, self.high, self.moved)
 
 
-FEWEST = 6  # questions that differ
+FEWEST = 6  # minimum number of differing questions
 
 
 def too_few(low: float, high: float, moved: int) -> bool:
@@ -248,7 +248,7 @@ def bits_explained(method: Values, reuse: Values, full: Values | None = None, se
 
 
 def _ends(shares: np.ndarray) -> tuple[float | None, float | None]:
-    """Return the 95% interval of the resampled shares; a resample without a gap may lie anywhere, at either end."""
+    """Return the 95% interval of the resampled shares; resamples without a gap count at both ends."""
     low, high = (np.sort(np.where(np.isnan(shares), beyond, shares)) for beyond in (-math.inf, math.inf))
     return (
         _finite(float(np.quantile(low, 0.025, method="lower"))),
@@ -261,7 +261,7 @@ def _finite(end: float) -> float | None:
 
 
 def _table(*columns: Values) -> np.ndarray:
-    """Return [methods, n]; BadInput where the methods have not the same questions, or none."""
+    """Return [methods, n]. Raises BadInput if methods have different questions, or none."""
     lengths = {len(column) for column in columns}
     if len(lengths) > 1 or not lengths or 0 in lengths:
         raise BadInput(f"{' and '.join(map(str, map(len, columns)))} questions: the same are needed, and at least one")

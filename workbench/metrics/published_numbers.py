@@ -3,7 +3,7 @@
 from typing import Any
 
 # The question is 50 tokens, the KV of all retrieved passages in memory. The FLOPs are 2 x 7.5e9 per computed token,
-# with digits cut off; attention's own products are left out. The paper's first version prints the same as Table 2.
+# truncated; attention's own products are left out. The paper's first version has the same numbers in Table 2.
 TABLE_3: dict[str, Any] = {
     "source": "Block-Attention for Efficient Prefilling, Table 3 (Llama-3-8B shape, H20 GPUs, 50 tokens of user input)",
     "length": (50, 512, 1024, 2048, 4096, 8192, 16384, 32768),
@@ -12,7 +12,7 @@ TABLE_3: dict[str, Any] = {
 }
 QUESTION = 50  # tokens of user input in TABLE_3
 
-# The shape TABLE_3 is about, for `cost.shape(LlamaConfig(**LLAMA_3_8B))`: 7.5e9 parameters without the input embedding.
+# The model of TABLE_3, for `cost.shape(LlamaConfig(**LLAMA_3_8B))`: 7.5e9 parameters without the input embedding.
 LLAMA_3_8B: dict[str, Any] = {
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -25,7 +25,7 @@ LLAMA_3_8B: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-# Share of answers that contain a right alias, in percent; 10 passages a question.
+# Percentage of answers that contain a correct alias; 10 passages per question.
 TABLE_2: dict[str, Any] = {
     "source": "Block-Attention for Efficient Prefilling, Table 2 (Llama-3.1-Tulu-3-8B-SFT, accuracy)",
     "data": ("2WikiMultiHopQA", "HotpotQA", "NaturalQuestions", "TriviaQA"),
@@ -62,7 +62,7 @@ BFLA_TABLE_5: dict[str, Any] = {
     "dense": 40.22,
 }
 
-# FusionRAG: what its text says, with the place where it says so; pairs are the ends of a range.
+# FusionRAG: numbers of its text, with their places; pairs are ranges.
 FUSION_RAG: dict[str, Any] = {
     "source": "FusionRAG: From Prefix Cache to Fusion RAG Cache (SIGMOD 2026)",
     "kv_change": -0.70,  # section 3.1, figure 7b: KV deviation of the second layer, by similarity-guided preparation
@@ -74,7 +74,7 @@ FUSION_RAG: dict[str, Any] = {
     "retrieved_together": {2: 0.5, 10: 0.8},  # figure 7a, section 3.1: more than this at 2 and at 10 neighbours
 }
 
-# A prompt of eight tokens: `chosen`, counted from 0, and the question are computed; each of these sees so many tokens.
+# A prompt of eight tokens: those in `chosen` (from 0) and the question are computed; each attends to so many tokens.
 FUSION_FIGURE_6: dict[str, Any] = {
     "source": "FusionRAG, figure 6",
     "blocks": ((2,), (3, 4), (5, 6, 7), (8, 9)),

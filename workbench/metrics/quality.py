@@ -8,7 +8,7 @@ import numpy as np
 
 from workbench.metrics.answers import Score, bootstrap_columns
 
-OWN = ("kl", "kl_first", "agree", "agree_first")  # means of these and of the gold answer's nll are in a record
+OWN = ("kl", "kl_first", "agree", "agree_first")  # records have the means of these, and of the gold answer's nll
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def of_answered(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str, A
 
 
 def _intervals(names: Sequence[str], values: list[list[float]], seed: int) -> dict[str, float | None]:
-    """Return the mean of every column of `values` [n, C] with its bootstrap interval, None without rows."""
+    """Return the mean of every column of `values` [n, C] with its bootstrap interval; None without rows."""
     if not values:
         return {f"{name}{end}": None for name in names for end in ("", "_low", "_high")}
     table = np.array(values)

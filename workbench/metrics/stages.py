@@ -22,7 +22,7 @@ from workbench.metrics.latency import wait
 from workbench.models.transformers_attention import NAME, attend
 from workbench.store import Store
 
-STAGES = ("place", "choose", "attend", "rest")  # putting blocks in place, choosing, attention, all else
+STAGES = ("place", "choose", "attend", "rest")  # placing blocks, choosing, attention, all else
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Stopwatch:
 
 
 class _Timed:
-    """A selector or sparse method whose choosing is counted as such."""
+    """A selector or sparse method whose time is measured as choosing."""
 
     def __init__(self, inner: Any, watch: Stopwatch):
         self._inner, self._watch = inner, watch
@@ -110,7 +110,7 @@ class _Timed:
 
 @contextmanager
 def _attention(watch: Stopwatch) -> Iterator[None]:
-    """The workbench's attention with its time counted; what a selector computes is part of choosing."""
+    """Attention with its time measured; the passes of a selector count as choosing."""
 
     def timed(*arguments: Any, **given: Any) -> Any:
         with nullcontext() if watch.inside("choose") else watch.stage("attend"):
@@ -130,7 +130,7 @@ def _timed_pass(
     choosers = {name: getattr(method, name, None) for name in ("select", "sparse")}
     timed = copy(method)
     for name, chooser in choosers.items():
-        if chooser:  # past the check of its type: a chooser with a stopwatch is none of the methods there are
+        if chooser:  # bypasses the type check, which the timing wrapper would fail
             object.__setattr__(timed, name, _Timed(chooser, watch))
     with watch.stage("rest"), _attention(watch):
         with watch.stage("place"):

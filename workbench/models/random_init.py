@@ -12,7 +12,7 @@ from workbench.data import assets
 from workbench.data.layouts import LAB
 
 NOTE = "Its weights are random: scores, answers and selections mean nothing. Times and sizes are those of a tiny model."
-TOKENIZER = "lab-full"  # its tokenizer falls back to bytes, so any text will do
+TOKENIZER = "lab-full"  # its tokenizer falls back to bytes, so it encodes any text
 CONTEXT = 32768
 
 

@@ -38,9 +38,9 @@ class ModelSpec:
     device: torch.device
     shapes: list[tuple[int, int]]  #: (KV heads, head width)
     inv_freq: list[Tensor]  #: [R/2] rotary frequencies
-    pairing: Pairing  #: which rotary channels form a plane, "neox" or "interleaved"
+    pairing: Pairing  #: pairs of rotary channels, "neox" or "interleaved"
     windows: list[int | None]  #: sliding window in tokens; None: full attention
-    context: int | None  #: most tokens of a prompt with its answer; None: unlimited
+    context: int | None  #: maximum number of tokens of a prompt with its answer; None: unlimited
     vocabulary: int  #: number of logits, V
     ids: int  #: number of token ids with an embedding, soft tokens included
 
@@ -115,7 +115,7 @@ class ModelSpec:
             )
 
 
-_KNOWN: WeakKeyDictionary[PreTrainedModel, ModelSpec] = WeakKeyDictionary()  # a pure memo, by model object
+_KNOWN: WeakKeyDictionary[PreTrainedModel, ModelSpec] = WeakKeyDictionary()  # memo by model object
 
 
 def attach(model: PreTrainedModel) -> ModelSpec:
@@ -159,7 +159,7 @@ def _measure(model: PreTrainedModel) -> ModelSpec:
 
 
 class _Probe:
-    """A request whose rows see themselves only; keeps the keys and values of every layer."""
+    """A request whose rows attend to themselves only; keeps the keys and values of every layer."""
 
     num_layers = None
 
@@ -190,7 +190,7 @@ def _probe(model: PreTrainedModel) -> ModelSpec:
         model(input_ids=ids, position_ids=probe.rows[None], use_cache=False, requests=[probe], logits_to_keep=1)
     except Unsupported:
         raise
-    except (BadInput, TypeError) as error:  # no plan arrived, or a mask of its own did
+    except (BadInput, TypeError) as error:  # the plan did not arrive, or a mask was passed
         raise unsupported(model.config, f"a plan does not reach its attention function unchanged ({error})") from error
     if probe.twice:
         raise unsupported(model.config, f"its layers {sorted(probe.twice)} attend more than once to the same keys")

@@ -111,6 +111,6 @@ def registered() -> Callable[..., tuple[Tensor, None]]:
     return cast(Callable[..., tuple[Tensor, None]], AttentionInterface()[NAME])
 
 
-# No mask function is registered with it: transformers then builds none, and does not look at the positions for one,
-# which would wait for the device in every forward pass. A request's plan says who sees whom.
+# No mask function is registered: transformers then builds no mask, for which it would inspect positions, and so
+# synchronize with the device in every forward pass. A request's plan has the mask rule.
 AttentionInterface.register(NAME, attend)

@@ -26,8 +26,8 @@ from workbench.data.assets import SHIPPED, results_path
 from workbench.results import schema
 
 MARK = "results.json"
-TEXTS = pa.dictionary(pa.int32(), pa.string())  # of columns of texts that repeat
-HERE = "here"  # source of what a notebook measures while it runs
+TEXTS = pa.dictionary(pa.int32(), pa.string())  # type of columns with repeated texts
+HERE = "here"  # source of a notebook's own measurements
 FOLDER = results_path(SHIPPED)
 
 
@@ -102,7 +102,7 @@ class Results:
         return pa.table(filled).to_pandas(use_threads=False)
 
     def _files(self, table: str, experiments: Sequence[str]) -> Iterator[tuple[str, Path]]:
-        """Yield every part of a table that may hold the experiments, with its source."""
+        """Yield every file of a table that may contain the experiments, with its source."""
         for source, folder in ((source, folder) for source, folders in self.folders.items() for folder in folders):
             for path in sorted([*(folder / table).glob("*.parquet"), *(folder / table).glob("*.jsonl")]):
                 own = not experiments or path.stem.partition("@")[0] in experiments
@@ -177,13 +177,13 @@ def _check_experiments(names: Sequence[str]) -> None:
 
 
 def _part(path: Path, table: str) -> pd.DataFrame:
-    """Return the rows of a part of a table, with all its columns."""
+    """Return the rows of a table's file, with all columns."""
     if path.suffix == ".jsonl":
         return schema.frame(table, schema.rows(table, lines_of(path)))
     return _cached(path, path.stat().st_mtime_ns, table)
 
 
-@lru_cache(maxsize=256)  # more than ship: else a second reading would find none of them
+@lru_cache(maxsize=256)  # more than are shipped: else a second reading would find none of them
 def _cached(path: Path, changed: int, table: str) -> pd.DataFrame:
     rows, known = table_of(path), schema.columns(table)
     _check_columns(path, table, rows)
@@ -192,7 +192,7 @@ def _cached(path: Path, changed: int, table: str) -> pd.DataFrame:
 
 @lru_cache(maxsize=256)
 def _columns_of(path: Path, changed: int, table: str, kinds: pa.Schema) -> pa.Table:
-    """Return some columns of a part of a table, as far as it holds them."""
+    """Return those of the named columns that a table's file has."""
     if path.suffix == ".jsonl":
         return pa.Table.from_pandas(_part(path, table), kinds, preserve_index=False)
     packed = _read(path, kinds.names)
@@ -206,14 +206,14 @@ def _check_columns(path: Path, table: str, names: Iterable[str]) -> None:
 
 
 def _read(path: Path, names: Sequence[str] = ()) -> pa.Table:
-    """Read a parquet file, or those of the named columns that it holds, their texts coded.
+    """Read a parquet file, or those of the named columns that it has, with texts as dictionaries.
 
-    Raises BadInput where it is not whole.
+    Raises BadInput if it is damaged.
     """
     try:
         wanted = [name for name in pq.read_schema(path).names if name in (names or [name])]
         with pq.ParquetFile(path, read_dictionary=wanted if names else []) as file:
-            return file.read(wanted, use_threads=False)  # which cost more than files of this size take
+            return file.read(wanted, use_threads=False)  # threads cost more than they save here
     except (OSError, pa.ArrowException) as problem:
         raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
 

@@ -16,7 +16,7 @@ import pandas as pd
 from workbench.core.errors import BadInput, not_allowed, shown
 from workbench.core.utils.annotations import fits, words
 
-VERSION = 1  # of the schema: counted up when a column changes its meaning or goes
+VERSION = 1  # of the schema: raised when a column changes its meaning or is removed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Origin:
 
     experiment: str  #: what was measured, one of `EXPERIMENTS`: "trial", "deviation", "kernels", …
     model: str = ""  #: as `models.load` takes it
-    weights: str = ""  #: fingerprint of the weights; "" where it was not taken
+    weights: str = ""  #: fingerprint of the weights; "" if it is unknown
     data: str = ""  #: as `data.load` takes it
     passages: int | None = None  #: of a prompt
     method: str = ""  #: published name, or the method in words
@@ -38,13 +38,13 @@ class Origin:
     attend: str = ""
     sparse: str = ""
     chunk: int | None = None  #: tokens of a pass of chunked prefill
-    setting: str = ""  #: JSON object: coordinates of this experiment that no other column holds
+    setting: str = ""  #: JSON object: coordinates of this experiment without a column of their own
     seed: int | None = None  #: of the data
     training_seed: int | None = None
     device: str = ""  #: product name of the GPU, or processor and threads
     dtype: str = ""
     versions: str = ""  #: JSON object: packages and their versions
-    command: str = ""  #: that measures this row again
+    command: str = ""  #: command that repeats the measurement
     time: str = ""  #: when the measurement began, ISO 8601, UTC
 
 
@@ -56,14 +56,14 @@ class Answer(Origin):
     """
 
     question: str  #: id of the sample: methods are compared on equal ids of equal data
-    kind: str = ""  #: kind of question, where the data has kinds
+    kind: str = ""  #: kind of question, if the data has kinds
     asked: str = ""  #: the question itself
     answer: str = ""
     expected: str = ""
     em: float | None = None  #: exact match, 0 or 1
-    contains: float | None = None  #: an alias stands in the answer, 0 or 1
+    contains: float | None = None  #: whether the answer contains an alias, 0 or 1
     f1: float | None = None
-    faithful: float | None = None  #: says nothing that its passages do not say, 0 or 1
+    faithful: float | None = None  #: whether the passages support the whole answer, 0 or 1
     full_em: float | None = None
     full_contains: float | None = None
     full_f1: float | None = None
@@ -71,14 +71,14 @@ class Answer(Origin):
     nll_full: float | None = None
     nll_own: float | None = None  #: the same of full attention's own greedy answer
     nll_own_full: float | None = None
-    kl: float | None = None  #: from full attention, over its own answer, nats a token
+    kl: float | None = None  #: KL from full attention, over its own answer, nats per token
     kl_first: float | None = None
     kl_gold: float | None = None
-    agree: float | None = None  #: share of the tokens at which both predict the same
+    agree: float | None = None  #: share of tokens for which both predict the same
     agree_first: float | None = None
     agree_gold: float | None = None
     tokens: int | None = None  #: of the prompt
-    rows: float | None = None  #: tokens computed through all layers, passes of the selector included
+    rows: float | None = None  #: tokens through all layers, passes of the selector included
     rows_reused: float | None = None
     flops: float | None = None
     bytes: float | None = None
@@ -110,7 +110,7 @@ class Count(Origin):
     """One measured number, with its interval and the number of observations behind it."""
 
     measure: str  #: "em", "hit_rate", "left_outside_15_percent", …
-    kind: str = ""  #: kind of question, or part of what was measured; "" and "all": everything
+    kind: str = ""  #: kind of question, or part of the measurement; "" and "all": everything
     at: float | None = None  #: place on a curve: step, layer, position, …
     value: float | None = None
     low: float | None = None  #: ends of the 95% interval
@@ -122,9 +122,9 @@ class Count(Origin):
 TABLES: dict[str, type[Origin]] = {"answers": Answer, "timings": Timing, "counts": Count}
 MEASURES = tuple(f.name for f in fields(Answer) if f.type == "float | None" or f.type == float | None)[1:]  # not ratio
 METHOD = ("method", "mode", "positions", "prepare", "select", "ratio", "correct", "attend", "sparse", "chunk")
-# What there is to measure, and the command that does, with the reader's own MODEL, FILE and DIR.
+# Experiments and their commands, with placeholders MODEL, FILE and DIR.
 EXPERIMENTS = {
-    "bench": "workbench bench all --out DIR",  # kernels and whole models beside baselines; ceilings of the GPU
+    "bench": "workbench bench all --out DIR",  # kernels and whole models against baselines; ceilings of the GPU
     "ttft": "python data/benchmarks/ttft.py --model MODEL --out DIR",  # setting: length, and what is varied
     "methods": "python data/benchmarks/method_ttft.py --out DIR",  # TTFT of published methods; counts: charged_share
     "stages": "python data/benchmarks/stages.py --out DIR",  # where the time of a prefill goes, in seconds
@@ -133,7 +133,7 @@ EXPERIMENTS = {
     "scale": "python data/benchmarks/scale.py --out DIR",  # one axis varied: context, question, blocks or batch
     "soak": "python -m tests.stress.soak --out DIR",
     "backends": "python data/benchmarks/attention_backends.py --out DIR",  # of attention, by shape
-    "touch": "python data/benchmarks/touch.py --out DIR",  # the prompt editor: until a change is shown
+    "touch": "python data/benchmarks/touch.py --out DIR",  # time until the prompt editor shows a change
     "trial": "workbench sweep --model MODEL --data FILE --out DIR",
     "parts": "python data/benchmarks/parts.py --out DIR",  # of a published composition; at: its place in it
     "deviation": "python data/benchmarks/deviation.py --model MODEL --data NAME=FILE --out DIR",
@@ -206,11 +206,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return json_text(value)
     if hasattr(value, "item") and not isinstance(value, str):
-        value = value.item()  # a number of numpy or torch
+        value = value.item()  # a NumPy or torch scalar
     return None if isinstance(value, float) and value != value else value
 
 
 def _fits(value: Any, annotation: Any) -> bool:
     if isinstance(annotation, types.UnionType) and int in get_args(annotation) and isinstance(value, float):
-        return value.is_integer()  # pandas holds whole numbers with gaps as floats
+        return value.is_integer()  # pandas stores whole numbers with gaps as floats
     return fits(value, annotation) or (annotation == int | None and isinstance(value, int))

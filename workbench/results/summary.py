@@ -14,7 +14,7 @@ from workbench.metrics.paired import difference, mean_over_seeds, over_runs
 from workbench.results.reader import Results
 from workbench.results.schema import METHOD
 
-RIGHT = ("em", "contains", "faithful", "agree_first", "full_em", "full_contains")  # 0 or 1 a question
+RIGHT = ("em", "contains", "faithful", "agree_first", "full_em", "full_contains")  # measures of 0 or 1 per question
 INTERVAL = ["value", "low", "high", "n"]
 OF_TRIAL = ("source", "experiment", "model", "data", "passages", *METHOD, "setting", "seed", "training_seed", "device")
 
@@ -194,7 +194,7 @@ def over_seeds(answers: pd.DataFrame, measure: str, by: Sequence[str]) -> pd.Dat
 
 
 def _by_run(rows: pd.DataFrame, measure: str) -> np.ndarray:
-    """Return [training runs, questions that each of them answered], both in their order."""
+    """Return [training runs, questions answered in all of them], both in their order."""
     seeds, down = np.unique(rows.training_seed.to_numpy(), return_inverse=True)
     asked, across = np.unique(rows.question.to_numpy(dtype=object), return_inverse=True)
     grid = np.full((len(seeds), len(asked)), np.nan)
@@ -263,7 +263,7 @@ def _cells(trace: Mapping[str, Any]) -> pd.DataFrame:
 def _points(trace: Mapping[str, Any], layout: Mapping[str, Any]) -> pd.DataFrame:
     axes = {name: layout.get(f"{name}axis{trace.get(f'{name}axis', name)[1:]}", {}) for name in "xy"}
     columns = {axis: _values(trace[axis]) for axis in AXES if trace.get(axis) is not None}
-    if "z" in columns:  # a map: its cells one below the other
+    if "z" in columns:  # a heatmap: one row per cell
         grid = np.asarray(columns["z"])
         down, across = np.indices(grid.shape[:2])
         return pd.DataFrame(
@@ -290,7 +290,7 @@ def _points(trace: Mapping[str, Any], layout: Mapping[str, Any]) -> pd.DataFrame
 
 
 def _names(places: "pd.Series[Any]", axis: Mapping[str, Any]) -> "pd.Series[Any]":
-    """Return the names that marks stand beside; the places themselves along an axis of numbers."""
+    """Return the tick labels of marks; the positions themselves along a numeric axis."""
     texts, ticks = list(axis.get("ticktext") or ()), list(axis.get("tickvals") or ())
     if not texts or ticks != list(range(len(texts))) or min(axis.get("range") or [0]) > -0.4:
         return places
@@ -298,14 +298,14 @@ def _names(places: "pd.Series[Any]", axis: Mapping[str, Any]) -> "pd.Series[Any]
 
 
 def _panel(axes: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]) -> str:
-    """Return the title over the panel of these axes, "" without one."""
+    """Return the title of the panel with these axes; "" without one."""
     left, top = axes["x"].get("domain", [0])[0], axes["y"].get("domain", [1])[-1]
     notes = (note for note in layout.get("annotations", ()) if not note.get("name"))
     return next((_plain(note["text"]) for note in notes if (note.get("x"), note.get("y")) == (left, top)), "")
 
 
 def _values(values: Any) -> Sequence[Any]:
-    """Return a list of what plotly holds: a list, an array, or an array's bytes."""
+    """Convert plotly data (a list, an array, or encoded bytes of one) to a list."""
     if isinstance(values, Mapping):
         flat = np.frombuffer(base64.b64decode(values["bdata"]), np.dtype(values["dtype"]))
         shape = [int(size) for size in str(values.get("shape", len(flat))).split(",")]

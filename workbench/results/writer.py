@@ -145,7 +145,7 @@ def this_run() -> dict[str, Any]:
     """Return {command, time} of the running process, for `Writer`: its command line without folders."""
     program, *rest = sys.argv or [""]
     name = Path(program).name
-    own = name.startswith("workbench") or Path(program).parent.name == "workbench"  # also as python -m workbench
+    own = name.startswith("workbench") or Path(program).parent.name == "workbench"  # also for `python -m workbench`
     words = ["workbench" if own else f"python {name}", *rest]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"command": " ".join(Path(word).name if word.startswith("/") else word for word in words), "time": now}
@@ -156,6 +156,6 @@ def _arrow(annotation: Any) -> pa.DataType:
 
 
 def _end_line(path: Path) -> None:
-    """Cut off a last line that a killed process left half-written."""
+    """Remove an incomplete last line, left by a killed process."""
     if path.is_file() and (text := path.read_bytes()) and not text.endswith(b"\n"):
         write_atomically(path, lambda partial: partial.write_bytes(text[: text.rfind(b"\n") + 1]))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT_VERSION", "FolderStore", "Identity", "Key", "MemoryStore", "Miss", "RemoteStore", "Stats", "Store"]
 __all__ += ["UNLIMITED", "HostTier", "StoreTier", "TieredStore", "collect", "fetch", "fingerprint", "key_of", "opened"]
 
-_NAMES = {  # module: what it gives to this one
+_NAMES = {  # module → names exported from it
     "fetching": "Store collect fetch",
     "folder": "FolderStore",
     "keys": "FORMAT_VERSION Identity Key fingerprint key_of",

@@ -45,7 +45,7 @@ def fetch(
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
-    attach(model)  # refuses before any work
+    attach(model)  # raises before any work
     model_key, dtype = fingerprint(model), model.dtype
     keys = [key_of(model_key, dtype, block, past) for block, past in zip(blocks, before, strict=True)]
 
@@ -70,5 +70,5 @@ def collect(store: Store, keys: Sequence[str], make: Callable[[list[int]], Seque
         store.put(keys[i], kv)
     for i, key in enumerate(keys):
         if first[key] != i:
-            store.get(key)  # counted: this look-up is served without work
+            store.get(key)  # repeated look-ups are counted as hits
     return [kvs[key] for key in keys]

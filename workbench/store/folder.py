@@ -29,8 +29,8 @@ from workbench.store.misses import Miss
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
-NOTED = 60  # seconds between two notes that a file was used
-FILES = 1 << 12  # files whose use is remembered
+NOTED = 60  # seconds between two updates of a file's last use
+FILES = 1 << 12  # maximum number of files whose last use is remembered
 
 
 class FolderStore(quarantine.Repairing):
@@ -174,7 +174,7 @@ class FolderStore(quarantine.Repairing):
         try:
             with quietly(path) as opened:
                 known, state = self._contents[path], block_file.state_of(opened)
-                if known.state != state:  # another process has replaced the file
+                if known.state != state:  # a different process has replaced the file
                     known = self._contents[path] = block_file.contents(opened)
                 if key not in known.starts:
                     self._forget(key, f"{path.name} holds it no longer")
@@ -198,18 +198,18 @@ class FolderStore(quarantine.Repairing):
         return block_file.block(opened, key, known, self.mapped)
 
     def _used(self, path: Path, opened: Opened, state: block_file.State) -> None:
-        """Note in the file when it was used last, at most once a minute; `collect_garbage` goes by it."""
+        """Set the file's time of last use, at most once a minute; `collect_garbage` evicts by it."""
         now = time.monotonic()
         if now - self._noted.get(path, float("-inf")) < NOTED:
             return
         if len(self._noted) >= FILES:
             self._noted.clear()
         self._noted[path] = now
-        with suppress(OSError, NotImplementedError, TypeError):  # read-only, or a system that cannot
+        with suppress(OSError, NotImplementedError, TypeError):  # read-only, or not supported
             os.utime(opened.fileno(), ns=(time.time_ns(), state[1]))
 
     def _found(self, key: str) -> Path | None:
-        """Return the file of a key that another process has put, or put right, since this one looked."""
+        """Return the file of a key that a different process has put, or repaired, since the last look."""
         path = self._absent.blocks[key][0] if key in self._absent.blocks else self.folder / f"{key}{SUFFIX}"
         if not NAME.fullmatch(key) or not path.is_file():
             return None

@@ -16,21 +16,21 @@ from workbench.core.errors import BadInput
 from workbench.models import float8
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel  # takes seconds, and no store needs it
+    from transformers import PreTrainedModel  # slow to import, and stores do not need it
 
 T = TypeVar("T")
-# Of the keys, and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`.
+# Version of keys and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`.
 FORMAT_VERSION = 2
-# Of the numbers: counted up when the engine computes others for the same block. What computed a block (versions, CPU or
-# GPU) stands in its file and not in its key: backends agree within the rounding of the dtype, which the tests hold.
+# Version of the numbers: raised when the engine computes different ones for the same block. Versions and device (CPU or
+# GPU) are in a block's file, not in its key: backends agree within the rounding of the dtype, which tests check.
 ENGINE_VERSION = 1
 _CHUNK = 1 << 22
-_PIECE = 1 << 16  # elements that a CPU keeps in its cache
+_PIECE = 1 << 16  # elements that fit into a CPU's cache
 _FACTOR, _OFFSET, _MASK = 6364136223846793005, 1442695040888963407, (1 << 64) - 1
-SCALARS = ("variance_epsilon", "eps", "scaling", "attention_scaling")  # of modules, which a user may change
-GROWING = ("dynamic", "longrope")  # kinds of rotation that a forward pass changes
+SCALARS = ("variance_epsilon", "eps", "scaling", "attention_scaling")  # attributes of modules that a user may change
+GROWING = ("dynamic", "longrope")  # types of RoPE that change during a forward pass
 _IRRELEVANT = set("_name_or_path name_or_path transformers_version torch_dtype dtype use_cache architectures".split())
-# Pure memos: which scalars the modules of a class have, and fingerprints by model object.
+# Memos: scalar attributes by class of module, and fingerprints by model object.
 _SCALARS_OF: dict[type[torch.nn.Module], tuple[str, ...]] = {}
 _KNOWN: "WeakKeyDictionary[PreTrainedModel, tuple[Any, str, Any, str]]" = WeakKeyDictionary()
 
@@ -43,7 +43,7 @@ class Identity(NamedTuple):
     dtype: str
     block: str  #: hash of its tokens
     after: str  #: number and hash of the blocks it was encoded behind
-    over: str  #: number and hash of the neighbours it was computed over; "" where it was not
+    over: str  #: number and hash of the neighbours it was computed over; "" without any
     tokens: int
     start: int  #: position of its first token
 
@@ -70,7 +70,7 @@ def key_of(
     """
     if not after and over is None:
         return _alone(version(), fingerprint, str(dtype), block.content, len(block))
-    # every block is a hash of one length, so no two chains read the same
+    # hashes have one length, so different chains have different texts
     parts = [version(), fingerprint, str(dtype), *(other.content for other in after), block.content]
     if over is not None:
         parts += ["over", *(other.content for other in over)]
@@ -82,7 +82,7 @@ def key_of(
 
 @lru_cache(maxsize=1 << 16)
 def _alone(version: str, fingerprint: str, dtype: str, content: str, tokens: int) -> Key:
-    """Key of a block behind nothing: requests of hundreds of blocks ask for the same ones."""
+    """Return the key of a block without a prefix; cached, as requests ask for the same blocks."""
     identity = Identity(version, fingerprint, dtype, content, "0", "", tokens, 0)
     return Key(sha256(" ".join((version, fingerprint, dtype, content)).encode()).hexdigest(), identity)
 
@@ -143,9 +143,9 @@ def vocabulary(tokenizer: Any) -> str:
 
 
 def _states(module: torch.nn.Module) -> tuple[list[Any], list[Any]]:
-    """Return the state of every weight and saved buffer, and that of other buffers and of scalars.
+    """Return the states of weights and saved buffers, and those of other buffers and of scalars.
 
-    Of tensors where they lie, and how often they were written. Asked by every request, so without names (`state_dict`
+    A tensor's state is its address and version counter. Computed for every request, so without names (`state_dict`
     takes several times as long).
     """
     waiting: list[torch.nn.Module | None] = [module]
@@ -153,7 +153,7 @@ def _states(module: torch.nn.Module) -> tuple[list[Any], list[Any]]:
     beside: list[Any] = [float8.asked(module)]
     if _GLOBAL_HOOKS or _GLOBAL_PRE_HOOKS:
         raise BadInput("all modules have a forward hook: cached blocks do not know what it does; remove it first")
-    for each in waiting:  # grows on the way
+    for each in waiting:  # grows during the loop
         if each is None:
             continue
         if each._forward_hooks or each._forward_pre_hooks:
@@ -182,7 +182,7 @@ def _states(module: torch.nn.Module) -> tuple[list[Any], list[Any]]:
 def _digest(model: "PreTrainedModel") -> str:
     config = {k: v for k, v in model.config.to_dict().items() if k not in _IRRELEVANT}
     whole = sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    seen: dict[int, str] = {}  # tied weights are read once
+    seen: dict[int, str] = {}  # so that tied weights are read once
     for name, x in model.state_dict(keep_vars=True).items():
         summary = seen.setdefault(x.data_ptr(), "") or f"{tuple(x.shape)} {x.dtype} {_checksum(x)}"
         seen[x.data_ptr()] = summary
@@ -191,7 +191,7 @@ def _digest(model: "PreTrainedModel") -> str:
 
 
 def _beside(model: "PreTrainedModel") -> str:
-    """Describe buffers that are not saved, and scalars; not the rotation of models that stretch it as prompts grow."""
+    """Describe unsaved buffers and scalars, without RoPE tables of models that rescale them for long prompts."""
     told = [float8.NAME] if float8.asked(model) else []
     for name, module in model.named_modules():
         grows = any(kind in str(getattr(module, "rope_type", "")) for kind in GROWING)
@@ -203,10 +203,10 @@ def _beside(model: "PreTrainedModel") -> str:
 
 
 def _rounded(x: torch.Tensor) -> str:
-    """Summarise a buffer that is computed where the model is, by what CPUs and GPUs agree on.
+    """Summarise a buffer that is computed on the model's device, such that CPUs and GPUs agree.
 
-    Two sums of logarithms, one weighted by place, to .01: an element that is scaled by a few percent changes them, a
-    last bit does not.
+    Two sums of logarithms, one weighted by index, rounded to .01: scaling an element by a few percent changes them, a
+    difference in the last bit does not.
     """
     if not x.is_floating_point():
         return str(_checksum(x))
@@ -216,7 +216,7 @@ def _rounded(x: torch.Tensor) -> str:
 
 
 def _checksum(x: torch.Tensor) -> int:
-    """64-bit sum of all elements' bits, each times an odd number of its own place: runs where the weights are.
+    """Return the 64-bit sum of all elements' bits, each times an odd number of its index; runs on the tensor's device.
 
     Any change of one element changes it, and so do exchanged elements (up to chance, 2^-63).
     """
@@ -236,6 +236,6 @@ def _checksum(x: torch.Tensor) -> int:
 
 
 def _wrapped(number: int) -> int:
-    """Return a whole number as one of 64 bits with a sign holds it."""
+    """Wrap a whole number around to a signed 64-bit one."""
     number &= _MASK
     return number - (1 << 64) if number >> 63 else number

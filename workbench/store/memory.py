@@ -14,17 +14,17 @@ from workbench.store.stats import Stats
 
 __all__ = ["UNLIMITED", "MemoryStore", "Stats"]
 UNLIMITED = 1 << 62  # bytes: a budget that nothing exceeds
-REMEMBERED = 1 << 16  # keys that were dropped and are remembered, to tell why they are missed
-RECENT = 256  # misses that are kept with all they say
+REMEMBERED = 1 << 16  # dropped keys that are remembered as reasons of later misses
+RECENT = 256  # last misses kept in full
 _VERSION = attrgetter("_version")
 
 
 def _written(kv: KV) -> tuple[int, ...]:
-    """Return how often the tensors of a KV were written to, as torch counts it; it refuses writes that it does not."""
+    """Return torch's version counters of the tensors of a KV."""
     tensors = kv.stacked() or (*kv.keys, *kv.values)
     try:
-        return tuple(map(_VERSION, tensors))  # of thousands of tensors a request: nothing of Python's in between
-    except RuntimeError:  # of inference mode, whose tensors are not counted
+        return tuple(map(_VERSION, tensors))  # thousands of tensors per request: no Python loop
+    except RuntimeError:  # tensors of inference mode have no counter
         return tuple(0 if x.is_inference() else x._version for x in tensors)
 
 
@@ -58,13 +58,13 @@ class MemoryStore:
         with self._lock:
             kv = self._entries.get(key)
             if kv is not None and _written(kv) != self._written[key]:
-                self._forget(key, "damaged")  # whoever was handed it has written to it
+                self._forget(key, "damaged")  # a caller has written to it
                 kv = None
             if kv is not None:
                 self._entries.move_to_end(key)
             elif self.behind is not None and (kv := self.behind.get(key)) is not None:
                 self.put(key, kv)
-                kv = self._entries.get(key, kv)  # in memory of its own, where it fits
+                kv = self._entries.get(key, kv)  # the stored copy, if it fitted
             self._hits += kv is not None
             if kv is None:
                 self._miss(key)
@@ -113,12 +113,12 @@ class MemoryStore:
             self._bytes -= kv.nbytes
             self._index.remove(key)
         if reason:
-            self._dropped[str(key)] = reason  # without what the key is made of
+            self._dropped[str(key)] = reason  # text only: an identity would take more memory
             if len(self._dropped) > REMEMBERED:
                 self._dropped.popitem(last=False)
 
     def _repair(self, key: str, kv: KV) -> None:
-        """Let the store behind replace what is damaged there."""
+        """Let the store behind replace a damaged block."""
         if repair := getattr(self.behind, "repair", None):
             repair(key, kv)
 

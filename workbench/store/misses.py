@@ -19,7 +19,7 @@ Reason = Literal[
     "never seen",
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
-MOST = 64  # blocks of the same tokens that are compared, at most
+MOST = 64  # maximum number of blocks of equal tokens that are compared
 _PARTS: dict[str, Reason] = {
     "dtype": "other dtype",
     "model": "other model",
@@ -104,7 +104,7 @@ def likeliest(*misses: Miss) -> Miss:
 
 
 def _different(asked: Identity, kept: Identity) -> list[str]:
-    """Name the parts that differ. In another dtype, the fingerprint of the same model is another one."""
+    """Name the parts of the keys that differ. The fingerprint of a model depends on its dtype."""
     names = [name for name in _PARTS if getattr(asked, name) != getattr(kept, name)]
     return [name for name in names if not (name == "model" and "dtype" in names)]
 

@@ -30,7 +30,7 @@ from workbench.store.keys import Key
 from workbench.store.misses import Miss
 from workbench.store.stats import Stats
 
-DEADLINE, PAUSE = 10.0, 30.0  # seconds: of a look-up, after a stall
+DEADLINE, PAUSE = 10.0, 30.0  # seconds: timeout of a look-up, pause after a stall
 Answer = TypeVar("Answer")
 
 
@@ -116,11 +116,11 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 log = logging.getLogger(__name__)
-LOOKED_AT = 4  # blocks that are asked of which model they are where the manifest is corrupt
-WRITING = 300.0  # seconds that a write may take
-REMEMBERED = 1 << 16  # misses whose reason is remembered
+LOOKED_AT = 4  # blocks from which the model is read if the manifest is corrupt
+WRITING = 300.0  # timeout of a write in seconds
+REMEMBERED = 1 << 16  # maximum number of misses whose reason is remembered
 WRITTEN = ".written"
-Data = bytes  # in the class, the word is the size of its blocks
+Data = bytes  # within the class, `bytes` is the size of its blocks
 
 
 class RemoteStore(quarantine.Repairing):

@@ -43,7 +43,7 @@ def is_begun(place: Where) -> bool:
 
 
 def _at(place: Where) -> tuple[Any, str]:
-    """Return fsspec's file system of a place, and the path on it."""
+    """Return the fsspec file system of a URL or path, and the path on it."""
     if is_url(place):
         return file_system(str(place))
     from fsspec.implementations.local import LocalFileSystem

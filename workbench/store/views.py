@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 
 
 class _Front:
-    """Passes everything on to `store`."""
+    """Forwards every call to `store`."""
 
     def __init__(self, store: Any):
         self.store = store
 
     def get(self, key: str) -> KV | None:
-        """Return what the store has."""
+        """Return the store's block, or None."""
         kv: KV | None = self.store.get(key)
         return kv
 

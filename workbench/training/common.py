@@ -25,10 +25,10 @@ from workbench.training.lab.config import PretrainConfig
 from workbench.training.run_folder import RECORD, saved_record, state_folder
 from workbench.training.tuning.config import TuneConfig
 
-LINE_SECONDS = 20.0  # longest without a line of the curve, where one is due
+LINE_SECONDS = 20.0  # maximum seconds between lines of the curve in a log
 SOON = (1.0, 8.0, 30.0, 60.0)  # seconds to the first lines in a log
-STEP = "step "  # how the stage of a step begins
-READ_EVERY = 20  # steps between two rows of the curve (each one waits for the device)
+STEP = "step "  # prefix of a step's stage name
+READ_EVERY = 20  # steps between two rows of the curve (each synchronizes with the device)
 
 
 @dataclass
@@ -47,10 +47,10 @@ class Training:
     """A model under training; `out` holds the state to resume from."""
 
     accelerator: Accelerator
-    model: torch.nn.Module  #: as accelerate prepared it
+    model: torch.nn.Module  #: as prepared by accelerate
     optims: list[torch.optim.Optimizer]
     config: PretrainConfig | TuneConfig
-    identity: dict[str, Any]  #: JSON values that a resumed training must have in common
+    identity: dict[str, Any]  #: JSON values that must be equal when training is resumed
     out: Path
 
     def update(self, lr: float) -> None:
@@ -82,7 +82,7 @@ class Training:
             progress.step += 1
             stage(f"{STEP}{progress.step}")
             reading = progress.step % READ_EVERY == 0
-            if reading:  # all processes stop at the same step, once the time of any is over
+            if reading:  # all processes stop at the same step, once any is out of time
                 late = torch.tensor(float(time.monotonic() > end or asked()), device=self.accelerator.device)
                 stopped = bool(self.accelerator.reduce(late, "sum") > 0)
             elif self.accelerator.num_processes == 1:

@@ -6,7 +6,7 @@ from typing import Annotated
 from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check_fields
 
-MOST_WIDTH, MOST_BATCH = 8192, 4096  # channels, prompts a step
+MOST_WIDTH, MOST_BATCH = 8192, 4096  # maximum channels, prompts per step
 
 
 @dataclass(frozen=True)

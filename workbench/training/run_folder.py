@@ -10,7 +10,7 @@ from workbench.core.utils.files import check_folder, earlier
 from workbench.core.utils.stages import NOTHING
 
 RECORD = "progress.json"
-BEGUN = ("state", "state.new", "seconds", "curve.json", "own_answers.json")  # what a run writes before its first state
+BEGUN = ("state", "state.new", "seconds", "curve.json", "own_answers.json")  # written before the first state
 
 
 def saved_record(out: Path) -> dict[str, Any] | None:

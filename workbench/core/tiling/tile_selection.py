@@ -164,7 +164,7 @@ def causes(found: Tensor, grid: Grid, rule: TileRule) -> dict[str, Tensor]:
 
 
 def _strided(grid: Grid, rule: TileRule) -> Tensor:
-    """Return [I, J] bool: every `stride`-th tile, in another order for every `seed`."""
+    """Return [I, J] bool: every `stride`-th tile, in a different order for every `seed`."""
     if not rule.stride:
         return torch.zeros(grid.shape, dtype=torch.bool, device=grid.rows.device)
     i = grid.first[:, None] // rule.tile
@@ -172,7 +172,7 @@ def _strided(grid: Grid, rule: TileRule) -> Tensor:
 
 
 def _drawn(grid: Grid, rule: TileRule, heads: int) -> Tensor:
-    """Return [H, I, J] bool: a share `random` of the tiles, drawn by tile, head and `seed`."""
+    """Return [H, I, J] bool: a share `random` of the tiles, drawn by a hash of tile, head and `seed`."""
     if not rule.random:
         return torch.zeros(1, *grid.shape, dtype=torch.bool, device=grid.rows.device)
     h = torch.arange(heads, device=grid.rows.device)[:, None, None]

@@ -71,7 +71,7 @@ class Tiles:
             )
 
     def _repr_html_(self) -> str:
-        """Show how many tiles are kept, and where, mean over heads, in a notebook."""
+        """Show the share of kept tiles, and a map of them (mean over heads), in a notebook."""
         heads, i, j = self.kept.shape
         by_head = self.kept.float().flatten(1).mean(1)
         low, high = float(by_head.min()), float(by_head.max())
@@ -157,7 +157,7 @@ class Tiles:
 
 
 def _shared(x: Tensor, heads: int) -> Tensor:
-    """Return [Hq, …]: any of every `heads` neighbouring heads, for each of them."""
+    """Return [Hq, …] bool: for each head, whether any head of its group of `heads` adjacent ones is set."""
     return x.unflatten(0, (-1, heads)).any(1, keepdim=True).expand(-1, heads, *x.shape[1:]).flatten(0, 1)
 
 
@@ -176,7 +176,7 @@ def ragged(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor
     return indptr, (tile + at // share * first).int()
 
 
-ELEMENTS = 1 << 24  # most elements of a tensor that is made for a part of the rows at a time
+ELEMENTS = 1 << 24  # maximum number of elements of a temporary tensor; more rows are processed in parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,7 @@ class Grid:
         """[I, J] bool: the key tile holds the position of a row of the query tile; several may."""
         own = torch.zeros(self.shape, dtype=torch.bool, device=self.rows.device)
         tile = torch.arange(len(self.rows), device=self.rows.device) // self.size
-        own.view(-1).index_fill_(0, tile * self.shape[1] + self.rows // self.size, True)  # waits for nothing
+        own.view(-1).index_fill_(0, tile * self.shape[1] + self.rows // self.size, True)  # no synchronization
         return own
 
     @cached_property
@@ -228,7 +228,7 @@ class Grid:
 
     def near(self, count: int) -> Tensor:
         """Return [I, J] bool: own tiles and the `count` before each of them."""
-        sums = pad(self.own.int().cumsum(1), (1, 0))  # own tiles before tile j
+        sums = pad(self.own.int().cumsum(1), (1, 0))  # number of own tiles before tile j
         ends = (self.columns + count + 1).clamp(max=self.shape[1])
         return sums[:, ends] > sums[:, :-1]
 
@@ -267,7 +267,7 @@ class Grid:
         return torch.cat(found)
 
 
-_RECENT: deque[tuple[int, Grid]] = deque(maxlen=8)  # with the version of the rows
+_RECENT: deque[tuple[int, Grid]] = deque(maxlen=8)  # (version of the rows, grid)
 
 
 def grid_of(rows: Tensor, length: int, size: int, replayed: bool = False) -> Grid:
@@ -319,7 +319,7 @@ def lines(queries: Tensor, keys: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     diagonals, keyed = columns.clone(), torch.arange(grid.length, device=keys.device)
     for part, share in attention(queries, keys, grid):
         columns += share.sum(1)
-        key = grid.rows[part, None] - keyed  # [r, T] of every row, the key on diagonal d
+        key = grid.rows[part, None] - keyed  # [r, T]: for each row, the key on diagonal d
         lying = share.gather(2, key.clamp(min=0).expand(len(share), -1, -1)).masked_fill_(key < 0, 0.0)
         diagonals += lying.sum(1)
     return columns, diagonals
@@ -337,7 +337,7 @@ def peaks(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
 
 
 def _by_tile(queries: Tensor, keys: Tensor, grid: Grid, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Attention within every tile, reduced over its keys and then over its rows; one KV head after the other."""
+    """Return attention per tile, reduced over its keys and then over its rows; one KV head at a time."""
     group, found = len(queries) // len(keys), []
     for head, one in enumerate(keys):
         parts = []

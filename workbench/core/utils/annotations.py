@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args,
 from workbench.core.errors import BadInput, kind_of, shown
 
 WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
-EACH = 8  # most processes for every core
+EACH = 8  # maximum number of processes per core
 COUNT = "0 or more"
 
 
@@ -32,7 +32,7 @@ class Needed:
 Count = Annotated[int, COUNT]
 P = ParamSpec("P")
 R = TypeVar("R")
-LARGEST = (1 << 31) - 1  # whole number, also below zero: positions and counts of kernels have 32 bits
+LARGEST = (1 << 31) - 1  # largest whole number, and negated the smallest: positions and counts of kernels have 32 bits
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -64,7 +64,7 @@ def check(name: str, value: Any, annotation: Any) -> None:
         return
     if isinstance(value, int) and abs(value) > LARGEST:
         raise BadInput(f"{name} is {shown(value)}: at most {LARGEST:,} is allowed")
-    forms = any(isinstance(part, Needed) for part in get_args(annotation))  # a repr of such a value is no sentence
+    forms = any(isinstance(part, Needed) for part in get_args(annotation))  # a repr of such a value is unreadable
     raise BadInput(f"{name} is {(kind_of if forms else shown)(value)}: it must be {words(annotation)}")
 
 
@@ -81,7 +81,7 @@ def fits(value: Any, annotation: Any) -> bool:
     Integers fit float, but bool fits neither int nor float; nan does not fit float; integers are at most 2^31 - 1.
     """
     if annotation is str:
-        return isinstance(value, str)  # keys of every block of a request
+        return isinstance(value, str)  # fast path: every key of a request comes here
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return fits(value, parts[0]) and (COUNT not in parts or value >= 0)
@@ -102,9 +102,9 @@ def fits(value: Any, annotation: Any) -> bool:
         public = [name for name in vars(kind) if not name.startswith("_") or name == "__call__"]
         return all(hasattr(value, name) for name in public if callable(getattr(kind, name)))
     if isinstance(value, str | bytes) and kind not in (str, bytes, object):
-        return False  # a text is no list of its letters
+        return False  # a text does not count as a list of letters
     if kind is collections.abc.Iterable and getattr(value, "shape", None) == ():
-        return False  # one number, though its type can hold many
+        return False  # a single number of an array type
     return isinstance(value, kind) and _elements_fit(value, kind, parts)
 
 
@@ -141,7 +141,7 @@ def _elements_fit(value: Any, kind: Any, parts: tuple[Any, ...]) -> bool:
     if kind not in (list, tuple, collections.abc.Sequence):
         return True
     if parts[0] not in (int, float) and {*map(type, value)} == {parts[0]}:
-        return True  # long lists of blocks are looked at in one go
+        return True  # fast path for long lists of blocks
     return all(fits(each, parts[0]) for each in value)
 
 

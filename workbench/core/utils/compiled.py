@@ -5,7 +5,7 @@ from threading import Thread
 from typing import TypeVar
 
 T = TypeVar("T")
-LISTENING = 0.2  # seconds between two looks whether Ctrl-C has come
+LISTENING = 0.2  # seconds between two checks for Ctrl-C
 
 
 def stoppable_call(work: Callable[[], T]) -> T:

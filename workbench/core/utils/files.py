@@ -23,9 +23,9 @@ from safetensors import SafetensorError
 from workbench.core.errors import BadInput, brief, shown
 
 CHUNK = 1 << 20  # bytes read at once
-HOST = sha256(platform.node().encode()).hexdigest()[:8]  # processes are known by their number on one host only
+HOST = sha256(platform.node().encode()).hexdigest()[:8]  # process numbers are unique per host only
 PARTIAL = re.compile(r"\..+\.(?:(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}|(?P<earlier>\d+))")
-FORGOTTEN = 24 * 3600  # seconds after which a half-written file belongs to no running process
+FORGOTTEN = 24 * 3600  # seconds after which a half-written file is taken as abandoned
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], durable: bool = False, new: bool = False) -> None:
@@ -50,7 +50,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any], durable: bool = F
 
 
 def _named_once(partial: Path, path: Path) -> None:
-    """Give a file its name unless the name is taken. Raises FileExistsError."""
+    """Rename a file to its final name. Raises FileExistsError if the name is taken."""
     try:
         os.link(partial, path)
     except FileExistsError:
@@ -75,7 +75,7 @@ def write_new(path: Path, text: str, durable: bool = False) -> None:
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk (fsync)."""
     if path.is_dir() and os.name == "nt":
-        return  # Windows keeps names without being asked, and opens no folders
+        return  # Windows persists names by itself, and cannot open folders
     opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(opened)
@@ -91,7 +91,7 @@ def remove_leftovers(folder: Path, suffix: str = "") -> list[Path]:
     found = [path for path in folder.glob(f".*{suffix}.*") if PARTIAL.fullmatch(path.name) and _abandoned(path)]
     removed = []
     for path in found:
-        with suppress(OSError):  # of a folder that must not be written to, or removed by another process
+        with suppress(OSError):  # the folder is read-only, or was removed by a different process
             path.unlink()
             removed.append(path)
     return removed
@@ -179,7 +179,7 @@ def _reason_against(path: Path) -> str:
             return "it is neither a file nor a folder"
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError) as problem:  # too long, or with a character that no name has
+    except (OSError, ValueError) as problem:  # too long, or with an invalid character
         return getattr(problem, "strerror", None) or str(problem)
     above = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
     if above.is_file() and above == path.absolute():
@@ -187,7 +187,7 @@ def _reason_against(path: Path) -> str:
     if not above.is_dir():
         return "" if above == path.absolute() else f"{brief(above)} is no folder"
     try:
-        with tempfile.TemporaryFile(dir=above):  # without a name: it leaves nothing behind
+        with tempfile.TemporaryFile(dir=above):  # unnamed: leaves nothing behind
             return ""
     except OSError as problem:
         return f"{brief(above)}: {problem.strerror}"
@@ -233,7 +233,7 @@ def digest(file: Path) -> str:
 
 
 def _beside(path: Path) -> Path:
-    """Return a name that no other thread, process or host writes to."""
+    """Return a temporary name that no other thread, process or host writes to."""
     return path.with_name(f".{path.name}.{HOST}-{os.getpid()}-{token_hex(4)}")
 
 
@@ -248,9 +248,9 @@ def _abandoned(path: Path) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process of this host runs; where that cannot be asked, that it may."""
+    """Return whether a process of this host runs; True if that cannot be found out."""
     if os.name == "nt":
-        return True  # there, signal 0 would end it
+        return True  # on Windows, signal 0 would end it
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHOWN = 40  # lines of a table; more are counted
-CELLS = 64  # cells a side of a picture
+SHOWN = 40  # lines of a table; the number of further ones is stated
+CELLS = 64  # cells per side of an image
 
 
 def table(title: str, rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:

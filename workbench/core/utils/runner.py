@@ -32,9 +32,9 @@ from workbench.core.errors import BadInput
 from workbench.core.utils.annotations import check, check_processes
 
 LOCAL, SSH = "local", "ssh:"
-ANSWER = 10.0  # seconds in which a scheduler answers
-GRACE = 2.0  # seconds that a process has to end when a person stops it
-GPU = "GPU"  # Dask's resource of which a task on a GPU takes one; `dask worker --resources GPU=1`
+ANSWER = 10.0  # seconds in which a scheduler must answer
+GRACE = 2.0  # seconds for a process to end after a person stopped it
+GPU = "GPU"  # Dask resource, of which a GPU task takes one: `dask worker --resources GPU=1`
 DEPLOYERS = {  # name → module, class and package
     "slurm": ("dask_jobqueue", "SLURMCluster", "dask-jobqueue"),
     "kubernetes": ("dask_kubernetes.operator", "KubeCluster", "dask-kubernetes"),
@@ -79,7 +79,7 @@ def connected(address: str, workers: int = 1, gpu: bool = False, retries: int = 
 
 
 def _names_scheduler(file: Path) -> bool:
-    """Return whether a file says where a scheduler is, as `dask scheduler --scheduler-file` writes it."""
+    """Return whether a file has the address of a scheduler, as written by `dask scheduler --scheduler-file`."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -88,7 +88,7 @@ def _names_scheduler(file: Path) -> bool:
 
 
 def _begun(distributed: Any, address: str, workers: int, slots: dict[str, int] | None) -> Any:
-    """Begin the cluster that is named; None for an address."""
+    """Start the named cluster; return None for an address."""
     if address == LOCAL:
         options = {"dashboard_address": "127.0.0.1:0", "silence_logs": ERROR, "memory_limit": 0, "resources": slots}
         return distributed.LocalCluster(n_workers=workers, threads_per_worker=1, **options)
@@ -111,7 +111,7 @@ def _deployed(package: str, make: Callable[[], Any]) -> Any:
         return make()
     except ImportError:
         raise BadInput(f"this cluster needs {package}: pip install {package}") from None
-    except Exception as problem:  # whatever a deployer raises of its settings
+    except Exception as problem:  # deployers raise errors of any type for their settings
         said = " ".join(str(problem).split())
         raise BadInput(f"the cluster could not be begun ({type(problem).__name__}: {said}): see {package}") from None
 
@@ -211,7 +211,7 @@ class Workers:
 
     def _in_processes(self, work: Work, tasks: Sequence[T], retries: int) -> Iterator[tuple[T, Outcome]]:
         left = dict(enumerate(tasks))
-        with suppress(BrokenProcessPool):  # a process was killed and took the others along: the rest go one by one
+        with suppress(BrokenProcessPool):  # one process was killed, which ended the pool: run the rest one by one
             for number, outcome in self._submitted(work, left, retries, self.jobs):
                 yield left.pop(number), outcome
         for number, task in left.items():
@@ -239,12 +239,12 @@ class Workers:
                 future.cancel()
 
     def _end_pool(self, stopped: bool = False) -> None:
-        """End the pool when the tasks that have begun are over, or at once where a person has `stopped` them."""
+        """End the pool once running tasks are done, or at once if a person has `stopped` it."""
         if self._pool is not None:
             processes = list(getattr(self._pool, "_processes", {}).values()) if stopped else []
             self._pool.shutdown(wait=not stopped, cancel_futures=True)
             for process in processes:
-                process.join(GRACE)  # Ctrl-C reaches it, too: it tidies up
+                process.join(GRACE)  # Ctrl-C reached it, too: time to clean up
                 process.terminate()
             self._pool = None
 
@@ -269,7 +269,7 @@ class Workers:
             self._client.cancel(list(futures))
 
 
-SHARED_GPU = "WORKBENCH_SHARED_GPU"  # of the environment, set: other processes compute on this GPU too
+SHARED_GPU = "WORKBENCH_SHARED_GPU"  # environment variable, set if several processes share a GPU
 
 
 def pool(processes: int, shared: tuple[Any, ...] = ()) -> Executor:
@@ -285,23 +285,23 @@ def pool(processes: int, shared: tuple[Any, ...] = ()) -> Executor:
 
 
 def _share(processes: int) -> tuple[int, bool]:
-    """Return (threads that each process has, whether several have one GPU)."""
+    """Return (threads per process, whether several processes share a GPU)."""
     return max(1, torch.get_num_threads() // processes), processes > torch.cuda.device_count()
 
 
 def _settle(threads: int, crowded: bool) -> None:
-    """Take a share of this machine, as `_share` gives it."""
+    """Apply a share of this machine, as `_share` returns it."""
     torch.set_num_threads(threads)
     if crowded:
         os.environ[SHARED_GPU] = "1"
 
 
-_PROCESS: dict[str, Any] = {"number": 0, "shared": ()}  # of a process of a pool
+_PROCESS: dict[str, Any] = {"number": 0, "shared": ()}  # state of a worker process of a pool
 
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Let processes that begin meanwhile not hear Ctrl-C before they are ready: they would print where they were."""
+    """Make processes that start meanwhile ignore Ctrl-C until they are ready, so they print no tracebacks."""
     if current_thread() is not main_thread():
         yield
         return
@@ -319,7 +319,7 @@ def _begin(numbers: Any, share: tuple[int, bool], shared: tuple[Any, ...]) -> No
 
 
 def _leave(*_: Any) -> None:
-    """End this process without a word, as the one that began it was stopped."""
+    """End this process silently, as its parent process was stopped."""
     sys.exit(128 + signal.SIGINT)
 
 
@@ -332,13 +332,13 @@ def tried(task: Any, work: Work, retries: int, shared: tuple[Any, ...] | None = 
             return Outcome(work(*given, task))
         except BadInput as problem:
             return Outcome(problem=str(problem), refused=True)
-        except Exception as problem:  # this task's end, not that of the others
+        except Exception as problem:  # ends this task only
             outcome = Outcome(problem=_line(problem), trace=format_exc())
     return outcome
 
 
 def _on_worker(task: Any, work: Work, shared: tuple[Any, ...], share: tuple[int, bool] | None) -> Outcome:
-    """Run a task on a Dask worker; Dask itself tries again what raises, perhaps on another."""
+    """Run a task on a Dask worker; Dask itself retries a task that raises, perhaps on a different worker."""
     if share:
         _settle(*share)
     try:
@@ -365,7 +365,7 @@ def _line(problem: BaseException) -> str:
 def worker_number() -> int:
     """Return the number of this process in its pool, from 0; 0 in the process that started the pool."""
     if "distributed" in sys.modules:
-        with suppress(ValueError):  # this process is no Dask worker
+        with suppress(ValueError):  # not a Dask worker
             return dask_worker_number()
     return int(_PROCESS["number"])
 

@@ -12,9 +12,9 @@ from workbench.core.utils.stages import are_heard, heard
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
-Progress = Callable[[int, int], None]  # (done, of how many)
-BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
-OPENED = ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG")  # set in kernels that a person opens
+Progress = Callable[[int, int], None]  # (done, total)
+BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels of unattended runs
+OPENED = ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG")  # set in kernels that a person opened
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def bar(label: str) -> Iterator["tqdm[Any]"]:
     from tqdm.auto import tqdm  # slow to import
 
     handle = None
-    with tqdm(desc=label, leave=False, delay=1) as shown:  # delayed: it does not show itself
+    with tqdm(desc=label, leave=False, delay=1) as shown:  # delayed: shown only if work takes longer
         shown.delay = 0
         if container := getattr(shown, "container", None):
             from IPython.display import display

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def _wide(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return views of 8 bytes a number; the tensors themselves where one of them allows none."""
+    """Return views with 8-byte elements; the tensors themselves if one of them cannot be viewed so."""
     per = 8 // tensors[0].element_size()
     for x in tensors:
         apart = *x.stride()[:-1], x.storage_offset(), x.shape[-1]

@@ -28,8 +28,8 @@ from workbench.data.installed_docs import questions as questions_of
 from workbench.data.installed_docs.questions import DocQuestion, DocstringItem, items, questions
 
 LEAST, MOST = 60, 220  # words of a passage
-REPEATED = 3  # objects that may share a paragraph or an entry; what more of them share is boilerplate, and left out
-PLACES = {  # classes before the module that holds them too: an object stands at the first of its places
+REPEATED = 3  # a paragraph or entry shared by more objects is boilerplate, and left out
+PLACES = {  # classes before the modules that contain them: an object belongs to its first place
     "numpy": "numpy.ndarray numpy.random.Generator numpy numpy.fft numpy.linalg numpy.ma numpy.random numpy.strings"
     " numpy.polynomial numpy.lib.stride_tricks",
     "pandas": "pandas.DataFrame pandas.Series pandas.Index pandas.MultiIndex pandas.DatetimeIndex pandas.Timestamp"
@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
 def pages() -> tuple[Page, ...]:
     """Return all pages, by package, place and name: from the user's cache, or cut once and kept there."""
     file, made_of = assets.cache() / "manuals.json", _made_of()
-    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or not what was written
+    with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["made of"] == made_of:
             return tuple(
@@ -76,14 +76,14 @@ def pages() -> tuple[Page, ...]:
                 for page in kept["pages"]
             )
     found = cut()
-    with suppress(OSError):  # a cache that cannot be written
+    with suppress(OSError):  # read-only cache
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({"made of": made_of, "pages": [asdict(page) for page in found]}))
     return found
 
 
 def _made_of() -> dict[str, str]:
-    """Return all that pages depend on: versions of Python and packages, and what cuts them."""
+    """Return all that pages depend on: versions of Python and packages, and the code that cuts them."""
     code = b"".join(Path(str(module)).read_bytes() for module in (__file__, questions_of.__file__))
     versions = installed.versions((*PLACES, "scipy"))
     return versions | {"python": platform.python_version(), "code": sha256(code).hexdigest()}
@@ -92,7 +92,7 @@ def _made_of() -> dict[str, str]:
 def cut() -> tuple[Page, ...]:
     """Cut all pages from the docstrings that are installed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # names on their way out warn when they are looked at
+        warnings.simplefilter("ignore")  # deprecated names warn on access
         documented = [(package, place, name, items(doc)) for package, place, name, doc in _documents()]
     times = Counter(text for *_, listed in documented for text in {item.text for item in listed})
     texts: dict[str, Page] = {}
@@ -120,17 +120,17 @@ def passages(listed: Sequence[DocstringItem]) -> list[range]:
 
 
 def _words(listed: Sequence[DocstringItem], begin: int, i: int) -> int:
-    """Return words that item `i` adds to a passage from `begin` on: its own, and its heading's where that is new."""
+    """Return the number of words that item `i` adds to a passage from `begin` on, its heading's included if new."""
     item = listed[i]
     new = i == begin or item.heading != listed[i - 1].heading
     return len(item.text.split()) + new * len(item.heading.split())
 
 
 def _documents() -> Iterator[tuple[str, str, str, str]]:
-    """Yield package, place, name and docstring of every object, each docstring once: at the first of its places."""
+    """Yield package, place, name and docstring of every object; each docstring once, at its first place."""
     found = [(package, place, _found(place)) for package, places in PLACES.items() for place in places.split()]
     seen: set[str] = set()
-    for package, place, holder in found:  # all are imported by now: SciPy changes a docstring of numpy when it is
+    for package, place, holder in found:  # after all imports, as importing SciPy changes a docstring of numpy
         for name, thing in _objects(place, holder):
             doc = _doc(thing)
             if doc and doc not in seen:
@@ -149,7 +149,7 @@ def _text(listed: Sequence[DocstringItem]) -> str:
 
 
 def _objects(place: str, holder: Any) -> Iterator[tuple[str, Any]]:
-    """Yield public functions, classes and methods of a place, by name; nothing where it could not be imported."""
+    """Yield public functions, classes and methods of a place, by name; none if its import failed."""
     of_module = isinstance(holder, ModuleType)
     listed = getattr(holder, "__all__", None) if of_module else dir(holder)
     for name in sorted({name for name in listed or dir(holder) if not name.startswith("_")}):
@@ -163,7 +163,7 @@ def _objects(place: str, holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _found(place: str) -> Any:
-    """Return the module or the class of a place; None where there is none."""
+    """Return the module or class of a place; None if there is none."""
     parts = place.split(".")
     for cut in range(len(parts), 0, -1):
         try:
@@ -179,19 +179,19 @@ def _found(place: str) -> Any:
 def _member(holder: Any, name: str) -> Any:
     try:
         return getattr(holder, name)
-    except Exception:  # packages refuse names in their own ways: experimental ones, removed ones
+    except Exception:  # packages raise errors of many types for experimental or removed names
         return None
 
 
 def _belongs(thing: Any, root: str, place: str = "") -> bool:
-    """Whether a thing is of package `root` or `place`: a module without `__all__` also holds what is not its own."""
+    """Return whether an object belongs to `root` or `place`; modules without `__all__` also have imported names."""
     module = getattr(thing, "__module__", None) or "builtins"
     own = module == "builtins" or module.startswith((place or root, f"{root}._C", f"_{root}"))
     return own and module.partition(".")[0] in (root, f"_{root}", "builtins")
 
 
 def _doc(thing: Any) -> str:
-    """Return the object's own docstring, as it is written."""
+    """Return the object's own docstring, unchanged."""
     kinds = (staticmethod, classmethod, numpy.ufunc)
     own = inspect.isroutine(thing) or inspect.isclass(thing) or isinstance(thing, kinds)
     doc = getattr(thing, "__doc__", None) if own else None

@@ -93,7 +93,7 @@ def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
         elif starts and (google := GOOGLE.match(line)):
             yield heading, held
             heading, held = google[1], []
-        elif starts and heading and held and held[0][:1] == " ":  # Google's style: a section is what is indented
+        elif starts and heading and held and held[0][:1] == " ":  # Google style: a section is indented
             yield heading, held
             heading, held = "", [line]
         elif held or line.strip():
@@ -128,7 +128,7 @@ def _as_text(entry: Entry) -> str:
 
 
 def _paragraphs(lines: list[str]) -> list[str]:
-    """Return paragraphs of running text, a list point each on its own."""
+    """Return paragraphs of running text; each list item is one."""
     found = []
     for blank, group in groupby(_read(lines), key=lambda line: not line.strip()):
         if not blank:
@@ -138,9 +138,9 @@ def _paragraphs(lines: list[str]) -> list[str]:
 
 
 def _read(lines: list[str]) -> Iterator[str]:
-    """Yield the lines that are words: changes and notes as sentences, without code, formulas, tables and pictures."""
-    skipped: int | None = None  # indentation of a directive whose block is left out
-    session = False  # within an example of Python's prompt, which a blank line ends
+    """Yield lines of prose: changes and notes as sentences, without code, formulas, tables and images."""
+    skipped: int | None = None  # indentation of a directive whose block is skipped
+    session = False  # within an interactive example, which a blank line ends
     for line in lines:
         indent, words = len(line) - len(line.lstrip()), line.strip()
         if skipped is not None and (not words or indent > skipped):
@@ -165,7 +165,7 @@ def _read(lines: list[str]) -> Iterator[str]:
 
 KINDS = ("default", "type", "values", "name", "returned", "error", "version")
 MOST_WORDS = 12  # of an answer
-DESCRIPTION = (5, 30)  # words of a description that is asked for
+DESCRIPTION = (5, 30)  # words of a description that a question can ask for
 NUMBER = r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+|[-+]?\d+(?:\.\d+)?"
 LITERAL = rf"""None|True|False|{NUMBER}|'[^']*'|"[^"]*\""""
 ENDED = r"(?=[;,)\]}\n]|\.(?:\s|$)|\s*$|\s(?!\s*(?:if|when|for|unless|or|otherwise|in)\b))"
@@ -252,7 +252,7 @@ def _type(text: str) -> str:
 
 
 def _description(entry: Entry) -> str:
-    """Return the first sentence of an entry; "" where it is too short or too long to be asked for."""
+    """Return the first sentence of an entry; "" if it is too short or too long for a question."""
     sentence = SENTENCE_END.split(entry.text, maxsplit=1)[0].strip()
     least, most = DESCRIPTION
     asked = least <= len(sentence.split()) <= most and sentence[0].isalnum() and sentence[-1] != ":"

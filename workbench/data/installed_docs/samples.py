@@ -25,7 +25,7 @@ from workbench.data.sample import Passage, Sample, shuffled, stands_in
 
 PARTS = ("manuals", "manuals-train")
 SCORED = 0.4  # share of the objects in `manuals`
-OVERLAP = 13  # words in a row that no passage of `manuals-train` shares with `manuals`
+OVERLAP = 13  # `manuals-train` and `manuals` share no run of so many words
 MOST_PASSAGES = 100
 
 
@@ -80,7 +80,7 @@ def word_runs(text: str, length: int = OVERLAP) -> set[tuple[str, ...]]:
 
 
 def _in_turn(pages: tuple[Page, ...], seed: int) -> list[tuple[Page, DocQuestion]]:
-    """Return all questions: the kinds in turn, and within a kind an answer's second question after all first ones."""
+    """Return all questions, alternating kinds; within a kind, an answer's second question follows all first ones."""
     rng = Random(f"manuals {seed}")
     by_kind = []
     for kind in KINDS:

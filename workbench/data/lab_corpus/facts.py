@@ -37,7 +37,7 @@ def statements(ctxs: Sequence[Passage]) -> list[Statement]:
 
 
 def _told(text: str) -> Iterator[Statement]:
-    """Yield what each sentence says of its own subject, which is a name or a pronoun."""
+    """Yield the statement of each sentence about its own subject, a name or a pronoun."""
     for sentence in re.split(r"(?<=\.)\s+", text):
         told = next(((relation, match) for relation, rule in _SAYS if (match := rule.fullmatch(sentence))), None)
         if told:
@@ -78,14 +78,14 @@ def asked(question: str) -> str:
 
 
 def _asked(question: str) -> Iterator[tuple[str, str]]:
-    """Yield (relation, subject as the question says it)"""
+    """Yield (relation, subject as phrased in the question)."""
     for relation, rule in _ASKS:
         if match := rule.fullmatch(question):
             yield relation, match["n"]
 
 
 def _subjects(said: str, told: Sequence[Statement]) -> set[str]:
-    """Return the names of what a question means by "Ada Kelric" or by "the employer of Ada Kelric"."""
+    """Return the names that a subject such as "Ada Kelric" or "the employer of Ada Kelric" refers to."""
     for relation, rule in _NOUNS:
         if match := rule.fullmatch(said):
             things = [s.object for s in told if s.relation == relation and s.subject == match["n"]]
@@ -94,7 +94,7 @@ def _subjects(said: str, told: Sequence[Statement]) -> set[str]:
 
 
 def _names(name: str, told: Sequence[Statement]) -> list[str]:
-    """Return a name with the others that the passages give the same company."""
+    """Return a name and its aliases in the passages."""
     aliases = [(s.subject, s.object) for s in told if s.relation == "alias"]
     return list(dict.fromkeys([name, *(other for pair in aliases if name in pair for other in pair)]))
 
@@ -105,7 +105,7 @@ def _rule(template: str) -> re.Pattern[str]:
 
 
 def _rules(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[str]]]:
-    """(relation, pattern), those with more words of their own first: "was born in the year" before "was born in"."""
+    """Return (relation, pattern), more specific ones first: "was born in the year" before "was born in"."""
     return [(relation, _rule(template)) for relation, template in sorted(pairs, key=lambda pair: -len(pair[1]))]
 
 

@@ -53,11 +53,11 @@ def _sample(world: World, name: str, passages: int, kinds: Mapping[str, float]) 
             question = world.ask(kind, world.rng.choice(subjects))
             hops = 2 if kind in ("two-hop", "comparison") else 1
             return Sample(name, question.text, question.answers, passages_of(context), question.titles, hops, kind)
-        if attempt % 10 == 9:  # a small world may have none: another one does
+        if attempt % 10 == 9:  # a small world may have none: try a new one
             world = World(world.rng, _size(passages), world.style)
     raise BadInput(f"no {kind} question fits a context of {passages} passages")
 
 
 def _size(passages: int) -> int:
-    """Return passages of a world that serves contexts of this size."""
+    """Return the number of passages of a world for contexts of this size."""
     return passages + (passages + 1) // 2

@@ -15,7 +15,7 @@ class Style:
     """Options of the text of a world; the defaults are the lab corpus. Raises BadInput for a value out of range."""
 
     facts: int = 4  #: fact sentences in a passage
-    pronouns: float = 0.5  #: share of sentences that say "She" where a name could stand
+    pronouns: float = 0.5  #: share of sentences with a pronoun instead of the name
     continued: float = 0.35  #: share of people and companies whose document has a second passage
     aliases: float = 0.3  #: share of mentions of a company that use its alias
     asides: float = 1.6  #: mean number of sentences in a passage that state no fact

@@ -60,7 +60,7 @@ class Relation:
     target: str  #: "person", "company", "place" or the name of a word list
     says: tuple[str, ...]
     asks: tuple[str, ...]
-    noun: str = ""  #: "the employer of {n}", for questions that reach a second fact through it; "": none do
+    noun: str = ""  #: "the employer of {n}", for two-hop questions; "": none
 
 
 def sentences(text: str) -> tuple[str, ...]:
@@ -141,14 +141,14 @@ EARLIER = {  # which of two years comes first: relation -> questions about two n
     "opened": ("Which opened first, {n} or {m}?", "Which company is older, {n} or {m}?"),
     "settled": ("Which was settled first, {n} or {m}?", "Which town is older, {n} or {m}?"),
 }
-PLACED = {  # questions about where a passage stands; its title is the answer
+PLACED = {  # questions about the position of a passage; the answer is its title
     "first": ("What is the title of the first passage?", "Which passage comes first?"),
     "last": ("What is the title of the last passage?", "Which passage comes last?"),
 }
 PRONOUNS = {"woman": "She", "man": "He", "company": "It", "place": "It"}
 CONTINUED = sample.CONTINUED
 
-ASIDES = sentences(  # that say nothing one could ask for
+ASIDES = sentences(  # sentences without facts that a question could ask for
     "Not much else is known about {s}. Several old letters mention {s}. A short film about {s} was never finished. The "
     "local paper once wrote about {s}. Many visitors ask about {s}. There is a small display about {s} in the museum. "
     "Some of these details were added later. The records of that time are incomplete. Nobody seems to remember why. A "

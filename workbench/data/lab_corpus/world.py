@@ -31,8 +31,8 @@ class Fact:
     """A fact that a passage states about an entity."""
 
     relation: Relation
-    object: str  #: as the text says it
-    target: "Entity | None" = None  #: the entity behind the object, where the world has one
+    object: str  #: as written in the text
+    target: "Entity | None" = None  #: the entity that the object names, if it is one
     said: str = ""  #: the template that states it
 
     @property
@@ -199,7 +199,7 @@ class World:
         return Fact(relation, rng.choice(words.PLACES))
 
     def _find(self, entity: Entity) -> str:
-        """Write down what is true of an entity, spread over its passages; return how its later passages may call it."""
+        """Draw the facts of an entity, spread over its passages; return the name that later passages use for it."""
         rng, style, count = self.rng, self.style, len(entity.facts)
         relations = list(self._order[entity.kind])
         if not self._only:

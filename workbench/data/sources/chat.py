@@ -60,12 +60,12 @@ def _ask(name: str, world: World, entity: Entity, kind: str = "own passage") -> 
 
 KINDS = ("told now", "told before", "follow-up")
 MOST_TURNS = 30
-BRING = 0.6  # share of turns in which the user pastes a passage
+BRING = 0.6  # share of turns with a pasted passage
 
 
 @dataclass(frozen=True)
 class _Told:
-    """One passage of an entity that the user has pasted, and in which turn."""
+    """A pasted passage of an entity, and its turn."""
 
     turn: int
     entity: Entity
@@ -95,7 +95,7 @@ def _conversation(name: str, turns: int, memory: int) -> Iterator[Sample]:
         told = [past for past in told if past.turn >= turn - memory]
         if turn < 2 or rng.random() < BRING:
             told.append(_Told(turn, *next(coming)))
-        while not any(_questions(told, turn).values()):  # all that could be asked is forgotten
+        while not any(_questions(told, turn).values()):  # no question can be answered from what is left
             told.append(_Told(turn, *next(coming)))
         yield _turn(f"{name}-{turn}", world, told, turn)
 
@@ -110,7 +110,7 @@ def _turn(name: str, world: World, told: list[_Told], turn: int) -> Sample:
 
 
 def _questions(told: list[_Told], turn: int) -> dict[str, list[tuple[Entity, Fact]]]:
-    """Return what can be asked, by kind. A follow-up needs both passages of its entity."""
+    """Return possible questions by kind. A follow-up needs both passages of its entity."""
     subjects: dict[str, list[tuple[Entity, Fact]]] = {kind: [] for kind in KINDS}
     named = {id(past.entity) for past in told if past.page == 0}
     for past in told:

@@ -73,7 +73,7 @@ def _records(path: Path) -> Iterator[tuple[str, int, Any]]:
         try:
             whole = json_text.loads(text)
         except NotJson as problem:
-            if not problem.is_more:  # more than one record: JSON lines under another name
+            if not problem.is_more:  # several records: JSON lines under a different suffix
                 raise BadInput(f"{path}, line {problem.line}: {problem}") from None
         except BadInput as problem:
             raise BadInput(f"{path} cannot be read: {problem}") from None
@@ -94,7 +94,7 @@ def _records(path: Path) -> Iterator[tuple[str, int, Any]]:
 
 def _rows(path: Path) -> Iterator[Record]:
     """Yield the rows of a table; cells that hold JSON are read, empty ones left out."""
-    import pandas as pd  # not for the files that most people have
+    import pandas as pd  # slow to import, and only for tables
 
     if not is_file(path):
         raise BadInput(f"{brief(path)}: no such file")
@@ -103,7 +103,7 @@ def _rows(path: Path) -> Iterator[Record]:
             table = pd.read_parquet(path)
         else:
             table = pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",", dtype=str, encoding="utf-8-sig")
-    except (OSError, ValueError) as problem:  # parsers of pandas and Arrow raise kinds of ValueError
+    except (OSError, ValueError) as problem:  # pandas and Arrow raise subclasses of ValueError
         raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
     for row in table.to_dict("records"):
         yield {str(name): read for name, cell in row.items() if (read := _cell(str(name), cell)) is not None}
@@ -175,7 +175,7 @@ def _passages_listed(record: Record) -> Record:
 
 def _hotpotqa(record: Record) -> Record:
     context, facts = record["context"], record.get("supporting_facts") or []
-    if isinstance(context, dict):  # columns, as the Hub stores it
+    if isinstance(context, dict):  # columns, as on the Hub
         columns = [_listed(context.get(name) or [], f"context.{name}") for name in ("title", "sentences")]
         if len(columns[0]) != len(columns[1]):
             raise BadInput(f"field 'context' has {len(columns[0])} titles for {len(columns[1])} lists of sentences")
@@ -311,7 +311,7 @@ def kept(given: Any) -> str:
     if isinstance(given, Path):
         return str(given)
     text = "".join(json.dumps(sample.to_json()) + "\n" for sample in samples(given, answered=False))
-    from platformdirs import user_cache_path  # not on every machine that measures what lies in files
+    from platformdirs import user_cache_path  # not needed for data in files
 
     folder = user_cache_path("workbench") / "data"
     path = folder / f"given-{sha256(text.encode()).hexdigest()[:12]}.jsonl"
@@ -322,7 +322,7 @@ def kept(given: Any) -> str:
 
 
 def _record(row: Any) -> Any:
-    """Return a row without the fields that it leaves empty; what is no mapping, as it is."""
+    """Return a row without empty fields; anything but a mapping is returned unchanged."""
     if not isinstance(row, Mapping):
         return row
     with_records = {name: _documents(value) if name in PASSAGES else value for name, value in row.items()}
@@ -330,10 +330,10 @@ def _record(row: Any) -> Any:
 
 
 def _documents(passages: Any) -> Any:
-    """Return passages in which documents of LangChain and nodes of LlamaIndex, known by their fields, are records."""
+    """Convert LangChain documents and LlamaIndex nodes, recognised by their fields, to records."""
     if isinstance(passages, Mapping) or not fits(passages, Iterable):
         return passages
-    return [_document(getattr(one, "node", one)) for one in passages]  # a node with its score holds the node
+    return [_document(getattr(one, "node", one)) for one in passages]  # of a NodeWithScore, its node
 
 
 def _document(one: Any) -> Any:

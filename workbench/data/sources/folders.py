@@ -27,8 +27,8 @@ from workbench.data.sources import files
 
 PLAIN = (".txt", ".md")
 HEADING = re.compile(r"#{1,6} .+")
-MOST = 1 << 30  # pieces that a text is cut into: all
-QUESTIONS = ("question", "input", "ctxs", "context", "paragraphs")  # fields of a record of a file of questions
+MOST = 1 << 30  # effectively no limit on the number of pieces
+QUESTIONS = ("question", "input", "ctxs", "context", "paragraphs")  # fields by which a file of questions is recognised
 
 
 def read(path: str | Path) -> Sample | None:
@@ -75,9 +75,9 @@ def text(path: Path) -> str:
 
 
 DOCUMENTS = (*PLAIN, ".pdf")
-SIZES = {"paragraphs": 0, "sentences": 6, "words": 120, "tokens": 160}  # of a passage, where none is given
+SIZES = {"paragraphs": 0, "sentences": 6, "words": 120, "tokens": 160}  # default size of a passage
 OPTIONS = ("by", "size", "overlap", "model")
-TOP = 10  # passages of a question, where no number is given
+TOP = 10  # default number of passages per question
 
 
 def named(name: str) -> tuple[Path, dict[str, Any]] | None:
@@ -163,7 +163,7 @@ def _pieces(text: str, by: str, size: int, overlap: int, model: str | None) -> l
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Cut a text as `segment.text` does, a Markdown heading with what follows it: alone it would answer nothing."""
+    """Cut a text as `segment.text` does, but keep Markdown headings with the following text."""
     pieces, ahead = list[str](), ""
     for piece in segment.text(text, MOST):
         if HEADING.fullmatch(piece.strip()):
@@ -175,7 +175,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _tokens(text: str, size: int, overlap: int, file: Path) -> list[str]:
-    """Cut a text into `size` tokens of the tokenizer in `file`; a passage is a part of the text, letter by letter."""
+    """Cut a text into passages of `size` tokens of the tokenizer in `file`; each is an exact part of the text."""
     bounds = _tokenizer(file).encode(text, add_special_tokens=False).offsets
     cuts = [bounds[start : start + size] for start in _starts(bounds, size, overlap)]
     return [text[cut[0][0] : cut[-1][1]] for cut in cuts if cut]
@@ -187,12 +187,12 @@ def _tokenizer(file: Path) -> Any:
 
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as problem:  # the tokenizers library raises plain Exception for a file that it cannot read
+    except Exception as problem:  # tokenizers raises Exception itself for an unreadable file
         raise BadInput(f"{brief(file)} is no tokenizer: {brief(problem)}") from None
 
 
 def _starts(units: Sequence[Any], size: int, overlap: int) -> range:
-    """Return where passages of `size` units begin; the last one reaches the end."""
+    """Return the starts of passages of `size` units; the last one ends with the text."""
     return range(0, max(1, len(units) - overlap), size - overlap)
 
 

@@ -25,7 +25,7 @@ RANKS = ("3", "4", "5", "6", "7", "8", "9", "T", "J", "Q", "K", "A", "2", "B", "
 SUITS = "SHCD"
 DECK = tuple([suit + rank for rank in RANKS[:13] for suit in SUITS] + ["JB", "JR"])
 PLAYERS = (1, 2, 3)
-CHIPS, STAKE = 30, 3  # at the start; what a peasant pays or gets
+CHIPS, STAKE = 30, 3  # chips at the start; stake of a peasant
 MOST_TABLES = 64
 KINDS = ("holder", "turn", "chips")
 RULES = (
@@ -61,7 +61,7 @@ def frames(n: int, seed: int = 0, tables: int = 6) -> list[Frame]:
 
 def _frames(n: int, rng: Random, count: int) -> Iterator[Frame]:
     hall = {f"t{i + 1}": _Table(rng) for i in range(count)}
-    for _ in range(12 * count):  # no hall opens with twelve full hands at every table
+    for _ in range(12 * count):  # skips the first moves, in which all hands are full
         rng.choice(list(hall.values())).move()
     event = "the hall as it is found"
     for number in range(n):
@@ -104,7 +104,7 @@ class _Table:
         owners = [player for player in PLAYERS for _ in range(17 + 3 * (player == self.landlord))]
         self.rng.shuffle(owners)
         self.held: dict[str, int] = dict(zip(DECK, owners, strict=True))
-        self.lead: tuple[str, int] | None = None  # (combination, rank) that has to be beaten
+        self.lead: tuple[str, int] | None = None  # (combination, rank) to beat
         self.passes = 0
 
     def state(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class _Table:
         return {"turn": self.turn, "lead": lead, "chips": list(self.chips), **cards}
 
     def move(self) -> str:
-        """The player to move plays or passes; says what happened."""
+        """Let the current player play or pass; return a description."""
         if all(player in self.held.values() for player in PLAYERS):
             return self._play()
         self.deal()
@@ -124,10 +124,10 @@ class _Table:
         self.turn = player % 3 + 1
         if not options or (self.lead and self.rng.random() < 0.2):
             self.passes += 1
-            if self.passes == 2:  # no player beat it: its player leads
+            if self.passes == 2:  # not beaten: its player leads
                 self.lead, self.passes = None, 0
             return f"player {player} passes"
-        name, rank, cards = self.rng.choice(options[:3])  # low ones first
+        name, rank, cards = self.rng.choice(options[:3])  # prefer low ranks
         self.lead, self.passes = (name, rank), 0
         for card in cards:
             del self.held[card]
@@ -136,7 +136,7 @@ class _Table:
         return f"player {player} plays {' '.join(cards)}"
 
     def _options(self) -> list[tuple[str, int, tuple[str, ...]]]:
-        """Return what the player may play, low ranks first: (combination, rank, cards)."""
+        """Return the player's options, low ranks first: (combination, rank, cards)."""
         hand: dict[int, list[str]] = {}
         for card, player in self.held.items():
             if player == self.turn:
@@ -163,7 +163,7 @@ class _Table:
         return mine > theirs or (name == self.lead[0] and rank > self.lead[1])
 
     def _pay(self, won: bool) -> None:
-        """The landlord gets the stake from both peasants, or pays it to both."""
+        """Move the stake from both peasants to the landlord, or the other way round."""
         for player in PLAYERS:
             share = 2 * STAKE if player == self.landlord else -STAKE
             self.chips[player - 1] += share if won else -share

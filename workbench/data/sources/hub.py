@@ -9,7 +9,7 @@ from workbench.data.sample import Sample
 from workbench.data.sources import files
 
 HUB = "hf:"
-SPLITS = ("validation", "test", "train")  # the first one there is, where none is named
+SPLITS = ("validation", "test", "train")  # the default is the first that exists
 
 
 def samples(name: str, answered: bool = True) -> list[Sample]:
@@ -42,7 +42,7 @@ def samples(name: str, answered: bool = True) -> list[Sample]:
     return files.samples(found[chosen], answered)
 
 
-@cache  # a command asks more than once, and each time `datasets` waits for a Hub that does not answer
+@cache  # commands ask repeatedly, and `datasets` waits each time if the Hub does not answer
 def _found(place: str, config: str) -> Any:
     import datasets
 

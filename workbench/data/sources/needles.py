@@ -23,8 +23,8 @@ from workbench.data.sample import Passage, Sample
 
 TASKS = ("single", "multi-key", "multi-value", "tracking", "common")
 ASKED, TOWNS = ("employer", "home", "origin", "born", "instrument", "animal", "teacher"), ("home", "origin")
-VALUES, SHARE = 3, 0.4  # values of multi-value; share of the passages that say the common thing
-MOST = 60  # passages: the lists of names are no longer
+VALUES, SHARE = 3, 0.4  # values of multi-value; share of passages with the common statement
+MOST = 60  # maximum number of passages, by the length of the lists of names
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _Haystack:
         return Hidden(needles, question, (thing,), count)
 
     def _other(self, relation: Relation, same: bool, hidden: Hidden) -> Passage:
-        """Says the `same` kind of thing of another person (each another town, where towns are asked), or nothing."""
+        """Make a passage that states the `same` relation for a different person (and town, if asked), or others."""
         if same:
             town = ""
             while relation.target == "place" and (not town or town in hidden.answers[0]):
@@ -150,7 +150,7 @@ class _Haystack:
         return self._passage(subject, self.rng.sample(others, 2))
 
     def _passage(self, subject: Entity, relations: Sequence[Relation], thing: str = "") -> Passage:
-        """States `thing` of the first relation, other things of the rest, and something that no question asks for."""
+        """Make a passage that states `thing` for the first relation, others for the rest, and two irrelevant asides."""
         said = [(relation, (not i and thing) or self._object(relation)) for i, relation in enumerate(relations)]
         names = (subject.name, *[subject.pronoun] * len(said))
         sentences = [self.rng.choice(r.says).format(s=name, o=o) for name, (r, o) in zip(names, said, strict=False)]
@@ -165,7 +165,7 @@ class _Haystack:
         return Entity(kind, self._named(kind, self.pools[kind].pop()), PRONOUNS[kind])
 
     def _object(self, relation: Relation) -> str:
-        """Return something that is no subject of this haystack."""
+        """Return an object that is not a subject of this haystack."""
         rng = self.rng
         if relation.target in LISTS:
             return rng.choice(LISTS[relation.target])

@@ -43,9 +43,9 @@ def over_tiles(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Til
     """
     heads, kv_heads, length = len(q), len(keys), keys.shape[1]
     whole = tiles.columns is None
-    size = tiles.size if whole else 1  # keys that an entry of a list stands for
+    size = tiles.size if whole else 1  # keys per list entry
     group, count = heads // kv_heads, -(-length // size)
-    alike = group if whole and tiles.shared % group == 0 else 1  # heads that share a list are one longer query
+    alike = group if whole and tiles.shared % group == 0 else 1  # heads that share a list become one longer query
     owner = torch.arange(0, heads, alike, device=q.device)[:, None] // group * count
     keys, values = (pad(x, (0, 0, 0, -length % size)).reshape(kv_heads * count, -1) for x in (keys, values))
     begins, inside = torch.arange(count, device=q.device) * size, torch.arange(size, device=q.device)
@@ -66,7 +66,7 @@ def over_tiles(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Til
         k, v = (_only(x, (owner + listed).flatten(), (len(listed), alike, most * size)) for x in (keys, values))
         mine = q[:, at : at + tiles.size].unflatten(0, (-1, alike))
         found = scaled_dot_product_attention(mine, k, v, bias, scale=scale)
-        sees = (places[:, :, 0] <= here) & kept.any(1)[:, None]  # a row that sees the first key of its list
+        sees = (places[:, :, 0] <= here) & kept.any(1)[:, None]  # rows that see at least the first key of their list
         if not bool(sees.all()):
             found = found.masked_fill(~sees[:, None, :, None], 0.0)
         out[:, at : at + tiles.size] = found.flatten(0, 1)
@@ -74,13 +74,13 @@ def over_tiles(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Til
 
 
 def _only(tiles: Tensor, listed: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """[lists, heads, K, D] of tiles [N, size · D]; the heads of a list share its keys without copies."""
+    """Gather listed tiles [N, size · D] -> [lists, heads, K, D]; the heads of a list share its keys without copies."""
     lists, alike, length = shape
     return tiles.index_select(0, listed).view(lists, 1, length, -1).expand(-1, alike, -1, -1)
 
 
-ROWS = 256  # most rows of a KV head, its query heads counted apart; above, torch's own attention is as fast
-LENGTH = 512  # least keys
+ROWS = 256  # at most so many rows times query heads per KV head; above, torch's own attention is as fast
+LENGTH = 512  # minimum number of keys
 
 
 def suits(q: Tensor, keys: Tensor) -> bool:
@@ -118,8 +118,8 @@ def over_few_rows(q: Tensor, keys: Tensor, values: Tensor, scale: float | None =
     return out.view(heads, rows, -1)
 
 
-STEP = 48  # rows that attend together: their logits over a prompt stay in the cache of a core
-LENGTHS = range(192, 1200)  # of prompts from their start; torch's own attention is faster above, and no slower below
+STEP = 48  # rows per step: their logits over a prompt fit into the cache of a core
+LENGTHS = range(192, 1200)  # of whole prompts; torch's own attention is faster above, and no slower below
 
 
 def suits_prompt(q: Tensor, keys: Tensor) -> bool:
@@ -153,11 +153,11 @@ def over_prompt(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = N
 
 @lru_cache(maxsize=8)
 def _later(rows: int) -> Tensor:
-    """What hides the rows [R, R] behind a row from it: added to logits, -inf there and 0 elsewhere."""
+    """Return the causal mask [R, R] that is added to logits: -inf for later rows, 0 elsewhere."""
     return torch.full((rows, rows), float("-inf"), dtype=torch.float32, device="cpu").triu_(1)
 
 
-# A mask is built in chunks of rows of at most this many elements, and kept from layer to layer below it.
+# A mask is built in chunks of rows of at most this many elements; a smaller mask is kept for all layers.
 MASK_ELEMENTS = 1 << 24
 
 
@@ -169,7 +169,7 @@ class Piece:
     cols: slice | Tensor
     bias: Tensor | None = None  #: [r, C] or [Hq, r, C], 0 where visible and -inf elsewhere; None: all is visible
     is_causal: bool = False
-    blind: Tensor | None = None  #: [r] or [Hq, r] bool, rows without visible keys: their result is 0
+    blind: Tensor | None = None  #: [r] or [Hq, r] bool: rows without visible keys, whose result is 0
 
 
 class PlannedRequest:
@@ -179,7 +179,7 @@ class PlannedRequest:
     wait   is called with a layer's number before its cached keys and values are read, which may still be loading
     """
 
-    replayed = False  # the pass may be captured, and replayed with other rows
+    replayed = False  # whether the pass may be captured and replayed with different rows
 
     def __init__(
         self,
@@ -193,14 +193,14 @@ class PlannedRequest:
         self._tail: PlannedRequest | None = None
         together = 1 if plan.sparse is None else getattr(plan.sparse, "rows_together", 0)
         if kept and together and not (plan.backend or plan.num_layers):
-            first = max(0, len(plan.rows) - kept) // together * together  # those in front change nothing behind them
+            first = max(0, len(plan.rows) - kept) // together * together  # earlier rows do not affect later ones
             if first:
                 self._tail = PlannedRequest(replace(plan, rows=plan.rows[first:], return_queries=()), kv, device)
         self.rows = sent(plan.rows, device)
         self.queries: dict[int, Tensor] = {}
-        self.backends: dict[int, str] = {}  # what carried out the attention of a layer
+        self.backends: dict[int, str] = {}  # layer → name of its attention backend
         self._first, self._end = int(plan.rows[0]), int(plan.rows[-1]) + 1
-        self._whole = self._end - self._first == len(plan.rows)  # a run without gaps
+        self._whole = self._end - self._first == len(plan.rows)  # rows are contiguous
         self._pieces: dict[tuple[int | None, torch.device], list[Piece]] = {}
 
     def place(self, layer: int) -> tuple[Tensor, Tensor] | None:
@@ -264,7 +264,7 @@ class PlannedRequest:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
     def _tiles(self, x: LayerInput, keys: Tensor, rows: Tensor) -> Tiles | None:
-        """Ask the plan's sparse method. It weighs by 1/sqrt(D): a model's own scale is put into the queries."""
+        """Call the plan's sparse method. It scales by 1/sqrt(D), so the queries carry a model's own scale."""
         if not self.plan.sparse or (x.window and x.window < len(self.kv)):
             return None
         own = 1.0 if x.scale is None else x.scale * x.q.shape[-1] ** 0.5
@@ -281,24 +281,24 @@ class PlannedRequest:
     def _write(self, cached: Tensor, fresh: Tensor) -> None:
         if self._whole:
             target = cached[:, self._first : self._end]
-            if target.data_ptr() != fresh.data_ptr():  # else it was written in its `place`
+            if target.data_ptr() != fresh.data_ptr():  # else the layer has written it in place already
                 copy(target, fresh)
         elif cached.data_ptr() != fresh.data_ptr():
             index_copy(cached, self.rows.to(cached.device), fresh)
 
     def _kept(self, rows: Tensor, end: int, size: int | None, dtype: torch.dtype) -> Iterable[Piece]:
-        """The pieces of a layer without tiles, made once for all layers of one sliding window."""
+        """Return the pieces of a layer without tiles, made once for all layers with the same sliding window."""
         size = size if size and size < end else None
         key = (size, rows.device)
         if key not in self._pieces:
             pieces = self._plain(end, size) or self._masked(rows, end, size, dtype)
             if len(rows) * end > MASK_ELEMENTS:
-                return pieces  # made and dropped one by one, in every layer
+                return pieces  # too large to keep: made anew in every layer, one at a time
             self._pieces[key] = list(pieces)
         return self._pieces[key]
 
     def _plain(self, end: int, size: int | None) -> list[Piece]:
-        """Causal attention that needs no mask at all: a prompt from its start, or one row."""
+        """Return the piece of causal attention that needs no mask (a whole prompt, or one row); [] for any other."""
         if self.plan.sees is not causal:
             return []
         if len(self.rows) == 1:
@@ -310,7 +310,7 @@ class PlannedRequest:
     def _masked(
         self, rows: Tensor, end: int, size: int | None, dtype: torch.dtype, tiles: Tiles | None = None
     ) -> Iterator[Piece]:
-        """Pieces of at most `MASK_ELEMENTS` elements, each with the mask of rule, sliding window and tiles."""
+        """Yield pieces of at most `MASK_ELEMENTS` elements, masked by mask rule, sliding window and tiles."""
         step = max(1, MASK_ELEMENTS // (end * (1 if tiles is None else len(tiles.kept))))
         cols = torch.arange(end, device=rows.device)
         for at in range(0, len(rows), step):
@@ -324,7 +324,7 @@ class PlannedRequest:
 
 
 def _piece(rows: slice, seen: Tensor, dtype: torch.dtype) -> Piece:
-    """Cut to the columns that some row sees: columns that no row sees are not read, whatever they hold."""
+    """Make a piece of the columns that at least one row sees; other columns are not read, whatever they hold."""
     by_row, flat = seen.any(-1), seen.flatten(0, -2)
     used = flat.any(0).nonzero()[:, 0]
     if not len(used):
@@ -342,11 +342,11 @@ def _piece(rows: slice, seen: Tensor, dtype: torch.dtype) -> Piece:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: Piece, scale: float | None) -> Tensor:
-    """q [Hq, r, D] over the columns of a piece -> [Hq, r, D]. The heads of a GQA group share keys without copies."""
+    """Attend with q [Hq, r, D] over the columns of a piece -> [Hq, r, D]. GQA groups share keys without copies."""
     k, v = keys[:, piece.cols], values[:, piece.cols]
     heads, count, kv_heads = q.shape[0], q.shape[1], k.shape[0]
     group = heads // kv_heads
-    if piece.bias is None and not piece.is_causal:  # every row sees every column: the group's rows are one long query
+    if piece.bias is None and not piece.is_causal:  # rows see all columns: a group's are one long query
         out = scaled_dot_product_attention(q.reshape(1, kv_heads, group * count, -1), k[None], v[None], scale=scale)
         return out.reshape(heads, count, -1)
     bias = piece.bias
@@ -360,10 +360,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: Piece, scale: float 
 
 
 def _kernels(q: Tensor, bias: Tensor | None) -> AbstractContextManager[None]:
-    """Leave a mask for each head, on a GPU, to torch's own products.
+    """Return a context that selects torch's MATH backend for a mask per head on a GPU.
 
-    The logits are no more than the mask, which is there already. By torch's own choice such a call took 12 ms (H200,
-    torch 2.11, ever new shapes), perhaps because cuDNN plans each shape.
+    The logits take no more memory than the mask, which exists already. With torch's own choice such a call took 12 ms
+    (H200, torch 2.11, a new shape in every call), perhaps because cuDNN plans each shape.
     """
     if bias is None or bias.ndim != 4 or not q.is_cuda:
         return nullcontext()

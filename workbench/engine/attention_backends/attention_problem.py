@@ -22,7 +22,7 @@ class AttentionProblem:
     causal: bool = True  #: the mask rule is plain `causal`
     windowed: bool = False  #: a sliding window hides some keys
     whole: bool = False  #: the rows are a prompt from its start
-    tile: int | None = None  #: tokens of a tile, where tiles are selected
+    tile: int | None = None  #: tokens of a tile, if tiles are selected
     columns: bool = False  #: single keys are selected too
 
 

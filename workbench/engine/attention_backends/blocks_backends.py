@@ -61,8 +61,8 @@ def flash(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: 
 
 
 WAYS: Mapping[str, Way] = {OWN: triton, "tile_attention": batched, "cudnn": cudnn, "flash": flash}
-EQUAL = ("tile_attention", "cudnn")  # ways for blocks of one length
-MANY = 16  # blocks below which these are not taken: cuDNN makes a plan for every new length
+EQUAL = ("tile_attention", "cudnn")  # backends for blocks of equal length
+MANY = 16  # minimum number of blocks for `EQUAL`: cuDNN makes a plan for every new length
 
 
 def chosen(q: Tensor, keys: Tensor, lengths: Sequence[int]) -> str:

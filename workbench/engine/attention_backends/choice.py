@@ -40,9 +40,9 @@ from workbench.data.assets import ROOT
 from workbench.engine.attention_backends.attention_problem import AttentionProblem
 
 FILE = ROOT / "benchmarks" / "attention_backends.json"
-GAIN = 0.03  # by which a baseline must be faster
-FEW = 256  # rows of the heads that share a key head, up to which question_attention takes them over pages in any case
-NEAR = 1.0  # octaves between the length that is asked for and one that was measured, at most
+GAIN = 0.03  # a baseline must be faster by this share
+FEW = 256  # rows times query heads per KV head, up to which question_attention always attends over pages
+NEAR = 1.0  # at most so many octaves between the requested length and a measured one
 
 
 @cache
@@ -89,8 +89,8 @@ def choice(device: torch.device, work: str, heads: tuple[int, int], width: int, 
 WIDTHS = (16, 256)  # head widths
 TILES = (16, 32, 64, 128, 256)  # tokens of a tile
 ROWS = 128  # rows of a program of tile_attention
-PAGE = 128  # tokens of a page of the identity table that question_attention is given
-SHORT = 1024  # a whole prompt below it is torch's: one launch is all it takes
+PAGE = 128  # page size of the identity table for question_attention
+SHORT = 1024  # torch attends to shorter whole prompts: it needs one launch only
 Scale = float | None  # of the logits; None: 1/sqrt(D)
 
 
@@ -108,7 +108,7 @@ class _Kernel:
     name = ""
 
     def refuses(self, problem: AttentionProblem) -> str:
-        """Say why it cannot solve the problem; "" if it can."""
+        """Return why the backend cannot solve the problem; "" if it can."""
         if not problem.causal:
             return "it knows plain causal attention, no other mask rule"
         if problem.windowed:
@@ -245,7 +245,7 @@ def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:
 
 def check(backend: Any, problem: AttentionProblem) -> None:
     """Raise BadInput for a backend that the user asked for and that does not support the problem."""
-    refuses = getattr(backend, "refuses", None)  # a callable of the user's own has none
+    refuses = getattr(backend, "refuses", None)  # a user's own callable has none
     if refuses and (reason := refuses(problem)):
         raise BadInput(f"{name_of(backend)} cannot carry out this plan: {reason}")
 
@@ -269,7 +269,7 @@ def on_gpu(device: torch.device) -> bool:
     return device.type == "cuda" and _triton()
 
 
-@lru_cache(maxsize=128)  # requests of a batch, each of its own length, in every layer
+@lru_cache(maxsize=128)  # every layer asks for the lengths of all requests of a batch
 def identity(length: int, device: torch.device) -> Paged:
     """Return a page table for a contiguous KV of `length` tokens, in which slot i has position i."""
     count = -(-length // PAGE)

@@ -19,7 +19,7 @@ from workbench.core.utils.wide_copies import taken
 from workbench.engine.attention_backends import choice
 from workbench.engine.attention_backends.attention_problem import AttentionProblem, problem_of
 
-ROWS = 64  # rows of a passage that attend to it together
+ROWS = 64  # rows of a passage that attend to it in one group
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Listed:
         return self._kept[name][1]
 
     def _ranks(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return the listed columns [K] of `length`, and how many of them stand before each row [R]; -1: none."""
+        """Return the listed columns [K] below `length`, and for each row [R] the index of its last one; -1: none."""
         listed = self.seen[:length].nonzero()[:, 0]
         columns = torch.cat((listed, torch.arange(len(self.seen), max(length, len(self.seen))))).to(rows.device)
         return columns, torch.searchsorted(columns, rows, right=True) - 1
@@ -68,7 +68,7 @@ class ListedByLayer:
         return self.seen.nonzero()[:, 1].view(len(self.seen), -1)
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
-        """Choose single columns; no tile is kept in whole."""
+        """Choose single columns, and no whole tiles."""
         columns = self.seen[site.layer, : keys.shape[1]].to(keys.device).expand(len(queries), -1)
         kept = torch.zeros(len(queries), 1, 1, dtype=torch.bool, device=keys.device)
         return Tiles(kept, keys.shape[1], columns, listed=self.listed[site.layer].to(keys.device))
@@ -93,7 +93,7 @@ class OwnOrListed(Listed):
     ) -> Tensor:
         """Attend by kernels: a `Plan.backend`."""
         end = len(self.seen)
-        first = self.once("first", rows, lambda: int((rows < end).sum()))  # a GPU is waited for once
+        first = self.once("first", rows, lambda: int((rows < end).sum()))  # waits for the GPU once
         parts = []
         if first:
             few = self.once("few", rows, lambda: rows[:first])
@@ -115,10 +115,10 @@ class OwnOrListed(Listed):
         return out
 
     def _groups(self, rows: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Paged]:
-        """Put rows [R] in G groups of ROWS of one block, and list the pages of their blocks; nothing is waited for.
+        """Put rows [R] in G groups of up to ROWS rows of one block, and list the pages of their blocks.
 
-        Returns the row of every place of a group [G · ROWS], the place of every row [R], positions [G, ROWS], -1 where
-        there is no row, and the pages, whose listed tokens are hidden.
+        Returns the row at every place of the groups [G · ROWS], the place of every row [R], positions [G, ROWS] (-1: no
+        row), and the pages, whose listed tokens are hidden. Does not wait for the GPU.
         """
         device, page = rows.device, choice.PAGE
         _, sizes = self.block_of.unique_consecutive(return_counts=True)
@@ -144,7 +144,7 @@ def rising(seen: Tensor, count: int) -> Tensor:
 
     The host does not wait for the GPU.
     """
-    place = torch.where(seen, seen.cumsum(-1) - 1, count)  # in the list; the others go behind it
+    place = torch.where(seen, seen.cumsum(-1) - 1, count)  # index in the list; False entries go to the extra last place
     token = torch.arange(seen.shape[1], device=seen.device).expand_as(place)
     return place.new_zeros(len(seen), count + 1).scatter_(1, place, token)[:, :count]
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from workbench.engine.pages.page_tables import common_pages
 from workbench.engine.pages.paged_prompt import PagedPrompt
 
-LARGE = 1024  # rows of a request, above which a batch is neither padded nor captured
-SHARED = 8  # pages at the front that several requests must have in common to be read together
-UNIT = 8  # a number of rows is padded to a multiple of it
-PLAIN = (1.0, 0.0)  # temperature and gain of rows that attend to nothing apart
+LARGE = 1024  # rows per request, above which a batch is neither padded nor captured
+SHARED = 8  # minimum number of leading pages in common for requests to read them together
+UNIT = 8  # numbers of rows are padded to a multiple of it
+PLAIN = (1.0, 0.0)  # temperature and gain without tokens attended apart (APE)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _power(count: int) -> int:
 
 
 def _octave(count: int, least: int = 1) -> int:
-    """The next of 8 … 15 times a power of two, 8 at least, in steps of `least` or more."""
+    """Round up to 8 … 15 times a power of two, at least 8, in steps of at least `least`."""
     unit = max(least, 1 << max(0, count.bit_length() - 4))
     return max(8, -(-count // unit) * unit)
 

@@ -76,7 +76,7 @@ class ChunkGraph:
             self.request.kv.derived(layer).reached(int(rows[-1]) + 1)
 
     def _shape(self, rows: int) -> Hashable:
-        """All that kernels are built for: a pass whose kernels are not built yet cannot be captured."""
+        """Return all that kernels are specialized for: a pass whose kernels are not built yet cannot be captured."""
         return repr(self.request.plan.sparse), rows, len(self.request.kv), self.layers
 
     def _run(self) -> None:
@@ -87,20 +87,20 @@ class ChunkGraph:
     def _capture(self) -> None:
         try:
             self._replay = _memory(self.model.device).captured(self._run)
-        except RuntimeError as problem:  # no memory is left, or something waits for the device
+        except RuntimeError as problem:  # out of memory, or an operation synchronizes with the device
             self.why_uncaptured = str(problem)
 
 
 class _Memory:
-    """What graphs of one GPU are captured in: a stream, and memory that all of them share, so they run one by one."""
+    """The capture stream and the memory pool of one GPU's graphs; they share the memory, so they run one at a time."""
 
     def __init__(self, device: torch.device):
         self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-        self.last: torch.cuda.CUDAGraph | None = None  # holds the memory
+        self.last: torch.cuda.CUDAGraph | None = None  # keeps the memory pool alive
         self.done, self.turn = torch.cuda.Event(), Lock()
 
     def captured(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture what work hands to the GPU, and return what replays it; nothing is computed yet."""
+        """Capture the GPU work of a function, and return a function that replays it; nothing is computed yet."""
         with self.turn:
             graph = self._capture(work)
 
@@ -114,12 +114,12 @@ class _Memory:
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        self.done.synchronize()  # a graph is not given up while it runs
-        if self.last is None:  # no graph holds the memory that one before, which failed, was to be captured in
+        self.done.synchronize()  # a running graph must not be destroyed
+        if self.last is None:  # an earlier capture failed, and no graph keeps its pool alive
             self.pool = torch.cuda.graph_pool_handle()
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
-            graph.capture_begin(self.pool, capture_error_mode="thread_local")  # other threads may load
+            graph.capture_begin(self.pool, capture_error_mode="thread_local")  # other threads may load meanwhile
             try:
                 work()
             finally:
@@ -128,8 +128,8 @@ class _Memory:
         return graph
 
 
-_BUILT: WeakKeyDictionary[PreTrainedModel, set[Hashable]] = WeakKeyDictionary()  # passes that were run once
-_memory = cache(_Memory)  # of each GPU
+_BUILT: WeakKeyDictionary[PreTrainedModel, set[Hashable]] = WeakKeyDictionary()  # shapes of passes that have run once
+_memory = cache(_Memory)  # one per GPU
 
 
 def replays(model: PreTrainedModel, request: PrefillRequest, chunk: int) -> bool:

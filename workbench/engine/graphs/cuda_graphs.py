@@ -41,7 +41,7 @@ from workbench.models import float8
 from workbench.models.spec import attach
 
 LAYERS = ("fused", "compiled", "model")
-LOG = logging.getLogger(__name__)  # says what is being prepared
+LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Runner:
             )
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
         self._fused: FusedLayers | None = None
-        # where steps are captured, weights are put side by side now: a graph keeps the addresses that it has seen
+        # weights are packed before any capture: a graph keeps the addresses that it was captured with
         products = products_of(self.model, kept() if self.measured else None, self.pool.kernels)
         found = (
             layers_of(self.model, self.pool.kernels, products)
@@ -114,7 +114,7 @@ class Runner:
         self.layers = self.layers or ("fused" if self._fused else "model")
         self._weights = WeightWatch(self.model)
         self._turn = RLock()
-        self._spare: dict[Bucket, list[Captured]] = {}  # of answers in progress beside others of their shape
+        self._spare: dict[Bucket, list[Captured]] = {}  # for concurrent answers of the same shape
 
     @property
     def products(self) -> dict[str, str]:
@@ -191,7 +191,7 @@ class Runner:
                 logits = logits.unflatten(0, (bucket.batch, bucket.rows))[:, :most]
             logits = logits[: len(prompts)].clone()
             queries = {layer: x[: len(prompts), :, :most].clone() for layer, x in batch.queries.items()}
-        for prompt, rows in zip(prompts, host, strict=True):  # where it fails, nothing counts as written
+        for prompt, rows in zip(prompts, host, strict=True):  # only now: after a failure no row counts as written
             prompt.written += len(rows)
         return logits, queries
 
@@ -223,7 +223,7 @@ class Runner:
             raise BadInput(f"{count} tokens for prompts with room for {[prompt.reserve for prompt in prompts]}")
         with self._turn, self.pool.in_order():
             first = first_tokens(self.pool, prompts, logits)
-            if logits.is_cuda:  # of another stream, maybe: they are read here when they are gone there
+            if logits.is_cuda:  # maybe of another stream, which must not reuse their memory before they are read here
                 logits.record_stream(torch.cuda.current_stream(logits.device))
             ready = self._free(self._bucket(prompts, 1, max(1, count)))
             batch = ready.batch
@@ -276,7 +276,7 @@ class Runner:
 
     @contextmanager
     def _leased(self, prompts: Sequence[PagedPrompt]) -> Iterator[None]:
-        """Keep prompts open for a step. BadInput before and behind it where somebody has their pages by now."""
+        """Keep prompts open for a step. Raises BadInput, before or after it, if their pages were given away."""
         with ExitStack() as leases:
             for prompt in sorted(prompts, key=id):
                 leases.enter_context(prompt.lease)
@@ -309,7 +309,7 @@ class Runner:
 
     def _ready(self, bucket: Bucket, waits: bool = False) -> Captured:
         if self._fused is None:
-            attach(self.model)  # if the model was switched to another attention in between
+            attach(self.model)  # the model may have been switched to another attention since
         if self._weights.exchanged:
             self.captured.clear()
             self._spare.clear()
@@ -334,7 +334,7 @@ class Runner:
             return self._captured(batch)
 
     def _captured(self, batch: StaticBatch) -> Captured:
-        """Capture a step; where the model cannot be captured, note why, and run it and all others as they are."""
+        """Capture a step; if the model cannot be captured, note why, and run this and all later steps uncaptured."""
         if not self.graphs:
             return Captured(batch)
         try:

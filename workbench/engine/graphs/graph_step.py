@@ -22,7 +22,7 @@ from workbench.engine.graphs.static_batch import DecodeBatch, StaticBatch
 from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import PagedPrompt
 
-WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries choose theirs
+WARM_UP = 2  # forward passes before a capture, in which kernels are compiled and libraries choose theirs
 
 
 @dataclass
@@ -58,14 +58,14 @@ def capture(batch: StaticBatch, memory: Any) -> Captured:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     middle, graph = time.perf_counter(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):  # other threads may load
+    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):  # other threads may load meanwhile
         logits = batch.forward()
     torch.cuda.synchronize()
     return Captured(batch, graph, logits, middle - begin, time.perf_counter() - middle)
 
 
-SOME = 96  # modules, of one of which the place of its weights is looked at: `model.to` moves them all
-_GIVEN = [0]  # how often any module was given a parameter
+SOME = 96  # every so many weights, the address of one is checked: `model.to` moves all of them
+_GIVEN = [0]  # how often a parameter was registered on any module
 
 
 def _count(_module: Module, _name: str, _parameter: object) -> None:
@@ -91,12 +91,12 @@ class WeightWatch:
         if self._given != _GIVEN[0]:
             self._given = _GIVEN[0]
             if not all(map(is_, chain.from_iterable(map(dict.values, self._owners)), self._known)):
-                self._places = []  # it stays so
+                self._places = []  # never equal again: `exchanged` stays True
         return self._places != [weight.data_ptr() for weight in self._some]
 
 
 INTEGERS = (torch.int32, torch.int64)
-REFUSED = -1  # stands for a first token that cannot be told: the device says so without being waited for
+REFUSED = -1  # marks an invalid first token on the device, without a synchronization
 
 
 class Fetch:

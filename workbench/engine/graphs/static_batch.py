@@ -22,9 +22,9 @@ from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import PagedPrompt
 from workbench.models.transformers_attention import LayerInput
 
-BUFFERS = 2  # of inputs on the host: one is filled while the other is on its way
+BUFFERS = 2  # input buffers on the host: one is filled while the other is copied
 PARTS = ("numbers", "first", "last", "page_max", "slots", "shifts")  # of a `PageTable`, [P] each
-BEHIND = ("first", "last", "page_max")  # INVALID_POS behind the last page
+BEHIND = ("first", "last", "page_max")  # filled with INVALID_POS behind the last page
 
 
 class StaticBatch:
@@ -39,8 +39,8 @@ class StaticBatch:
 
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket, layers: FusedLayers | None = None):
         self.model, self.pool, self.bucket, self.layers = model, pool, bucket, layers
-        self.skip = 0  # pages that the present requests have in common
-        self.wait: Callable[[int], None] | None = None  # called with a layer before its cached pages are read
+        self.skip = 0  # leading pages that the current requests have in common
+        self.wait: Callable[[int], None] | None = None  # called with a layer's number before its cached pages are read
         self.queries: dict[int, Tensor] = {}
         batch, rows, reserve = bucket.batch, bucket.rows, bucket.reserve
         self.shapes: dict[str, tuple[int, ...]] = {
@@ -78,7 +78,7 @@ class StaticBatch:
         return self._buffers[self._next].views
 
     def _tables(self) -> dict[str, tuple[int, int]]:
-        """Requests and pages of every page table."""
+        """Return the number of requests and of pages of every page table."""
         own = {"own": (self.bucket.batch, self.bucket.pages)}
         if self.bucket.apart:
             return {"apart": (self.bucket.batch, self.bucket.apart)} | own
@@ -92,7 +92,7 @@ class StaticBatch:
         partial = self.bucket.partial_pages
         run = (
             self.bucket.run if whose == "shared" or not self.bucket.shared else 1
-        )  # others begin behind what is shared
+        )  # tables behind shared pages are not aligned to runs
         return Paged(numbers, self.positions[whose], first, last, shifted, partial, length, page_max, run)
 
     def clear(self, skip: int = 0) -> None:
@@ -103,7 +103,7 @@ class StaticBatch:
         buffer.array[:] = self._padding
 
     def _all_padding(self, buffer: HostBuffer) -> Ints:
-        """What the inputs are where every row and page is padding."""
+        """Return the inputs of a batch that is padding only."""
         host = buffer.views
         buffer.array.fill(0)
         for whose in self._tables():
@@ -199,7 +199,7 @@ class StaticBatch:
         module = kernel(name)
         call = module.launch if self.pool.kernels else module.reference
         if self.layers is not None and self.pool.kernels and name in ("question_attention", "shared_attention"):
-            call = partial(call, early=True)  # a kernel that writes the cache is between
+            call = partial(call, early=True)  # early launch: the kernel that writes the cache runs in between
         inv_freq = self.pool.inv_freq[layer] if self.bucket.shifted else None
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         out: Tensor = call(queries, keys, values, at, *self.pages, inv_freq, self.pool.pairing, scale, *bend)
@@ -217,7 +217,7 @@ class StaticBatch:
         if self.layers is not None:
             ids, positions, slots = given["ids"].view(-1), self.rows.clamp(min=0), given["slots"].view(-1)
             pools = list(zip(self.pool.keys, self.pool.values, strict=True))
-            # here, not before the last layer: attention may read positions while the kernel before it runs
+            # here and not before the last layer: attention may read positions while the preceding kernel runs
             self.last_at = given["at"].view(-1, 1)[given["last"]]
             return self.layers.forward(ids, positions, slots, pools, self.attend_written, last)
         self.slots = given["slots"].view(-1).long()
@@ -244,7 +244,7 @@ class DecodeBatch(StaticBatch):
         self.tokens = torch.zeros(bucket.reserve, bucket.batch, dtype=torch.int32, device=pool.device)
         self.number = torch.zeros(1, dtype=torch.long, device=pool.device)
         self.taken = torch.zeros(bucket.batch, 1, dtype=torch.int32, device=pool.device)
-        self.reader: Callable[[], object | None] = lambda: None  # of the answers in progress, None behind their end
+        self.reader: Callable[[], object | None] = lambda: None  # of the answers in progress; None after their end
 
     def begin(self, ids: Tensor) -> None:
         """Begin answers with their first tokens `ids` [B] on the device."""

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from workbench.engine.layers.gemm_dispatch import Products
 
-MOST = 2048  # rows, above which kernels run much longer than they take to start
-KEPT = 2  # numbers of rows that graphs are kept for
+MOST = 2048  # rows, above which kernels run much longer than their launch takes
+KEPT = 2  # graphs are kept for so many numbers of rows
 Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias
 
 
@@ -26,7 +26,7 @@ class Layers(Protocol):
     """Layers as they are captured, with the computation from one attention to the next."""
 
     count: int
-    qkv: Linear  #: of the first layer, as all are alike
+    qkv: Linear  #: of the first layer; all layers have the same shapes
     o: Linear
     products: Products
 
@@ -44,10 +44,10 @@ def captured(works: list[Callable[[Tensor], Tensor]], first: Tensor) -> tuple[Te
     stream.wait_stream(torch.cuda.current_stream(first.device))
     replays: list[Callable[[], None]] = []
     with torch.cuda.stream(stream):
-        works[0](first)  # libraries take their memory outside of the graphs
+        works[0](first)  # warm-up: libraries allocate their memory outside of the graphs
         for work in works:
             graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(memory, capture_error_mode="thread_local")  # other threads may load
+            graph.capture_begin(memory, capture_error_mode="thread_local")  # other threads may load meanwhile
             try:
                 first = work(first)
             finally:

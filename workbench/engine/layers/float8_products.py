@@ -22,9 +22,9 @@ from workbench.engine.attention_backends.choice import kernel
 from workbench.engine.layers.gemm_dispatch import Products
 from workbench.models import float8
 
-LEAST = 256  # rows; products of fewer wait for the bytes of the weights, and a question or an answer stays exact
-STEP = 16  # widths are multiples of it
-FAST = True  # partial sums stay in the matrix unit
+LEAST = 256  # rows; smaller products are bound by reading weights, and stay exact: questions and answers
+STEP = 16  # widths must be multiples of it
+FAST = True  # use_fast_accum: partial sums stay in the tensor core
 
 Held = tuple[Tensor, Tensor]  # weight [N, K] float8, scales [N, 1] fp32
 
@@ -33,7 +33,7 @@ class Float8Weights:
     """The weights of a model's layers in float8, updated when the parameters change."""
 
     def __init__(self) -> None:
-        self._held: dict[int, Held] = {}  # by where the weight lies
+        self._held: dict[int, Held] = {}  # by address of the weight
         self._made_of: list[tuple[int, int]] = []
 
     def follow(self, parameters: Sequence[Tensor], weights: Sequence[Tensor], kernels: bool) -> None:
@@ -57,7 +57,7 @@ class Float8Weights:
         return self._held.get(weight.data_ptr())
 
 
-_WEIGHTS: WeakKeyDictionary[PreTrainedModel, Float8Weights] = WeakKeyDictionary()  # of a model, for all its `Products`
+_WEIGHTS: WeakKeyDictionary[PreTrainedModel, Float8Weights] = WeakKeyDictionary()  # shared by all `Products` of a model
 
 
 class Float8Products(Products):

@@ -33,7 +33,7 @@ from workbench.models import float8
 from workbench.models.spec import attach
 from workbench.models.transformers_attention import NAME, PackedRequest, attend, registered
 
-SHAPES = 64  # numbers of rows that are compiled for
+SHAPES = 64  # compiled for at most so many numbers of rows
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def fused(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor"
         AttentionInterface.register(NAME, attend)
 
 
-KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are those of Llama, q and k normed or not
+KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types with Llama's layers, with or without norms of q and k
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +170,7 @@ class FusedLayers:
             layer, module = self.layers[number], self.decoder.layers[number].self_attn
             heads, width = len(layer.qkv[0]) // module.head_dim, module.head_dim
             heads = (heads - len(layer.o[0][0]) // width) // 2
-            place = place_of(number) if place_of else None  # a cache, at `slots`: nothing has to be copied then
+            place = place_of(number) if place_of else None  # in the cache, so that nothing is copied
             k, v = cos.new_empty(2, heads, len(ids), width) if place is None else place
             q = self._rope_and_cache(qkv, cos, sin, slots, k, v, layer.norms, layer.eps)
             out, _ = attend(
@@ -184,7 +184,7 @@ class FusedLayers:
 
     @contextmanager
     def _captured(self, rows: int) -> Iterator[BetweenAttentions | None]:
-        """Give the graphs of so many rows to one pass; None to the first, which warms up, and to one beside another."""
+        """Yield the graphs for a number of rows; None in the first pass (warm-up), and if another pass uses them."""
         if rows > MOST or self.count < 2 or not self._turn.acquire(blocking=False):
             yield None
             return
@@ -193,7 +193,7 @@ class FusedLayers:
             if seen and graphs is None and not self.why_uncaptured:
                 try:
                     graphs = BetweenAttentions(self, rows)
-                except RuntimeError as problem:  # no memory is left, or a library waits for the device
+                except RuntimeError as problem:  # out of memory, or a library synchronizes with the device
                     self.why_uncaptured = str(problem)
             self._graphs[rows] = graphs
             for old in list(self._graphs)[:-KEPT]:
@@ -242,14 +242,14 @@ class FusedLayers:
         return product(x, self.head.weight, self.head.bias)
 
     def _fed(self, layer: FusedLayer, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Add attended rows, multiplied, and put them through the feed-forward layer: (residual, what is added)."""
+        """Add projected attention outputs to the residual, and apply the feed-forward layer: (residual, addend)."""
         residual, x = self._add_rms_norm(x, layer.before_mlp, layer.eps, residual)
         x = self.products.gated(x, *layer.gate_up, self._silu_and_mul)
         return residual, self.products(x, *layer.down, parts=True)
 
 
 _Known = tuple[FusedLayers, ModuleWatch]
-_KNOWN: WeakKeyDictionary[PreTrainedModel, _Known] = WeakKeyDictionary()  # they hold parts of it, not itself
+_KNOWN: WeakKeyDictionary[PreTrainedModel, _Known] = WeakKeyDictionary()  # without references to the model
 
 
 def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
@@ -274,7 +274,7 @@ def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
 
 
 def _check_own_layers(model: PreTrainedModel, reason: str) -> None:
-    """Refuse a pass by the model's own layers, which multiply in the model's dtype, where float8 was asked for."""
+    """Refuse a float8 model in the model's own layers, which multiply in the model's dtype."""
     if float8.asked(model):
         raise BadInput(f"this model was loaded as {float8.NAME}, and its products cannot be taken in float8: {reason}")
 
@@ -323,7 +323,7 @@ def _odd(layer: Any) -> str:
 
 
 def _groups(layer: Any) -> tuple[list[nn.Linear], ...]:
-    """Projections of a layer that are multiplied with the same rows."""
+    """Return the projections of a layer, grouped by common input."""
     a, m = layer.self_attn, layer.mlp
     return [a.q_proj, a.k_proj, a.v_proj], [a.o_proj], [m.gate_proj, m.up_proj], [m.down_proj]
 

@@ -21,10 +21,10 @@ from workbench.data.assets import cache
 from workbench.engine.attention_backends.choice import kernel
 
 TORCH = "torch"
-LARGE = 16 << 20  # bytes of a matrix below which torch's product is taken unmeasured
-ADDED = 3e9  # bytes of parts that the kernel behind reads in a millisecond
+LARGE = 16 << 20  # bytes; smaller matrices use torch's product without measuring
+ADDED = 3e9  # bytes of split-K parts that the following kernel reads in a millisecond
 REPEATS = 5
-CLOSE = 0.02  # by which results may differ, of the largest
+CLOSE = 0.02  # largest difference of results, as a share of the largest value
 
 
 def kept() -> Path:
@@ -32,9 +32,9 @@ def kept() -> Path:
     return cache() / "products.json"
 
 
-RINGS = ((64, 1, 128, 6), (128, 1, 128, 4))  # the fastest of ten that were tried on an H200: each is compiled
+RINGS = ((64, 1, 128, 6), (128, 1, 128, 4))  # the two fastest of ten tried on an H200; each has to be compiled
 GATED = ((64, 2, 128, 4), (128, 2, 128, 2))
-TILES = ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6))  # elsewhere than on Hopper
+TILES = ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6))  # for GPUs other than Hopper
 
 
 def ways(
@@ -70,7 +70,7 @@ class Products:
     times: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, parts: bool = False) -> Tensor:
-        """Multiply x [R, K] by weight [N, K] -> [R, N]; where `parts` are taken, maybe [S, R, N] in fp32."""
+        """Multiply x [R, K] by weight [N, K] -> [R, N]; with `parts`, maybe [S, R, N] in fp32, still to be added up."""
         way = self.chosen.get(_shape(x, weight, parts)) if bias is None else None
         if way is None:
             return linear(x, weight, bias)
@@ -120,7 +120,7 @@ class Products:
         self.times[shape] = times
         self.chosen[shape] = tried.get(min(times, key=lambda label: times[label], default=TORCH))
         if gate is not None and self.chosen[shape] is None:
-            self.prepare(rows, weights)  # the products before they are gated
+            self.prepare(rows, weights)  # the product before the gate is applied
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -136,7 +136,7 @@ class Products:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             files.write_text(self.path, json.dumps(self._read() | {name: entry}, indent=1))
         except OSError:
-            return  # a folder that cannot be written: it is measured once more next time
+            return  # folder not writable: measured again next time
 
 
 def timed(work: Any, weights: Sequence[Tensor]) -> float:
@@ -162,26 +162,26 @@ def timed(work: Any, weights: Sequence[Tensor]) -> float:
 
 
 def _plain(products: Products, x: Tensor, gate: Callable[[Tensor], Tensor] | None, weight: Tensor) -> Tensor:
-    """What a way is compared with: torch's product, or the fastest that is known before it is gated."""
+    """Return the product to compare with: torch's, or for a gated one the fastest known way before the gate."""
     return linear(x, weight) if gate is None else gate(products(x, weight))
 
 
 def _launched(x: Tensor, weight: Tensor, way: Any) -> Tensor:
-    """Multiply by our kernel -> [splits, R, N]."""
+    """Multiply with our own kernel -> [splits, R, N]."""
     module = "few_rows_linear" if isinstance(way, kernel("few_rows_linear").LinearConfig) else "_shared.linear_hopper"
     found: Tensor = kernel(module).launch_parts(x, weight, way)
     return found
 
 
 def _tried(x: Tensor, weights: Sequence[Tensor], way: Any, plain: Callable[[Tensor], Tensor]) -> float | None:
-    """Milliseconds of our kernel; None where it is not right, or does not run."""
+    """Return the milliseconds of our own kernel; None if its result is wrong, or it does not run."""
     added = way.splits * x.shape[0] * len(weights[0]) * 4 / ADDED if way.splits > 1 else 0.0
     try:
         wanted, found = plain(weights[0]).float(), _launched(x, weights[0], way).float().sum(0)
         if not bool((found - wanted).abs().max() <= CLOSE * wanted.abs().max()):
             return None
         return timed(lambda w: _launched(x, w, way), weights) + added
-    except Exception:  # a compiler refuses a shape, or shared memory does not hold it, in ways of its own
+    except Exception:  # compilers raise errors of many types, e.g. for too much shared memory
         return None
 
 

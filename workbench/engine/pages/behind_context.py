@@ -48,7 +48,7 @@ class OwnRows:
     def attend(self, x: LayerInput) -> Tensor | None:
         """Write the fresh keys and values, then attend: [Hq, R, D]."""
         keys, values = self.place(x.layer)
-        if x.k.data_ptr() != keys.data_ptr():  # else they were written there
+        if x.k.data_ptr() != keys.data_ptr():  # else the layer has written them there already
             index_copy(keys, self.slots.long(), x.k)
             index_copy(values, self.slots.long(), x.v)
         if x.last:
@@ -86,11 +86,11 @@ def encode_behind(
 
 
 def _read(pool: Pool, at: Tensor, start: int) -> KV:
-    """Copy tokens at slots `at` [T] out of a pool."""
+    """Copy the tokens at slots `at` [T] out of a pool."""
     return KV(_taken(pool.keys, at), _taken(pool.values, at), start)
 
 
 def _taken(layers: list[Tensor], at: Tensor) -> list[Tensor]:
-    """Return tokens of every layer [H, T, D], in one call where layers lie side by side."""
+    """Return tokens of every layer [H, T, D], in one call if layers are contiguous in memory."""
     whole = layered(layers)
     return [taken(x, at) for x in layers] if whole is None else list(whole.index_select(2, at))

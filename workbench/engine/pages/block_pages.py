@@ -23,8 +23,8 @@ class BlockPages:
         self.pool = pool
         self._entries: OrderedDict[int, tuple[Callable[[], object], Cached]] = OrderedDict()  # by the id of the KV
         self._pins = Counter[int]()  # by the id of the `Cached`
-        self._idle = 0  # pages of blocks that nobody reads
-        self._gone = deque[int]()  # keys whose KV is gone
+        self._idle = 0  # pages of unpinned blocks
+        self._gone = deque[int]()  # ids of KVs that were garbage-collected
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -60,7 +60,7 @@ class BlockPages:
                 else:
                     self._drop(key)
         free, idle = self.pool.free, list[int]()
-        for key, (_, cached) in self._entries.items():  # as few as are needed: of thousands, by every block that comes
+        for key, (_, cached) in self._entries.items():  # stops early: there may be thousands
             if free >= pages:
                 break
             if id(cached) not in self._pins:
@@ -89,7 +89,7 @@ class BlockPages:
         finally:
             self.unpin(known.values())
         for key in fresh:
-            if (gone := self._entries.pop(key, None)) is not None:  # of a KV that is gone, whose id is used once more
+            if (gone := self._entries.pop(key, None)) is not None:  # the id of a collected KV was reused
                 self._entries[-id(gone[1])] = gone
                 self._gone.append(-id(gone[1]))
         for (key, kv), cached in zip(fresh.items(), copied, strict=True):
@@ -105,7 +105,7 @@ class BlockPages:
         """Return an unwritten block for one request, pinned; `unpin` gives its pages back."""
         self.make_room(-(-length // self.pool.size))
         cached = self.pool.cached(length, start)
-        self._entries[-id(cached)] = NoneType, cached  # no KV finds it
+        self._entries[-id(cached)] = NoneType, cached  # a key that no KV has
         self._idle += len(cached.numbers)
         self._pin(cached)
         return cached
@@ -132,7 +132,7 @@ class BlockPages:
                 del self._pins[id(cached)]
                 self._idle += len(cached.numbers)
                 made = self._entries.get(-id(cached))
-                if made is not None and made[0]() is None:  # nothing will find it
+                if made is not None and made[0]() is None:  # its KV was collected: it cannot be found again
                     self._drop(-id(cached))
 
     def _pin(self, cached: Cached) -> None:
@@ -147,5 +147,5 @@ class BlockPages:
 
 
 def _note(gone: deque[int], key: int, _: object) -> None:
-    """Note that the KV of a block is gone."""
+    """Note that the KV of a block was garbage-collected."""
     gone.append(key)

@@ -15,7 +15,7 @@ from workbench.core.errors import BadInput, shown
 from workbench.core.utils import annotations
 from workbench.engine.pages.page_tables import Ints
 
-SCRATCH = 0  # the page that rows of a padded batch write to
+SCRATCH = 0  # the page that padding rows write to
 
 
 def whole_numbers(name: str, numbers: Sequence[int] | Tensor) -> Ints:
@@ -51,7 +51,7 @@ class PageOwners:
     def __init__(self, pages: int):
         self.pages = pages
         self.generation: Ints = np.zeros(pages, np.int32)
-        self.given = 0  # how often pages were given back that others may read: what was in order stays so until then
+        self.given = 0  # counts returns of pages that others may read; checks made at the same count stay valid
         self._free = list(range(pages - 1, SCRATCH, -1))
         self._changed = Condition()
 
@@ -87,12 +87,12 @@ class PageOwners:
         with self._changed:
             numbers = self._own(pages, known)
             self.generation[numbers] += 1
-            self.given += counted  # behind it: who reads this first, and finds pages in order, looks again
+            self.given += counted  # after the update: a reader that saw the old count checks again
             self._free.extend(numbers.tolist())
             self._changed.notify_all()
 
     def _own(self, pages: Sequence[int] | Tensor, generations: Ints | None) -> Ints:
-        """Return page numbers that are held. A few that are as they were taken need no closer look."""
+        """Return page numbers, checked to be held; a `Taken` that is unchanged is checked faster."""
         taken = isinstance(pages, Taken) and generations is pages.generations and pages == pages.numbers.tolist()
         if isinstance(pages, Taken) and taken and self.holds(pages.numbers, pages.generations):
             return pages.numbers

@@ -22,9 +22,9 @@ from workbench.engine.pages.stream_order import StreamOrder, current_stream
 from workbench.models.spec import attach
 from workbench.models.transformers_attention import LayerInput
 
-STEP = 128  # tokens that a step of the kernels for Hopper takes, where they are rerotated alike
-RUNS = 8  # of slots side by side that are copied one by one, at most
-LEAST = 16  # tokens of a page that kernels on a GPU read: tensor cores multiply no fewer
+STEP = 128  # tokens per step of the Hopper kernels, which must share one rotation
+RUNS = 8  # up to so many runs of adjacent slots are copied one by one
+LEAST = 16  # minimum page size for kernels on a GPU: the smallest tile of a tensor core
 
 
 class PageStorage:
@@ -58,15 +58,15 @@ class PageStorage:
                 raise BadInput(f"question_attention cannot read this pool: {reason}")
         self.pages, self.size, self.pairing = pages, size, spec.pairing
         hopper = gpu and torch.cuda.get_device_capability(spec.device)[0] == 9
-        self.run = max(1, STEP // size) if self.kernels and hopper else 1  # pages that are best rerotated alike
+        self.run = max(1, STEP // size) if self.kernels and hopper else 1  # pages that should share a rotation
         self.in_order = StreamOrder(current_stream(spec.device))
         self.inv_freq = [table.to(spec.device, torch.float32).contiguous() for table in spec.inv_freq]
         try:
             self.keys, self.values = (
                 side_by_side(torch.zeros, spec.shapes, pages * size, dtype=spec.dtype, device=spec.device, joined=True)
                 for _ in range(2)
-            )  # zeros: what a masked slot holds must be a number
-        except torch.OutOfMemoryError:  # of a GPU: others may give back what they hold
+            )  # zeros: masked slots must hold finite numbers
+        except torch.OutOfMemoryError:  # on a GPU others may free memory: the caller may retry
             raise
         except RuntimeError as problem:
             room = 2 * sum(heads * width for heads, width in spec.shapes) * pages * size * spec.dtype.itemsize
@@ -187,6 +187,6 @@ class PageStorage:
 
 
 def _runs(slots: Tensor) -> list[tuple[slice, slice]]:
-    """Return the runs of slots [T] side by side, each as its part of T and its slots in the pool."""
+    """Return the runs of adjacent slots [T], each as a slice of T and a slice of the pool's slots."""
     ends = [0, *((slots.diff() != 1).nonzero()[:, 0] + 1).tolist(), len(slots)]
     return [(slice(a, b), slice(at := int(slots[a]), at + b - a)) for a, b in pairwise(ends)]

@@ -19,8 +19,8 @@ from workbench.core.utils.wide_copies import sent
 from workbench.engine.assembly import Positions
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
-EMPTY = 0  # the page that stands where there is none
-WASTE = 8  # pages of a context for each empty one that may be put between blocks
+EMPTY = 0  # page number of an empty entry
+WASTE = 8  # context pages per empty page that may be inserted between blocks
 
 
 class CachedBlock(Protocol):
@@ -103,7 +103,7 @@ class PageTable:
         return PageTable(self.size, *parts, self.partial_pages, self.run)
 
     def _hiding(self, hidden: Any) -> "PageTable":
-        """Return the pages that are left where slots [P, size] are hidden, in the order of their first position."""
+        """Return the pages that remain after hiding slots [P, size], in the order of their first position."""
         positions = np.where(hidden, INVALID_POS, self.every_position()).astype(np.int32)
         first = positions.min(1)
         order = np.argsort(first, kind="stable")[: int((first != INVALID_POS).sum())]
@@ -178,7 +178,7 @@ def context_of(
     """
     numbers, slots, cached, place = joined
     ends = slots.cumsum(dtype=np.int32)
-    first = ends - slots  # a block begins where the one before it ends
+    first = ends - slots  # a page begins at the end of the preceding one
     length, pages = int(ends[-1]) if len(ends) else 0, len(numbers)
     shift = first - cached
     if positions == "shared" and pages:
@@ -199,14 +199,14 @@ def context_of(
             at = np.arange(pages) + np.repeat(np.cumsum(width) - width, counts)
             stands = np.maximum.accumulate(_spread(np.arange(pages, dtype=np.int32), at, pages + added))
             numbers, slots = (_spread(x, at, pages + added) for x in (numbers, slots))
-            first = first[stands]  # an empty page stands where the one before it does
+            first = first[stands]  # an empty page has the first position of the preceding page
             shift = shift[begins].repeat(counts + width)
     page_max, last = _largest(first, slots, size, partial)
     return ContextTable(length, numbers, first, slots, shift if shifted else None, page_max, last, partial, runs)
 
 
 def _pages_in(order: Sequence[int], place: Ints) -> Any:
-    """Return the numbers of pages, which stand at `place` in their blocks, where blocks are read in this order."""
+    """Return page indices for blocks read in this order; `place` is the index of each page within its block."""
     begins = np.flatnonzero(place == 0)
     ordered = np.asarray(order)
     counts = np.diff(begins, append=len(place))[ordered]
@@ -237,7 +237,7 @@ def table_of(context: ContextTable, own: Ints, places: Ints, size: int) -> PageT
     table = PageTable(size, numbers, first, slots, shifts, None, part.partial_pages, part.run)
     page_max = begins + np.int32(size - 1)
     page_max[held != size] = INVALID_POS
-    last = begins + held - 1 if part.partial_pages else page_max  # they rise
+    last = begins + held - 1 if part.partial_pages else page_max  # ascending
     if pages:
         last = np.maximum(last, part.last[-1])
     vars(table).update(page_max=np.concatenate((part.page_max, page_max)), last=np.concatenate((part.last, last)))
@@ -245,7 +245,7 @@ def table_of(context: ContextTable, own: Ints, places: Ints, size: int) -> PageT
 
 
 def _largest(first: Ints, slots: Ints, size: int, partial: bool) -> tuple[Ints, Ints]:
-    """`PageTable.page_max` and `last` of pages whose visible slots are at the front."""
+    """Return `PageTable.page_max` and `last` of pages whose visible slots are at the front."""
     page_max = np.where(slots == size, first + (size - 1), np.int32(INVALID_POS))
     return page_max, np.maximum.accumulate(first + slots - 1 if partial else page_max)
 
@@ -272,7 +272,7 @@ def _spread(x: Ints, at: Any, count: int) -> Ints:
 
 
 def _hidden(cached: Ints, numbers: Ints, places: Ints, recomputed: int, length: int, shifts: Ints | None) -> PageTable:
-    """The table of a prompt some of whose tokens are recomputed: they may stand anywhere, so pages are sorted."""
+    """Return the table of a prompt with recomputed tokens, sorted by first position, as they may be anywhere."""
     size = cached.shape[1]
     stale = np.zeros(length + 1, bool)
     stale[places[:recomputed]] = True

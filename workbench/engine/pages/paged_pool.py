@@ -27,7 +27,7 @@ from workbench.engine.pages.page_tables import ContextTable, Ints, context_of, j
 from workbench.engine.pages.paged_prompt import Cached, PagedPrompt
 from workbench.models.spec import attach
 
-CONTEXTS = 16  # contexts whose tables are kept
+CONTEXTS = 16  # tables of the last so many contexts are kept
 _SERIAL_OF = attrgetter("serial")
 
 
@@ -144,7 +144,7 @@ class Pool(PageStorage):
 
     @contextmanager
     def _or_back(self, cached: Sequence[Cached]) -> Iterator[None]:
-        """Give the pages of blocks back where what fills them fails: out of memory, say."""
+        """Give the pages of blocks back if filling them fails, e.g. for lack of memory."""
         try:
             yield
         except BaseException:
@@ -219,7 +219,7 @@ class Pool(PageStorage):
     ) -> ContextTable:
         """Return the table of a context whose blocks are in order; those of the last contexts are kept.
 
-        `given`: how often pages had been given back before this; blocks that were in order then are so still.
+        `given`: the pool's count of returned pages; a table that was checked at the same count is still valid.
         """
         key = (positions, run, *order, *map(_SERIAL_OF, context)) if {*map(type, context)} == {Cached} else None
         known = self._contexts.get(key)

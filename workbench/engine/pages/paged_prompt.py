@@ -34,7 +34,7 @@ class Cached:
     pool: object = field(default=None, repr=False)
     generations: Ints | None = field(default=None, repr=False)
     derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-    serial: int = field(default_factory=_SERIAL.__next__, init=False, repr=False)  #: no other block's
+    serial: int = field(default_factory=_SERIAL.__next__, init=False, repr=False)  #: unique
 
     def __repr__(self) -> str:
         return f"Cached({self.length:,} tokens from position {self.start:,}, in pages {self.pages.tolist()})"
@@ -98,7 +98,7 @@ class PagedPrompt:
     complete: bool = False
     apart: Apart | None = None
     lease: Any = field(default_factory=RLock, repr=False)
-    checked: int = -1  #: how often pages of the pool had been given back when all of these were in order
+    checked: int = -1  #: the pool's count of returned pages when these pages were last checked
 
     def __repr__(self) -> str:
         context = f"{self.length:,} tokens in {len(self.context)} blocks"

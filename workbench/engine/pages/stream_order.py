@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-Current = Callable[[], Any]  # the stream that a thread queues on now; None: there is none, or a graph is captured on it
+Current = Callable[[], Any]  # returns the current stream; None without CUDA, and during a graph capture
 
 
 def current_stream(device: torch.device) -> Current:
@@ -27,12 +27,12 @@ class StreamOrder:
 
     def __init__(self, current: Current):
         self.current = current
-        self._ended: dict[Any, Any] = {}  # by stream: the event behind what was queued there last
+        self._ended: dict[Any, Any] = {}  # stream → event after the last work queued on it
         self._lock = Lock()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Queue work. It may raise: what it queued until then counts."""
+        """Queue work in order; work that was queued before an exception counts, too."""
         stream = self.current()
         if stream is None:
             yield

@@ -12,8 +12,8 @@ from typing import Any
 from workbench import kernels as operations
 from workbench.core.errors import BadInput
 
-MODELS = ("question", "recompute", "prefill", "chunked", "decode", "encode")  # of whole models: `operations`
-CHUNKS = ("chunk_kernels", "chunk_choices", "chunk_attention")  # several kernels and methods: `chunk_attention`
+MODELS = ("question", "recompute", "prefill", "chunked", "decode", "encode")  # of whole models, by `operations`
+CHUNKS = ("chunk_kernels", "chunk_choices", "chunk_attention")  # of several kernels and methods, by `chunk_attention`
 
 
 def names() -> list[str]:

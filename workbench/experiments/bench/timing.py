@@ -18,8 +18,8 @@ from workbench.metrics.latency import quantiles
 Events = tuple[torch.cuda.Event, torch.cuda.Event]  # before and after a run
 
 WAIT = 8_000_000  # clock cycles, about 4 ms: longer than a busy host needs to launch a choice and its attention
-SECONDS = 0.4  # of measuring, for each candidate
-RUNS = (20, 200)  # fewest and most
+SECONDS = 0.4  # measuring time per candidate
+RUNS = (20, 200)  # minimum and maximum
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def measure(candidates: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, 
                 work()
             guess = _milliseconds([_start(sets[0]) for _ in range(3)])
             ready[name] = sets, max(RUNS[0], min(RUNS[1], int(SECONDS * 1e3 / max(guess[-1], 1e-3))))
-        except Exception as problem:  # a baseline may refuse a shape in any way it likes
+        except Exception as problem:  # baselines raise errors of any type for unsupported shapes
             problems[name] = reason(problem)
     samples: dict[str, list[float]] = {name: [] for name in ready}
     for i in range(max((runs for _, runs in ready.values()), default=0)):

@@ -22,9 +22,9 @@ from workbench.experiments.judging.claim_numbers import ANSWERS, ROWS, ClaimScop
 from workbench.results.schema import MEASURES
 
 FILE = ROOT / "claims.json"
-KINDS = {"fig": "Figure", "table": "Table", "claim": "Claim"}  # of items, as a reader knows them
+KINDS = {"fig": "Figure", "table": "Table", "claim": "Claim"}  # kinds of items, by prefix of their ids
 SELECTORS = ("left", "right", "full", "scope", "than")
-HOW: Mapping[str, Any] = {"answers": ANSWERS, "counts": ROWS, "timings": ("ratio",), "": ()}  # statistics of a table
+HOW: Mapping[str, Any] = {"answers": ANSWERS, "counts": ROWS, "timings": ("ratio",), "": ()}  # statistics by table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class PaperItem:
     `only_names` is true of a list of symbols, which claims nothing.
     """
 
-    item: str  #: "fusionrag-fig-16": cells of notebooks name what they answer
+    item: str  #: "fusionrag-fig-16"; cells of notebooks name the items that they answer
     sentence: str
     published: str = ""
     missing: str = ""
@@ -187,7 +187,7 @@ def _claim(row: Mapping[str, Any], methods: Mapping[str, Any]) -> Claim:
 
 
 def _selector(wanted: Any, methods: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a selector with a method's name, alone or as `like`, replaced by the method's own."""
+    """Return a selector in which a method's name, alone or as `like`, is replaced by the method's fields."""
     given = {"like": wanted} if isinstance(wanted, str) else dict(wanted)
     name = given.pop("like", None)
     if name is not None and name not in methods:

@@ -19,7 +19,7 @@ from workbench.results import Results
 from workbench.results.schema import MEASURES, METHOD, TABLES, Origin, columns
 
 UNUSED = {"versions", "weights", "answer", "expected", "samples"}
-BY = ["source", "model", "data", *METHOD]  # of counts that stand beside a method's other rows
+BY = ["source", "model", "data", *METHOD]  # of counts to join with a method's other rows
 
 
 class Scores(NamedTuple):
@@ -64,8 +64,8 @@ class Tables:
 
     def __init__(self, found: Results, measures: Collection[str]):
         self.sources = found.sources
-        self.numbers: dict[str, list[Number]] = {}  # that were asked for, as claims of several items do
-        other = set(MEASURES) - {"em", *measures}  # of answers
+        self.numbers: dict[str, list[Number]] = {}  # numbers computed so far, as several claims may share one
+        other = set(MEASURES) - {"em", *measures}  # measures of answers that are not read
         read = {table: [*columns(table).keys() - UNUSED - (other if table == "answers" else set())] for table in TABLES}
         self._table = cache(lambda table, experiment: found.coded(table, experiment, read[table]))
         self._rows, self._runs, self.scores = cache(self._rows_of), cache(self._runs_of), cache(self._scores_of)
@@ -106,11 +106,11 @@ class Tables:
         return means.rename(measure).reset_index()
 
     def _runs_of(self, experiment: str) -> tuple[pd.DataFrame, np.ndarray]:
-        """Return the runs of answers, and the rows of the table one run behind the other."""
+        """Return the runs of answers, and the order of the table's rows by run."""
         rows = self._table("answers", experiment)
         about = rows[[name for name in ("source", *(each.name for each in fields(Origin))) if name in rows]]
         values = [each.cat.codes if each.dtype == "category" else each.fillna(-1) for _, each in about.items()]
-        head = np.any([np.diff(each, prepend=np.nan) != 0 for each in values], axis=0)  # of rows alike, the first
+        head = np.any([np.diff(each, prepend=np.nan) != 0 for each in values], axis=0)  # first of equal rows
         run = Columns(about[head]).groups([*about])[np.cumsum(head) - 1]
         order, stop = np.argsort(run, kind="stable"), np.cumsum(np.bincount(run))
         start = np.r_[0, stop][:-1]
@@ -118,7 +118,7 @@ class Tables:
         return runs.assign(trial=Columns(runs).groups(METHOD)), order
 
     def _scores_of(self, experiment: str, measure: str) -> Scores:
-        """Return the number of every answer's question and a measure of it, run by run."""
+        """Return the question number of every answer, and its measure, run by run."""
         rows, (_, order) = self._table("answers", experiment), self._runs(experiment)
         if measure == "em":
             questions, names = pd.factorize(rows.question)
@@ -126,13 +126,13 @@ class Tables:
         return self.scores(experiment, "em")._replace(values=rows[measure].to_numpy(float)[order])
 
 
-SHARED = {  # columns in which both sides of a comparison agree, by table
+SHARED = {  # columns that must be equal on both sides of a comparison, by table
     "answers": ("source", "model", "data", "passages", "seed"),
     "counts": ("source", "model", "data", "passages", "seed", "training_seed", "device"),
     "timings": ("source", "model", "data", "device"),
 }
-LOSSES = ("nll", "kl")  # measures of answers of which less is better
-PAIRED = ("workload", "report")  # in which two timings agree besides
+LOSSES = ("nll", "kl")  # measures of answers for which lower is better
+PAIRED = ("workload", "report")  # further columns that must be equal for timings
 Ends = tuple[float, float, float, int]  # value, low, high, n
 
 
@@ -196,7 +196,7 @@ def _of_group(group: Rows, asked: ClaimScope, tables: Tables) -> Iterator[Number
                 yield Number(*ends, where=row, method=str(row.get("candidate") or row["method"]))
 
 
-# Answers: a score a question, of one or several training seeds
+# Answers: one score per question, of one or several training seeds
 
 
 def _of_answers(left: Rows, others: Sequence[Rows], asked: ClaimScope, scores: Scores) -> Number | None:
@@ -205,7 +205,7 @@ def _of_answers(left: Rows, others: Sequence[Rows], asked: ClaimScope, scores: S
     if values is None:
         return None
     if asked.how == "explained" and asked.measure not in LOSSES:
-        values = [-each for each in values]  # a share of losses
+        values = [-each for each in values]  # scores as losses
     where = next(left.dicts())
     trained = any(set(side) != {-1} for side in sides)
     several = asked.over == "training seeds" or trained or len(values[0]) > 1
@@ -217,9 +217,9 @@ def _of_answers(left: Rows, others: Sequence[Rows], asked: ClaimScope, scores: S
 
 
 def _closest(rows: Rows, left: Rows, scores: Scores) -> Rows:
-    """Return, of several methods that a selector picks, the one that shares most questions with the left side.
+    """Return, of several selected methods, the one that shares most questions with the left side.
 
-    Of equals the one that the left side's command measured; its rows come last.
+    Ties go to the one measured by the left side's command, whose rows come last.
     """
     commands = set(left["command"])
 
@@ -248,7 +248,7 @@ class RunScores:
 
 
 def _scores(rows: Rows, scores: Scores) -> RunScores:
-    """Return the scores of runs; of a question that was asked again, the last."""
+    """Return the scores of runs; the last one for a question that was asked repeatedly."""
     at = np.concatenate([np.arange(0), *map(np.arange, rows["start"], rows["stop"])])
     questions, values = scores.questions[at], scores.values[at]
     known = ~np.isnan(values)
@@ -258,15 +258,15 @@ def _scores(rows: Rows, scores: Scores) -> RunScores:
 
 
 def _by_seed(rows: Rows, scores: Scores) -> dict[int, RunScores]:
-    """Return {training seed: its scores}; -1 stands for a model without one."""
+    """Return {training seed: its scores}, with key -1 for a model without a seed."""
     seeds = np.nan_to_num(rows["training_seed"].astype(float), nan=-1).astype(int)
     return {int(seed): _scores(rows.of(seeds == seed), scores) for seed in np.unique(seeds)}
 
 
 def _aligned(sides: Sequence[Mapping[int, RunScores]]) -> list[np.ndarray] | None:
-    """Return [seeds, questions] of every side, of what all of them have; None where they share nothing.
+    """Return [seeds, questions] of every side, for common seeds and questions; None if there are none.
 
-    A side without training seeds stands beside every seed of the others.
+    A side without training seeds is paired with every seed of the others.
     """
     trained = [set(side) for side in sides if set(side) != {-1}]
     seeds = sorted(set.intersection(*trained)) if trained else [-1]
@@ -280,23 +280,23 @@ def _aligned(sides: Sequence[Mapping[int, RunScores]]) -> list[np.ndarray] | Non
 
 
 def _of_runs(values: Sequence[np.ndarray], statistic: "Statistic") -> Ends | None:
-    """Return the number of all training runs; None where one of them has none."""
+    """Return the statistic over all training runs; None if a run has none."""
     runs = [statistic([side[i : i + 1] for side in values]) for i in range(len(values[0]))]
     known = [run for run in runs if run is not None]
     return (*over_runs([run[:3] for run in known]), known[0][3]) if len(known) == len(runs) else None
 
 
 def _gap(values: Sequence[np.ndarray]) -> Ends:
-    """Compare two methods question by question. Where all differ alike, up to 3 in n others may not (rule of three)."""
+    """Compare two methods question by question. If all differences are equal, widen by 3 / n (rule of three)."""
     got = difference(values[0][0], values[1][0])
     wide = 3 / got.n if got.low == got.high else 0.0
     return got.mean, got.low - wide, got.high + wide, got.n
 
 
 def _explained(values: Sequence[np.ndarray]) -> Ends | None:
-    """Return the share of what the right side loses to full attention that the left side wins back."""
+    """Return the share of the right side's loss against full attention that the left side recovers."""
     method, plain, *rest = values
-    full = rest[0] if rest else np.zeros_like(plain)  # of KL from full attention
+    full = rest[0] if rest else np.zeros_like(plain)  # full attention's own KL is 0
     got = bits_explained(method[0], plain[0], full[0])
     if got.share is None or got.low is None or got.high is None:
         return None
@@ -304,9 +304,9 @@ def _explained(values: Sequence[np.ndarray]) -> Ends | None:
 
 
 def _relative(values: Sequence[np.ndarray]) -> Ends | None:
-    """Return how much more the left side scores, as a share of what the right side scores."""
+    """Return the left side's gain over the right side, as a share of the right side's score."""
     one, other = values
-    return _explained([2 * other - one, other])  # of a loss of `other`, what lies between the two is won back
+    return _explained([2 * other - one, other])  # as a recovered share of a loss of `other`
 
 
 def _normalised(values: Sequence[np.ndarray]) -> Ends:
@@ -324,7 +324,7 @@ ANSWERS: Mapping[str, Statistic] = {
 }
 
 
-# Counts and timings: rows that hold their interval
+# Counts and timings: rows with intervals
 
 
 def _value(row: Mapping[str, Any], others: Sequence[Rows], asked: ClaimScope) -> Ends:
@@ -342,7 +342,7 @@ def _apart(row: Mapping[str, Any], others: Sequence[Rows], asked: ClaimScope) ->
 
 
 def _ratio(row: Mapping[str, Any], others: Sequence[Rows], asked: ClaimScope) -> Ends:
-    """Return how many times as fast the left side is as the fastest of the right; of counts, right over left."""
+    """Return the speedup of the left side over the fastest of the right; for counts, right over left."""
     if asked.table == "counts":
         value = float(others[0]["value"][0] / row["value"])
         return value, value, value, min(_n(row["n"]), _n(others[0]["n"][0]))

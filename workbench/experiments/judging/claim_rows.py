@@ -102,7 +102,7 @@ class Rows:
         for name, want in wanted.items():
             if _ordered(want) and len(rows):
                 values = rows[name].astype(float)
-                if name == "em":  # of a method, not of its questions
+                if name == "em":  # one value per method, not per question
                     right, n = (np.bincount(rows["trial"], rows[each])[rows["trial"]] for each in ("em", "em_n"))
                     with np.errstate(invalid="ignore"):
                         values = right / n
@@ -111,7 +111,7 @@ class Rows:
 
 
 def _named(column: str, value: Any) -> Any:
-    """Return the value by which a row is picked: a file of questions goes by its name, wherever it lies."""
+    """Return the value to select rows by: for a file of questions its name, without folders."""
     return Path(value).name if column == "data" and isinstance(value, str) else value
 
 

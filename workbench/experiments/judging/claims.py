@@ -22,9 +22,9 @@ from workbench.experiments.judging.claim_numbers import Number, Tables, numbers
 from workbench.metrics.answers import Records, Z
 from workbench.results import EXPERIMENTS, Results
 
-RUNS, TIMED, LEVEL = 3, 20, 0.05  # least training runs and timed runs that decide; risk of a false verdict an item
-TOYS = ("lab-full", "lab-block")  # what models of the synthetic corpus are called
-OBSERVED = {"answers": "questions", "timings": "runs", "counts": "observations"}  # what n counts, by table
+RUNS, TIMED, LEVEL = 3, 20, 0.05  # least training runs and timed runs to decide; risk of a false verdict
+TOYS = ("lab-full", "lab-block")  # names of models of the synthetic corpus
+OBSERVED = {"answers": "questions", "timings": "runs", "counts": "observations"}  # meaning of n, by table
 CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
 VERDICTS = (CONFIRMED, CONTRADICTED, OPEN)
 
@@ -39,7 +39,7 @@ class Judged:
     decides: bool
     number: Number | None = None
     bar: float = 0.0
-    needs: str = ""  #: what to measure to decide it
+    needs: str = ""  #: measurement that would decide it
 
     @property
     def where(self) -> str:
@@ -75,13 +75,13 @@ class Judged:
 
     @property
     def _side(self) -> str:
-        """The side of the bar that is claimed, as "above 0"."""
+        """Return the claimed side of the bar, as "above 0"."""
         side = "exactly" if self.claim.side == "equals" else self.claim.side
         return f"{side} {self._form(self.bar) if self.bar else 0}"
 
     @property
     def _ends(self) -> str:
-        """The interval, as " (-4.6 to +12.5)"; "" where none was measured."""
+        """Return the interval, as " (-4.6 to +12.5)"; "" if none was measured."""
         if self.number is None or self.number.low == self.number.high:
             return ""
         low, high = (self._form(end).removesuffix(" points") for end in (self.number.low, self.number.high))
@@ -213,7 +213,7 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
         decides, needs = False, f"at least {least} {OBSERVED[claim.table]} needed, {number.n} measured"
     if decides and str(number.where.get("model") or "").startswith(TOYS):
         decides, needs = False, "models of a synthetic corpus do not decide: measure a model that reads real text"
-    keeps_open = said == OPEN and number.seeds == 1 and claim.over == "questions"  # one run decides nothing else
+    keeps_open = said == OPEN and number.seeds == 1 and claim.over == "questions"  # a single run may only leave it open
     if decides and 0 < number.seeds < RUNS and not keeps_open:
         decides, needs = False, f"at least {RUNS} training runs needed, {number.seeds} measured"
     if decides and number.beside is not None and not _within(number.beside, claim.telling):
@@ -223,7 +223,7 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
 
 
 def _together(of_item: list[Judged]) -> list[Judged]:
-    """Leave open what Holm's correction leaves open of the findings that decide an item in one source."""
+    """Apply Holm's correction to the findings that decide an item in one source: leave those that fail open."""
     risks = {i: _risk(one) for i, one in enumerate(of_item) if one.decides and _has_interval(one)}
     for source in {of_item[i].source for i in risks}:
         own = sorted((i for i in risks if of_item[i].source == source), key=lambda i: risks[i])
@@ -238,12 +238,12 @@ def _together(of_item: list[Judged]) -> list[Judged]:
 
 
 def _has_interval(one: Judged) -> bool:
-    """Whether an interval was held against a bar, whichever way it came out: one of the tests of its item."""
+    """Return whether an interval was compared with a bar, with any outcome: it then counts as a test of its item."""
     return one.number is not None and one.claim.side != "equals" and one.number.low < one.number.high
 
 
 def _risk(one: Judged) -> float:
-    """Return the two-sided p-value of a number against its bar, from its interval as of a normal one."""
+    """Return the two-sided p-value of a number against its bar, with its interval taken as that of a normal one."""
     number = one.number
     assert number is not None
     beyond = (number.low - one.bar) if number.value > one.bar else (one.bar - number.high)
@@ -260,7 +260,7 @@ def _within(value: float, bounds: Mapping[str, float]) -> bool:
 
 
 def _elsewhere(claim: Claim) -> Claim:
-    """Return the claim whose number is the bar: `than` replaces what the selectors ask for."""
+    """Return the claim whose number is the bar, with `than` replacing values of the selectors."""
     than = dict(claim.than or {})
     right = None if claim.right is None else {**claim.right, **{k: v for k, v in than.items() if k in claim.right}}
     scope = {**claim.scope, **{k: v for k, v in than.items() if k in claim.scope}}
@@ -268,20 +268,20 @@ def _elsewhere(claim: Claim) -> Claim:
 
 
 def _beside(one: Judged, of_item: Sequence[Judged]) -> Judged:
-    """Let a claim be shown only, where one that it yields to decides in the same source."""
+    """Make a claim not decide if one that it yields to (`unless`) decides in the same source."""
     told = any(other.decides for other in of_item if other.claim.id in one.claim.unless and other.source == one.source)
     return replace(one, decides=False) if told else one
 
 
 def _command(claim: Claim) -> str:
-    """Say what to measure where nothing was."""
+    """Return what to measure, if nothing was."""
     command = EXPERIMENTS.get(claim.experiment, "")
     what = f"{claim.measure or 'times'} of {claim.experiment}"
     return f"{what}: `{command}` measures it" if command else f"{what} is not measured"
 
 
 def _more(claim: Claim, number: Number, bar: float) -> str:
-    """Say how many observations would decide, if the number stays as it is."""
+    """Return how many observations would decide, if the number stays the same."""
     away, half = abs(number.value - bar), max(number.high - number.value, number.value - number.low)
     if not away or number.n < 2:
         return "the interval includes the threshold"

@@ -53,7 +53,7 @@ def _record_in(folder: Path) -> Path:
 
 def of_receipts(receipts: Iterable[Mapping[str, Any]]) -> list[Event]:
     """Return the stages of a trial's requests as events, batch after batch."""
-    from workbench.methods.request_report import STAGES, Receipt  # waits for torch
+    from workbench.methods.request_report import STAGES, Receipt  # imports torch
 
     events: list[Event] = []
     for number, row in enumerate(receipts):
@@ -84,7 +84,7 @@ def chrome(events: Iterable[Event]) -> dict[str, Any]:
 
 
 def _of_stage(stage: str, at: float, seconds: float, name: str, receipt: "Receipt") -> list[Event]:
-    batch = f"of its batch of {receipt.batch}" if receipt.batch > 1 else ""  # whose times they are
+    batch = f"of its batch of {receipt.batch}" if receipt.batch > 1 else ""  # times are of the whole batch
     about: dict[str, Any] = {"seconds": seconds, "request": name, "detail": batch}
     if stage == "load":
         tiers = receipt.bytes
@@ -92,11 +92,11 @@ def _of_stage(stage: str, at: float, seconds: float, name: str, receipt: "Receip
     if span := next((span for span in OF_REQUEST if span == stage), None):
         return [Event(span, at, lane="engine", **about)]
     about["detail"] = f"{stage} {batch}".strip()
-    return [Event("encode", at, lane="engine", **about)]  # store and place: work on its blocks
+    return [Event("encode", at, lane="engine", **about)]  # stages "store" and "place" belong to encoding
 
 
 def _traced(event: Event, number: int, lanes: Mapping[str, int], requests: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the entries of one event: on the track of its request, and where it kept a part of the machine busy."""
+    """Return the entries of one event: on its request's track, and on that of the part of the machine it used."""
     shown = {name: value for name in _SHOWN if (value := getattr(event, name))}
     base = {"name": event.what, "cat": event.tier or event.lane, "ts": event.at * 1e6, "args": shown}
     track = {"pid": REQUESTS, "tid": requests[event.request]} if event.request else {}
@@ -114,7 +114,7 @@ def _traced(event: Event, number: int, lanes: Mapping[str, int], requests: Mappi
 
 
 def _numbered(names: Iterable[str]) -> dict[str, int]:
-    """Number names from 1, in the order in which they come first."""
+    """Number names from 1, in order of first occurrence."""
     return {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
 
 

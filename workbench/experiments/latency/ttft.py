@@ -46,7 +46,7 @@ from workbench.store import UNLIMITED, FolderStore, MemoryStore, Store, fetch, f
 from workbench.store.views import ReadOnlyStore
 
 METHODS = ("full", "block", "recompute", "stock full", "stock prefix")
-WORK = {name: name for name in METHODS} | {"stock full": "full", "stock prefix": "block"}  # method: least work for it
+WORK = {name: name for name in METHODS} | {"stock full": "full", "stock prefix": "block"}  # → its least work
 TIMES = {"ms": "p50", "p5": "p5", "p95": "p95", "least": "least", "most": "most"}
 Job = Callable[[], object]
 Key = TypeVar("Key", str, int, float)
@@ -139,7 +139,7 @@ def jobs_of(
         name: partial(first_token, model, prompt, method, store) for name, method in engine_methods(ratio).items()
     }
     jobs |= {"stock full": partial(compute, tokens), "stock prefix": prefix}
-    first = {name: jobs[name]() for name in methods}  # which also warms up
+    first = {name: jobs[name]() for name in methods}  # also the warm-up
     exact = [token for name, token in first.items() if name not in ("block", "recompute")]
     if model.dtype == torch.float32 and len(set(exact)) > 1:
         raise BadInput(f"at {len(prompt)} tokens engine and transformers disagree about the first token: {exact}")
@@ -264,7 +264,7 @@ def _asked(model: Any, prompt: Prompt, method: Method, store: Store) -> int:
 
 
 def _bytes(loaded: Loaded, prompt: Prompt) -> int:
-    """Return the bytes of a prompt's cached blocks."""
+    """Return the size of a prompt's cached blocks in bytes."""
     spec = loaded.spec
     tokens = len(prompt) - len(prompt.question)
     return sum(2 * heads * width for heads, width in spec.shapes) * spec.dtype.itemsize * tokens

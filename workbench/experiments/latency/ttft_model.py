@@ -58,7 +58,7 @@ def published() -> Records:
     ]
 
 
-OURS = {  # report → candidate without a choice of rows, the first that was measured
+OURS = {  # report → candidate without a choice of rows; the first one measured
     "question": ("ours",),
     "recompute": ("ours, random rows, no choice", "ours, in place", "ours"),
     "prefill": ("ours, dense",),
@@ -141,7 +141,7 @@ def _points(name: str, timed: pd.DataFrame) -> Iterator[Timed]:
     for work, rows in timed.groupby("workload", sort=False):
         shape = json.loads(rows.setting.iloc[0])
         if "rows" in shape and shape["rows"] == shape["question"]:
-            continue  # nothing is computed again: the work of `question`, which has a report of its own
+            continue  # without recomputation it equals `question`, which has its own report
         by = dict(zip(rows.candidate, rows.ms, strict=True))
         ms = next((by[who] for who in OURS[name] if who in by), None)
         if ms is not None:
@@ -153,5 +153,5 @@ def _size(shape: Mapping[str, int]) -> tuple[float, float]:
     if "tokens" in shape:
         return shape["tokens"], shape["tokens"] ** 2 / 2
     context, question = shape["context"], shape["question"]
-    chosen = shape.get("rows", question) - question  # of the context; they lie anywhere in it
+    chosen = shape.get("rows", question) - question  # recomputed context tokens, at any positions
     return question + chosen, question * context + question**2 / 2 + chosen * context / 2

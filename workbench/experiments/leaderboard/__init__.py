@@ -2,7 +2,7 @@
 
 from workbench.core.errors import not_allowed
 
-# Measures, and whether more is better; the first that is known ranks.
+# Measure → whether higher is better; the first measured one ranks.
 HIGHER = {"kl": False, "nll": False, "em": True, "f1": True, "contains": True}
 
 

@@ -103,7 +103,7 @@ def planned_methods(methods: Sequence[str], own: Iterable[tuple[str, str]]) -> l
 
 
 def _own(kind: str, name: str) -> dict[str, Any]:
-    """Return the other fields of a method of the reader's own; a correction that chooses tokens has a ratio."""
+    """Return further fields of a user's own method; a correction that chooses tokens has a ratio."""
     return OWN[kind] | ({"ratio": 0.15} if kind == "correct" and correct.named(name).chooses else {})
 
 
@@ -114,7 +114,7 @@ def _checked(
     loaded: Loaded | None,
     here: bool,
 ) -> tuple[list[Case], list[str], dict[str, list[Trial]]]:
-    """Return the trials that can run, why others cannot, and {what is wrong: trials}; without budgets each at once."""
+    """Return the trials that can run, reasons for the others, and {problem: trials}; without budgets, raise at once."""
     found: list[Case] = []
     refused = []
     for name, lists in wanted:
@@ -156,7 +156,7 @@ def is_here(cluster: str | None) -> bool:
 
 
 def _cases(base: Trial, name: str, lists: dict[str, Any], budgets: Sequence[float]) -> list[Case]:
-    """Return the trials of one method: at every budget where it has a ratio to set, or at its own."""
+    """Return the trials of one method: one per budget if it has a ratio, else one."""
     (once,) = cases(asdict(base), lists)
     settable = (METHODS[name].fields if name in METHODS else lists).get("ratio") is not None
     made = cases(asdict(base), {**lists, "charged": list(budgets)}) if settable and budgets else [once]

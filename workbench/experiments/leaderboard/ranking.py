@@ -33,7 +33,7 @@ from workbench.metrics.paired import ranks
 from workbench.results import METHOD, Results, read
 from workbench.results.summary import RIGHT
 
-SLACK = 0.005  # by which a charged share may lie over a budget: shares of shipped results are rounded
+SLACK = 0.005  # tolerance of charged shares over a budget, as shares of shipped results are rounded
 
 
 def boards(
@@ -80,7 +80,7 @@ def boards(
 
 
 def _beside(board: Board, timed: TimedApart) -> Board:
-    """Return a board with the speedups of methods that were timed apart."""
+    """Return a board with the speedups of methods that were timed separately."""
 
     def beside(entry: Standing) -> Standing:
         return replace(entry, speedup=timed.speedup(entry.method, entry.charged))
@@ -93,7 +93,7 @@ def _beside(board: Board, timed: TimedApart) -> Board:
 def _board(
     asked: pd.DataFrame, entries: Sequence[Entry], budget: float | None, by: str, least: int, means: bool
 ) -> Board | None:
-    """Return the board of a budget; None where fewer than `least` methods share a measure."""
+    """Return the board of a budget; None if fewer than `least` methods share a measure."""
     fulls = [(e, rows) for e, rows in entries if _is_full(e)]
     rest = [(e, rows) for e, rows in entries if not _is_full(e)]
     chosen, over = _within(rest, budget)
@@ -137,7 +137,7 @@ def _board(
 
 
 def _number(column: pd.Series) -> int | None:
-    """Return the number that all rows share, None where they have none."""
+    """Return the number that all rows share; None if they have none."""
     return int(column.iloc[0]) if column.iloc[0] >= 0 else None
 
 
@@ -150,14 +150,14 @@ def _known(values: np.ndarray) -> np.ndarray:
 
 
 def _of(rows: Scores, name: str, questions: int) -> np.ndarray:
-    """Return a measure of every question [questions], nan of those that were not asked."""
+    """Return a measure of every question [questions]; nan if it was not asked."""
     found = np.full(questions, np.nan)
     found[rows["question"]] = rows[name]
     return found
 
 
 def _within(entries: Sequence[Entry], budget: float | None) -> tuple[list[Entry], list[Entry]]:
-    """Return of each method the trial of the largest charged share within the budget, and those that have none."""
+    """Return each method's trial of the largest charged share within the budget, and the methods without one."""
     if budget is None:
         return list(entries), []
     best: dict[tuple[Any, ...], Entry] = {}
@@ -173,7 +173,7 @@ def _within(entries: Sequence[Entry], budget: float | None) -> tuple[list[Entry]
 
 
 def _names(entries: Sequence[Standing]) -> list[str]:
-    """Return names that tell methods apart: with the ratio where one stands several times."""
+    """Return unique names of methods: with the ratio if a method occurs several times."""
     names = [entry.method for entry in entries]
     said = [
         f"{e.method} at {e.fields['ratio']:.0%}"
@@ -185,8 +185,8 @@ def _names(entries: Sequence[Standing]) -> list[str]:
 
 
 def _ends(listed: Sequence[Entry], full: Entry | None, means: bool) -> list[tuple[dict[str, Ends], dict[str, Ends]]]:
-    """Return of every method its scores and its differences from full attention, by measure; or `means` alone."""
-    samples: dict[tuple[int, bool, str], np.ndarray] = {}  # of a method, whether a difference, of a measure
+    """Return every method's scores and differences from full attention, by measure; or `means` only."""
+    samples: dict[tuple[int, bool, str], np.ndarray] = {}  # key: (method, whether a difference, measure)
     questions = 1 + max(rows["question"].max() for _, rows in listed)
     for name in HIGHER:
         base = None if full is None else _of(full[1], name, questions)
@@ -206,7 +206,7 @@ def _ends(listed: Sequence[Entry], full: Entry | None, means: bool) -> list[tupl
 
 
 def _whole(one: Entry, by: str, scores: dict[str, Ends], gaps: dict[str, Ends]) -> Standing:
-    """Return the entry with its scores, its differences from full attention and its kinds of question."""
+    """Return the entry with scores, differences from full attention, and scores by kind of question."""
     entry, rows = one
     of_kind = {str(kind): rows[by][(rows["kind"] == kind) & _known(rows[by])] for kind in sorted(set(rows["kind"]))}
     kinds = {kind: float(of.mean()) if len(of) else math.nan for kind, of in of_kind.items() if kind}
@@ -214,7 +214,7 @@ def _whole(one: Entry, by: str, scores: dict[str, Ends], gaps: dict[str, Ends]) 
 
 
 def _front(charged: Sequence[float | None], quality: Sequence[float], higher: bool) -> set[int]:
-    """Return which methods no other beats at a smaller or equal charged share."""
+    """Return the methods that no other one beats at a smaller or equal charged share."""
     found, best = set(), None
     losses = [-value if higher else value for value in quality]
     known = [(share, losses[at], at) for at, share in enumerate(charged) if share is not None]

@@ -11,9 +11,9 @@ from workbench.experiments.leaderboard import HIGHER
 from workbench.methods.presets import METHODS, name_of
 from workbench.results import METHOD, Results, expanded
 
-ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # trials of these were asked the same
+ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # equal for trials of the same questions
 TRIAL = [*ASKED, *METHOD]
-ANSWERED = ["question", "kind", "device", *HIGHER]  # what else is read of answers
+ANSWERED = ["question", "kind", "device", *HIGHER]  # further columns read of answers
 POLICIES = ("select", "correct", "attend", "sparse")
 NUMBERS = ("passages", "seed", "training_seed", "ratio", "chunk")
 COSTS = ("charged_share", "rows_charged", "rows_reused", "prompt_tokens", "bytes_loaded", "preprocess_ms")
@@ -53,7 +53,7 @@ class Standing:
     front: bool = False
 
 
-Scores = dict[str, np.ndarray]  # of a method: every question's number, kind and measures
+Scores = dict[str, np.ndarray]  # a method's columns: question number, kind and measures
 Entry = tuple[Standing, Scores]
 
 
@@ -69,7 +69,7 @@ def answers_of(answers: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
 
 def _filled(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows without gaps in the columns of TRIAL: -1 for a number, "" for a policy that is none."""
-    # Older results lack what is "none" today.
+    # Older results lack fields that are "none" today.
     texts = {name: rows[name].astype(object).replace("none", "") for name in POLICIES}
     return rows.assign(**texts, **{name: rows[name].fillna(-1) for name in NUMBERS})
 
@@ -99,7 +99,7 @@ def costs_of(found: Results) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 def entries_of(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]) -> list[Entry]:
     """Return the methods that were asked, each with its answers."""
-    # A later row that tells less of a question does not take the place of one that tells more.
+    # A later row of a question does not replace an earlier one with more measures.
     known = asked.sort_values("kl", key=pd.notna, kind="stable")
     known = known.assign(**{name: pd.factorize(known[name])[0] for name in ("trial", "question")})
     known = known.drop_duplicates(["trial", "question"], keep="last").sort_values("trial", kind="stable")
@@ -110,7 +110,7 @@ def entries_of(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]
         (key, {name: part[at] for name, part in parts.items()})
         for at, key in enumerate(known[TRIAL].iloc[begin].itertuples(index=False, name=None))
     ]
-    encoded: dict[str, float] = {}  # by preprocessing: methods that share one find its blocks in place
+    encoded: dict[str, float] = {}  # by preparation: a later method with the same one finds its blocks in the store
     for key, _ in groups:
         if (ms := costs.get(key, {}).get("preprocess_ms")) is not None:
             prepare = key[TRIAL.index("prepare")]

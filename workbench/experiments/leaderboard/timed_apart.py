@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from workbench.results import Results, expanded
 
-SAME = 0.02  # by which a charged share may differ from that of the answers
+SAME = 0.02  # tolerance of the charged share against that of the answers
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def measure(
 
 @dataclass
 class _Bench:
-    """A model, its prompts and the engine that answers them; the pool is made once for all modes."""
+    """A model, its prompts and its engine; the pool is shared by all modes."""
 
     loaded: Loaded
     prompts: Sequence[Prompt]
@@ -128,7 +128,7 @@ class _Bench:
             engine.check(Ticket(f"{number}", prompt, self.max_new_tokens))
 
     def warm_up(self, store: TieredStore) -> None:
-        """Start threads; over pages, capture steps of every number of requests, as a server does when it starts."""
+        """Start threads; over pages, capture steps for every number of requests, as a server does at start."""
         few = self.prompts if self.pool is not None else self.prompts[:WARM_UP]
         self.serve("request", store, few, [0.0] * len(few))
         count = 1
@@ -137,9 +137,9 @@ class _Bench:
             count *= 2
 
     def serve(self, mode: str, store: TieredStore, prompts: Sequence[Prompt], arrivals: Sequence[float]) -> Served:
-        """Serve prompts that arrive at these seconds. Raises what a request fails with."""
+        """Serve prompts that arrive at these seconds. Raises the error of a failed request."""
         engine = self._engine(store)
-        if self.start == "hot":  # what an earlier run of the same questions leaves in the pages
+        if self.start == "hot":  # as left in the pages by an earlier run of the same questions
             self._run(engine, mode, prompts, [0.0] * len(prompts), Events())
         events, begin = Events(), perf_counter()
         tickets = self._run(engine, mode, prompts, arrivals, events)
@@ -174,7 +174,7 @@ class _Bench:
         return PagedEngine(self.runner, PageTier(self.runner.pool, store), tokenizer, self.method, stop=layout.stop)
 
     def _pages(self) -> int:
-        """Return pages for the blocks, and for all that is computed for requests that are loaded or run at a time."""
+        """Return pages for the blocks, and for the computed tokens of concurrent requests."""
         most = max(sum(-(-len(block) // PAGE) for block in set(prompt.context)) for prompt in self.prompts)
         blocks = sum(-(-len(block) // PAGE) for block in {b for prompt in self.prompts for b in prompt.context})
         together = 2 * self.batch
@@ -191,7 +191,7 @@ def _choice(loaded: Loaded, method: Method, prompts: Sequence[Prompt], count: in
 
 
 def _stores(bench: _Bench, folder: Path) -> Iterator[TieredStore]:
-    """Yield the tiers of one run after the other, with every block of the prompts in the place where it starts."""
+    """Yield the tiers for each run, with every block of the prompts in its starting tier."""
     pinned = bench.pool is not None and bench.pool.device.type == "cuda"
     host = partial(HostTier, UNLIMITED, pinned=pinned)
     while bench.start == "empty" or not isinstance(bench.method, Reuse):
@@ -227,7 +227,7 @@ def _arrivals(count: int, rate: float | None, seed: int) -> list[float]:
 def _asked(
     scheduler: Scheduler, prompts: Sequence[Prompt], arrivals: Sequence[float], max_new_tokens: int
 ) -> list[Ticket]:
-    """Serve in this thread what another one asks; return the tickets of requests that have all ended."""
+    """Run the scheduler in this thread for requests from a different one; return their tickets when all have ended."""
     if not any(arrivals):
         return scheduler.run(prompts, max_new_tokens)
     tickets: list[Ticket] = []

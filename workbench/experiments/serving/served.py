@@ -9,7 +9,7 @@ import numpy as np
 from workbench.experiments.serving.serve_fields import ServeFields
 from workbench.metrics.latency import Quantiles, quantiles
 
-REUSE = "reuse"  # the method of all that is no baseline
+REUSE = "reuse"  # the method of all rows except baselines
 NAMES = {"sync": "sync", "request": "async by request", "layer": "async by layer"}
 
 
@@ -65,7 +65,7 @@ def origin(asked: ServeFields) -> dict[str, Any]:
     """Return the columns that all rows share."""
     names = ("model", "data", "passages", "select", "seed", "dtype")
     shared = {name: value for name in names if (value := getattr(asked, name)) is not None}
-    ratio = 0.0 if asked.select == "none" else asked.ratio  # of what is recomputed
+    ratio = 0.0 if asked.select == "none" else asked.ratio  # share of recomputed tokens
     return {**shared, "method": REUSE, "mode": "block", "positions": "re-encoded", "ratio": ratio}
 
 
@@ -99,5 +99,5 @@ def counts(runs: Sequence[Served], start: str, setting: Mapping[str, Any]) -> li
 
 
 def _method(run: Served) -> dict[str, Any]:
-    """Return the columns of a baseline's method, which stand before those that all rows share."""
+    """Return the columns of a baseline's method, which precede the common ones."""
     return {} if run.method == REUSE else {"method": run.method, "mode": "full", "select": "none", "ratio": 0.0}

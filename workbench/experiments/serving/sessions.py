@@ -106,12 +106,12 @@ def prompts(steps: Sequence[SessionPrompt], loaded: Loaded, max_new_tokens: int 
 
 
 def _reply(sample: Sample, layout: Layout) -> str:
-    """Write the answer, and the opening of the user's next turn."""
+    """Format the answer, and the opening of the user's next turn."""
     return layout.answer.format(answer=sample.answers[0]) + layout.turn
 
 
 def _asked(sample: Sample, layout: Layout) -> str:
-    """Join passages and the question behind them into one text."""
+    """Join passages and the question to one text."""
     return "".join(segment.passages(sample.ctxs, layout.passage)) + layout.question.format(question=sample.question)
 
 
@@ -142,7 +142,7 @@ def follow(
         raise BadInput(f"repeats is {repeats} and full_every is {full_every}: at least 1 is needed")
     loaded = Loaded(*loaded)
     tokenized = prompts(steps, loaded, max_new_tokens)
-    fingerprint(loaded.model)  # known before the clock runs
+    fingerprint(loaded.model)  # computed before timing starts
     store = MemoryStore() if store is None else store
     records: Records = []
     for at, (step, prompt) in enumerate(zip(steps, tokenized, strict=True)):
@@ -186,7 +186,7 @@ def answered(
 
 
 def _ttft(model: PreTrainedModel, prompt: Prompt, repeats: int, store: Store) -> float:
-    """Measure the median seconds from token ids to the first token, with what `store` lacks encoded."""
+    """Measure the median seconds from token ids to the first token; blocks missing in `store` are encoded."""
     job = partial(first_token, model, prompt, "block", store)
     return measure([job] * repeats, model.device, warm_up=0).p50
 
@@ -206,7 +206,7 @@ def _answered(loaded: Loaded, step: SessionPrompt, revision: Revision, store: St
     """Answer with the store and with every block encoded within the request, and compare the two."""
     model, prompt = loaded.model, revision.prompt
     empty = MemoryStore(UNLIMITED)
-    seconds = _ttft(model, prompt, 1, empty)  # which holds all blocks from here on
+    seconds = _ttft(model, prompt, 1, empty)  # `empty` has all blocks from now on
     requests = [revision.request, revise(model, prompt, empty).request]
     cached, fresh = (output.logits for request in requests for output in prefill_many(model, [request]))
     assert cached is not None and fresh is not None

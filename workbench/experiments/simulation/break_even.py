@@ -36,7 +36,7 @@ METHODS = (PREFIX, REORDERED, REUSE, RECOMPUTED)
 MEASURES = ("hit_rate", "ttft_ms")  # means over requests
 
 
-REQUESTS, PASSAGES, BLOCK = 600, 10, 512  # requests, the second half of which is counted; passages of one; tokens
+REQUESTS, PASSAGES, BLOCK = 600, 10, 512  # requests (the second half counts), their passages, tokens of one
 BUDGET = 1_000  # passages that a cache keeps
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from workbench.core.blocks import Block
 from workbench.store.tiering.alternative_path import AlternativePath, Encoding
 
-Found = list[tuple[int, bool]]  # passages as they stand in the prompt, and whether each was found
+Found = list[tuple[int, bool]]  # passages in prompt order, and whether each was found
 
 
 class Cache(Protocol):
@@ -24,7 +24,7 @@ class Cache(Protocol):
         """Return the passages in the order in which they stand in the prompt, and whether each was found."""
 
     def __len__(self) -> int:
-        """Count the passages that are kept, each copy."""
+        """Return the number of kept passages, copies included."""
 
 
 class PrefixCache:
@@ -47,17 +47,17 @@ class PrefixCache:
                 self._grown(step)
             path.append(step)
             node = self._kept[step]
-        for step in reversed(path):  # so what stands behind another is older, and goes first
+        for step in reversed(path):  # so later steps of a path count as older, and are evicted first
             self._kept.move_to_end(step)
         while self.budget is not None and len(self._kept) > self.budget:
             self._dropped(self._kept.popitem(last=False)[0])
         return found
 
     def _grown(self, step: tuple[int, int]) -> None:
-        """Take note of a new step (node, passage) of the tree."""
+        """Note a new step (node, passage) of the tree."""
 
     def _dropped(self, step: tuple[int, int]) -> None:
-        """Take note of a step that was dropped."""
+        """Note a dropped step."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -140,7 +140,7 @@ def _block(passage: int) -> Block:
 
 
 def _chain(chunk: Block, path: Sequence[Block]) -> str:
-    """Return a key without hashing: a passage is one token here."""
+    """Return a key without hashing, as a passage is a single token here."""
     return " ".join(str(block.tokens[0]) for block in (*path, chunk))
 
 

@@ -32,7 +32,7 @@ from workbench.metrics.answers import Records
 from workbench.store import HostTier, TieredStore, key_of
 from workbench.store.events import Event, Events, idle_share
 
-LAYERS, HEADS, WIDTH, DTYPE = 32, 8, 128, torch.bfloat16  # of the keys of Llama-3.1-8B
+LAYERS, HEADS, WIDTH, DTYPE = 32, 8, 128, torch.bfloat16  # shape of Llama-3.1-8B's keys
 GB = 1e9
 SHAPE, CLOCK = "Llama-3.1-8B's shape", "simulated clock"  # model and device of simulated results
 SYSTEM = Block((1, 2, 3), "system")
@@ -88,7 +88,7 @@ class StoreEngine(OnHost):
 
     store: TieredStore
     machine: Machine
-    seconds: dict[str, float] = field(default_factory=dict)  #: of loading, by request
+    seconds: dict[str, float] = field(default_factory=dict)  #: loading time by request
 
     def seconds_of(self, ticket: Ticket) -> float:
         """Return in which time the blocks of a request are read from where they lie when it is first asked for."""
@@ -228,7 +228,7 @@ class ArrivingLoaders(SimulatedLoaders):
 
 
 def _prefill_seconds(ticket: Ticket, machine: Machine, model: TtftModel) -> float:
-    """Return the seconds until the first token of a request: what was missed is encoded first."""
+    """Return the seconds until a request's first token, with missed blocks encoded first."""
     tokens, missing = machine.passage * len(ticket.prompt.context[1:]), machine.passage * len(ticket.held)
     if not machine.reuse:
         return float(model.prefix(0, tokens, machine.question)) / 1e3

@@ -97,7 +97,7 @@ class Workload:
 
 
 class _Pool:
-    """Passages of which a few are drawn at a time: ∝ weight, without replacement (the Gumbel top-k trick)."""
+    """Passages drawn a few at a time, ∝ weight and without replacement (the Gumbel top-k trick)."""
 
     def __init__(self, size: int, zipf: float, draw: np.random.Generator):
         self.weights, self.draw = -zipf * np.log(draw.permutation(size) + 1.0), draw
@@ -111,7 +111,7 @@ class _Pool:
         return taken, scores[taken]
 
 
-UNBOUNDED = "prefix caching"  # what the others are held against, as in the paper
+UNBOUNDED = "prefix caching"  # the baseline, as in the paper
 PATH, IN_PLACE = "Alternative Path", "Alternative Path, first computed in place"
 LRU, REORDERED = "prefix caching, LRU in as many bytes", "reordered prefix caching"
 CACHES = (UNBOUNDED, LRU, REORDERED, PATH, IN_PLACE)

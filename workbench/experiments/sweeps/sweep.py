@@ -41,7 +41,7 @@ from workbench.store import MemoryStore
 from workbench.store.files.manifest import MANIFEST
 
 Ended = tuple[Case, str]  # a case with its problem, "" for none
-Measured = tuple[dict[str, Any], Records]  # a record as JSON, and a row a question
+Measured = tuple[dict[str, Any], Records]  # a record as JSON, and one row per question
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class Runs:
         write_text(self.folder / f"{case.key}.failed.json", json.dumps(content, indent=1))
 
     def _order(self, case: Case) -> tuple[Any, ...]:
-        """Sort trials so that each finds what it needs there.
+        """Return the sort key of trials that lets them share work.
 
-        A model is loaded once, full attention is at hand for all others of it (`references`), and blocks that are kept
-        are used while they are there.
+        A model is loaded once, its full attention comes before its other trials (`references`), and kept blocks are
+        used while they are in memory.
         """
         trial = case.trial
         return *map(str, _loads(trial)), trial.mode != "full", self.keep_gib and trial.prepare
@@ -104,7 +104,7 @@ def needs_gpu(trial: Trial) -> bool:
     return trial.device.startswith("cuda")
 
 
-_ONE = threading.Lock()  # a process holds one model, however many threads its worker has
+_ONE = threading.Lock()  # a process has one model, even if its worker has several threads
 
 
 def run_case(
@@ -129,7 +129,7 @@ def _sizes(trial: Trial) -> list[list[Any]]:
 
 @lru_cache(maxsize=1)
 def _kept(gib: float) -> MemoryStore:
-    """Return the store of this process; the keys of its blocks tell models and preparations apart."""
+    """Return the store of this process; keys distinguish models and preparations."""
     return MemoryStore(int(gib * 2**30))
 
 
@@ -140,7 +140,7 @@ def load(model: str, device: str, dtype: str | None, layout: str | None) -> Load
 
 
 def _loads(trial: Trial) -> tuple[str, str, str | None, str | None]:
-    """Return what `load` takes."""
+    """Return the arguments of `load`."""
     return trial.model, trial.device, trial.dtype, trial.layout
 
 

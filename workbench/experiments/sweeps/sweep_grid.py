@@ -46,11 +46,11 @@ from workbench.models.model_names import check_device, check_dtype, check_length
 from workbench.models.weights import soft_tokens
 from workbench.store.urls import opened
 
-SHOWN = 3  # problems that are told at most
+SHOWN = 3  # maximum number of problems in a message
 
 
 class _Model:
-    """What is known of a model without its weights; read once."""
+    """Facts about a model that need no weights; read once."""
 
     def __init__(self, name: str, loaded: Loaded | None):
         self.name, self.loaded = name, loaded
@@ -83,7 +83,7 @@ class _Model:
 
     @cached_property
     def shell(self) -> PreTrainedModel:
-        """The model, where it is not in memory without its weights."""
+        """The model without weights, unless it is in memory."""
         if self.loaded:
             return self.loaded.model
         shell = cost.shell(self.config)
@@ -92,12 +92,12 @@ class _Model:
 
     @property
     def context(self) -> int | None:
-        """Most tokens of a prompt with its answer."""
+        """Maximum number of tokens of a prompt with its answer."""
         return getattr(self.config, "max_position_embeddings", None)
 
     @cached_property
     def fitted_to(self) -> Path:
-        """The folder beside whose weights a gate lies."""
+        """Folder of the weights that a gate belongs to."""
         return models.folder(str(self.loaded.model.config.name_or_path)) if self.loaded else self.folder
 
 
@@ -162,7 +162,7 @@ def _check_place(trial: Trial, model: _Model, here: bool) -> None:
 
 
 def _check_method(trial: Trial, model: _Model) -> None:
-    """Refuse a sparse method whose gate or thresholds are not there, or whose groups do not fit the model's heads."""
+    """Refuse a sparse method without its gate or thresholds, or with groups that do not fit the model's heads."""
     for tiles in _nested(trial.tiles()):
         if isinstance(tiles, SeerAttention):
             seer_gate.training(Path(tiles.gate) if tiles.gate else model.fitted_to / seer_gate.FILE)
@@ -194,7 +194,7 @@ def _prompts(
 
 
 def _check_choices(trial: Trial, model: _Model, prompts: Sequence[Prompt]) -> None:
-    """Refuse a method that the model cannot run, or a budget that it cannot keep; tell of too few neighbours."""
+    """Refuse a method that the model cannot run, or a budget that it cannot meet; warn of too few neighbours."""
     layout = model.layout(trial.layout)
     method = trial.method(trial.corpus(layout, model.tokenizer), system=bool(layout.system))
     method.check(model.shell, prompts)

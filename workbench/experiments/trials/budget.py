@@ -21,8 +21,8 @@ from workbench.methods.select import budget
 from workbench.metrics.cost import charged_share
 from workbench.store import UNLIMITED, MemoryStore
 
-STEPS = 10_000  # in which a ratio is solved
-TRIED = 8  # prompts on which a correction, whose rows depend on its cache, is tried
+STEPS = 10_000  # resolution of a solved ratio: 1 / STEPS
+TRIED = 8  # prompts for trying a correction whose rows depend on its cache
 
 
 def said(charged: float | None) -> str:

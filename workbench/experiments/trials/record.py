@@ -56,15 +56,15 @@ class Record(Quality):
     faithfulness: dict[str, Any] | None = None  #: of the answers, `metrics.faithfulness.Faithfulness`, where judged
     rows_charged: float | None = None  #: rows through all layers of every pass, those of the selector included
     charged_share: float | None = None  #: of the prompt's tokens through all layers (`metrics.cost.charged_share`)
-    preprocess_ms: float | None = None  #: a token of the passages that the store lacked; None where it lacked none
+    preprocess_ms: float | None = None  #: ms per token of passages missing in the store; None if none was missing
     answered: dict[str, Any] | None = None  #: fidelity over the questions that full attention answers exactly
-    misses: dict[str, int] | None = None  #: of the store, by reason (`store.misses.Miss`); None where none was asked
+    misses: dict[str, int] | None = None  #: of the store, by reason (`store.misses.Miss`); None without a store
     receipts: list[dict[str, Any]] | None = (
-        None  # of every request, {id, at, receipt} (`methods.request_report`), where asked
+        None  # {id, at, receipt} of every request (`methods.request_report`), if requested
     )
-    engine: str | None = None  #: that answered, and why; None in records of earlier versions, and where a CPU answered
+    engine: str | None = None  #: the engine, and why it was chosen; None in records of earlier versions, and on a CPU
     ttft_full_s: Quantiles | None = None  #: full attention's time to first token, on the first of the same prompts
-    note: str = ""  #: what the model's folder says of it (its weights are random), and a choice that changed nothing
+    note: str = ""  #: remarks of the model's folder (random weights), and on settings without effect
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back.
@@ -132,7 +132,7 @@ def _interval(row: dict[str, Any], name: str) -> str:
 
 
 def _measured(score: dict[str, Any]) -> dict[str, Any]:
-    """Leave fidelity out where it was not measured."""
+    """Leave out fidelity if it was not measured."""
     return score if score["compared"] is not None else {k: v for k, v in score.items() if k not in FIDELITY}
 
 
@@ -148,7 +148,7 @@ def versions() -> dict[str, str]:
 
 def device_name(device: "torch.device") -> str:
     """Return the accelerator's product name, or the processor with the threads torch uses."""
-    import torch  # heavy, and not needed by records that are read
+    import torch  # slow to import, and not needed to read records
 
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

@@ -24,7 +24,7 @@ COSTS = (
     *("flops", "flops_linear", "flops_attention"),
     *("bytes", "bytes_loaded", "hit_rate", "parameters", "seconds", "preprocess_ms"),
 )
-SHARED = ("model", "data", "passages", "seed", "device", "dtype")  # fields of a trial that are columns of their own
+SHARED = ("model", "data", "passages", "seed", "device", "dtype")  # fields of a trial with their own columns
 FIRST_TOKEN = "first token"  # workload of a trial's timings
 SCORES = tuple(one.name for one in fields(Quality) if f"{one.name}_low" in {other.name for other in fields(Quality)})
 COMPARED = frozenset(("kl", "kl_first", "agree", "agree_first", "nll", "nll_extra"))  # their n is `compared`
@@ -107,7 +107,7 @@ def answers_of(out: Path, key: str) -> list[dict[str, Any]]:
 
 
 def _of_scores(scores: Mapping[str, Any], before: str = "") -> list[dict[str, Any]]:
-    """Return a row a score that was measured, with its interval and n."""
+    """Return one row per measured score, with its interval and n."""
     found = []
     for name in SCORES:
         if (value := scores.get(name)) is not None:

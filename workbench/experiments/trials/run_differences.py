@@ -12,8 +12,8 @@ from workbench.metrics import latency
 from workbench.metrics.paired import difference, mcnemar
 
 SCORES = ("em", "f1", "contains", "nll", "kl", "kl_first", "agree", "agree_first")
-RIGHT = ("em", "contains", "agree_first")  # of these scores, 0 or 1 a question, McNemar's test
-BESIDE_FULL = ("kl", "kl_first", "agree", "agree_first")  # measured beside full attention of the run's own model
+RIGHT = ("em", "contains", "agree_first")  # scores of 0 or 1 per question, compared by McNemar's test
+BESIDE_FULL = ("kl", "kl_first", "agree", "agree_first")  # measured against full attention of the run's own model
 COSTS = {
     "ttft_p50": "time to first token, ms",
     "rows_computed": "tokens computed",
@@ -52,7 +52,7 @@ class RunComparison:
     runs: tuple[Run, ...]
     base: Run
     differences: tuple[RunDifference, ...]
-    parameters: dict[str, list[Any]]  #: those that differ, a value a run
+    parameters: dict[str, list[Any]]  #: differing parameters, with one value per run
     versions: dict[str, list[Any]]
 
     def costs(self) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ class RunComparison:
         return rows
 
     def _speedup(self, run: Run) -> dict[str, float | None]:
-        """Return the ends of how many times as fast a run's first token is as the base's; None without a spread."""
+        """Return the interval of a run's speedup over the base to the first token; None without quantiles."""
         if run.record is None or self.base.record is None:
             return {"ttft_low": None, "ttft_high": None}
         _, low, high = latency.ratio(*(latency.timed(each.record.ttft_s) for each in (self.base, run) if each.record))
@@ -185,7 +185,7 @@ def _base(runs: Sequence[Run], base: str | None) -> Run:
 
 
 def _paired(run: Run, base: Run, score: str) -> tuple[list[float], list[float], str]:
-    """Return the score of the questions that both have answered, or why they cannot be paired."""
+    """Return both runs' scores of their common questions, or why they cannot be paired."""
     for each in (run, base):
         if not each.answers:
             return [], [], f"of {'both' if not (run.answers or base.answers) else each.name} only sums were kept"

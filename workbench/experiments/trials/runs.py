@@ -18,7 +18,7 @@ from workbench.core.errors import BadInput
 from workbench.experiments.trials import rows
 from workbench.experiments.trials.record import Record
 
-QUESTIONS = ("data", "samples", "seed", "passages")  # parameters that say which questions were asked
+QUESTIONS = ("data", "samples", "seed", "passages")  # parameters that determine the questions
 Numbers = dict[str, float]
 
 
@@ -136,7 +136,7 @@ def _of_notebook(folder: Path) -> Run:
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
         raise BadInput(f"{folder / 'metrics.json'} is no whole JSON file: {problem}") from None
-    metrics = metrics.get("here", {})  # of other sources nothing was measured by this notebook
+    metrics = metrics.get("here", {})  # only the notebook's own measurements
     texts = {key: value for key, value in metrics.items() if isinstance(value, str)}
     (flat,) = pd.json_normalize(metrics, sep=".").to_dict("records")
     numbers = {k: float(v) for k, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
@@ -144,7 +144,7 @@ def _of_notebook(folder: Path) -> Run:
 
 
 def _given(folder: Path) -> dict[str, Any]:
-    """Return the parameters of the executed notebook in a folder, where there is one."""
+    """Return the parameters of the executed notebook in a folder, if there is one."""
     for path in sorted(folder.glob("*.ipynb")):
         metadata = json.loads(path.read_text(encoding="utf-8")).get("metadata", {})
         return dict(metadata.get("papermill", {}).get("parameters", {}))

@@ -56,12 +56,12 @@ from workbench.store import MemoryStore, Store
 from workbench.store.urls import opened
 from workbench.store.views import KeepingStore
 
-BATCH_TOKENS = 16384  # of prompts that are computed together, whatever `batch` says, or half of a pool on a GPU
-# Fields that earlier versions lack.
+BATCH_TOKENS = 16384  # maximum number of prompt tokens per batch, whatever `batch` is, or half of a pool on a GPU
+# Fields missing in records of earlier versions.
 LATER = ("faithfulness", "fidelity", "layout", "store", "receipt", "engine", "charged")
-FULL_TIMED = 5  # prompts on which full attention is timed, at most
-FULL_SECONDS = 5.0  # of these timings, behind which none begins
-SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
+FULL_TIMED = 5  # maximum number of prompts to time full attention on
+FULL_SECONDS = 5.0  # time after which no further timing begins
+SPARSE_PROMPTS = 8  # maximum number of prompts to compare sparse with dense attention on
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +74,7 @@ class Trial(TrialFields, MethodConfig):
     """
 
     def __post_init__(self) -> None:
-        for name in own.KINDS:  # a policy itself stands for its spec
+        for name in own.KINDS:  # a policy object may be given instead of its spec
             if not isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, _spec(name, given))
         if not isinstance(given := vars(self)["data"], str):
@@ -128,7 +128,7 @@ class Trial(TrialFields, MethodConfig):
             method = budget.within(model, method, prompts, self.charged)
         fewer = preparations.said(getattr(method, "prepare", None), loaded.spec.context, prompts)
         engine = choose_engine(model, method, prompts, self.max_new_tokens, self.engine)
-        if store is None:  # an empty one is false
+        if store is None:  # not `or`: an empty store is falsy
             store = self._opened(method, loaded)
         before = store.stats
         watch = Watch(loaded, samples, prompts, method, self.max_new_tokens) if self.fidelity else None
@@ -137,7 +137,7 @@ class Trial(TrialFields, MethodConfig):
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
         looked_up = store.stats.since(before)
         jobs = first_tokens(model, prompts[: self.timed], method, self.engine, store)
-        cold = model.device.type != "cpu" or seconds <= WARM  # a CPU has just answered these prompts
+        cold = model.device.type != "cpu" or seconds <= WARM  # a CPU is warm from answering these prompts
         ttft = measure(jobs, model.device, WARM_UP if cold else 0)
         full = self._full_times(model, prompts, method, watch.full if watch else ())
         texts = [generation.text.strip() for generation in generations]
@@ -170,7 +170,7 @@ class Trial(TrialFields, MethodConfig):
         return record, rows
 
     def _opened(self, method: Method, loaded: Loaded) -> MemoryStore:
-        """Return an empty store in memory, before the folder or URL that holds cached blocks where one is named."""
+        """Return an empty store in memory, in front of the folder or URL of cached blocks if one is given."""
         behind: Store | None = None
         if isinstance(method, Reuse) and (place := self.store or self.prepared):
             behind = opened(place, kind_of(loaded.model, method.prepare, loaded.tokenizer), new=bool(self.store))
@@ -185,9 +185,9 @@ class Trial(TrialFields, MethodConfig):
     def _full_times(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, known: Sequence[float]
     ) -> Quantiles | None:
-        """Return full attention's time to first token on some of the timed prompts; None where it is not beside.
+        """Return full attention's time to first token on some of the timed prompts; None without a comparison.
 
-        `known`: seconds that its reference took to it, of each prompt alone.
+        `known`: its seconds per prompt, if the references were computed one by one.
         """
         if not self.fidelity or method == Full():
             return None
@@ -202,7 +202,7 @@ class Trial(TrialFields, MethodConfig):
         return times[key]
 
     def _judged(self, samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, Any] | None:
-        """Return how far passages support the answers; None where no judge is named."""
+        """Return how well passages support the answers; None without a judge."""
         if self.faithfulness is None:
             return None
         return asdict(
@@ -210,7 +210,7 @@ class Trial(TrialFields, MethodConfig):
         )
 
     def _unused(self, sparsity: dict[str, Any] | None, prompts: Sequence[Prompt]) -> str:
-        """Say that a sparse method left nothing out, and which options fit prompts of this length; "" where it did."""
+        """Return a hint if a sparse method left out nothing, with options for prompts of this length; else ""."""
         if sparsity is None or sparsity["density"] < 1 or registry.parse(self.sparse)[0] == "dense":
             return ""
         length = max(map(len, prompts))
@@ -267,13 +267,13 @@ class Trial(TrialFields, MethodConfig):
             generations += answered.generations
             if watch:
                 watch(batch, answered)
-            del answered  # its pages are given back before the next batch
+            del answered  # frees its pages before the next batch
             tell()
         return generations
 
 
 def _spec(name: str, given: Any) -> str:
-    """Return the spec of a policy that was given itself, known by its name from then on."""
+    """Register a policy object, and return its spec."""
     if is_dataclass(given) and not isinstance(given, type):
         if not type(given).__module__.startswith(f"workbench.methods.{name}"):
             own.register(type(given))

@@ -63,8 +63,8 @@ def by_kind(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Qu
     }
 
 
-BYTES = 1 << 29  # that are kept in any case
-SHARE = 8  # of the memory that is free, one part is for references
+BYTES = 1 << 29  # kept in any case
+SHARE = 8  # references may take 1 / SHARE of free memory
 
 _KEPT: WeakKeyDictionary[PreTrainedModel, "Kept"] = WeakKeyDictionary()
 
@@ -122,7 +122,7 @@ class Watch:
         self.max_new_tokens = max_new_tokens
         self.gold = fidelity.gold_answers(samples, loaded.layout, loaded.tokenizer)
         self.kept = kept(loaded.model)
-        self.known: list[Reference] = []  # of the batch that is answered next
+        self.known: list[Reference] = []  # references of the next batch
         self.rows: Records = []
         self.full: list[float] = []
         self.seconds = 0.0
@@ -136,7 +136,7 @@ class Watch:
             self.seconds += time.perf_counter() - begin
 
     def __call__(self, batch: Sequence[int], answered: Answered) -> None:
-        """Take what a batch of questions, by number, was answered; the rows behind the prompts are overwritten."""
+        """Record the answers to a batch of question numbers; overwrites cache rows behind the prompts."""
         begin = time.perf_counter()
         known = self.known or self._known(batch, answered)
         self.known = []
@@ -149,10 +149,10 @@ class Watch:
     def _known(
         self, batch: Sequence[int], answered: Answered | None = None, progress: Callable[[int, int], None] | None = None
     ) -> list[Reference]:
-        """Return the references of a batch: all kept ones, or all computed now.
+        """Return the references of a batch: all from the cache, or all computed now.
 
-        They are kept by the batch, not by the question alone: another batch rounds otherwise, and a record would depend
-        on what its process computed before.
+        They are cached per batch, not per question: a different batch rounds differently, and records would depend on
+        what the process computed before.
         """
         together = tuple(self._key(self.prompts[i], self.gold[i]) for i in batch)
         keys = [(together, place) for place in range(len(batch))]
@@ -160,7 +160,7 @@ class Watch:
             return [self.kept.references[key] for key in keys]
         model, tokenizer, layout = self.loaded
         gold, options = [self.gold[i] for i in batch], (self.max_new_tokens, layout.stop)
-        if answered is not None and self.method == Full():  # it is the method that is watched
+        if answered is not None and self.method == Full():  # full attention is the measured method itself
             made = fidelity.references(model, tokenizer, answered, gold, *options)
         else:
             made = fidelity.reference(model, tokenizer, [self.prompts[i] for i in batch], gold, *options, progress)
@@ -231,7 +231,7 @@ def in_full(method: Method, prompts: Sequence[Prompt], generations: Sequence[Gen
 
 
 def _preprocess_ms(generations: Sequence[Generation]) -> float | None:
-    """Return the ms that encoding took by token of the passages that the store lacked; None where it lacked none."""
+    """Return the ms of encoding per token of passages missing in the store; None if none was missing."""
     known = [one.receipt for one in generations if one.receipt is not None]
     tokens = sum(block.tokens for one in known for block in one.blocks if block.status == "encoded")
     seconds = sum(one.seconds.get("encode", 0.0) / one.batch for one in known)

@@ -37,7 +37,7 @@ FACTOR = 4.0
 LEAST = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 FINER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 LARGEST = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.3}  # noise floors
-COPIED = 200_000_000  # parameters: a larger model is not copied in a finer dtype
+COPIED = 200_000_000  # maximum number of parameters for a copy in a finer dtype
 FLOORS, EXACT = ("order of sums", "rounding"), ("finite", "misses")
 WHAT = {
     "finite": "NaN or Inf logits under full attention",
@@ -151,7 +151,7 @@ def _allowed(what: str, floor: float, dtype: torch.dtype) -> float:
         return 0.0
     if what in FLOORS:
         return LARGEST[dtype]
-    return max(LEAST[dtype], FACTOR * floor)  # in this order, a floor of nan allows the least
+    return max(LEAST[dtype], FACTOR * floor)  # in this order, max ignores a floor of nan
 
 
 def _largest(values: Iterable[float]) -> float:
@@ -160,7 +160,7 @@ def _largest(values: Iterable[float]) -> float:
 
 
 def _apart(ours: Tensor, expected: Tensor) -> float:
-    """Return the relative L2 difference."""
+    """Return the relative L2 distance."""
     ours, expected = ours.double(), expected.to(ours.device).double()
     return float((ours - expected).norm() / expected.norm().clamp_min(1e-300))
 
@@ -200,14 +200,14 @@ def _floor(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
 
 
 def _finer(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
-    """Compare with the same weights in a finer dtype, where the model is small enough for a copy."""
+    """Compare with the same weights in a finer dtype, if the model is small enough for a copy."""
     dtype = FINER.get(model.dtype)
     if dtype is None or sum(weight.numel() for weight in model.parameters()) > COPIED:
         return {}
     copy = type(model)(deepcopy(model.config))
     copy.load_state_dict(model.state_dict())
     copy.tie_weights()
-    finer: Any = copy.eval()  # transformers wraps `to` without its types
+    finer: Any = copy.eval()  # transformers wraps `to` without types
     return {"rounding": _apart(_plain(model, prompt), _plain(finer.to(device=model.device, dtype=dtype), prompt))}
 
 

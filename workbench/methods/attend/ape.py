@@ -13,7 +13,7 @@ from workbench.engine.attention_backends.attention_problem import problem_of
 from workbench.methods import registry
 from workbench.methods.attend import Attend, Prompt
 
-ELEMENTS = 1 << 26  # most logits in memory at a time
+ELEMENTS = 1 << 26  # maximum number of logits in memory at a time
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Merged:
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _before(self, rows: Tensor) -> int:
-        """Return how many rows are not behind the columns; asked once for all layers, as a GPU is waited for."""
+        """Return the number of rows before the end of the passages; once for all layers, as it waits for the GPU."""
         if not self._counted or self._counted[0][0] is not rows:
             self._counted[:] = [(rows, int((rows < self.apart.end).sum()))]
         return self._counted[0][1]
@@ -89,7 +89,7 @@ class Merged:
         return torch.cat(parts, 2).flatten(0, 1).to(q.dtype)
 
     def _bent(self, logits: Tensor, asks: Tensor) -> Tensor:
-        """Return logits whose one softmax is the merge."""
+        """Return logits of which a single softmax merges both parts."""
         first, end = self.apart.first, self.apart.end
         passages = logits[..., first:end]
         cold = passages / self.apart.temperature

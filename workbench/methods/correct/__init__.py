@@ -64,7 +64,7 @@ class Correct:
         rows: Sequence[Tensor] | None,
         ratio: float | None,
     ) -> list[Correction]:
-        """Correct the caches of a batch; `rows` [R] of each are recomputed, None: chosen here by `ratio`."""
+        """Correct the caches of a batch; `rows` [R] of each are recomputed (None: chosen here by `ratio`)."""
         raise NotImplementedError
 
     def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:

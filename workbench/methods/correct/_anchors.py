@@ -1,4 +1,4 @@
-"""Anchors of the places of prompts: passages of earlier requests, and which of them a passage now is near."""
+"""Anchors of the places of prompts: passages of earlier requests, and which of them a new passage is near."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,20 +15,20 @@ from workbench.engine.pages.paged_prompt import Cached
 from workbench.kernels._anchors.in_torch import Pair, stretch
 from workbench.models.spec import ModelSpec
 
-OLDEST = 5  # of these anchors the one that was used least makes room (released code)
-NUCLEUS = 0.9  # anchors of so much weight count as used (released code)
+OLDEST = 5  # the least used of so many oldest anchors is evicted (released code)
+NUCLEUS = 0.9  # the nearest anchors, up to this weight, count as used (released code)
 
 
 @dataclass(eq=False)
 class Anchor:
-    """A passage as cached, with how full attention moved it, [C, length, D] each; in the numbers of the model."""
+    """A passage as cached, and the offsets to full attention, [C, length, D] each, in the model's dtype."""
 
     cached: Pair
     moved: Pair
     used: int = 0
-    number: int = field(default_factory=count().__next__)  # no other anchor's
+    number: int = field(default_factory=count().__next__)  # unique
     length: int = field(init=False)
-    row: tuple[int, ...] = field(init=False, repr=False)  # where it lies, and numbers of a head
+    row: tuple[int, ...] = field(init=False, repr=False)  # addresses of its tensors, and their stride from head to head
 
     def __post_init__(self) -> None:
         four = [x.contiguous() for x in (*self.cached, *self.moved)]
@@ -38,7 +38,7 @@ class Anchor:
 
 @dataclass(frozen=True, eq=False)
 class Corrected:
-    """A passage as corrected, a `block` in pages: by which `anchors`, by number, and which of them it used."""
+    """A corrected passage, a `block` in pages: the numbers of its `anchors`, and the indices of those it used."""
 
     anchors: list[int]
     used: Sequence[int]
@@ -47,10 +47,11 @@ class Corrected:
 
 @dataclass(frozen=True, eq=False)
 class Met:
-    """What came of comparing a passage with the anchors of its place.
+    """The comparison of a passage with the anchors of its place.
 
-    weights  [2, A, n] fp32 of keys and of values, by which offsets are joined
-    near     whether it is like some of them rather than all alike; `used`: which of them, then
+    weights  [2, A, n] fp32 of keys and of values, by which offsets are averaged
+    near     whether it is near some of them, not equally far from all
+    used     indices of those that it is near
     """
 
     weights: Tensor
@@ -59,7 +60,7 @@ class Met:
 
 
 class Rule(Protocol):
-    """What `Kvcomm` holds: `most` anchors a place, how alike a passage must be, and how offsets are weighed."""
+    """The fields of `Kvcomm`: `most` anchors per place, and the parameters by which passages are compared."""
 
     @property
     def most(self) -> int: ...
@@ -74,9 +75,9 @@ class Rule(Protocol):
 
 
 def held_of(rule: Rule, lengths: list[int]) -> list[list[Anchor]]:
-    """Return the anchors of each place that hold as many tokens; none of a place where there is one alone.
+    """Return the anchors of each place that are at least as long as its passage; none if there is only one.
 
-    Nothing where nothing is ever corrected.
+    Returns [] if `most` is 0, which turns corrections off.
     """
     kept = [rule.anchors.get(place, []) for place, _ in enumerate(lengths, rule.system)] if rule.most else []
     held = [[anchor for anchor in each if anchor.length >= n] for each, n in zip(kept, lengths, strict=False)]
@@ -84,12 +85,12 @@ def held_of(rule: Rule, lengths: list[int]) -> list[list[Anchor]]:
 
 
 def meet(far: Tensor, lengths: list[int], held: list[list[Anchor]], threshold: float, temperature: float) -> list[Met]:
-    """Judge passages by how `far` [3, A, N] their tokens are from their anchors; a GPU is waited for."""
+    """Compare passages with anchors by the distances `far` [3, A, N] of their tokens. Waits for the GPU."""
     weights = (-far[:2] / temperature).softmax(1).split(lengths, 2)
     squares = torch.stack([part.sum(1) for part in far[2].cpu().split(lengths, 1)])
     alike = (-squares.sqrt()).softmax(1)
     entropy = -(alike * (alike + 1e-40).log2()).sum(1)
-    near = (entropy <= threshold * torch.tensor([*map(len, held)]).float().log2()).tolist()  # without anchors it is nan
+    near = (entropy <= threshold * torch.tensor([*map(len, held)]).float().log2()).tolist()  # nan without anchors
     order = alike.sort(1, descending=True)
     used = order.values.cumsum(1) - order.values < NUCLEUS
     some = [best[taken].tolist() if each else [] for best, taken, each in zip(order.indices, used, near, strict=True)]
@@ -97,27 +98,27 @@ def meet(far: Tensor, lengths: list[int], held: list[list[Anchor]], threshold: f
 
 
 def keep(anchors: list[Anchor], new: Anchor, most: int) -> None:
-    """Add an anchor to those of a place, of which there are at most so many."""
+    """Add an anchor to those of a place; of `most`, evict one."""
     if len(anchors) >= most:
         anchors.remove(min(anchors[:OLDEST], key=lambda anchor: anchor.used))
     anchors.append(new)
 
 
 def count_used(held: list[list[Anchor]], used: Iterable[Sequence[int]]) -> None:
-    """Count the anchors that passages are near as used."""
+    """Increment the use counts of the anchors that passages are near."""
     for anchors, some in zip(held, used, strict=True):
         for number in some:
             anchors[number].used += 1
 
 
 def cut(spec: ModelSpec, kv: KV, starts: list[int], lengths: list[int]) -> list[Pair]:
-    """Copy places out of a cache, one behind the other, keys rotated as if each stood at position 0."""
+    """Copy places out of a cache, with keys rotated as if each place began at position 0."""
     parts = stretch(kv.keys, kv.values, starts, lengths, spec.inv_freq, spec.pairing)
     return list(zip(*(x.split(lengths, 1) for x in parts), strict=True))
 
 
 def kernels(spec: ModelSpec, keys: list[Tensor], values: list[Tensor]) -> Any:
-    """Return the `Meeting` that compares and moves places by kernels; None where torch does."""
+    """Return the class `Meeting`, whose kernels compare and move places; None if torch is used instead."""
     module = choice.kernel("_anchors.meeting") if choice.on_gpu(spec.device) else None
     return module.Meeting if module is not None and module.fits(keys, values, spec.inv_freq) else None
 
@@ -125,9 +126,9 @@ def kernels(spec: ModelSpec, keys: list[Tensor], values: list[Tensor]) -> Any:
 def in_pages(
     rule: Rule, blocks: BlockPages, context: list[Cached], starts: Sequence[int], held: Sequence[list[Anchor]]
 ) -> list[Corrected] | None:
-    """Return the corrected blocks of the places, kept ones and new ones; None where torch corrects or one is near none.
+    """Return the corrected blocks of the places, kept or new; None without kernels, or if a passage is near no anchor.
 
-    Every block that is pinned for it is added to `context`.
+    Every block pinned on the way is added to `context`.
     """
     pool, stale, owner = blocks.pool, context[rule.system :], id(rule.anchors)
     meeting_of, numbers = kernels(pool.spec, pool.keys, pool.values), [[x.number for x in each] for each in held]

@@ -90,7 +90,7 @@ class AgentKvShift(Correct):
     def _shift(
         self, prompt: Prompt, layers: list[Tensor], probes: Tensor, distance: Tensor, computed: Tensor
     ) -> Callable[[int, Tensor], None]:
-        """Return what moves keys, or values, of a layer: those that stay by the mean move of the probes of a block."""
+        """Return a function that shifts a layer's other keys, or values, by the mean change of their block's probes."""
         where, blocks = layers[0].device, len(prompt.context)
         stays = torch.ones(prompt.starts[-1], dtype=torch.bool)
         stays[: prompt.starts[min(self.system, blocks)]] = stays[computed] = False

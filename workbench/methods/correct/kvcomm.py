@@ -80,7 +80,7 @@ class Kvcomm(Correct):
         before, (truth,) = cut(spec, kv, starts, lengths), exact(model, [prompt], spec.layers)
         write(kv, truth, spec.layers)
         for place, (stale, fresh) in enumerate(zip(before, cut(spec, kv, starts, lengths), strict=True), self.system):
-            cached = stale[0].clone(), stale[1].clone()  # not the whole prompt that they are parts of
+            cached = stale[0].clone(), stale[1].clone()  # copies: views would keep the whole prompt alive
             new = Anchor(cached, (fresh[0] - stale[0], fresh[1] - stale[1]))
             keep(self.anchors.setdefault(place, []), new, self.most)
         return Correction(NOTHING, passes=context_pass(model, prompt, spec.layers), computed=prompt.starts[-1])
@@ -103,5 +103,5 @@ class Kvcomm(Correct):
         return True
 
     def _stretch(self, prompt: Prompt) -> tuple[list[int], list[int]]:
-        """Return starts and lengths of the places."""
+        """Return the starts and lengths of the places."""
         return [*prompt.starts[self.system : -1]], [len(block) for block in prompt.context[self.system :]]

@@ -24,7 +24,7 @@ from workbench.methods.registry import check_options, whole
 from workbench.models.spec import ModelSpec, attach
 from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint
 
-PATHS = 4  # whose logits are in memory in fp32 at a time
+PATHS = 4  # paths whose logits are in memory in fp32 at a time
 
 
 class Placed(NamedTuple):
@@ -84,7 +84,7 @@ class Superposition:
         first, *cached = fetch(model, prompt.context, store, [(), *[(system,)] * len(documents)])
         start, span = len(system), len(documents) / sum(1 / len(document) for document in documents)  # harmonic mean
         steps = [span / len(document) for document in documents]
-        late = [len(document) - span for document in documents]  # a question stands so much behind its place
+        late = [len(document) - span for document in documents]  # distance of a question from its place
         paths = _place(
             spec,
             [
@@ -123,12 +123,12 @@ class Superposition:
         question: torch.Tensor,
         logits: torch.Tensor,
     ) -> list[int]:
-        """Return the paths to keep, in reading order, by the logits [B, R, V] of every path's question.
+        """Return the paths to keep, in reading order, by the likelihood of the question (`logits` [B, R, V]).
 
-        `keys` name the priors of all documents; those of `read` are not known yet.
+        `keys` are the keys of all documents in `priors`; those of `read` are computed here.
         """
         asked = question.to(logits.device)
-        scores = torch.cat([_likelihood(some, asked) for some in logits.split(PATHS)]).cpu()  # a GPU is waited for once
+        scores = torch.cat([_likelihood(some, asked) for some in logits.split(PATHS)]).cpu()  # waits for the GPU once
         outputs = prefill_many(model, [all_rows(model, Prompt((system, document)).tokens) for document in read])
         for document, output in zip(read, outputs, strict=True):
             assert output.logits is not None
@@ -141,13 +141,13 @@ class Superposition:
 
 
 def _likelihood(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities [...] of the tokens [R] of a text, all but the first, by its logits [..., R, V]."""
+    """Return the log-probability [...] of a text's tokens [R] after the first, by its logits [..., R, V]."""
     told = logits[..., :-1, :].float().log_softmax(-1)
     return told.gather(-1, tokens[1:, None].expand(*told.shape[:-1], 1)).sum((-2, -1))
 
 
 def _place(spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int) -> Parts:
-    """Join the parts of every path, `unwritten` tokens behind them; keys in one rotation a layer."""
+    """Join the parts of every path, with room for `unwritten` tokens behind each; one rotation per layer."""
     gap = Placed(spec.empty(unwritten), 0)
     held = [part for parts in paths for part in (*parts, gap)]
     sizes = torch.tensor([len(part.kv) for part in held])

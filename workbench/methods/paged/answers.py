@@ -31,8 +31,8 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.paged.request import PageRequest, begin_blank, begin_copied, begin_reused, in_steps, needed
 from workbench.methods.request_report import WatchedStore, receipts_of, timed
 
-ROWS = 4096  # tokens of prompts, padding included, that one captured step computes
-UNCAPTURED = 256  # rows above which a whole prompt is computed in place, where nothing is captured
+ROWS = 4096  # maximum number of prompt tokens, padding included, per captured step
+UNCAPTURED = 256  # without capture, longer whole prompts are computed in place
 
 
 def prefill(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest]) -> None:
@@ -57,7 +57,7 @@ def prefill(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest]) ->
 
 
 def _compute(runner: Runner, group: Sequence[PageRequest]) -> None:
-    """Run what is left of the prefill: captured steps, or one pass over contiguous copies."""
+    """Run the rest of the prefill: in captured steps, or in one pass over contiguous copies."""
     steps, copies = list[PageRequest](), list[PageRequest]()
     for request in group:
         if request.logits is None:
@@ -79,7 +79,7 @@ def _compute(runner: Runner, group: Sequence[PageRequest]) -> None:
 
 
 def _compute_copied(runner: Runner, group: Sequence[PageRequest]) -> None:
-    """Compute requests on copies of their pages, layer by layer as they are filled; `_write_back` is left to do."""
+    """Compute requests on copies of their pages, layer by layer as they are filled; `_write_back` must follow."""
     ready, waits, pool = list[ReadyRequest](), list[Wait | None](), runner.pool
     for request in group:
         one = request.ready
@@ -102,7 +102,7 @@ def _compute_copied(runner: Runner, group: Sequence[PageRequest]) -> None:
 
 
 def _write_back(runner: Runner, request: PageRequest) -> None:
-    """Copy the rows that were computed on a copy into the pages of a request, where they are read later."""
+    """Copy the rows that were computed on a copy into the pages of a request, if they are read later."""
     if request.copy is not None and request.paged is not None and request.ready is not None:
         if request.keep or request.ended is None:
             runner.pool.write(request.paged, request.copy, len(request.ready.request.plan.rows))
@@ -116,7 +116,7 @@ def _asked(request: PageRequest) -> tuple[PagedPrompt, Tensor]:
 
 
 def _packs(requests: Sequence[PageRequest]) -> Iterator[list[PageRequest]]:
-    """Group requests of about as many rows to at most ROWS tokens, padding included."""
+    """Group requests of similar numbers of rows, up to ROWS tokens per group, padding included."""
     group: list[PageRequest] = []
     for request in sorted(requests, key=lambda one: len(_asked(one)[1])):
         if group and (len(group) + 1) * len(_asked(request)[1]) > ROWS:
@@ -128,9 +128,9 @@ def _packs(requests: Sequence[PageRequest]) -> Iterator[list[PageRequest]]:
 
 
 MOST = 32  # requests that are decoded together
-PROMPTS = 16384  # tokens of prompts that are begun together, or a quarter of the pool
-QUANTUM = 8  # tokens that are decoded before others may join
-FORCED = 1024  # tokens of answers, padding included, that are predicted in one step
+PROMPTS = 16384  # prompts of so many tokens are begun together, or of a quarter of the pool if that is more
+QUANTUM = 8  # tokens decoded between admissions
+FORCED = 1024  # maximum number of answer tokens, padding included, that one step predicts
 
 
 class PagedAnswers:
@@ -143,8 +143,8 @@ class PagedAnswers:
     def __init__(self, model: PreTrainedModel, requests: Sequence[PageRequest], most: int = MOST):
         self.model, self.most = model, most
         self.waiting, self.running = deque(requests), list[PageRequest]()
-        self.progress: Callable[[int, int], None] | None = None  # (ended, of how many), after every some tokens
-        self._held: list[PageRequest] = []  # they have ended, and are kept
+        self.progress: Callable[[int, int], None] | None = None  # called with (ended, total) every few tokens
+        self._held: list[PageRequest] = []  # ended requests that are kept
         self._pages = pages_of(model)
         self.runner, self.blocks = self._pages.of(model, max((needed(one, PAGE) for one in requests), default=1))
         self.pool = self.runner.pool
@@ -181,7 +181,7 @@ class PagedAnswers:
             return ready
         if request.rows:
             kv = self.pool.read(request.context, request.paged, request.rows, request.positions)
-        else:  # all of it was copied into its pages
+        else:  # the whole prompt was copied into pages
             kv = self.pool.gather(request.context, 0, request.positions)
         request.ready = replace(ready, request=replace(ready.request, kv=kv))
         self.release(request)
@@ -195,7 +195,7 @@ class PagedAnswers:
             if paged is None or len(paged.own) < request.rows + len(ids) - 1:
                 return None
             if len(ids) > 1:
-                paged.written = request.rows  # what was decoded is written over
+                paged.written = request.rows  # overwrites decoded tokens
                 held.append(paged)
                 asked.append(torch.tensor(ids[:-1]))
         found = iter(list[Tensor]())
@@ -207,7 +207,7 @@ class PagedAnswers:
         return [next(found) if len(ids) > 1 else row[:0] for row, ids in zip(rows, answers, strict=True)]
 
     def _admit(self) -> Iterator[tuple[PageRequest, int]]:
-        """Begin requests that wait, as many as find room, where it pays to stop the others for them."""
+        """Begin waiting requests, as many as fit, if enough can join to interrupt the running ones."""
         free = self.most - len(self.running)
         if not self.waiting or (self.running and free < min(len(self.waiting), max(1, self.most // 4))):
             return
@@ -233,7 +233,7 @@ class PagedAnswers:
             self._end(request)
 
     def _group(self, free: int) -> list[PageRequest]:
-        """Take requests off the queue that are begun together: of one method and store, and with room for all."""
+        """Take requests off the queue to begin together: with one method and store, and with room for all."""
         group: list[PageRequest] = []
         pages = tokens = 0
         while self.waiting and len(group) < free:
@@ -250,7 +250,7 @@ class PagedAnswers:
         return group
 
     def _room(self, pages: int) -> bool:
-        """Return whether so many pages can be had; those of kept requests are read first."""
+        """Return whether there is room for so many pages; if not, kept requests are read out to free theirs."""
         for request in list(self._held):
             if pages <= self.blocks.room:
                 break
@@ -261,7 +261,7 @@ class PagedAnswers:
         return pages <= self.blocks.room
 
     def _decode(self) -> Iterator[tuple[PageRequest, int]]:
-        """Decode some tokens of all that run."""
+        """Decode some tokens of all running requests."""
         alike: dict[tuple[object, bool], list[PageRequest]] = {}
         for request in self.running:
             bend = None if request.paged is None else bend_of(request.paged)
@@ -282,7 +282,7 @@ class PagedAnswers:
         written = [prompt.written for prompt in prompts]
         last = torch.tensor([request.tokens[-1] for request in group], device=self.pool.device)
         steps = self.runner.decode(prompts, last, count + 1)
-        next(steps)  # it is known
+        next(steps)  # the first token is known
         for step in steps:
             for request, token in zip(group, step, strict=True):
                 if request.ended is None and token is not None:
@@ -291,7 +291,7 @@ class PagedAnswers:
             if over == len(group) or (self.waiting and 2 * over >= len(group)):
                 break
         for request, prompt, before, base in zip(group, prompts, said, written, strict=True):
-            prompt.written = base + len(request.tokens) - before  # the device is ahead
+            prompt.written = base + len(request.tokens) - before  # the device has computed more
             self._end(request)
 
     def _decode_drawn(self, group: list[PageRequest]) -> Iterator[tuple[PageRequest, int]]:
@@ -301,7 +301,7 @@ class PagedAnswers:
             yield from self._take(request, [request.choose(row, request.random)])
 
     def _chosen(self, group: Sequence[PageRequest]) -> list[int]:
-        """Choose the first tokens, once they are computed."""
+        """Choose the first tokens from the logits."""
         rows = [request.logits for request in group if request.logits is not None]
         best = torch.stack(rows).float().max(-1)
         values, likeliest = torch.stack((best.values.double(), best.indices.double())).tolist()
@@ -327,7 +327,7 @@ class PagedAnswers:
             self._end(request)
 
     def _end(self, request: PageRequest) -> None:
-        """Let a request that has ended make room."""
+        """Stop running a request that has ended, and free its pages unless it is kept."""
         if request.ended is None or request not in self.running:
             return
         self.running.remove(request)

@@ -77,7 +77,7 @@ def chosen_over_pages(
 
 
 def _on_copy(method: Reuse, prompt: Prompt) -> bool:
-    """Return whether it is known before the choice that its rows are computed on a copy."""
+    """Return whether rows will be computed on a copy, which is decided before they are chosen."""
     if method.correct or method.ratio is None or method.select is None:
         return False
     return budget(prompt, method.ratio, method.select.system) + len(prompt.question) > LARGE

@@ -87,8 +87,8 @@ def needed(request: PageRequest, size: int) -> int:
     prompt, method = request.prompt, request.method
     context = sum(-(-len(block) // size) for block in prompt.context)
     if isinstance(method, Reuse) and method.correct and method.in_place:
-        context *= 2  # as cached, and corrected
-    context += -(-getattr(method, "paths", 0) * len(prompt.question) // size)  # of superposition, which copies each
+        context *= 2  # cached and corrected blocks
+    context += -(-getattr(method, "paths", 0) * len(prompt.question) // size)  # superposition: one per path
     computed = len(prompt.question) + request.limit
     if getattr(method, "select", None) is not None:
         computed += prompt.starts[-1]
@@ -139,13 +139,13 @@ def generation_of(request: PageRequest, tokenizer: Any, begin: float) -> Generat
     )
 
 
-NOTHING = KV([], [])  # of a request whose keys and values lie in pages
+NOTHING = KV([], [])  # the KV of a request whose keys and values are in pages
 
 
 def in_steps(ready: ReadyRequest) -> bool:
     """Return whether a request's last pass can be a step of fixed shape over pages."""
     plan, apart = ready.request.plan, apart_of(ready)
-    if apart is not None and int(plan.rows[0]) >= apart.end:  # pages are read in two lists
+    if apart is not None and int(plan.rows[0]) >= apart.end:  # the steps read pages in two lists
         plan = replace(plan, backend=None)
     return ready.chunk is None and len(plan.rows) <= LARGE and not why_not_captured(plan)
 
@@ -179,13 +179,13 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
             continue
         reserve = len(rows) + request.limit
         table = partial(_open, request, blocks, reserve, some)
-        request.copy = None if method.correct else copy  # what was read for a choice was not corrected yet
+        request.copy = None if method.correct else copy  # a copy made for the choice is not corrected
         rows = rows if some is None else torch.cat((some, rows))
         seen = method.attend.plan(prompt, rows, scores) if method.attend else {}
         request.ready = method.start(runner.model, prompt, NOTHING, rows, **seen)
         if in_steps(request.ready):
             table()
-        else:  # a GPU computes the rows on a copy meanwhile
+        else:  # deferred: the GPU computes rows on a copy meanwhile
             request.table = table
 
 
@@ -222,7 +222,7 @@ def begin_copied(
     for request, ready in zip(group, begun, strict=True):
         kv, rows = ready.request.kv, ready.request.plan.rows
         request.logits = logits.get(id(ready))
-        if request.logits is not None and request.limit == 1:  # nothing is decoded over pages
+        if request.logits is not None and request.limit == 1:  # the only token is known: no pages needed
             request.ready = ready
             continue
         length = len(kv) if request.logits is not None else int(rows[0])
@@ -236,7 +236,7 @@ def begin_copied(
 
 
 def _last_rows(ready: ReadyRequest) -> bool:
-    """Return whether a step can compute a request once all before its rows is in pages."""
+    """Return whether a step can compute a request once all tokens before its rows are in pages."""
     rows = ready.request.plan.rows
     end = int(rows[0]) + len(rows)
     return in_steps(ready) and int(rows[0]) > 0 and end == len(ready.request.kv) == int(rows[-1]) + 1

@@ -26,9 +26,9 @@ class Prepare(Protocol):
     """Caches the context blocks of prompts."""
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
-        """Return KV of every context block of every prompt: from `store`, or made now and kept there.
+        """Return the KV of every context block of every prompt: from `store`, or computed now and put there.
 
-        Keys cover all that a block saw, so what two preparations made never passes for one another.
+        Keys cover all that a block attended to, so blocks of different preparations never share a key.
         """
 
 
@@ -58,7 +58,7 @@ def said(prepared: Prepare | None, context: int | None, prompts: Sequence[Prompt
     """
     fewer = prepared.fewer(context, prompts) if prepared is not None and hasattr(prepared, "fewer") else ""
     if fewer:
-        warnings.warn(fewer, stacklevel=1)  # one place: a text is shown once in a process
+        warnings.warn(fewer, stacklevel=1)  # one source line: Python shows each text once
     return fewer
 
 

@@ -1,4 +1,4 @@
-"""Passages computed behind others that are cached: over pages, or over a copy for each."""
+"""Passages computed behind cached blocks: over pages, or over a copy for each."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,11 +16,11 @@ from workbench.methods.engines import PAGE, pages_of, why_not_pages
 from workbench.methods.prepare import KV, Prompt, before, contexts, shaped
 from workbench.store import Store, fetch
 
-TOKENS = 32768  # most, neighbours included, that are in work at one time; twice as many in pages, where they lie once
+TOKENS = 32768  # maximum in work at a time, neighbours included; twice as many over pages, which hold each block once
 
 
 def pages_serve(model: PreTrainedModel) -> bool:
-    """Say whether passages are computed over pages: on a GPU, for models whose layers kernels read there."""
+    """Return whether passages are computed over pages: on a GPU, for models that the kernels support."""
     return on_gpu(model.device) and not why_not_pages(model)
 
 
@@ -37,7 +37,7 @@ def behind_system(model: PreTrainedModel, chunks: Sequence[Prompt], store: Store
 def computed_behind(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
     """Compute the KV of the last block of every chunk over the cached blocks before it.
 
-    Over pages fewer at a time where answers in work leave no room for all, and over copies where they leave none.
+    If answers in progress leave too few pages, fewer chunks are computed at a time, and a single one over a copy.
     """
     if not pages_serve(model):
         return assembled(model, chunks, cached)
@@ -52,14 +52,14 @@ def computed_behind(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Se
 
 
 def over_pages(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
-    """Compute them over cached blocks in the pages of the model's pool, where several chunks read them.
+    """Compute them over cached blocks in the pages of the model's pool, which several chunks can share.
 
-    Raises NoPages, before any work, where the pool has no room for all.
+    Raises NoPages, before any work, if the pool has no room for all.
     """
     with pages_of(model).use(model), ExitStack() as stack:
         own = sum(-(-len(chunk.question) // PAGE) for chunk in chunks)
         theirs = {id(kv): -(-len(kv) // PAGE) for kvs in cached for kv in kvs}
-        _, blocks = pages_of(model).of(model, 0)  # the pool of answers that may be in work stays
+        _, blocks = pages_of(model).of(model, 0)  # never enlarged: answers may be in progress
         if (needed := own + sum(theirs.values())) > blocks.room:
             raise NoPages(needed, blocks.room, f"preparing {len(chunks)} passages")
         here = []
@@ -71,7 +71,7 @@ def over_pages(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequenc
 
 
 def assembled(model: PreTrainedModel, chunks: Sequence[Prompt], cached: Sequence[Sequence[KV]]) -> list[KV]:
-    """Compute them over a copy of the cached blocks for each chunk."""
+    """Compute them over an own copy of the cached blocks for each chunk."""
     kvs = [assemble(model, chunk, blocks) for chunk, blocks in zip(chunks, cached, strict=True)]
     plans = [Plan(chunk.question, num_layers=len(kv.keys)) for chunk, kv in zip(chunks, kvs, strict=True)]
     requests = [PrefillRequest(c.tokens, plan, kv) for c, plan, kv in zip(chunks, plans, kvs, strict=True)]

@@ -63,7 +63,7 @@ class BehindDocument:
         return ahead[max(0, len(ahead) - self.n) :]
 
     def _before(self, prompt: Prompt) -> list[tuple[Block, ...]]:
-        """Return what every context block of a prompt is encoded after."""
+        """Return for every context block of a prompt the blocks that precede it when it is encoded."""
         system = prompt.context[: self.system]
         before = [system[:i] for i in range(len(system))]
         return before + [(*system, *self.neighbours(block)) for block in prompt.context[self.system :]]

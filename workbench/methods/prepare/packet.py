@@ -64,5 +64,5 @@ class Packet:
 
 @lru_cache(maxsize=2048)
 def _wrapped(soft: SoftTokens, tokens: tuple[int, ...], label: str) -> Block:
-    """Return a passage with the soft tokens around it: one object for all requests, as its key takes time to make."""
+    """Return a passage between its soft tokens: one object for all requests, as its key is expensive to compute."""
     return Block(soft.around(tokens), label)

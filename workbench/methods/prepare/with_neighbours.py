@@ -84,7 +84,7 @@ class WithNeighbours:
         return tuple(self.corpus.blocks[i] for i in self.table[self.corpus.place[block]])
 
     def _chunks(self, context: int | None, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Return every passage behind the system blocks and its neighbours, as many as a context holds with them."""
+        """Return every passage behind the system blocks and as many of its neighbours as fit into the context."""
         chunks = []
         for system, block in ((p.blocks[: self.system], block) for p in prompts for block in p.context[self.system :]):
             found, fixed = self.neighbours(block), sum(map(len, (*system, block)))

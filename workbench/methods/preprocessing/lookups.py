@@ -84,7 +84,7 @@ class Lookups(LookupFields):
 
 
 def _difference(place: Where, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Say what the blocks of a place are of, where that is not what is wanted."""
+    """Return how the kind of the stored blocks differs from the wanted one; "" if it does not."""
     try:
         manifest.agreed(place, dict(there), {**there, **wanted})
     except BadInput as problem:

@@ -45,10 +45,10 @@ from workbench.store.remote import RemoteStore, file_system
 from workbench.store.urls import Where, forget, is_begun, note, opened, read_note, within
 from workbench.store.views import StagingStore
 
-Shard = tuple[str, tuple[Block, ...]]  # name of a file, and the passages it holds
-Made = tuple[float, float, int, int]  # of a shard: begin, end, its passages, and how many of them were encoded
+Shard = tuple[str, tuple[Block, ...]]  # name of a file, and its passages
+Made = tuple[float, float, int, int]  # of a shard: begin, end, number of passages, number of encoded ones
 UNPREPARED = "unprepared"
-RETRIES = 5  # of a shard whose Dask worker died
+RETRIES = 5  # attempts for a shard whose Dask worker died
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def shard_of(blocks: tuple[Block, ...]) -> Shard:
 def is_written(store: FolderStore | RemoteStore, shard: Shard) -> bool:
     """Return whether a store has all passages of a shard, in any of its files."""
     name, blocks = shard
-    if isinstance(store, RemoteStore):  # there a note names the blocks that were written together
+    if isinstance(store, RemoteStore):  # whose notes list the blocks that were written together
         return store.has_file(name)
     held = {identity.block for key in store if (identity := identity_of(key))}
     return held >= {block.content for block in blocks}
@@ -94,15 +94,15 @@ class ShardMaker:
         """Prepare and write the passages of one shard, unless another process has written them meanwhile."""
         begin = time.monotonic()
         name, blocks = shard
-        if blocks and is_written(self.out, shard):  # what is there would not be staged, and be written over
+        if blocks and is_written(self.out, shard):  # existing blocks are not staged, and would be lost
             return begin, time.monotonic(), len(blocks), 0
         store = StagingStore(self.out, *self.below) if blocks else StagingStore()
-        last = (blocks or self.system)[0]  # stands for a question, which is not cached
+        last = (blocks or self.system)[0]  # stands in for a question, which is not cached
         self.policy(self.model, [Prompt((*self.system, *blocks, last))], store)
         fresh = {identity.block for key in store.staged if (identity := identity_of(key))}
         if isinstance(self.out, RemoteStore):
             self.out.write(name, store.staged, sorted(store.there))
-        else:  # a file of which some blocks are damaged keeps the others
+        else:  # keeps the intact blocks of a damaged file
             there = {key: kv for key in self.out.blocks_of(name) if (kv := self.out.get(key)) is not None}
             self.out.write(name, there | store.staged)
         return begin, time.monotonic(), len(blocks), sum(block.content in fresh for block in blocks)
@@ -140,7 +140,7 @@ def elsewhere(workers: int, cluster: str | None, given: Workplace) -> Iterator[M
     with Workers(workers, cluster, (given,)) as there:
 
         def make(stage: PrepareStage) -> Iterator[Made]:
-            begin = time.monotonic()  # clocks of other machines say other times
+            begin = time.monotonic()  # clocks of other machines differ
             tasks = [(stage.folder, shard) for shard in stage.shards]
             with closing(there.run(_make, tasks, retries=RETRIES if cluster else 0)) as running:
                 for _, outcome in running:
@@ -153,12 +153,12 @@ def elsewhere(workers: int, cluster: str | None, given: Workplace) -> Iterator[M
 
 
 def _make(given: Workplace, task: tuple[Where, Shard]) -> Made:
-    """Prepare a shard in a worker, which may have died over it before."""
+    """Prepare a shard in a worker process."""
     folder, shard = task
     return _maker(given, folder).make(shard)
 
 
-@lru_cache(maxsize=2)  # of a process that is given its workplace once; on a cluster every shard brings it
+@lru_cache(maxsize=2)  # a process gets its workplace once; on a cluster every task brings one
 def _maker(given: Workplace, folder: Where) -> ShardMaker:
     model = _loaded(given.named, dealt(given.device))
     if fingerprint(model) != given.fingerprint:
@@ -186,7 +186,7 @@ class Prepared:
     folder: str
     prepare: str
     passages: int
-    made: int  #: passages made in this run; the others were there
+    made: int  #: passages made in this run; the others existed
     tokens: int
     bytes: int
     seconds: float
@@ -211,7 +211,7 @@ class Preparation(PreparationFields):
         if self.shard < 1:
             raise BadInput(f"shard is {self.shard}: a whole number of at least 1 is needed")
         if is_url(self.out):
-            file_system(str(self.out))  # refuses what it does not know
+            file_system(str(self.out))  # refuses an unknown file system
         else:
             object.__setattr__(self, "out", Path(self.out))
 
@@ -228,7 +228,7 @@ class Preparation(PreparationFields):
         policy = prepare.named(self.prepare, corpus=corpus, system=len(system))
         prepare.said(policy, attach(model).context, [Prompt((*system, block, block)) for block in corpus.blocks])
         if is_begun(self.out):
-            opened(self.out, kind_of(model, policy, tokenizer))  # refuses a store of another kind
+            opened(self.out, kind_of(model, policy, tokenizer))  # refuses a store of a different kind
         stages = self._stages(policy, corpus)
         kept = self._kept()
         made, total, done, seconds = 0, sum(len(stage.passages) for stage in stages), 0, 0.0
@@ -245,7 +245,7 @@ class Preparation(PreparationFields):
                 if system and not opened(stage.folder).has_file("system"):
                     ShardMaker(model, stage.policy, stage.folder, system).make(("system", ()))
             for stage in stages:
-                begin, end, made = float("inf"), 0.0, 0  # of the last stage, whose passages stay
+                begin, end, made = float("inf"), 0.0, 0  # of this stage; the last one makes the passages that are kept
                 for begun, ended, count, fresh in make(stage):
                     begin, end, done, made = min(begin, begun), max(end, ended), done + count, made + fresh
                     if progress:
@@ -254,8 +254,8 @@ class Preparation(PreparationFields):
         return self._finish(policy, corpus, made, seconds, kept)
 
     def _kept(self) -> set[str]:
-        """Return the files that earlier runs have filled. BadInput where some are gone that this one would not make."""
-        if is_url(self.out):  # there the notes of every shard name its blocks
+        """Return the files of earlier runs. Raises BadInput if one is missing that this run would not make again."""
+        if is_url(self.out):  # notes of every shard list its blocks
             return set()
         kept = files_of(Path(self.out))
         lost = sorted(name for name in kept if not (Path(self.out) / name).is_file())
@@ -264,7 +264,7 @@ class Preparation(PreparationFields):
         return kept
 
     def _stages(self, policy: Prepare, corpus: Corpus) -> list[PrepareStage]:
-        """Return what is left to do: no stage where all shards are written. A shard with a damaged header is not."""
+        """Return the remaining stages with their missing shards; a shard with a damaged header counts as missing."""
         shards = [shard_of(corpus.blocks[i : i + self.shard]) for i in range(0, len(corpus), self.shard)]
         policies: list[tuple[Prepare, Where]] = [(policy, self.out)]
         if isinstance(policy, WithNeighbours) and policy.n:
@@ -290,7 +290,7 @@ class Preparation(PreparationFields):
             yield make
 
     def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float, kept: set[str]) -> Prepared:
-        """Note what was made, beside the files that an earlier run has `kept`."""
+        """Write the record of this run, and the list of its files and those `kept` from earlier runs."""
         forget(self.out, UNPREPARED)
         tokens, size = sum(map(len, corpus.blocks)), opened(self.out).bytes
         speed = made / seconds if made else 0.0
@@ -299,7 +299,7 @@ class Preparation(PreparationFields):
         asked = asdict(self) | {"out": str(self.out)}
         try:
             before = [each for each in asked_before(self.out) if each["data"] != self.data]
-        except BadInput:  # it is written anew
+        except BadInput:  # the record is unreadable: written anew
             before = []
         found = {"asked": asked, "before": before, "found": asdict(prepared)}
         note(self.out, ASKED, json.dumps({**found, CHECKSUM: checksum(found)}, indent=1))

@@ -99,8 +99,8 @@ class Select:
     def __call__(self, model: PreTrainedModel, prompt: Prompt, kv: KV) -> Tensor:
         """Score the T context tokens, [T] fp32 on the CPU: higher is recomputed sooner, -inf never, inf always.
 
-        `kv` is the assembled cache of this request. Question rows of it may be written; context rows are only read, but
-        by `kv_deviation(fresh=True)`.
+        `kv` is the assembled cache of this request. Its question rows may be written; its context rows are only read,
+        except by `kv_deviation(fresh=True)`.
         """
         return self.many(model, [prompt], [kv])[0]
 
@@ -203,7 +203,7 @@ def choose(
         raise BadInput(
             f"scores of {tuple(scores.shape)} for a context of {prompt.starts[-1]} tokens: one each is needed"
         )
-    known = scores.detach().double().cpu().numpy()  # any float dtype, exactly
+    known = scores.detach().double().cpu().numpy()  # exact for every float dtype
     if (bad := int(np.isnan(known).sum())) > 0:
         raise BadInput(f"{bad} scores are nan: the keys and values of this prompt are damaged")
     always = known == np.inf
@@ -211,7 +211,7 @@ def choose(
     most = int((scored > -np.inf).sum())
     wanted = tokens if ratio is None else budget(prompt, ratio, system)
     count = most if wanted is None else min(wanted, most)
-    if count:  # ranks of the others do not matter: no sort
+    if count:  # a partition is enough: the order within it does not matter
         least = np.partition(scored, len(scored) - count)[len(scored) - count]
         above = scored > least
         always |= above

@@ -69,7 +69,7 @@ class CacheClip(Select):
         return (Pass(range(len(prompt)), len(prompt), weight=_size(helper) / _size(model)),)
 
     def _carried(self, helper: Loaded, tokenizer: Any, prompt: Prompt) -> Tensor:
-        """Return the helper's scores of the context, carried over to the tokens of the model block by block."""
+        """Return the helper's scores of the context, mapped to the model's tokens block by block."""
         *context, question = (retokenized(helper.tokenizer, tokenizer, block.tokens) for block in prompt.blocks)
         most = min(self.group, (helper.spec.context or math.inf) - len(question.read))
         groups = even_packs([len(block.read) for block in context], most)
@@ -78,7 +78,7 @@ class CacheClip(Select):
         return dealt(torch.cat(scores), [block.tokens for block in context])
 
     def _grouped(self, prompt: Prompt, scores: Tensor) -> Tensor:
-        """Average scores over windows that stay within their block."""
+        """Average scores over windows that end at block borders."""
         sums = torch.cat((scores.new_zeros(1), scores.double().cumsum(0)))
         lengths = torch.tensor([len(block) for block in prompt.context])
         ends = lengths.cumsum(0)
@@ -90,10 +90,10 @@ class CacheClip(Select):
 
 @lru_cache(maxsize=2)
 def _loaded(name: str, device: str) -> Loaded:
-    """Return a helper, loaded once; on the device of the model, on the CPU for a model without weights."""
+    """Return the helper, loaded once; on the GPU if `device` is "cuda", else on the CPU."""
     return models.load(name, device if device == "cuda" else "cpu")
 
 
 def _size(model: PreTrainedModel) -> int:
-    """Return the parameters of the layers, which every token passes."""
+    """Return the number of parameters of the layers, which process every token."""
     return sum(parameter.numel() for parameter in model.get_decoder().layers.parameters())

@@ -75,7 +75,7 @@ class CacheCraft(Select):
         return context_pass(model, prompt, layers_of(model, self.layers)[-1] + 1)
 
     def _lacks(self, known: str, prompt: Prompt) -> bool:
-        """Return whether a chunk behind others was not measured yet."""
+        """Return whether a chunk after the first has not been measured yet."""
         return any((known, block.content) not in self.kept for block in prompt.context[self.system + 1 :])
 
     def _scores(self, known: str, prompt: Prompt) -> Tensor:

@@ -58,7 +58,7 @@ class KvDeviation(Select):
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         for prompt in prompts:
-            self.passes(model, prompt)  # refuses
+            self.passes(model, prompt)  # raises BadInput
         truths = exact(model, prompts, self.layer + 1)
         scores = [gap(kv, truth, self.layer, self.part) for kv, truth in zip(kvs, truths, strict=True)]
         works = kvs if self.fresh or not self.stages else [kv.clone() for kv in kvs]
@@ -70,8 +70,8 @@ class KvDeviation(Select):
         return scores
 
     def _filtered(self, model: PreTrainedModel, prompt: Prompt, kv: KV, scores: Tensor) -> Tensor:
-        """Return scores that rank by how many stages a token passed, then by its deviation there."""
-        scores = scores / (1 + scores)  # below 1, in the same order
+        """Return scores that rank tokens by the number of stages passed, then by deviation in the last one."""
+        scores = scores / (1 + scores)  # maps to below 1, keeping the order
         for number, share in enumerate(self.stages, 1):
             rows = choose(without_system(scores, prompt, self.system), prompt, share, system=self.system)
             if not len(rows):
@@ -90,14 +90,14 @@ class KvDeviation(Select):
             raise BadInput(f"stages {self.stages} behind layer {self.layer}: the model has layers 0 to {count - 1}")
         where, done = documents(prompt, self.system), list(context_pass(model, prompt, self.layer + 1))
         for number, share in enumerate(self.stages, 1):
-            count = budget(prompt, share, self.system)  # which they are is not known before: spread evenly
+            count = budget(prompt, share, self.system)  # the rows are not known yet: evenly spread ones stand in
             rows = where[torch.linspace(0, len(where) - 1, count).long()].tolist() if count else []
             done.append(Pass(rows, prompt.starts[-1], self.layer + number + 1))
         return tuple(done)
 
 
 def _falling(value: object) -> bool:
-    """Return whether a value is a tuple of shares that do not grow."""
+    """Return whether a value is a tuple of non-increasing shares."""
     shares = value if isinstance(value, tuple) else (2.0,)
     numbers = all(is_number(share, most=1) for share in shares)
     return numbers and all(0 < share <= before for before, share in zip((1.0, *shares), shares, strict=False))

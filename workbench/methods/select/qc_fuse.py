@@ -68,23 +68,23 @@ class QcFuse(Select):
         return tuple(sorted({min(max(middle + step, 0), count - 1) for step in (-1, 0, 1)}))
 
     def _seen(self, model: PreTrainedModel, prompt: Prompt) -> Tensor:
-        """Return [L, N] bool: the tokens of a prompt that its question may read in every layer."""
+        """Return [L, N] bool: the tokens of a prompt that its question may attend to in each layer."""
         digests = once(self.digests, model, prompt.context[self.system :], partial(self._made, model))
         count, first = len(layers_of(model, "all")), prompt.starts[min(self.system, len(prompt.context))]
         front, back = (torch.ones(count, n, dtype=torch.bool).to(model.device) for n in (first, len(prompt.question)))
         return torch.cat((front, *digests, back), 1)
 
     def _made(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Tensor]:
-        """Return the digest of every block, [L, n] bool: sinks, then what its repetition reads most."""
+        """Return the digest of every block, [L, n] bool: sinks, then the tokens its repetition attends to most."""
         groups = packs([len(block) + len(self.ask or block.tokens) for block in blocks])
         return [digest for group in groups for digest in self._together(model, [blocks[i] for i in group])]
 
     def _together(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Tensor]:
-        """Return digests of one packed pass; a layer scores all blocks at once, side by side where their ends meet."""
+        """Return digests from one packed pass; a layer scores all blocks at once, aligned at their ends."""
         asks = [self.ask or block.tokens for block in blocks]
         sizes, asked = (torch.tensor([*map(len, each)])[:, None] for each in (blocks, asks))
         wide, most = int(sizes.max()), list[Tensor]()
-        column = torch.arange(-wide, int(asked.max()))  # from the end of a block
+        column = torch.arange(-wide, int(asked.max()))  # relative to the end of a block
         ends = (sizes + asked).cumsum(0) - asked
         place = (ends + column).where(inside := (column >= -sizes) & (column < asked), 0).to(model.device)
         hidden, rows = ~inside[:, None, None].to(model.device), torch.arange(wide, len(column)).to(model.device)

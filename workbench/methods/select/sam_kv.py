@@ -100,16 +100,16 @@ class SamKv(Select):
         return scores
 
     def _worth(self, kv: KV, queries: Tensor, chosen: Sequence[int], first: int, of: Tensor) -> Tensor:
-        """Return the products [L, T] of every token's key and the query of its passage, `of` [T]; [P, L, Hq, D]."""
+        """Return products [L, T] of each token's key and the query ([P, L, Hq, D]) of its passage `of` [T]."""
         found, where = [], kv.keys[0].device
         for query, layer in zip(queries.to(where).unbind(1), chosen, strict=True):
             keys = kv.keys[layer][:, first : first + len(of)].float()
             joined = query.unflatten(1, (len(keys), -1)).mean(2)  # [P, H, D]
             found.append((keys * joined.transpose(0, 1)[:, of.to(where)]).sum((0, 2)))
-        return torch.stack(found).cpu()  # a GPU is waited for once
+        return torch.stack(found).cpu()  # waits for the GPU once
 
 
 def _means(worth: Tensor, number: Tensor) -> Tensor:
-    """Return the mean [L, N] of the tokens of `worth` [L, T] that have the same number."""
+    """Return the means [L, N] of `worth` [L, T] over tokens of equal `number` [T]."""
     count = torch.bincount(number)
     return worth.new_zeros(len(worth), len(count)).index_add_(1, number, worth) / count

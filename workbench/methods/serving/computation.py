@@ -14,9 +14,9 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.serving.tickets import Engine, Queues, Ticket, Wait
 from workbench.store.events import Events
 
-STALL = 1e-4  # seconds; less is no pause of the engine
-TOKENS = 8192  # that one prefill computes where several requests share it: so many keep a GPU busy, as in vLLM
-Waits = Mapping[str, Wait]  # by the name of a request
+STALL = 1e-4  # seconds; shorter waits are not recorded as pauses of the engine
+TOKENS = 8192  # maximum per prefill of several requests: enough to keep a GPU busy, as in vLLM
+Waits = Mapping[str, Wait]  # by request name
 
 
 def rows_of(method: Method, ticket: Ticket) -> int:
@@ -34,9 +34,9 @@ class Computation:
     def __init__(self, engine: Engine, queues: Queues, events: Events, batch: int, gather: bool = True):
         self.engine, self.queues, self.events, self.batch = engine, queues, events, batch
         self.gathering = Gathering() if gather else None
-        self.until: float | None = None  # those that are ready wait for others, until this moment
-        self._free = 0.0  # the engine's last work ended
-        self._stalls: list[tuple[float, float]] = []  # of the present prefill
+        self.until: float | None = None  # ready requests wait for loading ones until then
+        self._free = 0.0  # end of the engine's last work
+        self._stalls: list[tuple[float, float]] = []  # (begin, end) within the current prefill
 
     def choose(self) -> tuple[list[Ticket], Waits]:
         """Take the ready requests that fit into the batch and into one prefill.
@@ -70,7 +70,7 @@ class Computation:
         return done
 
     def _together(self, ready: Sequence[Ticket]) -> list[Ticket]:
-        """Return the first ones that one prefill computes: it would keep each waiting for all."""
+        """Return the leading requests for one prefill, whose tokens are limited as each waits for all."""
         chosen, tokens = list[Ticket](), 0
         for ticket in ready:
             tokens += self.engine.rows(ticket)
@@ -80,7 +80,7 @@ class Computation:
         return chosen
 
     def _gathers(self, ready: int, room: int) -> bool:
-        """Return whether those that are ready wait for others, which are being loaded."""
+        """Return whether ready requests wait for others that are being loaded."""
         queues, self.until = self.queues, None
         if self.gathering is None or queues.running or not queues.loading or not 0 < ready < room:
             return False
@@ -104,7 +104,7 @@ class Computation:
         return bool(group)
 
     def _compute(self, group: Sequence[Ticket], work: Callable[[Sequence[Ticket]], list[bool]], prefill: bool) -> None:
-        """Run the engine; where a prefill of several requests fails, once more for each alone."""
+        """Run the engine; if a prefill of several requests fails, retry each of them alone."""
         at, before = self.events.now(), sum(len(ticket.tokens) for ticket in group)
         self._stalls.clear()
         try:
@@ -131,7 +131,7 @@ class Computation:
                 self.queues.finish(ticket)
 
     def _stalling(self, ticket: Ticket) -> Wait:
-        """Return a wait that notes when the engine stood still for a layer."""
+        """Return a wait that records the times in which the engine stood still for a layer."""
 
         def wait(layer: int) -> None:
             begin = self.events.now()
@@ -142,7 +142,7 @@ class Computation:
         return wait
 
 
-KEPT = 16  # rounds of every number of requests
+KEPT = 16  # last rounds remembered per number of requests
 
 
 class Gathering:

@@ -196,7 +196,7 @@ class ContiguousEngine(OnHost):
         held.encoding = min(perf_counter() - begin, held.store.seconds["encode"] - before)
 
     def _finished(self, ready: Sequence[ReadyRequest], waits: Sequence[Wait | None]) -> list[Tensor]:
-        """Run the last forward pass: logits [V] behind the prompt of every request."""
+        """Run the last forward pass, and return the logits [V] after the prompt of every request."""
         requests, chunk = [each.request for each in ready], ready[0].chunk
         outputs: Sequence[PrefillOutput]
         if chunk:

@@ -24,7 +24,7 @@ from workbench.store import fingerprint, key_of
 from workbench.store.events import Events
 from workbench.store.tiering.pages import PageTier
 
-REMEMBERED = 1 << 16  # look-ups
+REMEMBERED = 1 << 16  # maximum number of look-ups kept
 
 
 @dataclass
@@ -42,7 +42,7 @@ class HeldPages:
     paged: PagedPrompt | None = None
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     encoding: float = 0.0
-    used: Any = None  #: event of the GPU behind all work that may read its pages
+    used: Any = None  #: GPU event after all work that may read its pages
     random: torch.Generator = field(default_factory=torch.Generator)
 
 
@@ -51,7 +51,7 @@ class PageLoads:
 
     def __init__(self, model: PreTrainedModel, pages: PageTier, prepare: Prepare):
         self.model, self.pages, self.prepare = model, pages, prepare
-        self._there: dict[str, Lookup] = {}  # look-ups of blocks that lay in pages, by key
+        self._there: dict[str, Lookup] = {}  # key → look-up of a block in pages
         self._looking = Lock()
 
     def load(self, ticket: Ticket, own: int, arrived: Arrived | None = None) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class PageLoads:
         return {"bytes": sum(kv.nbytes for kv in found.values()), "tier": ", ".join(tiers)}
 
     def _found(self, held: HeldPages, keys: Sequence[str], ticket: Ticket) -> dict[str, KV]:
-        """Return the blocks that a tier holds, by key; none for a request that was given up."""
+        """Return {key: KV} of the blocks found in a tier; {} for a cancelled request."""
         store, found = self.pages.behind, dict[str, KV]()
         wanted = keys if not ticket.cancelled else []
         try:
@@ -120,7 +120,7 @@ class PageLoads:
         return [key_of_kv[id(kv)] for kv in kvs]
 
     def _hit(self, key: str, lengths: Mapping[str, int]) -> Lookup:
-        """Return the look-up of a block that lies in pages; it is the same for every request."""
+        """Return the look-up of a block in pages, which is the same object for every request."""
         if (known := self._there.get(key)) is None:
             if len(self._there) >= REMEMBERED:
                 self._there.clear()
@@ -223,7 +223,7 @@ class ThreadLoaders:
             with self.events.span("load", lane=lane, request=ticket.name) as about:
                 if not ticket.cancelled:
                     about |= job(ticket, arrived if by_layer else None)
-        except BaseException as problem:  # it is the request's, whose waiter raises it
+        except BaseException as problem:  # belongs to the request: whoever waits for it raises it
             ticket.arrivals.fail(problem)
             self._mail.put(Report(ticket, "failed", problem))
         else:

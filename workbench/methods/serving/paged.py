@@ -108,8 +108,8 @@ class PagedEngine:
         self._encode(tickets)
         for ticket in tickets:
             ticket.tokens.clear()
-            ticket.held.used = None  # until it is known when this step ends
-            if ticket.held.paged is None or ticket.held.paged.written:  # layer by layer; a second attempt
+            ticket.held.used = None  # unknown until this step is queued
+            if ticket.held.paged is None or ticket.held.paged.written:  # layerwise load; second attempt
                 self._open(ticket, wait)
         prompts = [ticket.held.paged for ticket in tickets]
         ids = [t.prompt.tokens[torch.cat((t.held.rows, t.prompt.question))] for t in tickets]
@@ -185,7 +185,7 @@ class PagedEngine:
             ticket.held.encoding = perf_counter() - begin
 
     def _open(self, ticket: Ticket, wait: Wait | None) -> None:
-        """Choose the rows of a request, and make its page table."""
+        """Choose the rows of a request to recompute, and make its page table."""
         held, prompt, select = ticket.held, ticket.prompt, self.method.select
         context = [self.pages.cached(key) for key in held.keys]
         with self.pages.lock:
@@ -199,20 +199,20 @@ class PagedEngine:
                 held.rows = choice.rows
         with self.pages.lock:
             reserve = len(prompt.question) + ticket.max_new_tokens
-            order = sorted(range(len(context)), key=lambda i: context[i].serial)  # the same for every request
+            order = sorted(range(len(context)), key=lambda i: context[i].serial)  # an order common to all requests
             held.paged = self.pool.open(context, reserve, held.rows, self.method.positions, order=order)
             self.pages.kept(held.own)
             held.own = 0
 
     def _used(self, tickets: Sequence[Ticket]) -> Any:
-        """Return an event of the GPU behind all work so far, which ends the use of pages by these requests."""
+        """Return a GPU event after all work so far, after which these requests no longer use their pages."""
         event = torch.cuda.current_stream().record_event() if self.overlaps else None
         for ticket in tickets:
             ticket.held.used = event
         return event
 
     def _beside(self, event: Any) -> None:
-        """Do what else is due until a moment of the GPU has come."""
+        """Do other work that is due until the GPU reaches the event."""
         while event is not None and not event.query() and self.meanwhile():
             pass
 
@@ -227,7 +227,7 @@ class PagedEngine:
         return len(ticket.tokens) >= ticket.max_new_tokens
 
     def _take_likely(self, tickets: Sequence[Ticket], logits: Tensor) -> list[bool]:
-        """Choose a token of each request by its logits [V]; return whether it has ended."""
+        """Choose the next token of each request by its logits [V]; return whether each has ended."""
         if self.temperature:
             tokens = [self._choose(row, t.held.random) for t, row in zip(tickets, logits, strict=True)]
         else:
@@ -237,7 +237,7 @@ class PagedEngine:
         return [self._take(ticket, [token]) for ticket, token in zip(tickets, tokens, strict=True)]
 
     def _own(self, ticket: Ticket) -> int:
-        """Return how many pages a request needs for what is computed for it, its choice of rows included."""
+        """Return the number of pages for the tokens that are computed for a request, recomputed rows included."""
         prompt, select = ticket.prompt, self.method.select
         asked = len(prompt.question)
         chosen = 0
@@ -249,7 +249,7 @@ class PagedEngine:
 
     @contextmanager
     def _alone(self, shape: Hashable, wait: Wait | None = None) -> Iterator[None]:
-        """Hold copies back while a step of this shape may be captured, which is once; steps that wait are not."""
+        """Hold copies back during the first step of a shape, which may be captured; steps with a `wait` are not."""
         new = self.runner.graphs and wait is None and not (shape in self._seen or self.runner.holds(shape))
         self._seen.add(shape)
         with self.pages.copies.lock if new else nullcontext():
@@ -257,7 +257,7 @@ class PagedEngine:
 
 
 def _all_of(waits: Sequence[Wait]) -> Wait | None:
-    """Return a wait for a layer of every request; None where none is waited for."""
+    """Combine waits of several requests into one; None without any."""
 
     def wait(layer: int) -> None:
         for each in waits:

@@ -53,6 +53,6 @@ class PrefixEngine(ContiguousEngine):
         held.ready = ReadyRequest(request, passes, len(rows), length)
 
     def _chain(self, ticket: Ticket) -> list[str]:
-        """Return the key of every context block behind those before it."""
+        """Return the key of every context block, given all blocks before it."""
         model_key, blocks = fingerprint(self.model), ticket.prompt.context
         return [key_of(model_key, self.model.dtype, block, blocks[:i]) for i, block in enumerate(blocks)]

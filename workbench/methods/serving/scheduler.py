@@ -105,18 +105,18 @@ class Scheduler:
         done |= self._load()
         chosen, waits = self.computation.choose()
         if chosen and self.mode != "sync" and not self._overlaps:
-            self._load()  # so that loaders bring the next ones while these are computed
+            self._load()  # loaders work while these are computed
         done |= self.computation.round(chosen, waits)
         done |= self._conclude()
         if not done and (self.queues.loading or idle):
             self.loaders.wait(self.computation.until)
 
     def _meanwhile(self) -> bool:
-        """Do one thing that is due while the engine's device computes; return whether there was one."""
+        """Do one pending task while the engine's device computes; return whether there was one."""
         return self._collect() or self.queues.conclude() or self._load_one()
 
     def _conclude(self) -> bool:
-        """Make answers now, unless the next step leaves time for it."""
+        """Make answers now, unless the next step can overlap with it."""
         later = self._overlaps and bool(self.queues.ready or self.queues.running)
         before = self.queues.ends
         while len(self.queues.concluding) > (self.batch if later else 0):
@@ -124,7 +124,7 @@ class Scheduler:
         return self.queues.ends > before
 
     def _collect(self) -> bool:
-        """Take what loaders report; return whether there was something."""
+        """Process the loaders' reports; return whether there were any."""
         reports = self.loaders.poll()
         for report in reports:
             if report.what == "begun":
@@ -135,13 +135,13 @@ class Scheduler:
         return bool(reports)
 
     def _loaded(self, ticket: Ticket, problem: BaseException | None) -> None:
-        """Take a request on whose loading has ended, or end or put back one whose loading failed."""
+        """Advance a request whose loading has ended; end it, or put it back, if loading failed."""
         queues = self.queues
         queues.drop(ticket, queues.loading, queues.begun)
-        if ticket.done.is_set():  # it ended meanwhile
+        if ticket.done.is_set():  # cancelled or failed meanwhile
             self.engine.release(ticket)
         elif ticket.state == "running":
-            return  # layer by layer, it was computed as they came
+            return  # layerwise load: its computation has begun already
         elif isinstance(problem, NoRoom):
             queues.put_back(ticket, problem)
         elif problem is not None:
@@ -150,7 +150,7 @@ class Scheduler:
             queues.arrived(ticket)
 
     def _sweep(self) -> bool:
-        """End what is cancelled; return whether there was something."""
+        """End cancelled requests; return whether there were any."""
         given_up = [ticket for ticket in self.queues if ticket.cancelled and not ticket.done.is_set()]
         for ticket in given_up:
             self.queues.end(ticket, "cancel", CancelledError(f"request {ticket.name} was cancelled"))
@@ -163,7 +163,7 @@ class Scheduler:
         return started > 0
 
     def _load_one(self) -> bool:
-        """Begin to load the next request, where there is one and room for it."""
+        """Begin to load the next request if there is one and room for it; return whether it was begun."""
         queues = self.queues
         if not queues.waiting or queues.blocked:
             return False
@@ -180,7 +180,7 @@ class Scheduler:
         return True
 
     def _admitted(self, ticket: Ticket) -> bool:
-        """Take a request past the loaders, where nothing is to be brought; return whether that was done."""
+        """Admit a request that needs no loading; return False if it has to go to the loaders."""
         begin = self.events.now()
         try:
             if (about := self.engine.admit(ticket)) is None:
@@ -209,7 +209,7 @@ class Scheduler:
         return bool(self._inbox or self.queues.waiting) or self.queues.active
 
 
-TURN = 2e-4  # seconds for which a loader's Python may keep the engine's thread waiting; Python's own are 5e-3
+TURN = 2e-4  # seconds: the interval for switching threads, 5e-3 by default
 
 
 @contextmanager

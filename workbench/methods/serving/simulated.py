@@ -98,14 +98,14 @@ class SimulatedLoaders:
 
 
 class _TimedArrivals(Arrivals):
-    """Layers that arrive at certain moments of a simulated clock."""
+    """Arrivals of layers at given times of a simulated clock."""
 
     def __init__(self, clock: SimulatedClock, moments: list[float]):
         super().__init__()
         self._clock, self._moments = clock, moments
 
     def wait(self, layer: int) -> None:
-        """Let time pass until a layer is there."""
+        """Advance the clock to the arrival of a layer."""
         super().wait(layer)
         self._clock.until(self._moments[layer])
 

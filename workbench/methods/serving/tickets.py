@@ -16,7 +16,7 @@ from workbench.store.tiering.pages import NoRoom
 __all__ = ["Arrivals", "Arrived", "CancelledError", "Engine", "NoRoom", "OnHost", "State", "Ticket", "Wait"]
 
 State = Literal["waiting", "loading", "ready", "running", "finished", "cancelled", "failed"]
-Arrived = Callable[[int], None]  # (layer): it is where the model reads it
+Arrived = Callable[[int], None]  # (layer): called when a layer is in place
 Wait = Callable[[int], None]  # (layer): returns when it has arrived
 
 
@@ -66,8 +66,8 @@ class Ticket:
     arrived: float = 0.0
     state: State = "waiting"
     tokens: list[int] = field(default_factory=list)
-    since: float = 0.0  #: it is in this state
-    loading: float = 0.0  #: its load began
+    since: float = 0.0  #: time of the last change of state
+    loading: float = 0.0  #: time when its load began
     first: float | None = None
     ended: float | None = None
     error: BaseException | None = None
@@ -77,7 +77,7 @@ class Ticket:
     arrivals: Arrivals = field(default_factory=Arrivals)
     done: Event = field(default_factory=Event)
     cancelled: bool = False
-    wake: Callable[[], object] = field(default=bool, repr=False)  #: lets the scheduler look
+    wake: Callable[[], object] = field(default=bool, repr=False)  #: wakes the scheduler
 
     def cancel(self) -> None:
         """Cancel the request; it ends with the scheduler's next step."""
@@ -172,12 +172,12 @@ class Queues:
 
     def __init__(self, engine: Engine, events: Events, loading_most: int):
         self.engine, self.events, self.full, self.loading_most = engine, events, False, loading_most
-        self.ends, self._seen = 0, dict[str, int]()  # how many have ended: in all, and when one began to be loaded
+        self.ends, self._seen = 0, dict[str, int]()  # ended requests: now, and per request when its load began
         self.waiting, self.concluding = deque[Ticket](), deque[Ticket]()
         self.loading, self.begun, self.ready, self.running = (list[Ticket]() for _ in range(4))
 
     def __iter__(self) -> Iterator[Ticket]:
-        """Yield all that have not their last token, each once."""
+        """Yield each request that has not its last token yet."""
         return iter({id(t): t for t in (*self.waiting, *self.loading, *self.ready, *self.running)}.values())
 
     @property
@@ -217,21 +217,21 @@ class Queues:
 
     def put_back(self, ticket: Ticket, problem: NoRoom) -> None:
         """Let a request wait until another ends; it fails if there is no other."""
-        if not self.active and self._seen.get(ticket.name) == self.ends:  # no request has ended since it was tried
+        if not self.active and self._seen.get(ticket.name) == self.ends:  # none has ended since the last attempt
             self.end(ticket, "fail", BadInput(f"request {ticket.name} finds no room: {problem}"))
             return
         self.full = self.active
         ticket.state, ticket.since, ticket.arrivals = "waiting", self.events.now(), Arrivals()
         earlier = sum(other.number < ticket.number for other in self.waiting)
-        self.waiting.insert(earlier, ticket)  # several that are put back keep their order
+        self.waiting.insert(earlier, ticket)  # requests keep their order
 
     def first_token(self, ticket: Ticket, at: float, now: float) -> None:
         """Note that a request has its first token, by a step that began `at`."""
         ticket.first = ticket.since = now
         ticket.seconds["prefill"] = now - at
-        ticket.seconds.setdefault("load", now - ticket.loading)  # layer by layer, while it was computed
+        ticket.seconds.setdefault("load", now - ticket.loading)  # for a layerwise load, which overlaps the prefill
         self.events.add("prefill", at, seconds=now - at, lane="engine", request=ticket.name)
-        if encoding := getattr(ticket.held, "encoding", 0.0):  # its missed blocks come first
+        if encoding := getattr(ticket.held, "encoding", 0.0):  # missed blocks are encoded first
             self.events.add("encode", at, seconds=min(encoding, now - at), lane="engine", request=ticket.name)
         self.events.add("first_token", now, lane="engine", request=ticket.name)
 
@@ -263,7 +263,7 @@ class Queues:
         self._ended(ticket, ENDS[how])
 
     def _ended(self, ticket: Ticket, state: State) -> None:
-        if ticket not in self.loading:  # else its loader still writes: it is released when that is done
+        if ticket not in self.loading:  # else released when its loader has ended
             self.engine.release(ticket)
         self.full, ticket.state, self.ends = False, state, self.ends + 1
         self._seen.pop(ticket.name, None)

@@ -45,10 +45,10 @@ __all__ = [
     "on_gpu",
     "word",
 ]
-LARGEST = 1 << 16  # tokens of a tile, which torch pads prompts to
+LARGEST = 1 << 16  # maximum tile size: torch pads prompts to multiples of it
 HERE = Site()  # a whole prompt, in layer 0
-Prepare = Callable[[Any], Any]  # of the kernel's module
-FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a spec
+Prepare = Callable[[Any], Any]  # called with the kernel's module
+FITTED = {"trained": None, "profiled": ()}  # fields that `ready` sets; not options of a spec
 
 
 def __dir__() -> list[str]:
@@ -61,7 +61,7 @@ def check_over(_: str, value: Any) -> None:
         unimported.check("workbench.methods.sparse", value)
 
 
-OVER = {"check": check_over}  # of a field that is another method, or its spec
+OVER = {"check": check_over}  # for a field that is another method, or its spec
 
 
 def count(default: int, least: int = 0) -> Any:

@@ -18,16 +18,16 @@ SETTINGS = {
     "window": "window(block={tile}, local=9)",
     "xattention": "xattention(block={tile}, threshold=0.7)",
 }
-CHUNKED = ("quoka",)  # choose among the tokens of earlier chunks alone
+CHUNKED = ("quoka",)  # methods that choose among tokens of earlier chunks only
 
 
 def for_short_prompts(spec: str, length: int) -> str:
-    """Return the method of a spec with settings for prompts of `length` tokens; without any, the spec as it is."""
+    """Return the spec with settings for prompts of `length` tokens; unchanged if there are none for its method."""
     name = registry.parse(spec)[0]
     return small(name, 16 if length < 1024 else 32) if name in SETTINGS else spec
 
 
 def small(spec: str, tile: int = 32) -> str:
-    """Return a bare name with these settings in tiles of `tile` tokens; what has options of its own stays as it is."""
-    share = 0.1 if tile <= 16 else 0.01  # of a row's attention: few tiles have larger shares each
+    """Add these settings, with tiles of `tile` tokens, to a bare name; a spec with options stays unchanged."""
+    share = 0.1 if tile <= 16 else 0.01  # of a row's attention; larger for few tiles, which have larger shares
     return SETTINGS.get(spec.strip(), spec).format(tile=tile, double=2 * tile, share=share)

@@ -104,7 +104,7 @@ class Bfla(Sparse):
         return Tiles(kept, self.tile, shared=group)
 
     def _causes(self, found: Tensor, grid: Grid) -> dict[str, Tensor]:
-        """Return why tiles are kept, [H, I, J] bool each or what broadcasts to it.
+        """Return {reason: kept tiles}, bool, [H, I, J] or broadcastable to it.
 
         `found` [H, Lq, Lkv]: blocks with mass.
         """
@@ -155,9 +155,9 @@ class Bfla(Sparse):
 
 
 def _from_the_chunk(found: Tensor, unit: Grid, rule: TileRule) -> dict[str, Tensor]:
-    """Return the causes that the released code counts from the first row of the chunk.
+    """Return the causes as in the released code, which counts rows from the start of the chunk.
 
-    It counts in tiles or blocks, `unit`.
+    `unit` is the grid of tiles, or of blocks.
     """
     chunk = Grid(torch.arange(len(unit.rows), device=unit.rows.device), unit.length, unit.size)
     hashed = tile_selection.causes(found, chunk, rule)

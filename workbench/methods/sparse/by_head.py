@@ -44,7 +44,7 @@ class ByHead(OverSparse):
 
     @property
     def replays(self) -> bool:
-        return False  # kinds of heads are an index that the host makes
+        return False  # the host makes the index of the kinds of heads
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         heads = len(queries)

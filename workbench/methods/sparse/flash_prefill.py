@@ -69,9 +69,7 @@ class FlashPrefill(Sparse):
             return kernel.pooled(keys[None], self.block, means, grid.rows)
 
         def complete(means: Any, first: int) -> Any:
-            if (
-                means is not None and means.high.shape[2] * self.block < length
-            ):  # the prompt is longer than it was to be
+            if means is not None and means.high.shape[2] * self.block < length:  # longer than announced
                 means, first = None, 0
             return kernel.pooled(keys[None], self.block, means, first, capacity=site.length or length)
 

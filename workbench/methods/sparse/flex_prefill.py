@@ -53,21 +53,21 @@ class FlexPrefill(Sparse):
         return grid.tiles(kept, len(queries))
 
     def _pooled(self, queries: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
-        """Return [Hq, I, J]: softmax of mean queries [Hq, I, D] over the mean keys that they see."""
+        """Return [Hq, I, J]: softmax of mean queries [Hq, I, D] over the mean keys visible to them."""
         grouped = queries.unflatten(0, (len(keys), -1)) * keys.shape[-1] ** -0.5
         logits = (grouped @ means(keys, self.block)[:, None].mT).flatten(0, 1)
         return logits.masked_fill(~seen, -torch.inf).softmax(-1)
 
     def _blocks(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-        """Return [Hq, I, J]: the heaviest blocks of all query blocks together."""
+        """Return [Hq, I, J] bool: the blocks of largest share, taken over all query blocks together."""
         each = means(queries, self.block)
         shares = self._pooled(each, keys, grid.causal) / grid.shape[0]
         return smallest(shares.flatten(1), self.gamma).view_as(shares)
 
     def _lines(self, true: Tensor, columns: Tensor, diagonals: Tensor, aware: Tensor, grid: Grid) -> Tensor:
-        """Return [Hq, I, J]: columns and diagonals of blocks, as many as the tokens that hold gamma would fill.
+        """Return [Hq, I, J] bool: columns and diagonals of blocks, as many as the tokens that sum to gamma would fill.
 
-        Heads that are query-`aware` [Hq] have the fewest.
+        Heads that are query-`aware` [Hq] get the minimum number.
         """
         slash = folded(diagonals[..., None], self.block).sum((2, 3))
         vertical, near = (self._most(*each, aware) for each in ((true, columns), (slash, diagonals)))
@@ -76,7 +76,7 @@ class FlexPrefill(Sparse):
         return (grid.own.float() @ crossed.float() > 0) | vertical[:, None]
 
     def _most(self, blocks: Tensor, tokens: Tensor, aware: Tensor) -> Tensor:
-        """Return bool like `blocks` [Hq, J]: the first, and the heaviest, as many as `tokens` [Hq, T] ask for."""
+        """Return [Hq, J] bool: the first block and the largest `blocks`, as many as `tokens` [Hq, T] require."""
         needed = smallest(tokens, self.gamma).sum(-1, keepdim=True).masked_fill(aware[:, None], 0)
         wanted = (-(-needed // self.block)).clamp(min=self.least)
         numbers = torch.arange(blocks.shape[1], device=blocks.device)

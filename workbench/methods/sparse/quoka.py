@@ -52,7 +52,7 @@ class Quoka(Sparse):
         if site.replayed:
             return self._in_replay(queries, keys, grid)
         past = ~torch.zeros(grid.length, dtype=torch.bool, device=keys.device).index_fill_(0, grid.rows, True)
-        count = round(self.keep * (grid.length - len(grid.rows)))  # a number that the host knows without waiting
+        count = round(self.keep * (grid.length - len(grid.rows)))  # known on the host without synchronization
         module = backends.kernel("choose_quoka")
         votes = self.votes(queries, len(keys))
         places: Tensor | None = None
@@ -63,16 +63,16 @@ class Quoka(Sparse):
         nothing = torch.zeros(1, *grid.shape, dtype=torch.bool, device=keys.device)
         seen, own = chosen | ~past, len(grid.rows)
         tiles = grid.tiles(nothing, len(queries), seen)
-        if site.last and (grid.length - own) % self.block == 0:  # no tile holds a row and a token of the past
+        if site.last and (grid.length - own) % self.block == 0:  # no tile has both rows and past tokens
             if places is None:
                 return replace(tiles, listed=rising(seen, count + own))
             return replace(tiles, listed=torch.cat((places.long(), grid.rows.expand(len(places), -1)), 1))
         return tiles
 
     def _in_replay(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tiles:
-        """Choose where the device alone knows how many tokens are past: lists have room for those of a whole prompt.
+        """Choose in a replay: the number of past tokens is on the device only, so lists have room for a whole prompt.
 
-        Behind the tokens chosen and the rows themselves they name tokens that there are not.
+        Behind the chosen tokens and the rows themselves, entries are filled with tokens beyond the prompt.
         """
         module, first = backends.kernel("choose_quoka"), grid.rows[:1]
         past = (torch.arange(grid.length, device=keys.device) < first)[None]

@@ -38,7 +38,7 @@ class RandomTiles(Sparse):
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """Return a hash of int64 numbers (the finaliser of splitmix64; products wrap around)."""
+    """Return a hash of int64 numbers (the finaliser of splitmix64, with wrapping products)."""
     x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31 & 0x1FFFFFFFF)

@@ -56,14 +56,14 @@ class VerticalSlash(Sparse):
         return heads * min(self.last, rows) * length * width
 
     def _tiles(self, slash: Tensor, grid: Grid) -> Tensor:
-        """Return [Hq, I, J]: tiles that a chosen diagonal crosses, for any row of the query tile."""
+        """Return [Hq, I, J] bool: tiles crossed by a chosen diagonal in any row of the query tile."""
         rows, size = grid.rows, self.block
-        begins = torch.ones(len(rows), dtype=torch.bool, device=rows.device)  # runs of neighbours within a query tile
+        begins = torch.ones(len(rows), dtype=torch.bool, device=rows.device)  # starts of runs of adjacent rows
         begins[1:] = (rows[1:] != rows[:-1] + 1) | (torch.arange(1, len(rows), device=rows.device) % size == 0)
         at = begins.nonzero()[:, 0]
         ends = torch.cat((at[1:], at.new_tensor([len(rows)]))) - 1
         starts = grid.columns * size
-        low = (rows[at][:, None] - starts - size + 1).clamp(0, grid.length)  # nearest and furthest distance of a run
+        low = (rows[at][:, None] - starts - size + 1).clamp(0, grid.length)  # smallest and largest distance
         high = (rows[ends][:, None] - starts + 1).clamp(0, grid.length)
         kept = torch.zeros(len(slash), *grid.shape, dtype=torch.bool, device=rows.device)
         for head, counted in zip(kept, pad(slash.int().cumsum(-1), (1, 0)), strict=True):
@@ -73,6 +73,6 @@ class VerticalSlash(Sparse):
 
 
 def _most(score: Tensor, count: int, forced: Tensor) -> Tensor:
-    """Return bool like `score` [Hq, T]: the `count` highest, those that are `forced` [T] before all others."""
+    """Return [Hq, T] bool: the `count` highest scores, with those `forced` [T] first."""
     order = score.masked_fill(forced, torch.inf).sort(dim=-1, descending=True, stable=True).indices[:, :count]
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, order, True)

@@ -107,7 +107,7 @@ class Xattention(Sparse):
         return 8 if self.products == "float8" else 16
 
     def _share(self, layer: int, device: torch.device) -> float | Tensor:
-        """Return τ, or one for every head."""
+        """Return the threshold τ, or one per head."""
         if self.profiled:
             return _on(self.profiled[layer], device)
         assert not isinstance(self.threshold, str), "`choose` refuses a file that was not read"
@@ -161,7 +161,7 @@ def released(weights: Tensor, grid: Grid, rule: TileRule) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _on(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Copied to the device once: a copy waits for it."""
+    """Copy values to the device, once: copying synchronizes."""
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 

@@ -60,7 +60,7 @@ def _relative(cached: list[Tensor], exact: list[Tensor]) -> Tensor:
     for ours, theirs in zip(cached, exact, strict=True):
         distance = (ours.float() - theirs.float()).norm(dim=-1)  # [H, T]
         size = theirs.float().norm(dim=-1)
-        error = torch.where(distance == 0, 0.0, distance / size)  # a zero vector met exactly has no error
+        error = torch.where(distance == 0, 0.0, distance / size)  # equal zero vectors have no error
         empty = (ours == 0).all(-1).all(0) & (theirs != 0).any(-1).any(0)  # [T], not computed yet
         error = error.masked_fill(empty, torch.nan)
         layers.append(pad(error.T, (0, widest - error.shape[0]), value=torch.nan))
@@ -93,8 +93,8 @@ def full_attention_kv(model: PreTrainedModel, prompt: Prompt) -> KV:
 class Causes:
     """Deviation in three steps from cached keys and values to those of full attention; context tokens [T, L, H]."""
 
-    position: Deviation  #: as cached, against re-encoded for where the block stands; values do not depend on it
-    context: Deviation  #: re-encoded, against full attention: the cross-attention that is missing
+    position: Deviation  #: as cached, against re-encoded for the block's position; values do not depend on it
+    context: Deviation  #: re-encoded, against full attention: the missing cross-attention
     precision: Deviation  #: stored with fewer bits and re-encoded, against kept as computed and re-encoded
 
 
@@ -112,7 +112,7 @@ def causes(model: PreTrainedModel, prompt: Prompt, cached: KVs, stored: torch.dt
 
 
 def _rounded(kv: KV, dtype: torch.dtype) -> KV:
-    """Return this KV after a stay in a store of that dtype."""
+    """Return this KV rounded to a dtype and back, as by a store."""
     keys, values = ([x.to(dtype).to(x.dtype) for x in half] for half in (kv.keys, kv.values))
     return KV(keys, values, kv.start)
 
@@ -189,7 +189,7 @@ def concentration_records(curves: Mapping[str, Tensor]) -> Records:
     ]
 
 
-CAUSES = {  # field of `Causes` → what it is
+CAUSES = {  # field of `Causes` → description
     "position": "position: not re-encoded",
     "context": "context: cross-attention missing",
     "precision": "precision: stored in bf16",

@@ -116,7 +116,7 @@ def key_rotation(
 
 
 def _in_place(model: PreTrainedModel, block: Block, distance: int, layer: int) -> Tensor:
-    """Return [H, T, D] keys of a block computed at `distance`, where it sees itself only."""
+    """Return keys [H, T, D] of a block computed alone at `distance`."""
     tokens = torch.tensor([block.tokens[0]] * distance + list(block.tokens))
     rows = torch.arange(distance, len(tokens))
     kv = empty(model, len(tokens))
@@ -185,7 +185,7 @@ def _chained(rotation: Callable[..., Tensor], keys: Tensor, distance: int, w: Te
 
 
 def _rope(x: Tensor, distance: int, w: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return RoPE of `x`, which is of `dtype`: a bf16 model rounds cos and sin to bf16 and multiplies in bf16."""
+    """Apply RoPE to `x` as a model of `dtype` does: for bf16, cos and sin are rounded, and products are in bf16."""
     angle = distance * w.to(torch.promote_types(dtype, torch.float32))
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     a, b = x.chunk(2, -1)

@@ -38,7 +38,7 @@ class TokenStages:
     scored: Tensor  #: computed online in some layers, by the selector
     online: Tensor  #: computed online in all layers
     encoded: int  #: tokens that were encoded to cache them, neighbours included
-    rows: float  #: tokens online, passes of the selector as a share of the layers
+    rows: float  #: tokens computed online, with passes of the selector counted by their share of layers
 
 
 def published(corpus: Corpus, ratio: float = 0.15, n: int = 10) -> dict[str, Method]:

@@ -21,7 +21,7 @@ from workbench.metrics.cost import ModelShape, shape
 from workbench.metrics.latency import measure
 from workbench.metrics.tiles.sparsity import Methods
 
-PROBES = (256, 512, 1024, 2048, 4096, 8192)  # lengths at which `Floor` counts what is always kept
+PROBES = (256, 512, 1024, 2048, 4096, 8192)  # lengths at which `Floor` counts the tiles that are kept in any case
 LENGTHS = tuple(round(2 ** (step / 4)) for step in range(32, 81))  # 256 to 1,048,576 tokens
 
 
@@ -42,7 +42,7 @@ class CrossoverModel:
         return cls(name, sizes, heads, sizes.query_width[0] // heads)
 
 
-Models = Mapping[str, CrossoverModel]  # by a short name
+Models = Mapping[str, CrossoverModel]  # by short name
 
 
 @dataclass(frozen=True)

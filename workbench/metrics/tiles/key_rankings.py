@@ -24,8 +24,8 @@ class Rankings:
 
     layer: int
     head: int
-    mean: Tensor  #: [N] over the rows
-    peak: Tensor  #: [N] largest of any row
+    mean: Tensor  #: [N] mean over the rows
+    peak: Tensor  #: [N] maximum over the rows
 
     def largest(self, budget: float) -> tuple[Tensor, Tensor]:
         """Return which keys are among the share `budget` with the largest mean, and the largest peak: [N] bool each."""

@@ -32,11 +32,11 @@ class Head:
     layer: int
     head: int
     density: float  #: share of the (row, key) pairs with key ≤ row that the method's own choice attends to
-    union: float  #: the same after CompactAttention's union: of the chunk, over its execution group, the chunk in whole
+    union: float  #: the same after CompactAttention's union over a chunk and execution group, with the whole chunk
     tiles: float  #: share of the tiles with such pairs that is kept, before the union (BFLA's κ)
-    mass: float  #: attention that is kept (by CompactAttention: after the union), mean over rows
-    lowest: float  #: attention that is kept, of the row that keeps least
-    recall: float  #: of the tiles that truly hold most, as many as are kept: the share that is kept
+    mass: float  #: kept attention (of CompactAttention: after the union), mean over rows
+    lowest: float  #: kept attention of the row that keeps least
+    recall: float  #: of the tiles with the most true attention, as many as are kept: the share that is kept
     error: float  #: relative L2 of the head's output
 
 
@@ -46,10 +46,10 @@ class Counts:
 
     pairs: Tensor  #: (row, key) with key ≤ row
     kept: Tensor  #: of those, attended by the choice
-    union: Tensor  #: and after the union
+    union: Tensor  #: the same after the union
     causal: Tensor  #: tiles with such pairs
     tiles: Tensor  #: of those, kept
-    wanted: Tensor  #: of the kept, how many are among as many that truly hold most
+    wanted: Tensor  #: kept tiles among as many tiles with the most true attention
     rows: Tensor
     mass: Tensor
     lowest: Tensor
@@ -98,12 +98,12 @@ def of_rows(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, method:
 
 
 def _pairs(tiles: Tiles, grid: Grid, pairs: Tensor) -> Tensor:
-    """Return [Hq] how many causal pairs a choice attends to."""
+    """Return [Hq]: the number of causal pairs that a choice attends to."""
     total = (tiles.kept * pairs).sum((1, 2)).double()
     if tiles.columns is None:
         return total
     keys = torch.arange(grid.length, device=grid.rows.device)
-    for part in grid.chunks(len(tiles.kept) * -(-grid.length // grid.size)):  # columns outside the kept tiles
+    for part in grid.chunks(len(tiles.kept) * -(-grid.length // grid.size)):  # single columns outside kept tiles
         above = grid.folded((grid.rows[part, None] >= keys).int()).sum(1)  # [i, T] rows that see a key
         kept = tiles.kept[:, part.start // grid.size :][:, : len(above)].repeat_interleave(grid.size, 2)
         total += ((tiles.columns[:, None] & ~kept[..., : grid.length]) * above).sum((1, 2))
@@ -134,14 +134,14 @@ def _outcomes(
 
 
 def _visible(choice: Tiles, tiles: slice, rows: int, grid: Grid) -> Tensor:
-    """[Hq, r, T] bool: keys that `rows` rows, from the first of some query tiles on, attend to."""
+    """Return [Hq, r, T] bool: keys that `rows` rows attend to, from the first row of some query tiles on."""
     at = torch.arange(max(rows, grid.length), device=choice.kept.device) // grid.size
     seen = choice.kept[:, tiles][..., at[: grid.length]][:, at[:rows]]
     return seen if choice.columns is None else seen | choice.columns[:, None, : grid.length]
 
 
 Methods = Mapping[str, Sparse]  # by name
-MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # of a `Head`, means over heads
+MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # fields of `Head`, averaged over heads
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, c
     seconds: list[float] = []
     for prompt in prompts:
         request = all_rows(model, prompt.tokens, sparse=method)
-        step = len(prompt) + method.size if chunk is None else chunk  # one chunk for all
+        step = len(prompt) + method.size if chunk is None else chunk  # everything in one chunk
         check_chunk(request.plan, step)
         full = all_rows(model, prompt.tokens, return_queries=tuple(range(len(request.kv.keys))))
         (dense,) = prefill_many(model, [full])

@@ -31,7 +31,7 @@ from workbench.models.loading import Loaded
 class Comparison:
     """One method on one prompt."""
 
-    kl: float  #: of the next tokens over the question's rows, from dense attention's, nats
+    kl: float  #: divergence from dense attention, mean over the question's rows, nats
     agree: float  #: share of the question's rows with the same next token
     first: bool  #: the first token of the answer is that of dense attention
     text: str  #: the answer, greedy
@@ -51,7 +51,7 @@ def compare(
     room = min(max_new_tokens, context - len(prompt)) if context else max_new_tokens
     (dense,) = prefill_many(model, [all_rows(model, prompt.tokens)], rows)
     requests = [all_rows(model, prompt.tokens, max(0, room), sparse=method) for method in methods.values()]
-    longest = max((len(prompt) + method.size for method in methods.values()), default=1)  # one chunk for all
+    longest = max((len(prompt) + method.size for method in methods.values()), default=1)  # everything in one chunk
     outputs = prefill_chunked_many(model, requests, chunk or longest, rows)
     kvs: list[Any] = [request.kv for request in requests]
     logits = [output.logits for output in outputs if output.logits is not None]
@@ -61,7 +61,7 @@ def compare(
     return {name: Comparison(*compared(output, dense, rows), text) for name, output, text in found}
 
 
-# measures that are higher where more is kept
+# measures that increase with the share of kept tiles
 KEPT = ("em", "f1", "contains", "mass", "recall", "prefill_agree", "first")
 
 
@@ -99,13 +99,13 @@ def cheapest(
 
 
 def _right(answers: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return exact match by question of every sparse method."""
+    """Return exact match per question for every sparse method."""
     whole = answers[answers["mode"] == "full"].dropna(subset=["em"]).drop_duplicates(["sparse", "question"])
     return {str(spec): rows.set_index("question").em for spec, rows in whole.groupby("sparse", sort=False)}
 
 
 def _both(right: dict[str, pd.Series], method: str, dense: str) -> list[float]:
-    """Return exact match of a method on the questions that dense attention answers right; none without both."""
+    """Return exact match of a method on the questions that dense attention answers correctly, if both were measured."""
     if not {method, dense} <= right.keys():
         return []
     pairs = pd.concat([right[method], right[dense]], axis=1, keys=["own", "dense"]).dropna()
@@ -142,7 +142,7 @@ def search(
 
 
 def _kept(states: Sequence[States], method: Sparse, chunk: int | None) -> tuple[float, float]:
-    """Return the density and attention mass, mean over prompts, layers and heads."""
+    """Return density and attention mass, averaged over prompts, layers and heads."""
     choices = [chosen(state, layer, method, chunk=chunk) for state in states for layer in state.layers]
     density = torch.stack([choice.density() for choice in choices]).mean()
     mass = torch.stack([choice.held() for choice in choices]).mean()

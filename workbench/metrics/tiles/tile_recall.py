@@ -29,7 +29,7 @@ class Chosen:
     tiles: Tiles
     grid: Grid
     mass: Tensor  #: [Hq, I, J] fp32: attention of a tile, mean over the rows of its query tile
-    needed: Tensor  #: [Hq, I, J] bool: fewest tiles that hold a share of it, a row's own tile first
+    needed: Tensor  #: [Hq, I, J] bool: the fewest tiles that hold a share of it, the query tile's own first
     seconds: float  #: to choose
 
     @property
@@ -138,7 +138,7 @@ class BflaRules:
 
     kept: dict[str, Tensor]  #: rule → [H, I, J] bool, causal tiles only; the rules overlap
     causal: Tensor  #: [I, J] bool
-    added: dict[str, tuple[float, float]]  #: rule → (density, attention) that the rules before it do not hold
+    added: dict[str, tuple[float, float]]  #: rule → (density, attention) beyond the preceding rules
 
 
 def bfla_rules(states: States, layer: int, method: Bfla) -> BflaRules:
@@ -154,8 +154,8 @@ def bfla_rules(states: States, layer: int, method: Bfla) -> BflaRules:
     return BflaRules({name: kept[::group] for name, kept in by_rule.items()}, grid.causal, added)
 
 
-Layers = Mapping[int, Chosen]  # by number of the layer
-ORACLE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)  # shares of the attention that the oracle of a curve keeps
+Layers = Mapping[int, Chosen]  # by layer number
+ORACLE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)  # shares of attention that the oracle curve keeps
 UNION_STEPS = ("choice", "query blocks", "heads", "chunk")  # of CompactAttention, see `Union.densities`
 
 
@@ -255,7 +255,7 @@ class Framed:
 
     tiles: Tiles
     seconds: float  #: to choose
-    frames: list[TileWindow]  #: one a head: the same query tiles, over all key tiles
+    frames: list[TileWindow]  #: one per head: the same query tiles, over all key tiles
 
     def record(self, head: int) -> dict[str, Any]:
         """Return {head, seconds, tiles, density, attention, missed}; the last two are of the rows in the frame."""

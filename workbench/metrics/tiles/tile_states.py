@@ -41,7 +41,7 @@ class States:
         return len(next(iter(self.keys.values())))
 
     def __len__(self) -> int:
-        """Return how many tokens the prompt has."""
+        """Return the number of tokens of the prompt."""
         return next(iter(self.keys.values())).shape[1]
 
     def mass(self, layer: int, size: int) -> Tensor:

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from workbench.core.errors import Unsupported
 
-# Tables that do not depend on how long the prompt is. Longrope is one of them only where it cannot switch.
+# Rotary tables that do not depend on the prompt's length; "longrope" only if it cannot switch tables.
 CONSTANT_ROPE = ("default", "linear", "llama3", "yarn", "proportional", "longrope")
 SINKS = ("gpt_oss",)
 

@@ -25,8 +25,8 @@ from workbench.models.gguf.header import VERSION, Header, read
 from workbench.models.gguf.pretokenizers import SPLITTINGS
 
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3_CONTEXT = 8192  # tokens Llama 3 was pretrained on, before its frequencies were scaled
-BYTES = 2  # of a bf16 number
+LLAMA3_CONTEXT = 8192  # Llama 3's context in tokens before its frequencies were scaled
+BYTES = 2  # size of a bf16 number
 
 
 def convert(file: str | Path, folder: str | Path) -> Path:
@@ -64,7 +64,7 @@ def write(header: Header, path: Path, note: str | None = None, origin: Mapping[s
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what transformers says of quantised files; its progress bars stay where a person watches."""
+    """Silence messages of transformers about quantised files, but keep its progress bars on a terminal."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -75,16 +75,16 @@ def _quiet() -> Iterator[None]:
 
 
 def _read(header: Header, auto: Any, what: str, **options: Any) -> Any:
-    """Let transformers read a part of the file."""
+    """Read a part of the file with transformers."""
     try:
         return auto.from_pretrained(header.file.parent, gguf_file=header.file.name, **options)
-    except Exception as problem:  # of any kind: its parser checks little
+    except Exception as problem:  # of any type: its parser checks little
         told = f"transformers cannot read its {what}: {problem}"
         raise BadInput(f"{header.file} cannot be converted: {told}") from problem
 
 
 def _config(header: Header) -> PreTrainedConfig:
-    """Return the configuration; refuses a model that could not be used here."""
+    """Return the configuration; refuse an unsupported model."""
     config = _read(header, AutoConfig, "configuration")
     config.name_or_path = header.file.name
     if header.rope_factors is not None:
@@ -94,7 +94,7 @@ def _config(header: Header) -> PreTrainedConfig:
 
 
 def _scale_as_llama3(file: Path, config: PreTrainedConfig, factors: np.ndarray) -> None:
-    """Set the scaling that gives a file's `factors` [R/2], which are all it holds; refuse those that none gives."""
+    """Set Llama 3's RoPE scaling from a file, which has its `factors` [R/2] only; refuse other factors."""
     plain = config.rope_parameters
     scale = {"factor": float(factors.max()), "original_max_position_embeddings": LLAMA3_CONTEXT}
     config.rope_parameters = plain | LLAMA3 | scale
@@ -105,7 +105,7 @@ def _scale_as_llama3(file: Path, config: PreTrainedConfig, factors: np.ndarray) 
 
 
 def _model(header: Header, config: PreTrainedConfig) -> PreTrainedModel:
-    """Return the dequantised model in bf16, without the mark of a quantised one, which `save_pretrained` refuses."""
+    """Return the dequantised model in bf16, not marked as quantised, which `save_pretrained` would refuse."""
     options = {"dtype": torch.bfloat16, "output_loading_info": True}
     loaded, report = _read(header, AutoModelForCausalLM, "weights", **options)
     if lacking := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
@@ -121,7 +121,7 @@ def _model(header: Header, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _clean(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration without what transformers notes of the file it came from."""
+    """Return the configuration without transformers' notes about the GGUF file."""
     for name in ("quantization_config", "_model_name_or_path"):
         if hasattr(config, name):
             delattr(config, name)

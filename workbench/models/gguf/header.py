@@ -13,8 +13,8 @@ import numpy as np
 from workbench.core.errors import BadInput
 from workbench.models.gguf.pretokenizers import SPLITTINGS
 
-VERSION = 1  # of the conversion: a folder in the cache that another version made is made again
-# Read by transformers and held against the stock model here.
+VERSION = 1  # version of the conversion: cached folders of other versions are made again
+# Architectures that transformers reads, and that were compared with the original models.
 ARCHITECTURES = ("gemma3", "llama", "mistral", "phi3", "qwen2", "qwen3")
 TOKENIZERS = ("gpt2", "llama")  # byte-level, SentencePiece
 FLOATS = ("F32", "F16", "BF16")
@@ -31,7 +31,7 @@ class Header:
     values: dict[str, Any]  #: metadata by name, without arrays
     types: dict[str, str]  #: {tensor: its storage type, as "Q4_1"}
     sizes: dict[str, int]  #: {tensor: number of its elements}
-    rope_factors: np.ndarray | None  #: [R/2] divisors of the rotary frequencies; None: there are none
+    rope_factors: np.ndarray | None  #: [R/2] divisors of the rotary frequencies, if any
 
     @property
     def architecture(self) -> str:
@@ -66,7 +66,7 @@ class Header:
 
 
 def _bits(kind: str) -> str:
-    """Return the bits of a weight stored as `kind`, without those of its scales: "4" for "Q4_1"."""
+    """Return the bits per weight of type `kind`, without scales: "4" for "Q4_1"."""
     return next(iter(re.findall(r"\d+", kind)), kind)
 
 
@@ -81,7 +81,7 @@ def read(file: str | Path) -> Header:
     with path.open("rb") as opened:
         if opened.read(len(MAGIC)) != MAGIC:
             raise BadInput(f"{path} is no GGUF file: it does not begin with GGUF")
-    from gguf import GGUFReader  # needed to convert only: not on every machine that runs a converted model
+    from gguf import GGUFReader  # optional: only needed for conversion
 
     try:
         header = _header(path, GGUFReader(path))

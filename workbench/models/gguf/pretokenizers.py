@@ -20,7 +20,7 @@ class Splitting:
 
     pattern: str | None = None
     digits: bool = False
-    whole_words: bool = False  #: a piece that is a token is taken as it is, without merges
+    whole_words: bool = False  #: a piece that is a token is used directly, without merges
     nfc: bool = False  #: text is first normalised to Unicode NFC
 
     def apply(self, tokenizer: Tokenizer) -> None:

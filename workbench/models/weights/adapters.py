@@ -20,13 +20,13 @@ from safetensors import safe_open
 from workbench.core.errors import BadInput
 from workbench.models.weights import SOFT_TOKENS
 
-if TYPE_CHECKING:  # what a folder declares is read without torch
+if TYPE_CHECKING:  # folders are described without torch
     import torch
     from torch import nn
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-# options of peft under which a change is more than scale · B A; each with the values that leave it so
+# options of peft that add more than scale · B A, each with the values that do not
 _PLAIN = {"bias": ("none",), "use_dora": (False,), "rank_pattern": ({},), "alpha_pattern": ({},)}
 _PLAIN |= {"fan_in_fan_out": (False,), "modules_to_save": ([],), "lora_bias": (False,)}
 

@@ -22,8 +22,8 @@ from workbench.models.checkpoints import BASE, DIFFERENCE, check, check_weights,
 from workbench.models.model_names import folder
 from workbench.models.weights import adapters
 
-LEVEL = 9  # of zlib: the smallest
-OF_BASE, OF_MODEL = "base_weights", "weights"  # in the file's metadata, beside BASE
+LEVEL = 9  # zlib's level for the smallest files
+OF_BASE, OF_MODEL = "base_weights", "weights"  # keys in the file's metadata, beside BASE
 
 
 def ordered(bits: np.ndarray) -> np.ndarray:
@@ -127,5 +127,5 @@ def _whole(path: Path) -> dict[str, Tensor]:
 
 
 def _joined(weights: dict[str, Tensor]) -> np.ndarray:
-    """Join the bits of bf16 tensors, by name, to one row of int16."""
+    """Concatenate the bits of bf16 tensors, in the order of names, as int16."""
     return torch.cat([weights[name].contiguous().view(torch.int16).flatten() for name in sorted(weights)]).numpy()

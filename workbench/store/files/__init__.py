@@ -1,3 +1,3 @@
 """The files of a folder of blocks: format, checksums, manifest, quarantine, eviction, transfer."""
 
-MANIFEST = "manifest.json"  # of a folder or URL of blocks: what they have in common
+MANIFEST = "manifest.json"  # name of the file with the common properties of a folder's, or URL's, blocks

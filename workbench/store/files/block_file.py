@@ -58,7 +58,7 @@ from workbench.store.files.file_header import (
 )
 from workbench.store.keys import Key
 
-POPULATES = sys.platform == "linux"  # elsewhere an unreadable page is found too late, and mapped files stay as they are
+POPULATES = sys.platform == "linux"  # else unreadable pages are noticed too late: read, do not map
 
 
 @dataclass
@@ -74,8 +74,8 @@ def owned(kv: KV) -> KV:
 __all__ = ["SUFFIX", "Contents", "State", "Unusable", "block", "contents", "save", "state_of"]
 SUFFIX = ".safetensors"
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
-PIECE, LARGE = 1 << 19, 1 << 23  # bytes that are read at once; of larger blocks all, which disks are fastest at
-POPULATE_READ = 22  # of madvise, Linux 5.14: an error instead of a signal where a page cannot be read
+PIECE, LARGE = 1 << 19, 1 << 23  # bytes per read; blocks from LARGE on are read at once, which is fastest for disks
+POPULATE_READ = 22  # madvise advice of Linux 5.14: an error instead of a signal for an unreadable page
 
 
 def save(path: Path, blocks: Mapping[str, KV], made: Mapping[str, str] | None = None) -> None:
@@ -107,7 +107,7 @@ def save(path: Path, blocks: Mapping[str, KV], made: Mapping[str, str] | None = 
 
 
 def _of_run(tensors: Sequence[Tensor]) -> int:
-    """CRC-32 of the bytes of tensors that are written one after another."""
+    """Return the CRC-32 of the concatenated bytes of tensors."""
     crc = 0
     for x in tensors:
         crc = crc32(raw_bytes(x), crc)
@@ -115,13 +115,13 @@ def _of_run(tensors: Sequence[Tensor]) -> int:
 
 
 def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file under the very name that is given.
+    """Write a safetensors file directly under its name.
 
-    `save_file` writes to another name first, which it leaves behind where the process is killed.
+    `save_file` writes to a temporary name first, and leaves it behind if the process is killed.
     """
     places: dict[str, Any] = {}
     end = 0
-    widest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so all are aligned
+    widest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # keeps all aligned
     for name, x in widest_first.items():
         begin, end = end, end + x.nbytes
         places[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
@@ -169,7 +169,7 @@ def verify(memory: Memory, extent: Extent, known: Contents) -> None:
 
 
 def _read(opened: Opened, extent: Extent, check: bool) -> tuple[Memory, int | None]:
-    """Return the bytes of a block in memory of its own, and their CRC-32 if `check`.
+    """Read the bytes of a block to new memory; return them and, if `check`, their CRC-32.
 
     Each piece is checked while it is in the processor's cache. NumPy asks for large pages, torch does not.
     """
@@ -188,7 +188,7 @@ def _read(opened: Opened, extent: Extent, check: bool) -> tuple[Memory, int | No
 
 
 def _map(opened: Opened, extent: Extent) -> Memory:
-    """Return the bytes of a block as pages of its file; what is written to them stays in this process."""
+    """Map the bytes of a block from its file (copy-on-write: changes stay in this process)."""
     (run,) = extent.runs
     page = run.begin - run.begin % mmap.ALLOCATIONGRANULARITY
     if run.begin + run.size > os.fstat(opened.fileno()).st_size:
@@ -198,7 +198,7 @@ def _map(opened: Opened, extent: Extent) -> Memory:
         if sys.platform == "linux":
             pages.madvise(POPULATE_READ)
     except OSError as problem:
-        if problem.errno != 22:  # an earlier Linux does not know the advice
+        if problem.errno != 22:  # EINVAL: an earlier Linux lacks this advice
             raise
     return np.frombuffer(pages, dtype=np.uint8, offset=run.begin - page, count=run.size)
 

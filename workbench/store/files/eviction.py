@@ -16,7 +16,7 @@ class Collected:
 
     folder: str
     budget: int
-    before: int  #: quarantined and partial files included
+    before: int  #: bytes before, quarantined and partial files included
     after: int
     files: int  #: number of deleted files
     blocks: int
@@ -50,7 +50,7 @@ def collect_garbage(folder: Path, budget: int) -> Collected:
                 gone += keys_of[path]
                 deleted.add(path.name)
                 path.unlink()
-        finally:  # an interruption, too, leaves notes of what is deleted
+        finally:  # also after an interruption: note what was deleted
             if gone:
                 manifest.forget_files(folder, deleted)
                 quarantine.note_evicted(folder, gone, f"to make room: the budget is {budget / 1e6:,.1f} MB")

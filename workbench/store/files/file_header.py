@@ -21,7 +21,7 @@ from workbench.store.keys import Identity, Key
 
 try:
     from isal.isal_zlib import crc32
-except ImportError:  # a platform without a wheel
+except ImportError:  # a platform without a wheel of it
     from zlib import crc32
 
 __all__ = ["crc32", "of_tensor", "raw_bytes", "seed_of"]
@@ -58,11 +58,11 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-FORMAT = 1  # of the metadata
-MARKS = (b'"starts":"{', b'"checksums":"{', b'"identities":"{')  # a damaged header of ours still has one of them
-ALIGNED = 64  # bytes: where tensors begin, in a file and in memory
-Opened = FileIO | BytesIO  # a file, unbuffered, or what a remote gave of one
-State = tuple[int, int, int]  # by which a file that took another's place is told
+FORMAT = 1  # version of the metadata format
+MARKS = (b'"starts":"{', b'"checksums":"{', b'"identities":"{')  # by which a damaged header is recognized as ours
+ALIGNED = 64  # alignment of tensors in bytes, in a file and in memory
+Opened = FileIO | BytesIO  # an unbuffered file, or bytes of a remote one
+State = tuple[int, int, int]  # identifies a file, to notice its replacement
 
 
 class Unusable(Exception):
@@ -104,10 +104,10 @@ class Extent:
     places: tuple[Place, ...]
     offsets: tuple[int, ...]
     runs: tuple[TokenRun, ...]
-    crc: int | None  #: CRC-32 of all its bytes; None: there are only those of its tensors
+    crc: int | None  #: CRC-32 of all its bytes; None: only checksums of single tensors
     tokens: tuple[int, ...]  #: distinct numbers of tokens of its layers
     dtypes: str
-    even: bool  #: all tensors have one dtype and shape, and lie one after another
+    even: bool  #: all tensors have one dtype and shape, and are contiguous
 
     @property
     def size(self) -> int:
@@ -181,10 +181,10 @@ def quietly(path: Path) -> FileIO:
 
 
 def _opened_quietly(name: str, flags: int) -> int:
-    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe that took its place does not hold it up
+    flags |= getattr(os, "O_NONBLOCK", 0)  # do not block if a pipe took the file's place
     try:
         return os.open(name, flags | getattr(os, "O_NOATIME", 0))
-    except PermissionError:  # of another owner's file
+    except PermissionError:  # a file of a different owner
         return os.open(name, flags)
 
 
@@ -210,7 +210,7 @@ def table_checksum(table: bytes) -> str:
 
 
 def _header(opened: Opened, size: int) -> tuple[int, dict[str, Any], bytes]:
-    """Return the byte at which tensors begin, the header, and its text."""
+    """Return the offset of the first tensor, the header, and its text."""
     opened.seek(0)
     length = int.from_bytes(opened.read(8), "little")
     if length > size - 8:
@@ -264,7 +264,7 @@ def _extent(called: tuple[str, ...], tensors: Mapping[str, Place], crc: int | No
 
 
 def _check_shape(extent: Extent, key: str, start: int) -> None:
-    """Hold the block against what its key says."""
+    """Compare the block's shape with its key."""
     if len(extent.tokens) > 1:
         raise Unusable(f"its layers have {list(extent.tokens)} tokens")
     if not isinstance(key, Key) or key.identity is None:
@@ -275,4 +275,4 @@ def _check_shape(extent: Extent, key: str, start: int) -> None:
             raise Unusable(f"its {name} is {value}, and its key says {needed}")
 
 
-NAME = re.compile(r"\w[\w.-]{0,199}")  # of a file, without its ending
+NAME = re.compile(r"\w[\w.-]{0,199}")  # of a file, without its suffix

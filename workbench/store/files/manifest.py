@@ -19,9 +19,9 @@ from workbench.store.files.file_header import Contents, Unusable, contents, quie
 from workbench.store.keys import FORMAT_VERSION
 
 log = logging.getLogger(__name__)
-LOOKED_AT = 64  # files whose headers are asked of which model their blocks are
+LOOKED_AT = 64  # maximum number of files whose headers are read for the blocks' model
 CHECKSUM, MADE, TOKENIZER = "checksum", "made", "tokenizer"
-SUCCESS = "_SUCCESS"  # of a folder that was filled to its end: its files of blocks, one a line
+SUCCESS = "_SUCCESS"  # marks a completely filled folder; lists its files of blocks, one per line
 
 
 class Damaged(ValueError):
@@ -58,7 +58,7 @@ def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: boo
 
 
 def _check_blocks(folder: Path, kind: Mapping[str, Any], problem: Damaged) -> None:
-    """Refuse to name a folder anew whose blocks are of another model or dtype: each file says what it holds."""
+    """Refuse a new manifest for a folder with blocks of a different model or dtype, by the files' headers."""
     told = 0
     for path in islice(sorted(folder.glob(f"*{SUFFIX}")), LOOKED_AT):
         with suppress(Unusable, OSError), quietly(path) as opened_file:
@@ -146,7 +146,7 @@ def _begin(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
     check_place("folder", folder)
     if folder.exists() and (not folder.is_dir() or not all(map(_is_leftover, folder.iterdir()))):
         if (folder / MANIFEST).is_file():
-            return  # another process has begun the folder meanwhile
+            return  # a different process has begun the folder meanwhile
         _check_blocks(folder, kind, Gone("it is gone"))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def _begin(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Return whether a process has begun to write a manifest, and perhaps been killed over it."""
+    """Return whether a file is a half-written manifest, perhaps of a killed process."""
     return path.name.startswith(f".{MANIFEST}.")
 
 

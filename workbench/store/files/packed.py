@@ -17,7 +17,7 @@ from workbench.core.kv import KV
 from workbench.store.files import block_file
 from workbench.store.files.file_header import Contents, Extent, Opened, Unusable, crc32
 
-ALIGNED = 256  # bytes at a multiple of which a layer begins
+ALIGNED = 256  # alignment of layers in bytes
 
 
 @dataclass
@@ -80,7 +80,7 @@ def packed_block(opened: Opened, key: str, known: Contents) -> PackedKV | None:
     except (OSError, ValueError) as problem:
         raise Unusable(f"its bytes cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
     if crc != extent.crc:
-        block_file.block(opened, key, known)  # names the tensor
+        block_file.block(opened, key, known)  # raises an error that names the tensor
         raise Unusable("the checksum of the block is wrong")
     tensors = [
         flat[at : at + place.size].view(place.dtype).view(place.shape)
@@ -94,7 +94,7 @@ def packed_block(opened: Opened, key: str, known: Contents) -> PackedKV | None:
 
 
 def _read(opened: Opened, extent: Extent, memory: memoryview, places: list[int]) -> int:
-    """Read every tensor to its place in `memory`; return the CRC-32 of all, in the order of the file."""
+    """Read every tensor to its place in `memory`; return the CRC-32 of all bytes, in file order."""
     (run,) = extent.runs
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(opened.fileno(), run.begin, run.size, os.POSIX_FADV_WILLNEED)

@@ -23,7 +23,7 @@ from workbench.store.misses import Index, Miss
 
 log = logging.getLogger(__name__)
 ASIDE, EVICTED = "set_aside", "evicted.jsonl"
-REMEMBERED = 1 << 16  # evicted keys that are remembered in a folder
+REMEMBERED = 1 << 16  # maximum number of evicted keys noted in a folder
 
 
 def keep(path: Path, reason: str) -> Path | None:
@@ -119,7 +119,7 @@ def _link(path: Path, place: Path) -> None:
             shutil.copyfileobj(source, target)
 
 
-GONE = 1 << 12  # blocks that are gone and are remembered, to say why they are missed
+GONE = 1 << 12  # removed blocks that are remembered as reasons of later misses
 
 
 class Absent:
@@ -134,7 +134,7 @@ class Absent:
         self.files: dict[Path, Unusable] = {}
         self.blocks: dict[str, tuple[Path, str]] = {}
         self._gone: dict[str, str] = {}
-        self._evicted: tuple[int, Mapping[str, str]] = (0, {})  # when the notes of `gc` were written, and what they say
+        self._evicted: tuple[int, Mapping[str, str]] = (0, {})  # notes of `gc`: time of the file, content
         self._present = Index()
 
     def came(self, key: str) -> None:
@@ -174,7 +174,7 @@ class Absent:
         return miss
 
     def _notes(self) -> Mapping[str, str]:
-        """Return what `gc` has noted, read again where it was written since."""
+        """Return the notes of `gc`, read again if they were changed."""
         try:
             written = (self.folder / EVICTED).stat().st_mtime_ns
         except OSError:

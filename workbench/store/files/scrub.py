@@ -13,7 +13,7 @@ from workbench.store.files.block_file import SUFFIX, Contents, Unusable
 from workbench.store.files.file_header import quietly
 from workbench.store.remote import RemoteStore, Unreachable
 
-Progress = Callable[[int, int], None]  # (files read, of how many)
+Progress = Callable[[int, int], None]  # (files read, total)
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Finding:
     """A file, or a block of it, that cannot be served."""
 
     file: str
-    block: str | None  #: its key; None: the whole file
+    block: str | None  #: key of the block; None: the whole file
     kind: str  #: "damaged", "gone" (missing), "foreign" (no file of cached blocks) or "later" (of a later version)
     detail: str
 
@@ -165,7 +165,7 @@ def _of_file(path: Path) -> tuple[list[Finding], Contents | None]:
 
 
 def _set_aside(folder: Path, findings: Iterable[Finding]) -> int:
-    """Set damaged files aside, and write those anew of which some blocks are whole; return how many blocks are."""
+    """Quarantine damaged files, and rewrite them with their intact blocks; return the number of these."""
     by_file: dict[str, list[Finding]] = {}
     for finding in findings:
         by_file.setdefault(finding.file, []).append(finding)
@@ -184,7 +184,7 @@ def _set_aside(folder: Path, findings: Iterable[Finding]) -> int:
 
 
 def _without(path: Path, damaged: Container[str | None]) -> int:
-    """Write a file without some blocks, or delete it where all are damaged; return how many are left."""
+    """Rewrite a file without some blocks, or delete it if all are damaged; return how many are left."""
     blocks: dict[str, KV] = {}
     made: dict[str, str] = {}
     try:
@@ -192,7 +192,7 @@ def _without(path: Path, damaged: Container[str | None]) -> int:
             known = block_file.contents(opened)
             made = known.made
             blocks = {key: block_file.block(opened, key, known) for key in known.blocks() if str(key) not in damaged}
-    except (Unusable, OSError):  # of a header that is damaged nothing is known
+    except (Unusable, OSError):  # damaged header: the blocks cannot be identified
         blocks = {}
     if not blocks:
         path.unlink(missing_ok=True)

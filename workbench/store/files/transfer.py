@@ -17,8 +17,8 @@ from workbench.store.files.file_header import NAME
 from workbench.store.folder import FolderStore
 
 ENDINGS = (".tar", ".tar.zst")
-BESIDE = ("prepared.json", manifest.SUCCESS)  # what `workbench prepare` writes beside the blocks
-Progress = Callable[[int, int], None]  # (files, of how many)
+BESIDE = ("prepared.json", manifest.SUCCESS)  # files that `workbench prepare` writes beside the blocks
+Progress = Callable[[int, int], None]  # (files, total)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def unpack(archive: Path, folder: Path) -> Transferred:
 
 
 def _take_out(archive: Path, folder: Path) -> None:
-    """Write the members of an archive into a folder: plain files of a store, by their names alone."""
+    """Extract an archive into a folder: plain files of a store only, without their paths."""
     try:
         with archive.open("rb") as opened, _expanded(opened, archive) as data, _tar(data, "r|") as tar:
             for member in tar:

@@ -29,7 +29,7 @@ from workbench.core.errors import BadInput
 from workbench.store.keys import key_of
 
 Encoding = Literal["after_system", "in_place"]
-KeyOf = Callable[[Block, Sequence[Block]], str]  # of a chunk, and of the chunks of its path before it
+KeyOf = Callable[[Block, Sequence[Block]], str]  # key of a chunk, given the chunks before it
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class AlternativePath:
             raise BadInput(f"encoding is {encoding!r}: allowed are {', '.join(get_args(Encoding))}")
         self.key_of, self.encoding = key_of, encoding
         self._copies: dict[str, str] = {}  # content of a chunk → key of its copy
-        self._paths: dict[str, str] = {}  # key → content: the table of a prefix cache
+        self._paths: dict[str, str] = {}  # key → content, as in a prefix cache
 
     def find(self, chunks: Sequence[Block]) -> list[Match | None]:
         """Look up every chunk of a prompt in reading order (without the system prompt); None for unknown chunks.

@@ -19,9 +19,9 @@ from workbench.engine.pages.paged_pool import Pool
 from workbench.engine.pages.paged_prompt import Cached
 from workbench.store.files.packed import ALIGNED, PackedKV, layers_of, pack, within
 
-GROUP = 1 << 28  # bytes that are copied before they are put into pages
-STEPS = 8  # in which a block comes where it comes layer by layer: copies of a single layer are too many
-STAGED = 3  # groups that are copied, or put into pages, at once
+GROUP = 1 << 28  # bytes copied to the GPU at a time, and then put into pages
+STEPS = 8  # copies per block in a layerwise load: one per layer would be too many
+STAGED = 3  # groups in flight at a time
 
 
 @dataclass(eq=False)
@@ -49,11 +49,11 @@ class PageCopies:
 
     def __init__(self, pool: Pool):
         self.pool, self.lock, self._turn = pool, Lock(), Lock()
-        self._joined = layered(pool.keys), layered(pool.values)  # [L, H, S, D], where layers are alike
+        self._joined = layered(pool.keys), layered(pool.values)  # [L, H, S, D] if layers have one shape, else None
         cuda = pool.device.type == "cuda"
-        self.stream = torch.cuda.Stream(pool.device) if cuda else None  # copies from the host
-        self._placing = torch.cuda.Stream(pool.device) if cuda else None  # puts what came into its pages, meanwhile
-        self._placed: deque[Any] = deque(maxlen=STAGED)  # events of the last groups that were put into pages
+        self.stream = torch.cuda.Stream(pool.device) if cuda else None  # for copies from the host
+        self._placing = torch.cuda.Stream(pool.device) if cuda else None  # for writing arrived groups to pages
+        self._placed: deque[Any] = deque(maxlen=STAGED)  # events of the last groups written to pages
 
     def fill(
         self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None] | None = None
@@ -92,7 +92,7 @@ class PageCopies:
     def _copy_by_layer(
         self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None]
     ) -> None:
-        """Copy some neighbouring layers at a time, which are on their way while those before them are waited for."""
+        """Copy a few adjacent layers at a time; each copy overlaps the wait for the preceding one."""
         count = len(self.pool.keys)
         some = -(-count // STEPS)
         copied: list[tuple[Any, range]] = []
@@ -106,7 +106,7 @@ class PageCopies:
         _told(*copied[-1], arrived)
 
     def _copy(self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], layers: Sequence[int]) -> None:
-        """Copy neighbouring layers of blocks; those of one length are put into their pages together."""
+        """Copy adjacent layers of blocks; blocks of equal length are written to their pages together."""
         for _, same in groupby(sorted(kvs, key=lambda key: len(kvs[key])), key=lambda key: len(kvs[key])):
             keys = list(same)
             packed = [kv if isinstance(kv := kvs[key], PackedKV) else pack(kv, self.stream is not None) for key in keys]
@@ -120,7 +120,7 @@ class PageCopies:
         begin, end = packed[0].layers[layers[0]][0], packed[0].layers[layers[-1]][1]
         width = -(-(end - begin) // ALIGNED) * ALIGNED
         if len(self._placed) == STAGED:
-            self._placed.popleft().synchronize()  # its staged bytes are free again
+            self._placed.popleft().synchronize()  # its staging memory is free again
         staged = torch.empty(len(packed), width, dtype=torch.uint8, device=self.pool.device)
         for row, kv in zip(staged, packed, strict=True):
             row[: end - begin].copy_(kv.flat[begin:end], non_blocking=True)
@@ -129,7 +129,7 @@ class PageCopies:
 
     @contextmanager
     def _beside_copies(self, *used: Tensor) -> Iterator[None]:
-        """Run on a stream behind the copies so far, while later ones go on."""
+        """Run on a separate stream, behind the copies so far and concurrent with later ones."""
         if self._placing is None or self.stream is None:
             yield
             return
@@ -156,7 +156,7 @@ class PageCopies:
                 at += x.nbytes
 
     def _evenly(self, like: PackedKV, staged: Tensor, layers: Sequence[int]) -> list[Tensor] | None:
-        """View staged blocks as keys and values [L, H, N, T, D'] of the pool's layers; None where these differ."""
+        """View staged blocks as keys and values [L, H, N, T, D']; None if layers or dtypes differ."""
         if self._joined[0] is None or self._joined[1] is None or like.keys[0].dtype != self._joined[0].dtype:
             return None
         if len({x.shape for x in like.tensors()}) > 1:
@@ -168,7 +168,7 @@ class PageCopies:
 
 
 def _told(copied: Any, layers: range, arrived: Callable[[int], None]) -> None:
-    """Tell of layers when they are there."""
+    """Report layers as arrived once they are copied."""
     if copied is not None:
         copied.synchronize()
     for layer in layers:
@@ -176,12 +176,12 @@ def _told(copied: Any, layers: range, arrived: Callable[[int], None]) -> None:
 
 
 def _words(x: Tensor) -> Tensor:
-    """View entries as numbers of 8 bytes where that can be done: fewer are moved then."""
+    """View x with 8-byte elements if possible, as fewer elements are copied faster."""
     return x.view(torch.int64) if x.shape[-1] * x.element_size() % 8 == 0 else x
 
 
 def _groups(kvs: Mapping[str, KV]) -> list[list[str]]:
-    """Group blocks to about GROUP bytes, those of one length beside each other."""
+    """Group blocks to about GROUP bytes, with blocks of equal length adjacent."""
     groups: list[list[str]] = [[]]
     size = 0
     for key in sorted(kvs, key=lambda key: len(kvs[key])):

@@ -89,7 +89,7 @@ class PageTier(Books):
             for key in keys:
                 if key not in self._pins and key in self._held and self._held[key].state != "there":
                     self.drop(key)
-            if self._stream is not None:  # what is copied from now on may lie where they lay
+            if self._stream is not None:  # later copies may reuse their memory
                 self._stream.wait_event(used if used is not None else torch.cuda.current_stream().record_event())
 
     def kept(self, own: int) -> None:
@@ -161,7 +161,7 @@ class PageTier(Books):
             raise NoRoom(f"{missing} pages more than {self.pages} are in use")
         for key in chosen:
             if key not in self.behind and (kv := self.get(key)) is not None:
-                with suppress(BadInput):  # larger than every budget: it is computed again
+                with suppress(BadInput):  # larger than every budget: recomputed next time
                     self.behind.put(key, kv)
             self.drop(key, evicted=True)
             self.evictions += 1

@@ -21,7 +21,7 @@ from workbench.store.misses import Index, Miss, Reason, likeliest, why
 from workbench.store.tiering.tier import Tier
 
 log = logging.getLogger(__name__)
-REMEMBERED = 1 << 16  # keys that were dropped and are remembered, to tell why they are missed
+REMEMBERED = 1 << 16  # dropped keys that are remembered as reasons of later misses
 
 
 class Chain:
@@ -78,7 +78,7 @@ class Chain:
                 uses += first.drop(key)
             victims = first.victims(first.needs(kv))
             kept = {victim: first.get(victim) for victim in victims or ()}
-            self._moving |= kept  # before they leave, so that they are found meanwhile
+            self._moving |= kept  # before they are removed, so that they are found meanwhile
             uses_of = {victim: first.drop(victim, evicted=True) for victim in kept}
             if victims is not None:
                 first.keep(key, held, uses)
@@ -135,7 +135,7 @@ class Chain:
         return next((tier.name for tier in self.tiers if key in tier), None)
 
     def _pass_down(self, level: int, keys: Sequence[str]) -> bool:
-        """Move blocks out of a tier; return whether that could be done."""
+        """Move blocks from a tier to the next one; return False if that failed."""
         tier = self.tiers[level]
         for key in keys:
             kv = tier.get(key) if level + 1 < len(self.tiers) else None
@@ -143,7 +143,7 @@ class Chain:
                 self.lower(level + 1, key, kv)  # before it is dropped, so that it is found meanwhile
             try:
                 tier.drop(key, evicted=True)
-            except (OSError, BadInput) as problem:  # of a folder that must not be written to
+            except (OSError, BadInput) as problem:  # a read-only folder
                 log.warning("no room is made in %s: %s", tier.name, problem)
                 return False
             self._evicted(tier, key, kv)
@@ -154,7 +154,7 @@ class Chain:
         with self._timed("write", key, tier) as about:
             try:
                 tier.keep(key, tier.made(kv), uses)
-            except (OSError, BadInput) as problem:  # a full disk costs an encoding, and no answer
+            except (OSError, BadInput) as problem:  # e.g. a full disk: the block is encoded again later
                 about.clear()
                 log.warning("a block is not kept in %s: %s", tier.name, problem)
                 self._note(key, "evicted", f"{tier.name} could not keep it: {problem}")
@@ -164,7 +164,7 @@ class Chain:
 
     @contextmanager
     def _timed(self, what: Literal["read", "write"], key: str, tier: Tier) -> Iterator[dict[str, Any]]:
-        """Record a span, unless the dictionary that is yielded is cleared."""
+        """Record a span with the yielded dictionary as details; clear it to record nothing."""
         at, about = self.events.now() if self.events is not None else 0.0, dict[str, Any](key=str(key), tier=tier.name)
         yield about
         if self.events is not None and about:
@@ -177,13 +177,13 @@ class Chain:
             self.events.add("evict", key=str(key), tier=tier.name, bytes=0 if kv is None else kv.nbytes)
 
     def _gone(self, key: str, tier: Tier | None = None) -> None:
-        """Note that a block left the last tier, with when and why."""
+        """Note that a block has left the last tier, with time and reason."""
         with self.lock:
             if any(key in other for other in self.tiers):
                 return
             self._index.remove(key)
             if key in self._dropped and tier is None:
-                return  # a tier has told why it could not keep it
+                return  # the reason was noted when a tier could not keep it
             of, at = tier or self.tiers[-1], datetime.fromtimestamp(self.clock(), UTC)
             self._note(
                 key, "evicted", f"{at:%Y-%m-%d %H:%M:%S} UTC, to make room in {of.name} ({of.budget_bytes} bytes)"

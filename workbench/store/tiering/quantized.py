@@ -68,7 +68,7 @@ def size_in_bytes(kv: KV) -> int:
 
 
 def _rounded(x: Tensor, over: int) -> tuple[Tensor, Tensor]:
-    """Return x [H, T, D] in 8 bits, and the scale of all numbers along the axis `over`."""
+    """Return x [H, T, D] in int8, and scales shared along the axis `over`."""
     exact = x.detach().float()
     largest = exact.abs().amax(over, keepdim=True)
     if not bool(largest.isfinite().all()):

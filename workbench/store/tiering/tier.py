@@ -32,10 +32,10 @@ class Heat:
     """
 
     def __init__(self) -> None:
-        self.age = 0.0  # heat of the last entry that was evicted
+        self.age = 0.0  # heat of the last evicted entry
         self._uses: dict[str, int] = {}
-        self._heat: dict[str, tuple[float, int]] = {}  # heat, number of its last use
-        self._heap: list[tuple[tuple[float, int], str]] = []  # may name keys that were used or removed since
+        self._heat: dict[str, tuple[float, int]] = {}  # (heat, serial number of its last use)
+        self._heap: list[tuple[tuple[float, int], str]] = []  # lazy: entries may be outdated
         self._clock, self._lock = count(), Lock()
 
     def add(self, key: str, uses: int = 1) -> None:
@@ -44,7 +44,7 @@ class Heat:
             self._uses[key] = max(1, uses)
             self._heat[key] = self.age + self._uses[key], next(self._clock)
         heapq.heappush(self._heap, (self._heat[key], key))
-        if len(self._heap) > 64 + 2 * len(self._heat):  # mostly of removed keys
+        if len(self._heap) > 64 + 2 * len(self._heat):  # mostly outdated
             self._heap = [(heat, key) for key, heat in self._heat.items()]
             heapq.heapify(self._heap)
 
@@ -78,7 +78,7 @@ class Heat:
                 now = self._heat.get(key)
                 if now is None or key in seen:
                     continue
-                if now != heat:  # it was used since
+                if now != heat:  # used since
                     heapq.heappush(self._heap, (now, key))
                     continue
                 taken.append((heat, key))
@@ -97,7 +97,7 @@ class Heat:
         return len(self._heat)
 
 
-Held = KV | QuantizedKV  # what a tier keeps
+Held = KV | QuantizedKV  # a block as a tier keeps it
 
 
 class Books:
@@ -244,7 +244,7 @@ class StoreTier(Tier):
         if budget_bytes is not None and not hasattr(store, "remove"):
             raise BadInput(f"{type(store).__name__} removes no blocks, so {name} can have no budget")
         self.store = store
-        listed = store.listed() if hasattr(store, "listed") else {}  # of a remote, in one request
+        listed = store.listed() if hasattr(store, "listed") else {}  # of a remote store, in one request
         for key in listed or (store if isinstance(store, Iterable) else ()):
             self._entered(key, listed[key] if key in listed else self._stored(key), 1)
         if budget_bytes is not None and self._bytes > budget_bytes:
@@ -266,7 +266,7 @@ class StoreTier(Tier):
     def get(self, key: str) -> KV | None:
         """Return a block or None; a damaged block, or one that another process removed, no longer counts."""
         kv = self.store.get(key)
-        if (None if kv is None else kv.nbytes) != self._sizes.get(key):  # other processes write and remove, too
+        if (None if kv is None else kv.nbytes) != self._sizes.get(key):  # changed or removed by a different process
             with self.lock:
                 if kv is None:
                     self._left(key)
@@ -283,7 +283,7 @@ class StoreTier(Tier):
         return self._left(key, evicted)
 
     def _stored(self, key: str) -> int:
-        """Return the bytes of a block that the store holds, as far as they must be known."""
+        """Return the bytes of a stored block; 0 if they are unknown and not needed, without a budget."""
         if hasattr(self.store, "size_of"):
             return int(self.store.size_of(key))
         kv = None if self.budget_bytes is None else self.store.get(key)

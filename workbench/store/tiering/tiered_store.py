@@ -20,7 +20,7 @@ from workbench.store.stats import Stats
 from workbench.store.tiering.promotion import Chain
 from workbench.store.tiering.tier import Tier
 
-RECENT = 256  # misses that are kept with all they say
+RECENT = 256  # last misses kept in full
 Write = Literal["back", "through"]
 
 
@@ -88,14 +88,14 @@ class TieredStore:
         try:
             for key in keys:
                 yield later.pop(key).result() if key in later else self.find(key, request)
-        finally:  # of one that is given up, what has not begun is not read
+        finally:  # if the caller stops early, pending reads are cancelled
             for future in later.values():
                 future.cancel()
 
     def put(self, key: str, kv: KV) -> None:
         """Keep `kv` under `key`. Raises BadInput where it is larger than the budget of every tier."""
         self.chain.check(kv)
-        if identity_of(key) is None:  # else what lies below has the same content
+        if identity_of(key) is None:  # else the key fixes the content, and lower tiers are valid
             self.chain.remove(key)
         kept = self.chain.enter(key, kv)
         for tier in self.tiers[1:]:
@@ -168,7 +168,7 @@ class TieredStore:
             return self._threads
 
     def _fetch(self, key: str) -> Found | None:
-        """Find a block, without counting, and move it up; two threads that want one block read it once."""
+        """Find a block, without counting, and move it up; concurrent requests for one block share a read."""
         if (kv := self.chain.above(key)) is not None:
             return Found(kv, self.tiers[0].name)
         with self._lock:
@@ -178,7 +178,7 @@ class TieredStore:
             return future.result()
         try:
             below = self.chain.below(key)
-            above = self.chain.above(key) if below is None else None  # it may have come up since
+            above = self.chain.above(key) if below is None else None  # a different thread may have moved it up
             found = Found(*below) if below else Found(above, self.tiers[0].name) if above is not None else None
             mine.set_result(found)
             return found

@@ -41,7 +41,7 @@ def save(
 
 
 def _thin(curve: list[dict[str, Any]], points: int = 200) -> list[dict[str, Any]]:
-    """Thin the curve to about `points` rows, each the mean of the rows that it stands for."""
+    """Reduce the curve to about `points` rows, each the mean of the rows it replaces."""
     size = -(-len(curve) // points)
     thin = []
     for at in range(0, len(curve), size):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("muon", "adamw")
 MOST_PARAMETERS = 10**9
 INT8 = "int8"
-STORAGES = ("bfloat16", "float16", INT8)  # of weights that are shipped: 2, 2 and 1 bytes a number
+STORAGES = ("bfloat16", "float16", INT8)  # of shipped weights: 2, 2 and 1 bytes per number
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PretrainConfig:
     clip: float = 1.0
     warmup: int = 200
     rest_weight: float = 0.3  #: weight of the loss on tokens that are not answers
-    optimizer: str = "muon"  #: for the matrices of the layers, AdamW for the rest; or "adamw" for everything
+    optimizer: str = "muon"  #: "muon" for the layers' matrices and AdamW for the rest, or "adamw" for everything
     last: int = 4_000  #: steps on the last stage
     decay: float = 0.5  #: share of the last steps over which the rate falls to zero
 
@@ -72,7 +72,7 @@ class PretrainConfig:
 
     def model_config(self, vocab_size: int) -> "LlamaConfig":
         """Return the model's configuration in Hugging Face format."""
-        from transformers import LlamaConfig  # the settings alone wait for no library
+        from transformers import LlamaConfig  # imported late: settings need no library
 
         return LlamaConfig(
             vocab_size=vocab_size,

@@ -61,10 +61,10 @@ class Stage:
     kinds: dict[str, float]  #: weights of the kinds of question
     batch: int = 64  #: contexts a step
     questions: int = 8  #: asked over each context, one after the other
-    recalls: float = 0.0  #: share of them that restate a fact instead ("Recall: Ada Kelric works for …")
-    years: float = 0.0  #: share of them that ask which of two years is first, without a passage to look it up in
-    until: float = 0.9  #: next stage at this share of answers wholly right
-    most: int = 1000  #: or after this many steps
+    recalls: float = 0.0  #: share of them replaced by restating a fact ("Recall: Ada Kelric works for …")
+    years: float = 0.0  #: share of them that ask which of two years is first, without a passage
+    until: float = 0.9  #: the next stage begins at this share of fully correct answers
+    most: int = 1000  #: or after so many steps
 
 
 _EASY = {"single-hop": 1.0}
@@ -99,7 +99,7 @@ class Batch(TensorBatch):
 def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: Layout = LAB) -> Batch:
     """Draw a batch of a stage: contexts of one number of passages, each with several questions and their answers."""
     low, high = stage.passages
-    count = round(low * (high / low) ** rng.random())  # as many contexts of 1 to 2 passages as of 20 to 40
+    count = round(low * (high / low) ** rng.random())  # log-uniform: as many contexts of 1 to 2 passages as of 20 to 40
     rows = max(8, stage.batch * 8 // max(8, count))
     pieces = [list(_pieces(stage, World(rng, count, stage.style), count, layout)) for _ in range(rows)]
     texts = [text for row in pieces for text, _, _ in row]
@@ -151,7 +151,7 @@ def _pieces(stage: Stage, world: World, count: int, layout: Layout) -> Iterator[
             yield layout.answer.format(answer=question.answers[0]), ANSWER, kind
 
 
-LEAD = 64  # most batches that are drawn ahead of their use
+LEAD = 64  # maximum number of batches drawn ahead
 SEEN_KINDS = (*KINDS, "recall", "years")
 
 
@@ -160,7 +160,7 @@ class PretrainProgress(Progress):
     """Where the training of a lab model stands."""
 
     entered: list[int] = field(default_factory=lambda: [0])  #: step at which each stage so far began
-    counted: list[list[float]] = field(default_factory=list)  #: answers since the last row, where it was stopped
+    counted: list[list[float]] = field(default_factory=list)  #: answers since the last row, of a stopped run
 
     @property
     def stage(self) -> int:
@@ -293,7 +293,7 @@ def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int
 def _read(
     run: Training, tally: Tally, loss: torch.Tensor, progress: PretrainProgress, stages: tuple[Stage, ...]
 ) -> dict[str, Any]:
-    """Add a row to the curve and return it; enter the next stage when the answers of this one are right."""
+    """Add a row to the curve and return it; enter the next stage if enough answers are correct."""
     answers = tally.take(run.accelerator)
     right, seen = (sum(answers[kind][i] for kind in KINDS if kind in answers) for i in (0, 1))
     row = {

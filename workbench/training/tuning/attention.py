@@ -22,9 +22,9 @@ from workbench.models.transformers_attention import refuse
 from workbench.training.tuning.text.packing import PackedExamples
 
 NAME = "workbench-train"
-LENGTHS = 64  # most sequence lengths that kernels are compiled for
-TILE = 128  # tokens of a tile of a BlockMask; a packed sequence is a multiple of it long
-STRIP = 16  # rows of tiles that are looked at together while a BlockMask is made
+LENGTHS = 64  # maximum number of sequence lengths that kernels are compiled for
+TILE = 128  # tokens per tile of a BlockMask; lengths of packed sequences are multiples of it
+STRIP = 16  # rows of tiles processed at a time when a BlockMask is made
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def _dense(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
 
 
 def _parts(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
-    """Return a mask for every context block, its links apart, and one for the questions over a context.
+    """Return a mask for every context block without its links, and one for the questions over a context.
 
-    A question sees the context and itself, and so do links of the context before them.
+    A question attends to the context and itself; links attend to the context before them and themselves.
     """
     owner = torch.where(packed.in_question, -1 - packed.examples, packed.blocks)
     _, lengths = torch.unique_consecutive(owner, return_counts=True)
@@ -94,9 +94,9 @@ def _block_mask(packed: PackedExamples, window: int | None) -> BlockMask:
 
 
 def _tile_table(packed: PackedExamples, window: int | None) -> tuple[Tensor, Tensor]:
-    """Return two [T / TILE, T / TILE] bool: which tiles have a pair that is seen, and of which all are.
+    """Return two [T / TILE, T / TILE] bool: tiles with any visible pair, and tiles with all pairs visible.
 
-    Torch's own `create_block_mask` looks at all pairs at once, [T, T], or has to be compiled for every T.
+    Torch's own `create_block_mask` makes all pairs [T, T] at once, or has to be compiled for every T.
     """
     index = torch.arange(len(packed.tokens), device=packed.tokens.device)
     tables = []
@@ -108,7 +108,7 @@ def _tile_table(packed: PackedExamples, window: int | None) -> tuple[Tensor, Ten
 
 
 def _listed(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many tiles of every row [1, 1, R] are in `table` [R, C], and the columns [1, 1, R, C], those first."""
+    """Return the number of tiles per row of `table` [R, C], [1, 1, R], and the columns [1, 1, R, C], set ones first."""
     columns = table.int().argsort(dim=1, descending=True, stable=True)
     return table.sum(1, dtype=torch.int32)[None, None], columns.int()[None, None]
 
@@ -119,7 +119,7 @@ MAKERS = {"tiles": _block_mask, "parts": _parts, "dense": _dense}
 
 @cache
 def _compiled(function: Any) -> Any:
-    """Compile at first use on a GPU, once for every length; beyond LENGTHS torch would silently run them unfused."""
+    """Compile at first use on a GPU, once per length; beyond LENGTHS torch would silently run it unfused."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, LENGTHS)
     return torch.compile(function, dynamic=False)
 
@@ -143,14 +143,14 @@ def attend(
         raise BadInput(f"attention {NAME!r} is for training: call model.set_attn_implementation('sdpa') for other uses")
     refuse(module, attention_mask, dropout, others)
     mask = masks[sliding_window]
-    query, key = query.to(value.dtype), key.to(value.dtype)  # a norm of queries and keys leaves autocast's bf16
+    query, key = query.to(value.dtype), key.to(value.dtype)  # norms of queries and keys return fp32 under bf16 autocast
     if isinstance(mask, BlockMask):
         kernel = _compiled(flex_attention) if query.is_cuda else flex_attention
         out = kernel(query, key, value, block_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
         return out.transpose(1, 2).contiguous(), None
     group = query.shape[1] // key.shape[1]
     q = query[0].unflatten(0, (-1, group))
-    k, v = (x[0][:, None].expand(-1, group, -1, -1) for x in (key, value))  # heads of a GQA group share keys, no copies
+    k, v = (x[0][:, None].expand(-1, group, -1, -1) for x in (key, value))  # GQA groups share keys without copies
     outputs = [
         scaled_dot_product_attention(
             q[:, :, x.rows],
@@ -173,4 +173,4 @@ def forward(model: torch.nn.Module, batch: PackedExamples, masks: Masks) -> Tens
 
 
 AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, lambda *_, **__: None)  # masks of a packed sequence come with the call
+AttentionMaskInterface.register(NAME, lambda *_, **__: None)  # masks of packed sequences are passed with the call

@@ -17,7 +17,7 @@ ALLOWED = {
 }
 LEAST = {"steps": 1, "batch": 1, "accumulate": 1, "max_length": 2, "warmup": 0, "seed": 0, "lora_rank": 0}
 LEAST |= {"own_tokens": 1, "header": 0, "trailer": 0, "links": 0}
-MOST_BATCH = 1 << 16  # samples of a forward pass
+MOST_BATCH = 1 << 16  # maximum number of samples per forward pass
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def save_model(run: TuneRun, progress: TuneProgress, folder: Path) -> None:
     `folder` appears whole or not at all. The run is over after it: its model now has that number format.
     """
     sharded = run.accelerator.distributed_type == DistributedType.FSDP
-    state = run.accelerator.get_state_dict(run.model) if sharded else None  # all processes take part
+    state = run.accelerator.get_state_dict(run.model) if sharded else None  # a collective call: all processes take part
     if run.accelerator.is_main_process:
         with folder_atomically(folder) as partial:
             facts = _save_weights(run, partial, state)
@@ -43,7 +43,7 @@ def save_model(run: TuneRun, progress: TuneProgress, folder: Path) -> None:
 
 
 def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | None) -> dict[str, Any]:
-    """Write the model in the number format of its base, with an adapter merged into it and written beside it.
+    """Write the model in its base's dtype, with an adapter merged into it, and also written separately.
 
     `state` has the weights of a sharded model. Returns the number of parameters.
     """
@@ -92,7 +92,7 @@ def save_adapter(run: TuneRun, progress: TuneProgress, folder: Path, base: str |
 
 
 def _save_lora(model: Any, folder: Path, base: str) -> int:
-    """Write the adapter of a PEFT model of `base`, and return how many numbers it is."""
+    """Write the adapter of a PEFT model of `base`, and return its number of parameters."""
     model.save_pretrained(folder)
     weights = {key: x.bfloat16() for key, x in load_file(folder / adapters.WEIGHTS).items() if ".lora_" in key}
     save_file(weights, folder / adapters.WEIGHTS, metadata={"format": "pt"})
@@ -141,7 +141,7 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
 
 
 def _loading(folder: Path, base: Mapping[str, Any], merged: bool) -> str:
-    """Say how the folder is loaded."""
+    """Return how to load the folder, as text."""
     if (folder / DIFFERENCE).is_file():
         return (
             f"Weights kept as the exact difference from `{base['name']}` (`{DIFFERENCE}`): loads with "
@@ -157,7 +157,7 @@ def _loading(folder: Path, base: Mapping[str, Any], merged: bool) -> str:
 
 
 def _score_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return exact match, or how near both modes are to the teacher, at every step that was scored."""
+    """Return exact match, or the distances of both modes from the teacher, at every evaluated step."""
     if not rows:
         return []
     measures = [(mode, name) for name in ("em", "kl", "nll_gap") for mode in ("full", "block") if name in rows[0][mode]]

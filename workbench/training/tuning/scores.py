@@ -25,7 +25,7 @@ from workbench.training.tuning.teacher import ROWS, Teacher, divergence, logits_
 from workbench.training.tuning.text.batches import chunks
 from workbench.training.tuning.text.examples import Data, Example, Limits, Mixed, OwnAnswers, example
 
-SEED = 40_000  # of the held-out worlds; training worlds have names that no seed can spell
+SEED = 40_000  # of the held-out worlds; training worlds have non-numeric seeds
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class TuneProgress(Progress):
     """Progress of a block fine-tuning."""
 
     seconds: float = 0.0
-    # Of held-out samples: exact match, or nearness to the teacher.
+    # Scores of held-out samples: exact match, or the distance from the teacher.
     scores: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -67,15 +67,15 @@ class TuneRun(Training):
     loaded: Loaded  #: the bare model, its tokenizer and layout
     windows: tuple[int | None, ...]  #: sliding windows of the model's layers
     tally: Tally  #: answers since the last row of the curve, by mode
-    teacher: Teacher | None = None  #: of a run with teacher "self"
-    held_out: tuple[Example, ...] = ()  #: with a teacher: what both modes are compared with it on
+    teacher: Teacher | None = None  #: in a run with teacher "self"
+    held_out: tuple[Example, ...] = ()  #: with a teacher: examples to compare both modes with it
     divergences: Tally | None = None  #: with a teacher: from it, by mode, over answer tokens since the last row
     clock: Clock = field(default_factory=Clock)  #: of the steps, and of the evaluations between them
     attention: str = "auto"  #: tiles (FlexAttention) or parts; auto: tiles on a GPU
-    say: Callable[[str], None] = lambda text: None  #: gets a line for every phase
-    stop: Callable[[], bool] = lambda: False  #: whether this process is asked to end
-    room: dict[str, int] = field(default_factory=lambda: {"tokens": 0})  #: of one copy of a batch; 0: as it needs
-    compiled: set[int] = field(default_factory=set)  #: lengths that kernels are there for
+    say: Callable[[str], None] = lambda text: None  #: called with a line for every phase
+    stop: Callable[[], bool] = lambda: False  #: returns whether this process should end
+    room: dict[str, int] = field(default_factory=lambda: {"tokens": 0})  #: tokens of one copy of a batch; 0: as needed
+    compiled: set[int] = field(default_factory=set)  #: lengths with compiled kernels
 
     def asked(self) -> bool:
         """Return whether the run is to end now; several processes end together, at a row of the curve."""
@@ -212,7 +212,7 @@ def start(
 
 
 def _loaded(model: str, accelerator: Accelerator, config: TuneConfig, layout: str | None) -> Loaded:
-    """Load the model where it is trained. Raises BadInput for one that does not fit the recipe."""
+    """Load the model on the training device. Raises BadInput for one that does not fit the recipe."""
     fsdp = accelerator.distributed_type == DistributedType.FSDP
     low = config.lora_rank and config.precision != "fp32" and accelerator.device.type == "cuda"
     place, number = "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32"
@@ -229,7 +229,7 @@ def _loaded(model: str, accelerator: Accelerator, config: TuneConfig, layout: st
 
 
 def _quiet(text: str) -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
 def _sources(
@@ -259,7 +259,7 @@ def _sources(
 
 
 def _digest(config: TuneConfig, model: str) -> dict[str, str]:
-    """Name the weights that an adapter will belong to."""
+    """Return the digest of the weights that an adapter will belong to."""
     if not config.adapts:
         return {}
     path = models.folder(model)
@@ -288,7 +288,7 @@ def _accelerator(device: str, config: TuneConfig, evaluation: Evaluation) -> Acc
 
 
 def _check_resumed(out: Path, identity: dict[str, Any]) -> None:
-    """Raise BadInput where `out` holds a run of another base model, config, data or number of processes."""
+    """Raise BadInput if `out` has a run with a different base model, config, data or number of processes."""
     saved = saved_record(out)
     if saved is None:
         return
@@ -309,7 +309,7 @@ def _check_resumed(out: Path, identity: dict[str, Any]) -> None:
 
 
 def _trained(model: PreTrainedModel, config: TuneConfig) -> torch.nn.Module:
-    """Give the model the training attention, and soft tokens and LoRA where the config says so."""
+    """Prepare the model: training attention, and soft tokens and LoRA if configured."""
     model.set_attn_implementation(NAME)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -332,6 +332,6 @@ def _trained(model: PreTrainedModel, config: TuneConfig) -> torch.nn.Module:
 
 
 def _attention_projections(model: torch.nn.Module) -> list[str]:
-    """Name the linear modules of attention: q, k, v and o, whatever a family calls them."""
+    """Return the names of the linear modules of attention, q, k, v and o, in any family."""
     named = (name.split(".") for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
     return sorted({path[-1] for path in named if len(path) > 1 and "att" in path[-2]})

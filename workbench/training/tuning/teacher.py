@@ -24,14 +24,14 @@ from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.text.examples import Example
 from workbench.training.tuning.text.packing import PackedExamples, pack
 
-ROWS = 512  # rows of logits [rows, V] that are in fp32 at a time
+ROWS = 512  # rows of logits [rows, V] in fp32 at a time
 
 
 class Teacher:
     """The untuned base model: the tuned model with its adapter switched off, itself beside soft tokens, or a copy."""
 
     def __init__(self, bare: PreTrainedModel, adapted: Any = None, frozen: bool = False):
-        """Take a PEFT model that adapts `bare`, or `bare` itself where its weights are `frozen`, else a copy of it."""
+        """Use a PEFT model that adapts `bare`, or `bare` itself if its weights are `frozen`, or else a copy of it."""
         self.adapted = adapted
         self.model = bare if frozen or adapted is not None else copy.deepcopy(bare).eval().requires_grad_(False)
 
@@ -96,7 +96,7 @@ def logits_of(
 
 
 class _Divergence(torch.autograd.Function):
-    """KL by row; the gradient is computed with it, so that no chunk's probabilities are kept."""
+    """KL per row; computes the gradient in the forward pass, so that no chunk's probabilities are kept."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, same: Tensor) -> Tensor:

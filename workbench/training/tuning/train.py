@@ -26,7 +26,7 @@ from workbench.training.tuning.text.batches import Batch, drawn, loader, room_of
 from workbench.training.tuning.text.examples import Example, Source
 from workbench.training.tuning.text.packing import PackedExamples
 
-FIRST_SECONDS = 120.0  # after which the evaluation before the first step stops, and all later ones where it did
+FIRST_SECONDS = 120.0  # time limit of the evaluation before the first step; if reached, later ones have it, too
 
 
 def train(
@@ -82,7 +82,7 @@ def train(
 
 
 def _settle(run: TuneRun, source: Source, evaluation: Evaluation, begin: int) -> None:
-    """Settle the length of all batches, and compile for it: a batch forwards and backwards, which teaches nothing."""
+    """Choose the length of all batches, and compile for it by a forward and backward pass without an update."""
     with phase(run.say, "length of batches") as facts:
         run.room["tokens"], share = room_of(source, run.config, TILE)
         facts.append(f"{run.room['tokens']:,} tokens a mode, {share:.0%} of them filled")
@@ -107,7 +107,7 @@ def _settle(run: TuneRun, source: Source, evaluation: Evaluation, begin: int) ->
 
 
 def _announce(run: TuneRun, batch: Batch) -> None:
-    """Say for which lengths kernels are compiled now."""
+    """Print the lengths for which kernels are compiled now."""
     packed = (batch.teacher, batch.student) if isinstance(batch, TaughtExamples) else (batch,)
     if run.tiles and (new := {len(each.tokens) for each in packed} - run.compiled):
         run.say(f"compiling for {' and '.join(f'{length:,}' for length in sorted(new))} tokens …")
@@ -116,7 +116,7 @@ def _announce(run: TuneRun, batch: Batch) -> None:
 
 @contextmanager
 def _enough_memory(run: TuneRun) -> Iterator[None]:
-    """Say what to lower where a device is out of memory."""
+    """Add a hint on what to lower to an out-of-memory error."""
     try:
         yield
     except torch.OutOfMemoryError as problem:
@@ -153,7 +153,7 @@ def _sum_of_losses(run: TuneRun, batch: Batch) -> torch.Tensor:
 
 
 def _gold(run: TuneRun, batch: PackedExamples) -> torch.Tensor:
-    """Compute the sum of the cross-entropies of all answer tokens; counts the answers that are right."""
+    """Compute the sum of cross-entropies of all answer tokens; count correct answers."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=run.bf16):
         logits = forward(run.model, batch, masks_of(batch, run.windows, run.how))
     run.tally.add(batch.modes, logits, batch.targets, batch.answers)
@@ -161,7 +161,7 @@ def _gold(run: TuneRun, batch: PackedExamples) -> torch.Tensor:
 
 
 def _taught(run: TuneRun, batch: TaughtExamples) -> torch.Tensor:
-    """Compute the weighted sum of all divergences from the teacher; counts the answers that it would give too."""
+    """Compute the weighted sum of divergences from the teacher; count answers that agree with it."""
     assert run.teacher is not None and run.divergences is not None
     logits, taught = logits_of(run.model, run.teacher, batch, run.windows, run.bf16, run.how)
     each, student, rows = divergence(logits, taught, batch.same), batch.student, batch.of_answers
@@ -197,9 +197,9 @@ def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict[str,
 def _evaluate(
     run: TuneRun, evaluation: Evaluation, progress: TuneProgress, report: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Score both modes where it is due, on the first process; the others wait.
+    """Evaluate both modes if due, on the first process; the others wait.
 
-    By exact match; of a run with a teacher by how near they are to it.
+    Scores are exact match or, with a teacher, divergences from it.
     """
     finished = run.config.finished(progress.step, progress.seconds)
     if not evaluation.due(progress.step, progress.step if finished else run.config.steps):
@@ -207,7 +207,7 @@ def _evaluate(
     if run.accelerator.is_main_process:
         with phase(run.say, "evaluation"):
             row = {"step": progress.step} | _scores(run, evaluation, progress)
-        if not run.asked():  # else it may be of fewer questions
+        if not run.asked():  # otherwise it may have fewer questions
             progress.scores.append(row)
             report(row)
     run.accelerator.wait_for_everyone()

@@ -16,8 +16,8 @@ from torch import Tensor
 from workbench.core.utils.determinism import deterministic
 
 REPEATS = 3
-LITTLE = 2e-6  # error that is always allowed
-ODD = 2e-3  # of a choice, that may differ where plain torch's does not
+LITTLE = 2e-6  # error allowed in any case
+ODD = 2e-3  # share of a choice that may differ from plain torch's
 FAR_APART = 1 << 31  # elements between the first and last head of a stretched case
 
 
@@ -59,7 +59,7 @@ def _verdict(kernel: Any, name: str, case: str, arguments: tuple[Any, ...], dtyp
         problem = "some of the result was not written, or a key that no row sees was read"
     elif any(not torch.equal(results[0], other) for other in results[1:]):
         problem = "the result changes from run to run"
-    if exact.dtype == torch.bool:  # a choice: the share that differs; scores that are nearly equal may change places
+    if exact.dtype == torch.bool:  # a choice: the share that differs, as nearly equal scores may swap
         error = differing(results[0], exact)
         return KernelVerdict(name, case, label, error, 2 * differing(plain, exact) + ODD, problem)
     error = (results[0].double() - exact).abs().max().item() if exact.numel() else 0.0
@@ -74,7 +74,7 @@ def differing(choice: Tensor, other: Tensor) -> float:
 def allowance(exact: Tensor, plain: Tensor) -> float:
     """Return the largest error that is allowed: twice plain torch's, and the rounding of a sum near 0.3."""
     if not exact.numel() or not exact.is_floating_point():
-        return 0.0  # a choice is right or wrong
+        return 0.0  # choices have no rounding error
     rounded = exact.to(plain.dtype)
     rounding = (rounded + 0.3 - 0.3 - rounded).abs().max().item()
     return 2 * (plain.double() - exact).abs().max().item() + 2 * rounding + LITTLE

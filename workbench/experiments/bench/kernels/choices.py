@@ -22,15 +22,15 @@ from workbench.experiments.bench.kernels.workloads import DEVICE, KernelWorkload
 from workbench.kernels._pages.lists import PageLists, page_table, tile_lists, union_of
 
 LENGTHS = (32, 128)  # in units, 1024 tokens
-TILED = ((32, 128), (128, 64), (128, 128))  # BFLA: length in units, tile in parts of a unit of 1024
+TILED = ((32, 128), (128, 64), (128, 128))  # BFLA: length in units, tile in tokens if a unit has 1024
 DENSITY = 0.15  # of the causal tiles
 SHARES = (0.25, 0.10)  # of the pages before a chunk
 STRIDE = 8  # of XAttention
 STRIDES = (STRIDE, 16)  # both of its paper
 HALVINGS = 14
-SLOW = 64  # units; XAttention's torch code is not timed beyond
+SLOW = 64  # units; XAttention's torch code is timed up to this length
 FEEDS = "the attention it feeds"
-ANEW = "ours, means of all keys anew"  # the first chunk over keys that others cached
+ANEW = "ours, means of all keys anew"  # the first chunk over keys cached earlier
 IN_8_BITS = "ours, float8"
 NONE: Variant = {}
 
@@ -134,7 +134,7 @@ def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -
         rule = with_density(TileRule(block, block, 0.9, first=True), "mass", choosing.density, DENSITY)
         operations = workloads.HEADS[0] * tokens**2 / 2 * workloads.WIDTH / stride
         work = _tiled(choosing, f"{length}K, stride {stride}", rule, operations, tried, slow=length > SLOW)
-        rounded = replace(choosing, options=(stride, 8))  # another choice, near the exact one
+        rounded = replace(choosing, options=(stride, 8))  # a different choice, close to the exact one
         work.enter(IN_8_BITS, partial, rounded.lists, rule)
         exact = choosing.kept(rule)
         work.shape["differs"] = (exact ^ rounded.kept(rule)).sum().item() / exact.sum().item()
@@ -180,7 +180,7 @@ def _prompt(kernel: str, tokens: int, options: tuple[int, ...], shared: int) -> 
 def _tiled(
     choosing: Choosing, name: str, rule: TileRule, operations: float, tried: Sequence[Variant], slow: bool
 ) -> KernelWorkload:
-    """Enter a choice with its lists, the same in torch unless that is too `slow`, and the attention."""
+    """Add a choice with its lists, the same in torch unless it is too `slow`, and the attention."""
     work = choosing.work(name, rule, operations)
     for label, variant in labelled(tried):
         work.enter(label, partial, choosing.lists, rule, variant)

@@ -30,7 +30,7 @@ from workbench.kernels._select import copies
 from workbench.methods.sparse.quoka import Quoka
 
 LENGTHS = (16, 32, 64, 128)  # in units
-TINY = 1e-30  # share of the largest, below which a gate keeps everything
+TINY = 1e-30  # threshold so low that a gate keeps everything
 SHARE = 0.25  # of the pages before a chunk that a union reads, and of the tokens that QUOKA keeps
 Choice = Callable[[Tensor, Tensor, Tensor], Any]  # q [B, Hq, R, D], keys [B, H, T, D], rows [B, R]
 
@@ -107,7 +107,7 @@ class KeptGate:
         theirs[:, :, known:] = torch.cat(pools, -1) @ self.weights["key"]
         self.known = count
         ours = q.unflatten(2, (-1, block)).mean(3, dtype=torch.float32) @ self.weights["query"]
-        by_group = ours.view(*keys.shape[:2], -1, self.width)  # query heads of a KV head are rows of one product
+        by_group = ours.view(*keys.shape[:2], -1, self.width)  # query heads of a KV head become rows of one product
         return (by_group @ theirs.mT).view(*ours.shape[:3], count)
 
 
@@ -169,7 +169,7 @@ def past_read(choice: Choice, q: Tensor, keys: Tensor, rows: Tensor, size: int) 
 
 def rules(unit: int) -> dict[str, TileRule]:
     """Return the rule of each method as it is published, its threshold still open."""
-    size, small = max(16, unit // 8), max(16, unit // 16)  # attention takes no smaller tiles
+    size, small = max(16, unit // 8), max(16, unit // 16)  # the minimum tile of attention
     return {
         "flash_prefill": TileRule(size, size, part=0.5, whole=True, local=3, sink=2),
         "xattention": TileRule(size, size, 0.9, first=True),
@@ -289,7 +289,7 @@ def attention(against: Sequence[str], tried: Sequence[Variant], unit: int = 1024
             inputs = size, q, keys, values, rows
             work.enter(name, partial, over_tiles, fitted(name, rule, each, DENSITY), *inputs)
             if name == "xattention":
-                continue  # the paper unites the two that are cheap
+                continue  # the paper applies the union to the two cheap methods
             united = fitted(name, rule, union, SHARE)
             work.enter(
                 "ours" if isinstance(united, ByKernel) else f"ours over {name}", partial, over_pages, united, *inputs

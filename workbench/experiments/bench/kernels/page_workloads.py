@@ -118,7 +118,7 @@ def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024)
             work.enter("ours, written in place", ours, "tile_attention", {}, q, k, v, rows[None])
             if "flex" in against:
                 work.enter("flex", baselines.flex_rows, q, k, v, rows)
-            if "cudnn" in against:  # torch's attention with a mask, as FusionRAG's figure 14b has it
+            if "cudnn" in against:  # torch's attention with a mask, as in FusionRAG's figure 14b
                 work.enter("sdpa, mask", baselines.masked, q, k, v, rows)
             work.enter_dense(against, numbers(1, heads, tokens, width), k, v)
         yield work

@@ -26,7 +26,7 @@ class Counted:
     """A sparse method that counts the tiles it keeps, on the device."""
 
     over: Any
-    counts: list[Tensor] = field(default_factory=list)  #: [2] of a call: kept and causal tiles
+    counts: list[Tensor] = field(default_factory=list)  #: [2] per call: kept and causal tiles
 
     @property
     def size(self) -> int:
@@ -89,10 +89,10 @@ def variants(kernel: str) -> Sequence[Variant]:
 
 Call = Callable[[], Any]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter cannot multiply bf16
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # Triton's interpreter cannot multiply bf16
 HEADS, WIDTH, PAGE = (32, 8), 128, 128
 CHUNK = (8, 16, 4)  # requests, query heads, KV heads: one GPU's part of CompactAttention's headline
-COLD = 4 * 60 << 20  # bytes of inputs in all sets: four times the largest L2 cache
+COLD = 4 * 60 << 20  # bytes of all input sets: four times the largest L2 cache
 
 
 @dataclass

@@ -35,10 +35,10 @@ from workbench.methods.sparse.xattention import Xattention
 
 LENGTHS = (16, 32, 64, 128)  # units
 DENSITY, SHARE = 0.15, 0.25  # of the causal tiles; of those that a union keeps, and of the tokens that QUOKA keeps
-DEEP, HALVINGS = 8, 9  # layers and steps by which a threshold is set
-LEAST, MOST = -4.0, 0.85  # exponents of 10 between which the exponents of thresholds are searched
-ATTENTION = ("_attend", "_merge")  # how the names of kernels of attention begin
-RUNS = 2  # timed runs of each method, at least; one of the whole prompt comes before them
+DEEP, HALVINGS = 8, 9  # layers, and bisection steps, for setting a threshold
+LEAST, MOST = -4.0, 0.85  # range of the thresholds' exponents of 10 in the search
+ATTENTION = ("_attend", "_merge")  # prefixes of names of attention kernels
+RUNS = 2  # minimum number of timed runs per method, after one of the whole prompt
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def fitted(scene: Scene, method: ChunkedMethod, until: int) -> ChunkedMethod:
         return method
     layers = min(DEEP, scene.model.config.num_hidden_layers)
     steps = method.sparse.threshold_steps[1]
-    masses = steps[0] < steps[-1]  # a share of the weight is kept, not what has a share of the largest
+    masses = steps[0] < steps[-1]  # the threshold is a share of the total weight, not of the largest
     low, high = LEAST, MOST
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -179,7 +179,7 @@ def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, A
         try:
             ready = fitted(scene, method, lengths[-1])
             shares = densities(scene, ready, lengths[-1], lengths)
-            timed(scene, ready, lengths[-1])  # kernels are built, and graphs captured
+            timed(scene, ready, lengths[-1])  # warm-up: builds kernels, and captures graphs
             ready_s = perf_counter() - begin
             runs = [timed(scene, ready, lengths[-1], lengths) for _ in range(max(RUNS, scene.runs))]
             for length in lengths:

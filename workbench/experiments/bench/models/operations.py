@@ -107,7 +107,7 @@ def whole_prompt(scene: Scene) -> Iterator[Comparison]:
         method = Bfla(block=block, tile=block // 2, flat=block // 4)
         flops = scene.flops(tokens, DENSITY * tokens * (tokens + 1) / 2)
         longest = length == PROMPTS[0]
-        runs = max(2, min(20, 64 // length))  # of two, the least and the most are known
+        runs = max(2, min(20, 64 // length))  # of two runs, minimum and maximum are known
         candidates = [Candidate("ours", partial(long, scene, tokens, method), max(3, runs), warmed=longest)]
         candidates.append(Candidate("ours, dense", partial(long, scene, tokens, None), runs))
         for name in whole_model.BACKENDS:

@@ -26,7 +26,7 @@ from workbench.experiments.bench.models.recompute import QUESTION
 from workbench.experiments.bench.models.whole_model import BLOCK, GPU, Candidate, Sample, Scene, clock, describe, filled
 from workbench.experiments.bench.timing import Time
 
-# what is tried beside the default: arguments of a `Runner`, and settings that are put back afterwards
+# variants besides the default: arguments of a `Runner`, and settings that are restored afterwards
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "layers not fused": {"layers": "model"},
     "layers compiled": {"layers": "compiled"},
@@ -36,7 +36,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "rows by 16": {"unit": 64},
     "rows as they are": {"unit": 2},
 }
-HOST = 30  # how often the host's part is timed
+HOST = 30  # number of timings of the host's part
 
 
 @contextmanager

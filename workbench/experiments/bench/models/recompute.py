@@ -44,10 +44,10 @@ from workbench.methods.select.answer_guided import AnswerGuided
 from workbench.methods.select.query_guided import QueryGuided
 
 QUESTION, SHARE, CONTEXT = 50, 0.15, 27  # tokens of the question, share that is recomputed, units of the context
-SHARES = (0.0, 0.05, 0.30)  # besides
+SHARES = (0.0, 0.05, 0.30)  # further shares
 LOADED = "ours, loaded from host memory"
 NO_CHOICE = "random rows, no choice"
-Choice = QueryGuided | AnswerGuided | None  # None: rows that were drawn before
+Choice = QueryGuided | AnswerGuided | None  # None: rows drawn in advance
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Online:
         self.pool, self.blocks = filled(self.scene, self.context, self.asked + self.count, self.candidate.facts)
         self.runner = Runner(self.scene.model, self.pool, self.captured and GPU)
         runs = self.scene.ids(self.context).split(len(self.blocks[-1]))
-        self.tokens = torch.cat((*runs[::-1], self.scene.ids(self.asked)))  # blocks stand in another order
+        self.tokens = torch.cat((*runs[::-1], self.scene.ids(self.asked)))  # blocks in a different order than cached
 
     @cached_property
     def drawn(self) -> Tensor:
@@ -96,7 +96,7 @@ class Online:
 
     @cached_property
     def _slots(self) -> slice:
-        """The slots of the context in the pool, whose pages were taken one after another."""
+        """Return the slots of the context in the pool, whose pages were taken consecutively."""
         pages = torch.cat([block.pages for block in self.blocks])
         return slice(int(pages.min()) * self.pool.size, (int(pages.max()) + 1) * self.pool.size)
 
@@ -152,7 +152,7 @@ def online(
     """Prepare one candidate; layers that are not `compiled` are not captured either."""
     prompt = Online(scene, candidate, compiled, share)
     if way is Online.loaded:
-        _ = prompt.host  # copied before the clock runs
+        _ = prompt.host  # copied before timing starts
     if choice is not None:
         candidate.facts["choice"] = type(choice).__name__
     if compiled and GPU:
@@ -178,7 +178,7 @@ def recompute(scene: Scene) -> Iterator[Comparison]:
     ]
     yield _workload(scene, SHARE), candidates + _full(scene, 5)
     for share in SHARES:
-        choice = question if share else None  # nothing is chosen where nothing is recomputed
+        choice = question if share else None  # no choice without recomputed tokens
         ways: list[tuple[str, Choice, Callable[[Online, Choice], int]]] = [("ours", choice, place)]
         ways += [(f"ours, {NO_CHOICE}", None, place)] if share else []
         ways.append((LOADED, choice, Online.loaded))

@@ -50,7 +50,7 @@ LLAMA: dict[str, Any] = LLAMA_3_8B | {  # meta-llama/Llama-3.1-8B
     },
 }
 
-# The smallest of a llama's shape, for a try on a CPU.
+# The smallest model of Llama's architecture, for trials on a CPU.
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97}
 
@@ -70,7 +70,7 @@ class Candidate:
     runs: int = 10
     warmed: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
-    after: ExitStack = field(default_factory=ExitStack)  #: closed when it is done
+    after: ExitStack = field(default_factory=ExitStack)  #: closed after the measurement
 
 
 Comparison = tuple[KernelWorkload, list[Candidate]]

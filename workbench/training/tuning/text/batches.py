@@ -21,7 +21,7 @@ from workbench.training.tuning.text.examples import Example, Source
 from workbench.training.tuning.text.packing import PackedExamples, pack
 
 Batch = PackedExamples | TaughtExamples
-PROBED = 256  # examples that are looked at before training, for the length to which batches are filled
+PROBED = 256  # examples inspected before training, to choose the length of batches
 
 
 def examples_of(source: Source, config: TuneConfig, i: int) -> list[Example]:

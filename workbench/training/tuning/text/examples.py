@@ -42,7 +42,7 @@ class Example:
     id: str
     context: tuple[tuple[int, ...], ...]
     questions: tuple[QuestionAnswer, ...]
-    system: int = 0  #: blocks at the front that are no passages
+    system: int = 0  #: number of leading blocks that are not passages
 
     @cached_property
     def tokens(self) -> int:
@@ -123,7 +123,7 @@ def example(
     return Example(samples[0].id, context, tuple(questions), int(bool(layout.system)))
 
 
-GOLDEN = 0.6180339887498949  # its multiples, modulo 1, spread evenly over [0, 1): so do any n neighbours among them
+GOLDEN = 0.6180339887498949  # multiples modulo 1 are spread evenly over [0, 1), also any n consecutive ones
 
 
 class Files:
@@ -149,7 +149,7 @@ class Files:
         digest = hashlib.sha256()
         for sample in samples:
             longest = None if own is None else [(0,) * own.tokens if own.wanted(sample) else ()]
-            limits.check(example([sample], layout, tokenizer, longest))  # its longest own answer included
+            limits.check(example([sample], layout, tokenizer, longest))  # with its longest answer
             texts = (f"{each.name}={getattr(sample, each.name)!r}" for each in fields(sample))
             digest.update(f"Sample({', '.join(texts)})".encode())
         self.identity = f"{len(samples)} samples {digest.hexdigest()[:16]}"
@@ -284,7 +284,7 @@ class Lab:
             self.identity += f", {continued:.0%} of documents continued"
         if shuffled:
             self.identity += f", {shuffled:.0%} of contexts shuffled"
-        for i in range(4):  # the longest are of one length, nearly
+        for i in range(4):  # the longest ones have nearly equal lengths
             limits.check(self._drawn(f"lab-tune-{seed}-probe-{i}", Random(f"lab tune probe {i}"), high))
 
     def __getitem__(self, i: int) -> Example:
@@ -304,7 +304,7 @@ class Lab:
                 break
         if shuffle:
             passages = tuple(rng.sample(passages, len(passages)))
-        asked: dict[tuple[str, str], Sample] = {}  # by text and first title: every question once
+        asked: dict[tuple[str, str], Sample] = {}  # by text and first title, so that each question occurs once
         for _ in range(self.questions):
             kind = rng.choices(list(subjects), [kinds[kind] for kind in subjects])[0]
             question = world.ask(kind, rng.choice(subjects[kind]))
@@ -313,7 +313,7 @@ class Lab:
         return example(list(asked.values()), self.layout, self.tokenizer)
 
 
-Source = Files | Lab  # examples without end; `identity` names all that decides what example i is
+Source = Files | Lab  # endless examples; `identity` has everything that determines example i
 
 
 @dataclass(frozen=True)

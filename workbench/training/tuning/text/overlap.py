@@ -34,7 +34,7 @@ def apart(
     if not files:
         return list(samples), None
     scored = {name: data.load(name, answered=False) for name in dict.fromkeys(files)}
-    taken: dict[tuple[str, str], tuple[str, Sample]] = {}  # what is scored on, and where
+    taken: dict[tuple[str, str], tuple[str, Sample]] = {}  # texts used for scoring, with their origin
     for name, others in scored.items():
         for other in others:
             for shared in _keys(other):
@@ -95,6 +95,6 @@ def _runs(passage: str) -> Iterator[int]:
 
 
 def _digest(samples: Iterable[Sample]) -> str:
-    """Hash the questions and passages, whatever their order and ids."""
+    """Hash questions and passages, independent of order and ids."""
     keys = sorted({" ".join(key) for sample in samples for key in _keys(sample)})
     return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]

@@ -21,7 +21,7 @@ from workbench.training.tuning.text.examples import Example
 
 FULL, BLOCK = 0, 1  # modes as numbers
 NO_SOFT = SoftTokens()
-UNKNOWN = 0  # target of a row behind a question whose answer is not known: only a teacher says what follows it
+UNKNOWN = 0  # target of a row behind a question without a known answer, which only a teacher can supply
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PackedExamples(TensorBatch):
     tokens: Tensor  #: [T] token ids
     positions: Tensor  #: [T] position ids for RoPE
     places: Tensor  #: [T] distance from the example's first token, for sliding windows
-    examples: Tensor  #: [T] example copy that a token belongs to, -1 for filling
+    examples: Tensor  #: [T] example copy that a token belongs to; -1: padding
     blocks: Tensor  #: [T] block within the whole sequence; a question with its answer is a block
     in_question: Tensor  #: [T] bool: of a question or answer, not of the context
     wide: Tensor  #: [T] bool: attends to the whole context before it, as questions, answers and links do
@@ -60,7 +60,7 @@ class PackedExamples(TensorBatch):
 
 Columns = defaultdict[
     str, list[Any]
-]  # of a packed sequence while it grows; "spans" has (tokens, example, in_question, wide)
+]  # columns of a growing packed sequence; "spans" has (tokens, example, in_question, wide)
 
 
 def pack(
