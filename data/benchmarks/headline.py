@@ -203,7 +203,7 @@ def answered() -> tuple[str, str]:
         f"{lost[PLAIN]} with {PLAIN}, {lost[PREPARED]} with {PREPARED}."
     )
     return short, (
-        f"### What answers lose\n\n`{READER}` (SmolLM2-135M-Instruct, fine-tuned under full attention to answer from "
+        f"### How much answer quality is lost\n\n`{READER}` (SmolLM2-135M-Instruct, fine-tuned under full attention to answer from "
         f"ten passages) on {one.n:.0f} held-out questions of Natural Questions: "
         f"means over {one.seeds:.0f} training runs.\n\n"
         f"{markdown([*head, 'tokens computed'], cells)}\n\n"
