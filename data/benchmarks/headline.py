@@ -203,8 +203,8 @@ def answered() -> tuple[str, str]:
         f"{lost[PLAIN]} with {PLAIN}, {lost[PREPARED]} with {PREPARED}."
     )
     return short, (
-        f"### How much answer quality is lost\n\n`{READER}` (SmolLM2-135M-Instruct, fine-tuned under full attention to answer from "
-        f"ten passages) on {one.n:.0f} held-out questions of Natural Questions: "
+        f"### How much answer quality is lost\n\n`{READER}` (SmolLM2-135M-Instruct, fine-tuned under full attention to "
+        f"answer from ten passages) on {one.n:.0f} held-out questions of Natural Questions: "
         f"means over {one.seeds:.0f} training runs.\n\n"
         f"{markdown([*head, 'tokens computed'], cells)}\n\n"
         "Intervals are Student's over training runs, no narrower than that over the questions of one. "
