@@ -117,7 +117,7 @@ def test_verify_says_which_block_is_damaged_and_repair_encodes_it_again(kept, fo
     code, text = run("store", "verify", kept)
     assert code == 1 and text.count("damaged: the checksum of") == 1 and text.startswith(path.name)
     code, text = run("store", "repair", kept)
-    assert code == 0 and "passages encoded again: 1" in text and "stay: 7" in text and ": whole\n" in text
+    assert code == 0 and "passages encoded again: 1" in text and "kept: 7" in text and ": whole\n" in text
     assert list(quarantine.reasons(kept)) == [path.name]
     again = {key: FolderStore(kept).get(key) for key in FolderStore(kept)}
     assert again.keys() == blocks.keys() and all(len(again[key]) == len(blocks[key]) for key in again)
