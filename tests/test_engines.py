@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.refusals import refused
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, window
+from workbench.engine.device_rows import prefill_device_rows
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Trial
@@ -23,6 +25,7 @@ from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
+from workbench.methods.paged import answers, chosen_rows
 from workbench.methods.paged.answers import PagedAnswers
 from workbench.methods.paged.request import requests_of
 from workbench.methods.prepare.after_system import AfterSystem
@@ -81,6 +84,33 @@ def test_a_selector_chooses_over_pages_what_it_chooses_over_a_copy(name, few, mo
     method = Reuse(select=selectors.named(name), ratio=0.4)
     plain, paged = both(method)
     assert paged == plain
+
+
+@dataclass(frozen=True)
+class Given(selectors.Select):
+    """Scores that repeat, with `always` on the first token."""
+
+    always: float = 0.0
+
+    def score(self, prompt):
+        scores = torch.arange(prompt.starts[-1]) % 7
+        return torch.cat((torch.tensor([self.always]), scores[1:].float()))
+
+
+@pytest.mark.parametrize("always", [0.0, torch.inf], ids=["as the host", "unlike the host"])
+def test_rows_that_the_device_selects_are_computed_before_the_host_knows_them_and_kept_if_it_selects_them(
+    always, monkeypatch
+):
+    for module in ("request", "chosen_rows"):
+        monkeypatch.setattr(f"workbench.methods.paged.{module}.LARGE", 8)
+    began, later, compute_copied = [], [], answers._compute_copied
+    monkeypatch.setattr(chosen_rows, "prefill_device_rows", lambda *x: began.append(x) or prefill_device_rows(*x))
+    monkeypatch.setattr(answers, "_compute_copied", lambda *x: later.append(x) or compute_copied(*x))
+    method = Reuse(select=Given(system=0, always=always), ratio=0.4)
+    for tokens in (1, 12):
+        plain, paged = both(method, PROMPTS[:1], max_new_tokens=tokens)
+        assert paged == plain
+    assert len(began) == 2 and len(later) == (2 if always else 0)
 
 
 @pytest.mark.parametrize("mode", ["full", "block"])

@@ -16,12 +16,12 @@ from workbench.core.tiling.tiles import Tiles
 from workbench.engine.attention_backends import choice as backends
 from workbench.kernels import choose_bfla, choose_flash_prefill, choose_quoka, choose_xattention, tile_attention
 from workbench.kernels._pages.lists import make_lists, page_table, pages, tile_lists, union_of
-from workbench.kernels._select import best, copies, gate, votes
+from workbench.kernels._select import best, copies, gate, unite, votes
 from workbench.kernels._select import keep as _choose_keep
 from workbench.kernels._select import vectors as _choose_vectors
 from workbench.kernels._shared.attention import Config
 from workbench.methods import seer_gate, sparse
-from workbench.methods.sparse import quoka
+from workbench.methods.sparse import compact, quoka
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.seer_attention import SeerAttention
 from workbench.methods.sparse.xattention import Xattention
@@ -55,7 +55,8 @@ def states(rows, heads=(4, 2), width=64, seed=0):
 def launched(monkeypatch):
     """Methods as on a GPU; which kernels they launched."""
     found = []
-    monkeypatch.setattr(sparse, "on_gpu", lambda x: True)
+    for module in (sparse, compact):
+        monkeypatch.setattr(module, "on_gpu", lambda x: True)
 
     def counted(name, launch, *args, **more):
         found.append(name)
@@ -69,7 +70,8 @@ def launched(monkeypatch):
 
 def off_gpu(method, *arguments):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse, "on_gpu", lambda x: False)
+        for module in (sparse, compact):
+            patch.setattr(module, "on_gpu", lambda x: False)
         return method(*arguments)
 
 
@@ -354,6 +356,11 @@ def test_the_best_are_found_where_the_device_alone_knows_how_many(needed):
 def test_votes_are_those_of_a_stable_sort():
     for arguments in votes.cases(DEVICE):
         torch.testing.assert_close(votes.launch(*arguments), votes.reference(*arguments), atol=1e-5, rtol=1e-5)
+
+
+def test_the_union_of_a_chunk_is_that_of_torch():
+    for arguments in unite.cases(DEVICE):
+        assert torch.equal(unite.launch(*arguments), unite.reference(*arguments))
 
 
 def test_listed_tokens_lie_side_by_side():

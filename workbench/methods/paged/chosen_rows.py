@@ -1,13 +1,19 @@
-"""Selection of the context rows that a request recomputes, over its pages."""
+"""Selection of the context rows that a request recomputes, over its pages.
+
+Where thousands of rows are recomputed, a GPU selects them itself and begins to compute them. The host selects rows by
+the same scores meanwhile; should it select others, it discards what was computed.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
-from workbench.core.utils.wide_copies import fetched
+from workbench.core.utils.wide_copies import fetched, sent
+from workbench.engine.device_rows import prefill_device_rows
 from workbench.engine.graphs.batch_buckets import LARGE
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.paged_prompt import Cached
@@ -22,11 +28,13 @@ class RowChoice(NamedTuple):
     rows    [R] context rows to recompute; None: none are
     scores  [T] scores that they were selected by
     copy    contiguous copy of the pages, if one was made for the selection or for computing the rows
+    logits  [V] behind the prompt, if rows and question were computed on the copy already
     """
 
     rows: Tensor | None
     scores: Tensor | None = None
     copy: KV | None = None
+    logits: Tensor | None = None
 
 
 def chosen_over_pages(
@@ -42,7 +50,7 @@ def chosen_over_pages(
 
     Question-guided selectors use a captured step; others that read keys and values get a copy. `room(pages)` makes room
     for a question; `wait(layer)` returns when a layer of the blocks is loaded. `copies`: make the copies on which rows
-    are computed here, so that a GPU fills them meanwhile.
+    are computed here, so that a GPU fills them meanwhile, and begin to compute the rows of a single request.
     """
     select, pool = method.select, runner.pool
     assert select is not None
@@ -63,17 +71,50 @@ def chosen_over_pages(
             for layer in range(len(pool.keys)):
                 wait(layer)
         read = [pool.gather(*one) for one in asked]
-        scores = select.many(runner.model, prompts, read)
+        scores = list(select.scores(runner.model, prompts, read))
         kvs = [*read]
     arriving = [fetched(score) for score in scores]
     for number, prompt in enumerate(prompts) if copies else ():
         if kvs[number] is None and _on_copy(method, prompt):
             kvs[number] = pool.gather(*asked[number])
+    begun: _Begun | None = None
+    if copies and len(prompts) == 1 and kvs[0] is not None and _on_device(method, prompts[0]):
+        begun = _begin(runner, method, prompts[0], scores[0], kvs[0])
     chosen = []
     for score, prompt, kv in zip(arriving, prompts, kvs, strict=True):
         known = without_system(score().float(), prompt, select.system)
-        chosen.append(RowChoice(choose(known, prompt, method.ratio, system=select.system), known, kv))
+        rows = choose(known, prompt, method.ratio, system=select.system)
+        if begun is None:
+            chosen.append(RowChoice(rows, known, kv))
+        elif torch.equal(rows, begun.rows()):
+            chosen.append(RowChoice(rows, known, kv, begun.logits))
+        else:  # the copy contains other rows
+            chosen.append(RowChoice(rows, known))
     return chosen
+
+
+class _Begun(NamedTuple):
+    """Rows that the device selected, once they have arrived, and the logits [V] that it computes by them."""
+
+    rows: Callable[[], Tensor]
+    logits: Tensor
+
+
+def _begin(runner: Runner, method: Reuse, prompt: Prompt, scores: Tensor, kv: KV) -> _Begun:
+    """Select rows on the device as `choose` does, and begin to compute them and the question on a copy."""
+    assert method.select is not None and method.ratio is not None
+    where, system = runner.pool.device, method.select.system
+    known = without_system(scores.to(where).float(), prompt, system)
+    count = budget(prompt, method.ratio, system)
+    rows = known.sort(descending=True, stable=True).indices[:count].sort().values
+    arriving = fetched(rows)
+    computed = torch.cat((rows, sent(prompt.question, where)))
+    return _Begun(arriving, prefill_device_rows(runner.model, prompt.tokens, computed, kv))
+
+
+def _on_device(method: Reuse, prompt: Prompt) -> bool:
+    """Return whether the device may begin to compute rows before the host knows them: no choice is made by them."""
+    return _on_copy(method, prompt) and not (method.attend or method.sparse or method.chunk)
 
 
 def _on_copy(method: Reuse, prompt: Prompt) -> bool:

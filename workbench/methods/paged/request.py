@@ -170,7 +170,7 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
     if method.select:
         contexts = [request.context for request in group]
         choices = chosen_over_pages(runner, method, prompts, contexts, blocks.make_room, copies=True)
-    for request, (some, scores, copy), kvs in zip(group, choices, cached, strict=True):
+    for request, (some, scores, copy, logits), kvs in zip(group, choices, cached, strict=True):
         prompt, rows = request.prompt, request.prompt.question
         if method.correct and not method.correct.over_pages(blocks, prompt, request.context):
             blocks.unpin(request.context)
@@ -183,7 +183,11 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
         rows = rows if some is None else torch.cat((some, rows))
         seen = method.attend.plan(prompt, rows, scores) if method.attend else {}
         request.ready = method.start(runner.model, prompt, NOTHING, rows, **seen)
-        if in_steps(request.ready):
+        if logits is not None:  # the rows are computed already
+            request.logits, request.rows = logits, len(rows)
+            if request.keep or request.limit > 1:
+                table()
+        elif in_steps(request.ready):
             table()
         else:  # deferred: the GPU computes rows on a copy meanwhile
             request.table = table

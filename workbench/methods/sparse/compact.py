@@ -6,7 +6,8 @@ from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.core.tiling.tiles import grid_of
-from workbench.methods.sparse import HERE, OVER, Grid, OverSparse, Site, Sparse, Tiles, count
+from workbench.engine.attention_backends import choice as backends
+from workbench.methods.sparse import HERE, OVER, Grid, OverSparse, Site, Sparse, Tiles, count, on_gpu
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,13 @@ class Compact(OverSparse):
 
     def merged(self, choice: Tiles, kv_heads: int, rows: Tensor, length: int, replayed: bool = False) -> Tiles:
         """Return the union of `choice`, over `rows` and `length` keys, with the chunk itself."""
-        grid = grid_of(rows.to(choice.kept.device), length, choice.size, replayed)
-        group = self.group(len(choice.kept), kv_heads)
-        return Tiles(united(choice.paged().kept, group, grid), choice.size, shared=group, alike=True)
+        kept, rows = choice.paged().kept, rows.to(choice.kept.device)
+        group = self.group(len(kept), kv_heads)
+        if on_gpu(kept):
+            union = backends.kernel("_select.unite").launch(kept, rows, choice.size, group)
+        else:
+            union = united(kept, group, grid_of(rows, length, choice.size, replayed))
+        return Tiles(union, choice.size, shared=group, alike=True)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         return self(queries, keys, grid.rows, site)

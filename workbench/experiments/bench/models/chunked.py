@@ -58,11 +58,11 @@ def methods(scene: Scene) -> list[ChunkedMethod]:
     return [
         ChunkedMethod(DENSE),
         ChunkedMethod("ours", Compact(flash), SHARE),
-        ChunkedMethod("xattention", Xattention(block=size), DENSITY),
         ChunkedMethod("quoka", Quoka(keep=SHARE, block=size)),
-        ChunkedMethod("seer_attention", gate, DENSITY),
         ChunkedMethod("flash_prefill", flash, DENSITY),
         ChunkedMethod("ours over seer_attention", Compact(gate), SHARE),
+        ChunkedMethod("seer_attention", gate, DENSITY),
+        ChunkedMethod("xattention", Xattention(block=size), DENSITY),
     ]
 
 
