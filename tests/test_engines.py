@@ -13,7 +13,7 @@ from tests.refusals import refused
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, window
-from workbench.engine.device_rows import prefill_device_rows
+from workbench.engine.device_rows import DeviceRows
 from workbench.engine.pages.page_allocator import NoPages
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.trial import Trial
@@ -25,7 +25,7 @@ from workbench.methods.method import SamplingParams
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
-from workbench.methods.paged import answers, chosen_rows
+from workbench.methods.paged import answers
 from workbench.methods.paged.answers import PagedAnswers
 from workbench.methods.paged.request import requests_of
 from workbench.methods.prepare.after_system import AfterSystem
@@ -104,7 +104,8 @@ def test_rows_that_the_device_selects_are_computed_before_the_host_knows_them_an
     for module in ("request", "chosen_rows"):
         monkeypatch.setattr(f"workbench.methods.paged.{module}.LARGE", 8)
     began, later, compute_copied = [], [], answers._compute_copied
-    monkeypatch.setattr(chosen_rows, "prefill_device_rows", lambda *x: began.append(x) or prefill_device_rows(*x))
+    compute = DeviceRows.compute
+    monkeypatch.setattr(DeviceRows, "compute", lambda *x: began.append(x) or compute(*x))
     monkeypatch.setattr(answers, "_compute_copied", lambda *x: later.append(x) or compute_copied(*x))
     method = Reuse(select=Given(system=0, always=always), ratio=0.4)
     for tokens in (1, 12):

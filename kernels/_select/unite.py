@@ -27,7 +27,7 @@ def reference(kept: Tensor, rows: Tensor, size: int, heads: int) -> Tensor:
 
 @jit
 def _unite(
-    kept, rows, out, count, tiles, columns, heads,
+    kept, rows, out, final, tiles, columns, heads,
     SIZE: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr, HALVINGS: tl.constexpr,
 ):  # fmt: skip
     column, m = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, LISTS)
@@ -37,11 +37,11 @@ def _unite(
     for at in range(0, lists, LISTS):
         there = (at + m < lists)[:, None] & (column < columns)[None, :]
         found |= tl.load(kept + (first + at + m)[:, None] * columns + column[None, :], mask=there, other=0)
-    start, last = tl.load(rows), tl.load(rows + count - 1)
-    union = (tl.max(found.to(tl.int32), 0) > 0) | near(rows, 0, count, start, last, column, 0, SIZE, HALVINGS)
+    start, last = tl.load(rows), tl.load(rows + final)
+    union = (tl.max(found.to(tl.int32), 0) > 0) | near(rows, 0, final + 1, start, last, column, 0, SIZE, HALVINGS)
     for at in range(0, lists, LISTS):
         tile = (at + m) % tiles
-        end = tl.load(rows + tl.minimum((tile + 1) * SIZE, count) - 1)
+        end = tl.load(rows + tl.minimum((tile + 1) * SIZE - 1, final))
         keep = union[None, :] & (column.to(tl.int64)[None, :] * SIZE <= end[:, None])
         there = (at + m < lists)[:, None] & (column < columns)[None, :]
         tl.store(out + (first + at + m)[:, None] * columns + column[None, :], keep.to(tl.uint8), mask=there)
@@ -56,7 +56,7 @@ def launch(kept: Tensor, rows: Tensor, size: int, heads: int) -> Tensor:
     constants = {"SIZE": size, "LISTS": LISTS, "COLUMNS": COLUMNS, "HALVINGS": count.bit_length()}
     programs = triton.cdiv(columns, COLUMNS), all_heads // heads
     _unite[programs](
-        kept.view(torch.uint8), rows, out.view(torch.uint8), count, tiles, columns, heads, **constants, num_warps=4
+        kept.view(torch.uint8), rows, out.view(torch.uint8), count - 1, tiles, columns, heads, **constants, num_warps=4
     )
     return out
 

@@ -181,7 +181,7 @@ class KV:
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values (capacity set aside for later tokens not counted)."""
-        return sum(map(_NBYTES, (*self.keys, *self.values)))
+        return sum(map(_NBYTES, self.stacked() or (*self.keys, *self.values)))
 
     def tensors(self) -> Iterator[torch.Tensor]:
         yield from self.keys

@@ -3,6 +3,8 @@
 A GPU begins such a pass before its host has seen the selection that the rows come from.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,23 +17,25 @@ from workbench.engine.forward import packed_logits
 
 
 class DeviceRows(PlannedRequest):
-    """A causal request for `rows` [R] on the device, in rising order; the last one is the last token of the KV.
+    """A causal request for `count` rows of the prompt `tokens` [T] over its KV [T], which ends with the prompt.
 
-    Its plan names the last R tokens in their place, as a plan's rows are read on the host.
+    `wait` is that of `PlannedRequest`. The plan names the last rows of the prompt until `compute` is told which ones.
     """
 
-    def __init__(self, rows: Tensor, kv: KV):
-        length = len(kv)
-        super().__init__(Plan(torch.arange(length - len(rows), length)), kv, rows.device, kept=1)
-        self.rows, self._whole, self._first = rows, False, 0
+    def __init__(
+        self, model: PreTrainedModel, tokens: Tensor, count: int, kv: KV, wait: Callable[[int], None] | None = None
+    ):
+        length, device = len(kv), model.device
+        super().__init__(Plan(torch.arange(length - count, length)), kv, device, kept=1, wait=wait)
+        self._model, self._tokens = model, sent(tokens, device)
+        self._last = torch.full((1,), count - 1, device=device)
+        self._whole, self._first = False, 0
 
+    @torch.no_grad()
+    def compute(self, rows: Tensor) -> Tensor:
+        """Compute `rows` [N] on the device, in rising order, and the rest of `count` from the end of the prompt.
 
-@torch.no_grad()
-def prefill_device_rows(model: PreTrainedModel, tokens: Tensor, rows: Tensor, kv: KV) -> Tensor:
-    """Compute `rows` [R] of the prompt `tokens` [T] over its KV [T] and write theirs; return the last logits [V].
-
-    Rows are rising positions on the model's device, of which the last is T - 1. Without checks, and the host does not
-    wait for the device.
-    """
-    last = torch.full((1,), len(rows) - 1, device=rows.device)
-    return packed_logits(model, sent(tokens, rows.device)[rows], rows, [DeviceRows(rows, kv)], last)[-1]
+        Their keys and values are written to the KV. Returns the last logits [V]. The host does not wait for the device.
+        """
+        self.rows[: len(rows)] = rows
+        return packed_logits(self._model, self._tokens[self.rows], self.rows, [self], self._last)[-1]

@@ -68,6 +68,7 @@ def from_question(
     wait: Callable[[int], None] | None = None,
     over: str = "block",
     system: int = 1,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
     """Return the attention [T] (fp32) of the question to each context token.
 
@@ -76,6 +77,7 @@ def from_question(
     wait               that of `Runner.prefill`
     over, system       the softmax runs over each "block" separately, over the "documents" (without the first `system`
                        blocks) or over the "context"
+    meanwhile          called once the question has begun: the host's work while a GPU computes it
 
     The pool needs pages for the question, which are given back.
     """
@@ -85,6 +87,8 @@ def from_question(
         _, queries = runner.prefill_queries([prompt], [question], chosen, wait)
     finally:
         pool.close(prompt)
+    if meanwhile is not None:
+        meanwhile()
     skip = system if over == "documents" else 0
     if (found := by_kernel(runner, context, queries, last, over != "block", skip)) is not None:
         return found

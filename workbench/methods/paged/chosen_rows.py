@@ -5,6 +5,8 @@ the same scores meanwhile; should it select others, it discards what was compute
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,8 +14,8 @@ from torch import Tensor
 
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
-from workbench.core.utils.wide_copies import fetched, sent
-from workbench.engine.device_rows import prefill_device_rows
+from workbench.core.utils.wide_copies import fetched
+from workbench.engine.device_rows import DeviceRows
 from workbench.engine.graphs.batch_buckets import LARGE
 from workbench.engine.graphs.cuda_graphs import Runner
 from workbench.engine.pages.paged_prompt import Cached
@@ -56,32 +58,38 @@ def chosen_over_pages(
     assert select is not None
     pairs = zip(prompts, contexts, strict=True)
     asked = [(context, len(prompt.question), method.positions) for prompt, context in pairs]
-    kvs: list[KV | None] = [None] * len(prompts)
+    made: dict[int, _Copy] = {}
+    ahead: DeviceRows | None = None
+
+    def make(number: int) -> None:
+        nonlocal ahead
+        if copies and _on_copy(method, prompts[number]):
+            copy = made[number] = made.get(number) or _Copy(*pool.gathering(*asked[number]))
+            if len(prompts) == 1 and not (method.attend or method.sparse or method.chunk):
+                ahead = _ahead(runner, method, prompts[number], copy)
+
     if isinstance(select, QuestionGuided) and select.softmax != "prompt" and method.positions != "naive":
         scores = []
-        for prompt, context in zip(prompts, contexts, strict=True):
+        for number, (prompt, context) in enumerate(zip(prompts, contexts, strict=True)):
             question = prompt.tokens[prompt.question]
             room(-(-len(question) // pool.size))
-            how = (select.layers, select.last, wait, select.softmax, select.system)
+            how = (select.layers, select.last, wait, select.softmax, select.system, partial(make, number))
             scores.append(from_question(runner, context, question, *how))
-    elif not select.reads_cache:
-        scores = list(select.scores(runner.model, prompts, ()))
     else:
-        if wait is not None:
-            for layer in range(len(pool.keys)):
-                wait(layer)
-        read = [pool.gather(*one) for one in asked]
+        if select.reads_cache:
+            if wait is not None:
+                for layer in range(len(pool.keys)):
+                    wait(layer)
+            made.update((number, _Copy(pool.gather(*one))) for number, one in enumerate(asked))
+        read = [copy.kv for copy in made.values()]
+        for number in range(len(prompts)):
+            make(number)
         scores = list(select.scores(runner.model, prompts, read))
-        kvs = [*read]
     arriving = [fetched(score) for score in scores]
-    for number, prompt in enumerate(prompts) if copies else ():
-        if kvs[number] is None and _on_copy(method, prompt):
-            kvs[number] = pool.gather(*asked[number])
-    begun: _Begun | None = None
-    if copies and len(prompts) == 1 and kvs[0] is not None and _on_device(method, prompts[0]):
-        begun = _begin(runner, method, prompts[0], scores[0], kvs[0])
+    begun = None if ahead is None else _begin(method, prompts[0], scores[0], ahead)
     chosen = []
-    for score, prompt, kv in zip(arriving, prompts, kvs, strict=True):
+    for number, (score, prompt) in enumerate(zip(arriving, prompts, strict=True)):
+        kv = None if number not in made else made[number].kv if begun else made[number].filled()
         known = without_system(score().float(), prompt, select.system)
         rows = choose(known, prompt, method.ratio, system=select.system)
         if begun is None:
@@ -93,6 +101,20 @@ def chosen_over_pages(
     return chosen
 
 
+@dataclass(frozen=True)
+class _Copy:
+    """A contiguous copy of a prompt's pages; `fill` fills one layer, None: all are filled."""
+
+    kv: KV
+    fill: Callable[[int], None] | None = None
+
+    def filled(self) -> KV:
+        if self.fill is not None:
+            for layer in range(len(self.kv.keys)):
+                self.fill(layer)
+        return self.kv
+
+
 class _Begun(NamedTuple):
     """Rows that the device selected, once they have arrived, and the logits [V] that it computes by them."""
 
@@ -100,21 +122,21 @@ class _Begun(NamedTuple):
     logits: Tensor
 
 
-def _begin(runner: Runner, method: Reuse, prompt: Prompt, scores: Tensor, kv: KV) -> _Begun:
-    """Select rows on the device as `choose` does, and begin to compute them and the question on a copy."""
+def _ahead(runner: Runner, method: Reuse, prompt: Prompt, copy: _Copy) -> DeviceRows:
+    """Make what computes rows and question on a copy, all but which rows."""
     assert method.select is not None and method.ratio is not None
-    where, system = runner.pool.device, method.select.system
-    known = without_system(scores.to(where).float(), prompt, system)
-    count = budget(prompt, method.ratio, system)
+    count = budget(prompt, method.ratio, method.select.system) + len(prompt.question)
+    return DeviceRows(runner.model, prompt.tokens, count, copy.kv, copy.fill)
+
+
+def _begin(method: Reuse, prompt: Prompt, scores: Tensor, ahead: DeviceRows) -> _Begun:
+    """Select rows on the device as `choose` does, and begin to compute them."""
+    assert method.select is not None
+    known = without_system(scores.to(ahead.rows.device).float(), prompt, method.select.system)
+    count = len(ahead.rows) - len(prompt.question)
     rows = known.sort(descending=True, stable=True).indices[:count].sort().values
     arriving = fetched(rows)
-    computed = torch.cat((rows, sent(prompt.question, where)))
-    return _Begun(arriving, prefill_device_rows(runner.model, prompt.tokens, computed, kv))
-
-
-def _on_device(method: Reuse, prompt: Prompt) -> bool:
-    """Return whether the device may begin to compute rows before the host knows them: no choice is made by them."""
-    return _on_copy(method, prompt) and not (method.attend or method.sparse or method.chunk)
+    return _Begun(arriving, ahead.compute(rows))
 
 
 def _on_copy(method: Reuse, prompt: Prompt) -> bool:
