@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
-from workbench.core.kv import KV, layered, side_by_side
+from workbench.core.kv import KV, side_by_side
 from workbench.core.utils.annotations import Count, check, checked
 from workbench.core.utils.wide_copies import copy, index_copy, sent, taken
 from workbench.engine.assembly import Positions, check_positions, shifts_of
@@ -156,13 +156,9 @@ class PageStorage:
     def _unwritten(self, length: int, reserve: int) -> KV:
         """Return a KV of which the last `reserve` tokens are zeros: a masked token must be a finite number."""
         shapes, capacity, dtype = self.spec.shapes, length + reserve, self.spec.dtype
-        keys, values = (
-            side_by_side(torch.empty, shapes, capacity, dtype=dtype, device=self.device, joined=True) for _ in range(2)
-        )
-        for layers in (keys, values) if reserve else ():
-            whole = layered(layers)
-            for x in layers if whole is None else [whole]:
-                x[..., length:, :].zero_()
+        keys, values = (side_by_side(torch.empty, shapes, capacity, dtype=dtype, device=self.device) for _ in range(2))
+        for x in (*keys, *values) if reserve else ():
+            x[:, length:].zero_()
         return KV(keys, values)
 
     def read(
