@@ -367,14 +367,19 @@ def test_shipped_results_give_the_verdicts_that_documents_state(shipped):
             assert one.number.low <= one.number.value <= one.number.high and one.number.n > 0, one.claim.id
 
 
-def test_items_are_counted_by_what_they_are(shipped):
-    of = claims.items()
+def test_items_are_counted_as_the_table_lists_them(shipped):
+    of, rows = claims.items(), figures.listed(shipped)
     said = claims.counted(claims.verdicts(shipped, results.SHIPPED))
-    numbers = [int(number) for number in re.findall(r"\d+", said)]
-    assert sum(numbers[1:]) == len(of) and numbers[0] == numbers[1] == sum(
-        item.is_mechanism and not item.same_as for item in of
-    )
-    assert numbers[-1] == 1 and said.endswith("nothing"), "a list of symbols is no finding that is open"
+    confirmed, shown, *others = [int(number) for number in re.findall(r"\d+", said)]
+    assert [confirmed, *others] == [sum(row["verdict"] == name for row in rows) for name in claims.VERDICTS]
+    assert shown == sum(item.is_mechanism for item in of) == sum(row["number"] == "held by tests" for row in rows)
+    assert confirmed + sum(others) == sum(not item.only_names for item in of), "a list of symbols is not open"
+
+
+def test_a_row_of_an_open_item_has_no_number_that_decides_nothing(shipped):
+    for row in figures.listed(shipped):
+        decided = any(one.decides and one.number and one.verdict == row["verdict"] for one in row["judged"])
+        assert decided == ("claimed" in row["number"]), row["key"]
 
 
 def test_an_item_has_a_cell_or_says_what_is_out_of_reach(shipped):

@@ -254,8 +254,8 @@ def test_figures_name_methods_as_they_are_published_or_in_the_words_of_other_fig
     found = results.read(["shipped"])
     (board, *_) = boards(found, (0.2,), model="smollm2-reader", data="nq-held")
     shown = {text.split(". ", 1)[1] for text in drawn.critical(board).layout.yaxis.ticktext}
-    words = set(named(found.counts("trial")).name)
-    assert len(shown) == 24 and shown <= words | METHODS.keys() and shown & words and shown & METHODS.keys()
+    words, titles = set(named(found.counts("trial")).name), {method.title for method in METHODS.values()}
+    assert len(shown) == 24 and shown <= words | titles and shown & words and shown & titles
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -270,7 +270,7 @@ def test_a_method_is_known_by_its_fields_at_any_ratio_and_whatever_it_was_called
 
 def test_fusionrag_has_its_name_on_boards_of_shipped_results_at_every_budget():
     found = boards(results.read(["shipped"]), model="smollm2-reader", data="manuals-test", whole=0)
-    (line,) = (line for line in drawn.curves(found).data if line.name == "fusionrag")
+    (line,) = (line for line in drawn.curves(found).data if line.name == "FusionRAG")
     assert [round(share, 2) for share in line.x] == [0.05, 0.1, 0.15, 0.2, 0.3]
 
 
@@ -341,7 +341,7 @@ def test_a_page_holds_what_is_published_of_a_method_beside_its_score_here(tmp_pa
 def test_curves_join_the_budgets_of_a_method_and_a_page_may_show_one_budget_alone(tmp_path):
     found = boards(written(tmp_path), (0.05, 0.15, 0.2, 0.5))
     lines = {line.name.split(" + ")[-1]: list(line.x) for line in drawn.curves(found).data}
-    assert sorted(lines.values()) == sorted([share] for share in SHARES.values()) and lines["full-reuse"] == [0.03]
+    assert sorted(lines.values()) == sorted([share] for share in SHARES.values()) and lines["Full Reuse"] == [0.03]
     assert drawn.curves(found[:1]) is None
     shown = page.page(found, budget=0.2)
     assert shown.count('class="sorts"') == 1 and shown.count("By charged share") == 1

@@ -66,7 +66,7 @@ class Judged:
         one = self.number
         seeds = {0: "", 1: ", one training run"}.get(one.seeds, f", {one.seeds} training runs")
         after = ", stated or changed after its data" if self.after else ""
-        return f"{named}: {self._form(one.value)}{self._ends}, n = {one.n:,}{seeds}; claimed: {self._side}{after}"
+        return f"{named}: {self._form(one.value)}{self._ends}, n = {one.n:,}{seeds}; claimed: {self.side}{after}"
 
     @property
     def short(self) -> str:
@@ -74,8 +74,8 @@ class Judged:
         return self.needs if self.number is None else f"{self._form(self.number.value)}{self._ends}"
 
     @property
-    def _side(self) -> str:
-        """Return the claimed side of the bar, as "above 0"."""
+    def side(self) -> str:
+        """The claimed side of the bar, as "above 0"."""
         side = "exactly" if self.claim.side == "equals" else self.claim.side
         return f"{side} {self._form(self.bar) if self.bar else 0}"
 
@@ -134,22 +134,17 @@ def verdicts(judged: Iterable[Judged], source: str) -> dict[str, str]:
 
 
 def counted(verdicts: Mapping[str, str]) -> str:
-    """Return how many items hold, in words: mechanisms, findings, what repeats another version, and lists, if any."""
-    listed = [item for item in items() if item.item in verdicts]
-    checked = [item for item in listed if item.is_mechanism and not item.same_as]
-    findings = [item for item in listed if not (item.is_mechanism or item.same_as or item.only_names)]
-    found = Counter(verdicts[item.item] for item in findings)
-    repeated = sum(bool(item.same_as) for item in listed)
-    held = sum(verdicts[item.item] == CONFIRMED for item in checked)
-    of_findings = ", ".join(f"{found[name]} {name}" for name in VERDICTS)
-    nothing = sum(item.only_names for item in listed)
-    parts = {
-        f"{held} of {len(checked)} mechanisms checked": checked,
-        f"findings: {of_findings}": findings,
-        f"{repeated} repeat another version": repeated,
-        f"{nothing} claim{'s' * (nothing == 1)} nothing": nothing,
-    }
-    return "; ".join(words for words, some in parts.items() if some)
+    """Return how many items have each verdict, in words, and how many of the confirmed ones tests alone confirm.
+
+    A list of symbols, which claims nothing, is not counted.
+    """
+    listed = [item for item in items() if item.item in verdicts and not item.only_names]
+    found = Counter(verdicts[item.item] for item in listed)
+    shown = sum(item.is_mechanism and verdicts[item.item] == CONFIRMED for item in listed)
+    words = {name: f"{found[name]} {name}" for name in VERDICTS}
+    if shown:
+        words[CONFIRMED] += f" ({shown} of them by tests: they show how a method works)"
+    return ", ".join(words.values())
 
 
 def rows(judged: Iterable[Judged]) -> Records:

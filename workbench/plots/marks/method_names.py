@@ -103,11 +103,30 @@ def _chooses(spec: Any) -> bool:
         return False
 
 
+TITLES = {  # of preparations, corrections and attention rules, as published or in words
+    "agent_kv_shift": "AgentKVShift",
+    "ape": "APE",
+    "behind_document": "behind a document",
+    "chosen": "chosen keys",
+    "fuse": "fused with fresh keys",
+    "kvcomm": "KVCOMM",
+    "link0": "Link0",
+    "packet": "KV Packet",
+    "relax_kv": "RelaxKV",
+}
+
+
+def titled(spec: str) -> str:
+    """Return a spec with the title of its method: "APE(scale=0.8)"; one that has none stays."""
+    name, bracket, options = spec.partition("(")
+    return TITLES.get(name, name) + bracket + options
+
+
 def cached(prepare: str) -> str:
     """Say in words what blocks of a preprocessing are cached behind."""
     name, options = registry.parse(prepare or "independent")
     behind = {"after_system": "the system prompt", "with_neighbours": _near(options)}.get(name)
-    return f"after {behind}" if behind else "alone" if name == "independent" else prepare
+    return f"after {behind}" if behind else "alone" if name == "independent" else titled(prepare)
 
 
 def sparse_look(spec: str) -> Look:
@@ -128,7 +147,7 @@ def _name(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -
     at = "" if method["ratio"] is None else f" at {method['ratio']:.0%}"
     if method["select"] not in (None, "", "none"):
         words.append(SELECTORS.name_of(method["select"]) + at)
-    words += [method[name] for name in ("correct", "attend") if method[name] not in (None, "", "none")]
+    words += [titled(method[name]) for name in ("correct", "attend") if method[name] not in (None, "", "none")]
     if _chooses(method["correct"]) and method["select"] in (None, "", "none"):
         words[1] += at
     if method["sparse"] not in (None, "", "none"):
@@ -145,7 +164,7 @@ def _mode(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -
         return {"naive": "naive positions (PromptCache)", "shared": "shared positions"}[method["positions"]]
     if prepare == "with_neighbours":
         return _near(options)
-    return {"after_system": "Full Reuse", "independent": "independent blocks"}.get(prepare, method["prepare"])
+    return {"after_system": "Full Reuse", "independent": "independent blocks"}.get(prepare) or titled(method["prepare"])
 
 
 def _near(options: Mapping[str, Any]) -> str:

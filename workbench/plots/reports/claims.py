@@ -72,12 +72,23 @@ def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 
 
 def _number(judged: Sequence[Judged], said: str) -> str:
-    """Return the number that decides: of those with the verdict of the item, the one with most questions or runs."""
-    measured = [one for one in judged if one.number is not None]
-    deciding = [one for one in measured if one.verdict == said and one.decides] or measured
-    if not deciding:
-        return "held by tests" if any(one.decides for one in judged) else "not measured"
-    return max(deciding, key=lambda one: one.number.n if one.number else 0).short
+    """Return the number that decides, with its threshold; of an open item the number that does not, or what is missing.
+
+    Of several with the verdict of the item it is the one with most questions or runs.
+    """
+    deciding = [one for one in judged if one.number is not None and one.verdict == said and one.decides]
+    if deciding:
+        best = max(deciding, key=lambda one: one.number.n if one.number else 0)
+        within = best.needs.startswith("the interval")  # as its numbers show
+        why = best.needs.partition(" was")[0].partition(" correction")[0]
+        return f"{best.short}, claimed {best.side}" + (f"; {why}" if why and not within else "")
+    if said != OPEN:
+        return "held by tests"
+    lacking = [one for one in judged if one.needs and not one.decides and one.claim.kind != "shown"]
+    measured = [one for one in lacking if one.number is not None]
+    if not measured:
+        return "not measured"
+    return max(measured, key=lambda one: one.number.n if one.number else 0).needs.partition(":")[0]
 
 
 def shown_in(folder: str | Path) -> dict[str, list[Cell]]:

@@ -24,10 +24,13 @@ RATIO = re.compile(r" at \d+%$")  # of a name
 DASHES = ("solid", "dot", "dash")
 
 
-def of_results(found: Results, budget: float, model: str = "", data: str = "") -> go.Figure | None:
-    """Draw which methods of results differ significantly within a charged budget; None for fewer than three methods."""
+def of_results(found: Results, budget: float, model: str = "", data: str = "", by: str = "") -> go.Figure | None:
+    """Draw which methods of results differ significantly within a charged budget; None for fewer than three methods.
+
+    `by` is the measure that ranks, as in `boards`.
+    """
     try:
-        return critical(boards(found, (budget,), model=model, data=data, least=3)[0])
+        return critical(boards(found, (budget,), by, model, data, least=3)[0])
     except BadInput:
         return None
 
@@ -44,8 +47,8 @@ def about(board: Board) -> str:
 
 def said(entry: Standing) -> str:
     """Return the name of a method for a figure: as it is published, else in words."""
-    published = entry.method.split(" at ")[0] in METHODS
-    return entry.method if published else in_words(entry.fields)
+    name, at, ratio = entry.method.partition(" at ")
+    return METHODS[name].title + at + ratio if name in METHODS else in_words(entry.fields)
 
 
 def critical(board: Board) -> go.Figure:
@@ -53,17 +56,20 @@ def critical(board: Board) -> go.Figure:
     entries = board.entries[:MOST]
     fig = go.Figure()
     place = {entry.method: at for at, entry in enumerate(entries)}
+    places = [entry.average_rank or 0 for entry in entries]
+    room = 0.04 * (max(places) - min(places) or 1)
     known = [[name for name in group if name in place] for group in board.together]
-    for number, group in enumerate(group for group in known if len(group) > 1):
+    groups = [group for group in known if len(group) > 1]
+    end = max(places) + 3 * room  # behind the last number
+    for number, group in enumerate(groups):
         rows = [entries[place[name]] for name in group]
-        x = (min(r.average_rank or 0 for r in rows) + max(r.average_rank or 0 for r in rows)) / 2
-        colour = BLOCKS[number % len(BLOCKS)]
+        colour, end = BLOCKS[number % len(BLOCKS)], end + room / 2
         fig.add_scatter(
-            x=[x, x],
+            x=[end, end],
             y=[place[group[0]] - 0.3, place[group[-1]] + 0.3],
             mode="lines",
             line={"color": colour, "width": 4},
-            name="not told apart: " + "; ".join(escaped(said(row)) for row in rows),
+            name="not distinguished: " + "; ".join(escaped(said(row)) for row in rows),
             showlegend=False,
             hovertemplate="%{fullData.name}<extra></extra>",
         )
@@ -84,17 +90,16 @@ def critical(board: Board) -> go.Figure:
     fig.update_yaxes(
         tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.4, -0.6], ticks="", gridcolor=FAINT
     )
-    places = [entry.average_rank or 0 for entry in entries]
-    room = 0.04 * (max(places) - min(places) or 1)
     fig.update_xaxes(
         title_text=f"average rank over questions, by {measure_of(board).words} (1 is best)",
         gridcolor=FAINT,
-        range=[min(places) - room, max(places) + 3 * room],  # with the last number
+        range=[min(places) - room, end + room / 2],
     )
-    tests = "paired Wilcoxon tests after Holm" + (
-        "" if board.ranks.friedman is None else f"; Friedman p = {board.ranks.friedman:.2g}"
-    )
-    caption = f"Bars join methods that {tests} do not distinguish at the 5% level; Nemenyi's critical difference: "
+    caption = "Bars at the right join methods that paired Wilcoxon tests do not distinguish at the 5% level, after Holm"
+    caption += "" if board.ranks.friedman is None else f" (Friedman p = {board.ranks.friedman:.2g})"
+    if len(board.entries) > MOST:
+        caption = f"The best {MOST} of {len(board.entries)} methods. {caption}"
+    caption += ". Nemenyi's critical difference: "
     return finish(
         fig,
         title=f"Which methods differ: {escaped(board.title)}",
@@ -139,7 +144,8 @@ def curves(boards: Sequence[Board]) -> go.Figure | None:
         if entry.charged is not None and first.by in entry.scores:
             found.setdefault(RATIO.sub("", said(entry)), {})[entry.charged] = entry.scores[first.by]
     if len(found) > MOST:
-        found = {name: points for name, points in found.items() if name in METHODS}
+        published = {method.title for method in METHODS.values()}
+        found = {name: points for name, points in found.items() if name in published}
     full = first.full and first.full.scores.get(first.by)
     beside = f" Full attention: {measure.say(full[0])}." if full else ""
     hover = f"%{{x:.1%}} charged: %{{y:{'.1%' if measure.percent else '.3f'}}}"
