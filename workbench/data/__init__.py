@@ -126,7 +126,7 @@ def check_questions(name: str) -> None:
 
 def _unknown(name: str) -> BadInput:
     known, endings = ", ".join(names()), ", ".join(files.ENDINGS)
-    allowed = f"{known}, a file ({endings}) or a folder of documents"
+    allowed = f"{known}, a file ({endings}), a folder of documents or hf:NAME"
     return BadInput(f"unknown data {shown(name)}: allowed are {allowed}{meant(name, names())}")
 
 

@@ -4,14 +4,14 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from workbench import data as datasets
-from workbench.app.console.text import plain
+from workbench.app.console.text import plain, progress
 from workbench.core.errors import BadInput, printable
 from workbench.core.utils.files import write_text
 from workbench.data import Sample
@@ -63,6 +63,10 @@ def show_data(
         print(", ".join([f"{printable(str(out))}: {len(listed)} samples", *versions]))
         return
     console = Console(highlight=False)
+    reader = None
+    if model is not None and not as_json:
+        with progress(f"{model} as a reader"):
+            reader = _reader(model, layout)
     for sample in listed:
         if as_json:
             line = json.dumps(sample.to_json(), ensure_ascii=False)
@@ -72,8 +76,8 @@ def show_data(
     if not as_json:
         every = listed if datasets.is_generated(name) else datasets.load(name, None, seed, passages, answered=False)
         console.print(f"[dim]{plain(name)}: {_totals(every, len(listed))}[/]")
-        if model is not None:
-            _prompt(console, every, listed[0], model, layout, tokens)
+        if model is not None and reader is not None:
+            _prompt(console, every, listed[0], model, reader, tokens)
 
 
 def _totals(every: Sequence[Sample], shown: int) -> str:
@@ -87,18 +91,24 @@ def _totals(every: Sequence[Sample], shown: int) -> str:
     return ", ".join(parts) + "; * supports the answer" * any(sample.supporting_titles for sample in every)
 
 
-def _prompt(
-    console: Console, every: Sequence[Sample], first: Sample, model: str, layout: str | None, tokens: bool
-) -> None:
-    """Show a sample's prompt block by block, and how many tokens the prompts of all samples have."""
-    from workbench.data import prompt_view  # transformers: not for a look at questions
-    from workbench.data.chat_template import layout_named
+def _reader(model: str, layout: str | None) -> tuple[Any, Any]:
+    """Return a model's tokenizer, and the layout of that name or the model's own."""
+    from workbench.data.chat_template import layout_named  # transformers: not for a look at questions
     from workbench.models import base_folder, folder, layout_of
     from workbench.models.model_card import tokenizer_of
 
     path = folder(model)
     tokenizer = tokenizer_of(base_folder(path))
-    chosen = layout_of(path, tokenizer) if layout is None else layout_named(layout, tokenizer)
+    return tokenizer, layout_of(path, tokenizer) if layout is None else layout_named(layout, tokenizer)
+
+
+def _prompt(
+    console: Console, every: Sequence[Sample], first: Sample, model: str, reader: tuple[Any, Any], tokens: bool
+) -> None:
+    """Show a sample's prompt block by block, and how many tokens the prompts of all samples have."""
+    from workbench.data import prompt_view
+
+    tokenizer, chosen = reader
     reading = prompt_view.of_sample(first, "", tokenizer, chosen)
     for number, (text, start) in enumerate(zip(reading.pieces, reading.prompt.starts, strict=False)):
         held = reading.tokens[start : start + len(reading.prompt.blocks[number])]

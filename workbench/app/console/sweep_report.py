@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from workbench.app.console.text import in_full, labels, not_noted, plain, with_interval
-from workbench.app.console.trial_report import SCORES
+from workbench.app.console.trial_report import SCORES, unknown_text
 
 WIDE = 200  # columns of the table with all intervals
 READ = "nll: loss of the gold answer; kl: from full attention; agree: tokens as under full attention"
@@ -22,7 +22,8 @@ def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
     """Print a line a trial, with the fields that are `varied`, where the tables lie, and what to run next."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
     if len(table):
-        for note in filter(None, map(not_noted, table["note"].unique())):
+        asked = table[["model", "data"]].astype(str).drop_duplicates().itertuples(index=False)
+        for note in filter(None, [*map(not_noted, table["note"].unique()), *(unknown_text(*one) for one in asked)]):
             console.print(f"[bold yellow]{plain(note)}[/]")
         console.print(Group(*_trials(table, varied, narrow=console.width < WIDE)))
     wide = console.width >= WIDE

@@ -1,6 +1,7 @@
 """Texts and progress displays of commands."""
 
 import gc
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -215,7 +216,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
     In non-interactive sessions, such as a job's log, it prints lines instead: after `SOON` seconds, then one a minute.
     """
-    shown = _bar if sys.stderr.isatty() else _lines
+    shown = _bar if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _lines
     with shown(what) as (count, begins), heard(begins):
         yield count
 
@@ -254,7 +255,7 @@ def _bar(what: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[str]
 
 
 class PaceColumn(ProgressColumn):
-    """How much is done and how long the rest takes, as "3 of 40, 12 s left"."""
+    """How much is done and how long the rest takes, as "3 of 40, 12 s left"; before, the time since the start."""
 
     def __init__(self, pace: Pace):
         super().__init__()
@@ -263,4 +264,7 @@ class PaceColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the text as it stands now."""
         del task
-        return Text("{} of {}".format(*self.pace.counted) + self.pace.left() if self.pace.counted else "")
+        if self.pace.counted:
+            return Text("{} of {}".format(*self.pace.counted) + self.pace.left())
+        spent = self.pace.clock() - self.pace.begun
+        return Text(f"after {duration(spent)}" if spent >= SOON[0] else "")

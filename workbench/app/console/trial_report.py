@@ -134,8 +134,11 @@ def _meaning(result: Record, answers: Records, compared: bool) -> str:
 
 
 def _unknown_text(result: Record) -> str:
+    return unknown_text(str(result.trial["model"]), str(result.trial["data"]))
+
+
+def unknown_text(model: str, source: str) -> str:
     """Say that a lab model knows its own corpus alone, where it was asked about another text."""
-    model, source = str(result.trial["model"]), str(result.trial["data"])
     if not model.startswith("lab-") or source.startswith(("lab", "needles")):
         return ""
     return f"{model} was trained only on the synthetic corpus `lab`: for other text, use --model smollm2-reader."

@@ -119,6 +119,10 @@ def leaderboard(
         print(json.dumps({"boards": [board.to_json() for board in found], "left_out": notes, "failed": failures}))
     else:
         console = Console(highlight=False, width=None if Console().is_terminal else 80)
+        from workbench.app.console.trial_report import unknown_text
+
+        for note in filter(None, dict.fromkeys(unknown_text(board.model, board.data) for board in found)):
+            console.print(f"[bold yellow]{plain(note)}[/]")
         if len(found) > SEVERAL:
             console.print(page.index(found))
             console.print("[bold]Full tables:[/] --html board.html, or --model M --data D --budgets B")

@@ -71,6 +71,8 @@ def _cost(row: dict[str, Any], name: str) -> Sequence[str]:
     cells = COSTS[name], _scaled(row[name] * 1e3), of_base
     if row["ttft_n"] is None:
         return *cells, "", ""
+    if row["ttft_n"] < latency.CLAIMED:  # too few requests for a ratio
+        return COSTS[name], _scaled(row[name] * 1e3), "–", "", f"{row['ttft_n']:.0f}"
     ends = latency.spread(row | {"n": row["ttft_n"]})
     around = " to ".join(_scaled(end * 1e3, 3) for end in ends) if ends else ""
     return *cells, around, f"{row['ttft_n']:.0f}"

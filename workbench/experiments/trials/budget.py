@@ -45,9 +45,10 @@ def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], ch
     passes = [[run for one in choosing for run in one.passes(model, prompt)] for prompt in prompts]
     scored = float(np.mean([charged_share(runs, layers, len(p)) for runs, p in zip(passes, prompts, strict=True)]))
     if asked + scored > charged:
+        names = [registry.spec_of(one).partition("(")[0] for one in choosing]
         raise BadInput(
-            f"{said(charged)}: {' and '.join(map(registry.spec_of, choosing))} computes {asked + scored:.1%} of "
-            f"a prompt before a token is recomputed (selection {scored:.1%}, question {asked:.1%})"
+            f"{said(charged)}: {' and '.join(names)} computes {asked + scored:.1%} of a "
+            f"prompt before a token is recomputed (selection {scored:.1%}, question {asked:.1%}): charge more"
         )
 
     def share(step: int) -> float:

@@ -183,6 +183,8 @@ def difference_rows(found: RunComparison, brief: bool = False) -> Iterable[tuple
         scale, form = (100, "+.1f") if share else (1, "+.4g")
         low, high = ((end or 0) * scale for end in (each.low, each.high))
         ends = "not paired" if each.low is None else f"{signed(low, form)} to {signed(high, form)}"
+        if each.low is not None and each.difference and _few(each):
+            ends = f"{each.moved} of {each.n:,} differ: too few"
         value = ".1%" if share else ".4g"
         gap = f"{signed(each.difference * scale, form)}{' points' if share else ''}"
         words = HEADS.get(each.score, "") if brief else ""
