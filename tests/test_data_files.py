@@ -152,8 +152,18 @@ def test_a_corpus_is_the_whole_file_also_without_answers(tmp_path):
     ],
 )
 def test_a_bad_record_is_named_by_file_line_and_field(tmp_path, record, message):
-    said = refused(message, data.load, write(tmp_path / "bad.jsonl", OURS, record), samples=1)
+    said = refused(message, data.load, write(tmp_path / "bad.jsonl", OURS, record), samples=1, answered=True)
     assert str(tmp_path / "bad.jsonl") in said
+
+
+def test_answers_may_be_missing_or_numbers_and_cells_apart_by_semicolons(tmp_path):
+    record = {"question": "When?", "context": "It was 1989."}
+    (sample,) = data.load(write(tmp_path / "unanswered.jsonl", record))
+    assert sample.answers == () and data.load(record) == data.load([record])
+    assert data.load({**record, "answer": 1989})[0].answers == ("1989",)
+    (tmp_path / "semicolons.csv").write_text("question;answers;context\nWhen?;1989;It was 1989.\n")
+    (sample,) = data.load(tmp_path / "semicolons.csv")
+    assert sample.answers == ("1989",) and sample.ctxs[0].text == "It was 1989."
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def test_documents_of_retrievers_are_passages(of):
         (5, "data is 5: a name"),
         (torch.tensor(1.0), "data is"),
         ([{**RECORD, "ctxs": torch.tensor(1.0)}], "data, row 1: field 'ctxs'"),
-        ({"question": "?"}, "data is"),
+        ({"question": "?"}, "data, row 1: field 'ctxs' is missing"),
+        ({"train": [RECORD]}, "data is"),
         ([], "data holds no rows"),
         ([RECORD, {"question": "?"}], "data, row 2: field 'ctxs' is missing"),
         ([Sample(question="?", answers=("a",))], "row 1: field 'ctxs'"),
@@ -306,6 +307,23 @@ def test_a_trial_a_sweep_and_a_measurement_take_a_function(function, loaded, unk
     scores = measure.scores(loaded, sample, [function, Backwards()])
     ranks = scores[[function.__name__, "Backwards"]].rank()
     assert ranks[function.__name__].equals(ranks["Backwards"])
+
+
+def test_a_sweep_goes_on_with_a_function_and_begins_again_with_another_of_its_name(loaded, unknown_again, tmp_path):
+    quick = {"data": [RECORD], "mode": "block", "ratio": None, "timed": 1, "max_new_tokens": 2}
+
+    def one(prompt):
+        return [prompt.starts[1]]
+
+    def two(prompt):
+        return [prompt.starts[1], prompt.starts[1] + 1]
+
+    found = []
+    for function in (one, one, two):
+        function.__name__ = "mine"
+        table = sweep(Trial("tiny", **quick), loaded=loaded, out=tmp_path, select=[function])
+        found.append(table.rows_computed.iloc[0])
+    assert found[0] == found[1] == found[2] - 1
 
 
 def test_numbers_of_tokens_are_a_choice_of_their_own(loaded, unknown_again):

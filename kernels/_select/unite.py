@@ -27,9 +27,19 @@ def reference(kept: Tensor, rows: Tensor, size: int, heads: int) -> Tensor:
 
 @jit
 def _unite(
-    kept, rows, out, final, tiles, columns, heads,
-    SIZE: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr, HALVINGS: tl.constexpr,
-):  # fmt: skip
+    kept,
+    rows,
+    out,
+    final,
+    tiles,
+    columns,
+    heads,
+    SIZE: tl.constexpr,
+    LISTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HALVINGS: tl.constexpr,
+):
+    """Unite the lists of a group for some key tiles; `final` is the index of the last row."""
     column, m = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, LISTS)
     lists = heads * tiles
     first = tl.program_id(1).to(tl.int64) * lists

@@ -52,7 +52,7 @@ def load(
     samples: int | None = None,
     seed: int = 0,
     passages: int | None = None,
-    answered: bool = True,
+    answered: bool = False,
 ) -> list[Sample]:
     """Return samples by the name of a data set (`names`), or from a file, a folder or objects of the user's own.
 
@@ -64,7 +64,7 @@ def load(
                   they are drawn by `seed`, in the order of the file
     passages      passages of every context; surplus ones are dropped, missing ones are drawn by seed from other
                   questions of the file. None: 10 in `lab` and `manuals`, 20 in `needles`, else as they are
-    answered      False: questions of a file or of objects may lack answers
+    answered      True: questions of a file or of objects must have answers
 
     Raises BadInput for an unknown name, a number under 1, over 1,000,000 generated samples, and records without the
     fields that are needed.

@@ -19,7 +19,7 @@ from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.models.families import declared_window, decoder_config
 
 ELEMENTS = 1 << 26  # maximum number of logits in memory at a time
-Layers = str | tuple[int, ...]
+Layers = str | int | list[int] | tuple[int, ...]
 
 
 def layers_of(model: PreTrainedModel, layers: Layers) -> list[int]:
@@ -32,6 +32,8 @@ def layers_of(model: PreTrainedModel, layers: Layers) -> list[int]:
         return list(range(count))
     if layers == "last":
         return [max((i for i in range(count) if not declared_window(model.config, i)), default=count - 1)]
+    if isinstance(layers, int):
+        layers = (layers,)
     chosen = sorted({layer + count if layer < 0 else layer for layer in layers if isinstance(layer, int)})
     if chosen[0] < 0 or chosen[-1] >= count:
         raise BadInput(f"layers {layers}: the model has layers 0 to {count - 1}, or -{count} to -1")

@@ -28,7 +28,9 @@ class MethodConfig(MethodFields):
         """Refuse an unknown field, and suggest the nearest."""
         names = [each.name for each in fields(cls)]
         if odd := [name for name in given if name not in names]:
-            raise BadInput(f"{cls.__name__} has no field {odd[0]!r}{meant(odd[0], names)}")
+            fields_of = f"; give those of a method as **workbench.methods.presets.options({given[odd[0]]!r}, {{}})"
+            hint = fields_of if odd[0] == "method" else meant(odd[0], names)
+            raise BadInput(f"{cls.__name__} has no field {odd[0]!r}{hint}")
         return super().__new__(cls)
 
     def __repr__(self) -> str:

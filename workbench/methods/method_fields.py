@@ -123,12 +123,14 @@ def check_choices(given: Mapping[str, Any]) -> None:
     """Raise BadInput for invalid fields, as far as that is known without importing policies; others have defaults."""
     check_mode(mode := given.get("mode", MethodFields.mode))
     odd = [key for key in REUSE if given.get(key, getattr(MethodFields, key)) != getattr(MethodFields, key)]
-    if mode != "block" and odd:
-        name = registry.parse(mode)[0]
-        raise BadInput(f"{odd[0]} {given[odd[0]]!r} is for mode block: mode {name} reuses no cached blocks")
     for kind in POLICIES:
         if isinstance(spec := given.get(kind), str) and spec != "none":
             unimported.check(f"workbench.methods.{kind}", spec)
+    if mode != "block" and odd:
+        name = registry.parse(mode)[0]
+        raise BadInput(
+            f"{odd[0]} {given[odd[0]]!r} is for mode block: mode {name} reuses no cached blocks; choose mode block, too"
+        )
     check_positions(given.get("positions", MethodFields.positions))
     check_ratio(given.get("ratio", MethodFields.ratio))
     if (charged := given.get("charged")) is not None and not 0 < charged <= 1:

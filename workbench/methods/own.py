@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from hashlib import sha256
@@ -20,6 +20,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 from workbench.core.errors import BadInput, brief, shown
@@ -113,6 +114,41 @@ def register(found: type) -> str:
         raise BadInput(f"{kind} has a policy {name!r} already: give {found.__name__} another name")
     _known[kind][name] = found
     return name
+
+
+def state(kind: str, spec: str) -> str:
+    """Return a hash of the code of a policy that a cell or a package defines; "" for any other, whose file says it."""
+    found = _known[kind].get(spec.partition("(")[0]) if kind in KINDS else None
+    if found is None or found.__module__ in {_module(path.resolve()) for path in files()}:
+        return ""
+    return sha256("\n".join(_code(found)).encode()).hexdigest()[:16]
+
+
+def _code(of: Any) -> Iterator[str]:
+    """Yield the code of a class, function or constant as texts that do not differ between processes."""
+    if isinstance(of, staticmethod | classmethod):
+        of = of.__func__
+    if isinstance(of, type):
+        for name, part in sorted(vars(of).items()):
+            if name == "__call__" or not name.startswith("__"):
+                yield name
+                yield from _code(part)
+    elif isinstance(of, FunctionType):
+        yield from _code(of.__code__)
+        yield repr(of.__defaults__)
+        for cell in of.__closure__ or ():
+            yield from _code(cell.cell_contents)
+    elif isinstance(of, CodeType):
+        yield of.co_code.hex()
+        yield " ".join(of.co_names)
+        for constant in of.co_consts:
+            yield from _code(constant)
+    elif isinstance(of, frozenset | set):
+        yield repr(sorted(map(repr, of)))
+    elif of is None or isinstance(of, str | bytes | int | float | complex | tuple | list | dict):
+        yield repr(of)
+    else:
+        yield type(of).__qualname__
 
 
 def name_of(made: Any) -> str:

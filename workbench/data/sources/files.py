@@ -102,11 +102,20 @@ def _rows(path: Path) -> Iterator[Record]:
         if path.suffix == ".parquet":
             table = pd.read_parquet(path)
         else:
-            table = pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",", dtype=str, encoding="utf-8-sig")
+            table = pd.read_csv(path, sep=_separator(path), dtype=str, encoding="utf-8-sig")
     except (OSError, ValueError) as problem:  # pandas and Arrow raise subclasses of ValueError
         raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
     for row in table.to_dict("records"):
         yield {str(name): read for name, cell in row.items() if (read := _cell(str(name), cell)) is not None}
+
+
+def _separator(path: Path) -> str:
+    """Return what separates the cells of a text table: a semicolon if its head has some, and no comma."""
+    if path.suffix == ".tsv":
+        return "\t"
+    with path.open(encoding="utf-8-sig") as file:
+        head = file.readline()
+    return ";" if ";" in head and "," not in head else ","
 
 
 def _cell(name: str, cell: Any) -> Any:
@@ -252,6 +261,8 @@ def _answers(record: Record) -> list[str]:
         record = {"answers": record["answers"].get("text")}
     if "answers" not in record and isinstance(record.get("answer"), str):
         return [words(record, "answer")]
+    if "answers" not in record and _is_answer(record.get("answer")):
+        return [str(record["answer"])]
     listed = (answer if isinstance(answer, list) else [answer] for answer in filled(record, "answers"))
     flat = list(chain.from_iterable(listed))
     if bad := [alias for alias in flat if not _is_answer(alias)]:
@@ -292,6 +303,8 @@ def samples(given: Any, answered: bool = True) -> list[Sample]:
         given = to_dict("records")
     if isinstance(given, Mapping) and callable(getattr(given, "with_format", None)):  # a `datasets.DatasetDict`
         raise BadInput(f"data is a dictionary of splits: load one of them, as data[{next(iter(given), 'train')!r}]")
+    if isinstance(given, Sample) or (isinstance(given, Mapping) and {"question", "input"} & {*given}):
+        given = [given]
     if isinstance(given, Mapping) or not fits(given, Iterable):
         raise BadInput(f"data is {shown(given)}: a name, a file, a data frame or a list of records is needed")
     read = []

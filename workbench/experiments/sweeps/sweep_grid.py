@@ -220,8 +220,10 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """Hash of the trial and of the state of its files, so that nothing stale is taken for finished."""
-        state = [self.trial.settings(), files_of(self.trial)]
+        """Hash of the trial and of the state of its files and own code, so that nothing stale is taken for finished."""
+        state: list[Any] = [self.trial.settings(), files_of(self.trial)]
+        code = [own.state(kind, str(getattr(self.trial, kind))) for kind in own.KINDS]
+        state += [code] if any(code) else []
         return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

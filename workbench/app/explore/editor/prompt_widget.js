@@ -144,6 +144,7 @@ class PromptView {
     this.want.revision = before.revision + 1;
     if (keep) this.past.push(before);
     if (this.past.length > 100) this.past.shift();
+    this.hideCode();
     this.send();
     this.drawControls();
     this.drawBlocks();
@@ -204,6 +205,11 @@ class PromptView {
     const { blocks, beside, place, ...fields } = clone(this.want);
     delete fields.revision;
     return { blocks, ...fields, beside: beside || [], place: place || 0 };
+  }
+
+  // Take away the code of a state that is no longer shown.
+  hideCode() {
+    this.code?.replaceChildren();
   }
 
   showCode() {
