@@ -356,6 +356,7 @@ def test_a_caption_counts_models_and_data_sets_where_they_are_many():
         ([16e9, 20e9], {"exponentformat": "SI"}),  # a power of ten alone, or none, says no scale
         ([5e7, 1.2e8], {"exponentformat": "SI"}),
         ([2e9, 1.1e11], {"dtick": 1, "exponentformat": "SI"}),
+        ([7e11, 7e14], {"dtick": 1, "tickformat": "~s"}),  # 1P, not 10¹⁵ over 100T
         ([2e-7, 1], {"dtick": 1, "exponentformat": "power"}),
         ([9, 4000], {"tickvals": [1, 10, 100, 1000, 10_000], "ticktext": ["1", "10", "100", "1,000", "10,000"]}),
     ],
