@@ -4,7 +4,6 @@ import pandas as pd
 
 from workbench.methods.presets import METHODS
 from workbench.plots.marks.method_names import named
-from workbench.plots.reports.findings import compared
 from workbench.results import scores
 
 ASKED = ["source", "data", "seed", "passages"]  # trials of these were asked the same questions
@@ -30,7 +29,7 @@ def trials(counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def finding(rows: pd.DataFrame, model: str, tuned: str) -> str:
-    """Say what block mode loses before and after fine-tuning, with 95% intervals; "" where not all four trials are.
+    """Say what both modes score before and after fine-tuning, with 95% intervals; "" where a trial of the four lacks.
 
     Said of the first questions that both models answered in both modes.
     """
@@ -39,15 +38,13 @@ def finding(rows: pd.DataFrame, model: str, tuned: str) -> str:
     for (_, data, *_), asked in modes.groupby(ASKED, sort=False, dropna=False):
         each = asked.drop_duplicates(["model", "mode"]).set_index(["model", "mode"])
         if all((name, mode) in each.index for name in (model, tuned) for mode in ("full", "block")):
-            said = [_compared(each, name) for name in (model, tuned)]
-            count = f"n = {each.n.max():,.0f}, 95% intervals"
-            return f"Before fine-tuning, {said[0]}; afterwards, {said[1]} ({model} and {tuned} on {data}, {count})."
+            block, full = (
+                " before fine-tuning and ".join(_said(each.loc[(name, mode)]) for name in (model, tuned))
+                for mode in ("block", "full")
+            )
+            about = f"exact match, {model} and {tuned} on {data}, n = {each.n.max():,.0f}, 95% intervals"
+            return f"Block mode scores {block} after; full attention {full} after ({about})."
     return ""
-
-
-def _compared(each: pd.DataFrame, model: str) -> str:
-    full, block = each.loc[(model, "full")], each.loc[(model, "block")]
-    return f"{compared('block mode', 'full attention', block.em - full.em)}, {_said(block)} against {_said(full)}"
 
 
 def _said(row: pd.Series) -> str:
