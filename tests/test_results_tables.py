@@ -21,7 +21,7 @@ from workbench.app.notebooks import notebook
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.plots.marks import chart, method_names, theme
-from workbench.plots.reports import trial_costs
+from workbench.plots.reports import block_tuning, trial_costs
 from workbench.results import Missing, Results, read, schema
 from workbench.results.writer import prepare
 
@@ -248,6 +248,32 @@ def test_a_curve_a_selector_begins_at_plain_reuse_and_ends_at_full_attention():
     }
 
 
+def test_a_curve_is_of_one_set_of_questions():
+    """That with the most; plain reuse and full attention are of the same."""
+    sizes = ((0, 200, 0.9), (1, 2000, 0.5))
+    sets = [swept(value=em, n=n, low=em, high=em).assign(seed=seed) for seed, n, em in sizes]
+    curves = trial_costs.selector_curves(trial_costs.trials(pd.concat(sets)), "after_system")
+    assert set(curves.seed) == {1} and set(curves.em) == {0.5} and len(curves) == 8
+
+
+def test_block_mode_is_told_with_intervals_of_one_set_of_questions():
+    trial = {"experiment": "trial", "data": "d", "seed": 0, "passages": 10, "low": 0.1, "high": 0.9, "n": 2000}
+    methods = [
+        ("full", "full attention", 0.8),
+        ("block", block_tuning.UNTUNED, 0.4),
+        ("block", "independent blocks", 0.3),
+    ]
+    rows = [{**trial, "model": "m", "mode": mode, "method": name, "value": em} for mode, name, em in methods]
+    rows += [{**rows[0], "model": "t", "value": 0.7}, {**rows[2], "model": "t", "value": 0.6}]
+    rows = [{**row, "kind": "all", "measure": "em", "prepare": "independent", "select": "none"} for row in rows]
+    counts = schema.frame("counts", schema.rows("counts", rows)).assign(source="mine")
+    table = block_tuning.trials(counts)
+    assert table.em[(table.model == "m") & (table.method == block_tuning.UNTUNED)].to_list() == [0.4], "the first"
+    said = block_tuning.finding(table, "m", "t")
+    assert "Block mode scores 40.0% (10.0% to 90.0%) before" in said and "60.0%" in said and "n = 2,000" in said
+    assert block_tuning.finding(table[table.model == "m"], "m", "t") == ""
+
+
 @pytest.mark.parametrize("other", [{"sparse": "bfla"}, {"correct": "kvcomm"}, {"attend": "ape"}])
 def test_what_changes_more_than_the_tokens_recomputed_is_not_drawn_as_plain_reuse(other):
     assert trial_costs.trials(swept(**other)).empty and trial_costs.plain_reuse(swept(**other)).empty
@@ -356,6 +382,7 @@ def test_a_caption_counts_models_and_data_sets_where_they_are_many():
         ([16e9, 20e9], {"exponentformat": "SI"}),  # a power of ten alone, or none, says no scale
         ([5e7, 1.2e8], {"exponentformat": "SI"}),
         ([2e9, 1.1e11], {"dtick": 1, "exponentformat": "SI"}),
+        ([7e11, 7e14], {"dtick": 1, "tickformat": "~s"}),  # 1P, not 10¹⁵ over 100T
         ([2e-7, 1], {"dtick": 1, "exponentformat": "power"}),
         ([9, 4000], {"tickvals": [1, 10, 100, 1000, 10_000], "ticktext": ["1", "10", "100", "1,000", "10,000"]}),
     ],

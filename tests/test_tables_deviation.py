@@ -107,6 +107,7 @@ def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
     assert outcomes[0.5]["first_k"].right and not outcomes[0.5]["oracle"].right
     assert outcomes[0.5]["first_k"].rows.tolist() == [3, 4]
     assert ratio_outcomes.enough(outcomes, "Wilby") == {"first_k": 0.5, "oracle": None}
+    assert ratio_outcomes.enough({1.0: outcomes[0.5]}, "Wilby") == {"first_k": None, "oracle": None}
     assert ratio_outcomes.is_right("Wilby", ()) is None
 
 

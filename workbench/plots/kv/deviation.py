@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 from torch import Tensor
@@ -17,6 +18,7 @@ from workbench.plots.attention.masks import names
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.marks.elements import block_axis, block_edges
 from workbench.plots.marks.theme import INK, MUTED, PAPER, SEQUENTIAL, Notes, finish, panel_titles
+from workbench.plots.reports.findings import joined
 from workbench.plots.tiles.reduce import blocks as reduce_cells
 from workbench.plots.tiles.reduce import firsts
 
@@ -108,3 +110,17 @@ def of_repair(selector: str, ratio: float, left: Repair) -> str:
         f"{selector} at {ratio:.0%} leaves {context:.0%} of the context's squared deviation in the last layer and "
         f"{asked:.0%} of the question's, so it helps the question {kinder} than the context."
     )
+
+
+def of_preparation(counts: pd.DataFrame, data: str) -> str:
+    """Return a sentence on how preparation changes the mean deviation on data other than `data`; "" without any.
+
+    `counts` are of the experiment "deviation"; the layer is that of their measure, 1.
+    """
+    rows = counts[(counts.measure == "change_by_preparation") & (counts.data != data)].dropna(subset="value")
+    if rows.empty:
+        return ""
+    low, high = rows.value.min(), rows.value.max()
+    changed = f"lowers it by {-high:.0%} to {-low:.0%}" if high < 0 else f"changes it by {low:+.0%} to {high:+.0%}"
+    models, names = (joined(list(dict.fromkeys(rows[name]))) for name in ("model", "data"))
+    return f"On {names} ({models}, layer 1, results read) it {changed}."

@@ -75,11 +75,12 @@ def lines(
     rows = rows.dropna(subset=[y] if any("x" in about for about in given.values()) else [x, y])
     drawn, found = [], _panels(rows, panel, {key: key for key in given})
     wide = (WIDTH - 96) * NARROW_PAGE * 0.7 / max(1, across(len(found)))  # px of a panel on a narrow page
+    together = pd.concat([part[y] for _, part in found]) if found and more.get("share") else None
     for name, part in found:
         own = {"title": str(name), **shared, **given.get(name, {})}
         part = part.dropna(subset=[own["x"]])
         if len(part):
-            drawn.append(_panel(part, rows, y, by, look, hover, wide, **own))
+            drawn.append(_panel(part, rows, y, by, look, hover, wide, together, **own))
     if not drawn:
         return None
     return _sourced(line_chart(drawn, **_texts(rows, title, caption, more), **more), rows)
@@ -93,6 +94,7 @@ def _panel(
     look: Style | None,
     hover: str,
     wide: float,
+    together: pd.Series | None,
     *,
     title: str,
     x: str,
@@ -103,11 +105,11 @@ def _panel(
     percent: bool,
     level: float | None,
 ) -> Panel:
-    """Return the panel of some of the rows."""
+    """Return the panel of some of the rows; `together` are the values of all panels where they share an axis."""
     series = [_series(own, label, style, x, y, hover, percent) for label, style, own in _groups(part, rows, by, look)]
     horizontal = {**_axis(x_axis or x), **({"type": "log", **log_ticks(part[x], wide)} if x_log else {})}
     vertical = {**_axis(y_axis or y), **({"tickformat": ".1~%"} if percent else {})}
-    vertical |= {"type": "log", **log_ticks(part[y])} if y_log else {}
+    vertical |= {"type": "log", **log_ticks(part[y] if together is None else together)} if y_log else {}
     return Panel(title, series, horizontal, vertical, level)
 
 

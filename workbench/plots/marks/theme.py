@@ -241,6 +241,8 @@ def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, A
     if high > 6 and floor(log10(max(positive))) <= ceil(log10(min(positive))):
         return {"exponentformat": "SI"}
     if (high - low > 3 and (high > 6 or low < -3)) or high > 6:
+        if high > 14:  # plotly's own steps end in 10¹⁵
+            return {"dtick": 1, "tickformat": "~s"}
         return {"dtick": 1, "exponentformat": "SI" if low >= 0 else "power"}
     decade = inf if wide is None else wide / max(0.1, log10(max(positive) / min(positive)))
     if high - low > 3:

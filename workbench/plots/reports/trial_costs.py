@@ -68,7 +68,8 @@ def of_page(table: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
 def selector_curves(table: pd.DataFrame, prepare: str, least: int = 2) -> pd.DataFrame:
     """Return the points of a curve a selector: reuse at ratio 0, its ratios, and full attention at 1.
 
-    `prepare` is how passages were cached. Questions on which fewer than `least` ratios were measured are left out.
+    `prepare` is how passages were cached. Questions on which fewer than `least` ratios were measured are left out; of a
+    selector measured on several sets of questions, the line is of one (`most_asked`).
     """
     reuse = table[(table["mode"] == "block") & (table.prepare == prepare)]
     swept = reuse[~reuse["select"].isin((*NOTHING, "all")) & reuse.ratio.notna()]
@@ -81,7 +82,18 @@ def selector_curves(table: pd.DataFrame, prepare: str, least: int = 2) -> pd.Dat
         own = end.drop(columns="select").drop_duplicates([*QUESTIONS, "kind"])
         parts.append(names.merge(own, on=[*QUESTIONS, "kind"]))
     curves = pd.concat(parts, ignore_index=True).drop_duplicates([*QUESTIONS, "kind", "select", "ratio"])
-    return curves[curves.groupby([*QUESTIONS, "kind", "select"], dropna=False).ratio.transform("nunique") >= least]
+    enough = curves.groupby([*QUESTIONS, "kind", "select"], dropna=False).ratio.transform("nunique") >= least
+    return most_asked(curves[enough], "select")
+
+
+def most_asked(table: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """Return, for every model with its data and value of `by`, the rows of the set with the most questions."""
+    sets = table.groupby(QUESTIONS, dropna=False)
+    size = sets.n.transform("max").fillna(0)
+    keys = ["source", "model", "data", *by]
+    table = table.assign(size=size, set=sets.ngroup())
+    first = table.sort_values("size", ascending=False, kind="stable").groupby(keys, dropna=False).set.transform("first")
+    return table[table.set == first.loc[table.index]].drop(columns=["size", "set"])
 
 
 def at_ratio(table: pd.DataFrame, ratio: float) -> pd.DataFrame:

@@ -105,10 +105,13 @@ def is_right(answer: str, expected: Sequence[str]) -> bool | None:
 
 
 def enough(outcomes: Outcomes, answer: str) -> dict[str, float | None]:
-    """Return the smallest ratio from which every selector gives `answer`; None where none does."""
+    """Return the smallest ratio at which every selector gives `answer`; None where none does.
+
+    A ratio of 1 is left out: it recomputes everything, so every selector then gives full attention's answer.
+    """
     smallest: dict[str, float | None] = {}
     for ratio in sorted(outcomes):
         for spec, outcome in outcomes[ratio].items():
-            if smallest.get(spec) is None:
-                smallest[spec] = ratio if outcome.answer == answer else None
+            if smallest.setdefault(spec, None) is None and ratio < 1 and outcome.answer == answer:
+                smallest[spec] = ratio
     return smallest

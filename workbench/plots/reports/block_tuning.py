@@ -1,0 +1,51 @@
+"""Block mode against full attention, before and after fine-tuning: which trials are drawn, and what they say."""
+
+import pandas as pd
+
+from workbench.methods.presets import METHODS
+from workbench.plots.marks.method_names import named
+from workbench.results import scores
+
+ASKED = ["source", "data", "seed", "passages"]  # trials of these were asked the same questions
+NOTHING = ("", "none")
+TITLES = {"full": "full attention", "Full attention": "full attention", "block, naive positions": "PromptCache"}
+UNTUNED = "block, not fine-tuned"
+RUN = [*ASKED, "model", "method", "kind", "training_seed", "ratio"]  # trials of these repeat each other
+
+
+def trials(counts: pd.DataFrame) -> pd.DataFrame:
+    """Return a row a trial and kind of question of methods without a selector, under their papers' names.
+
+    Of trials that repeat each other, on another device say, the first is kept. A model that is not fine-tuned has one
+    name in block mode, whatever its trials are called.
+    """
+    table = named(scores(counts))
+    titles = {name: method.title for name, method in METHODS.items()} | TITLES
+    table = table.assign(method=table.method.replace(titles))
+    untuned = table.model.isin(table.model[table.method == UNTUNED])
+    table = table.assign(method=table.method.mask(untuned & (table.method == "independent blocks"), UNTUNED))
+    plain = table["select"].isin(NOTHING) & table["sparse"].isin(NOTHING) & table.prepare.isin(["", "independent"])
+    return table[plain].drop_duplicates(RUN)
+
+
+def finding(rows: pd.DataFrame, model: str, tuned: str) -> str:
+    """Say what both modes score before and after fine-tuning, with 95% intervals; "" where a trial of the four lacks.
+
+    Said of the first questions that both models answered in both modes.
+    """
+    alike = rows[["correct", "attend", "sparse", "select"]].isin(NOTHING).all(axis=1) & (rows.positions != "naive")
+    modes = rows[alike & (rows.kind == "all") & rows["mode"].isin(["full", "block"]) & rows.em.notna()]
+    for (_, data, *_), asked in modes.groupby(ASKED, sort=False, dropna=False):
+        each = asked.drop_duplicates(["model", "mode"]).set_index(["model", "mode"])
+        if all((name, mode) in each.index for name in (model, tuned) for mode in ("full", "block")):
+            block, full = (
+                " before fine-tuning and ".join(_said(each.loc[(name, mode)]) for name in (model, tuned))
+                for mode in ("block", "full")
+            )
+            about = f"exact match, {model} and {tuned} on {data}, n = {each.n.max():,.0f}, 95% intervals"
+            return f"Block mode scores {block} after; full attention {full} after ({about})."
+    return ""
+
+
+def _said(row: pd.Series) -> str:
+    return f"{row.em:.1%} ({row.em_low:.1%} to {row.em_high:.1%})"
