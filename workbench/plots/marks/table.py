@@ -28,6 +28,7 @@ _EM = {  # width by the size of the font: the letters that have it
     1.00: "%mW@…→",
 }
 _WIDTHS = {letter: width for width, letters in _EM.items() for letter in letters}
+WITHIN = "\u200b"  # behind a piece of a word that goes on in the next line; no letter is drawn
 _OTHER, _SQUARE = 0.66, 1.0  # of a letter that is not listed; of one of Chinese, Japanese, Korean
 _BOLD = 1.14
 SPACE, ROUNDING = _WIDTHS[" "], 0.01  # width by the size of the font; px
@@ -41,13 +42,14 @@ def drawn_width(text: str, size: int = 12, bold: bool = False) -> float:
 def _em(letter: str) -> float:
     if known := _WIDTHS.get(letter):
         return known
-    return 0.0 if combining(letter) else _SQUARE if east_asian_width(letter) in "WF" else _OTHER
+    return 0.0 if combining(letter) or letter == WITHIN else _SQUARE if east_asian_width(letter) in "WF" else _OTHER
 
 
 def broken(text: str, room: float, size: int = 12, bold: bool = False) -> list[str]:
     """Break a text into lines of at most `room` px.
 
-    Between words as plotly's tables do, and inside a word that is wider. An empty text is one line.
+    Between words as plotly's tables do, and inside a word that is wider: WITHIN stands behind its pieces but the last.
+    An empty text is one line.
     """
     lines: list[str] = []
     line: list[str] = []
@@ -62,6 +64,11 @@ def broken(text: str, room: float, size: int = 12, bold: bool = False) -> list[s
     return [*lines, " ".join(line)]
 
 
+def rejoined(cell: str) -> str:
+    """Return the text of a cell whose lines `table` broke: words are whole again."""
+    return cell.replace(f"{WITHIN}<br>", "").replace("<br>", " ")
+
+
 def _pieces(text: str, room: float, size: int, bold: bool) -> Iterator[str]:
     """Yield the words of a text, one that is wider than `room` in pieces that fit."""
     for word in text.split():
@@ -69,7 +76,7 @@ def _pieces(text: str, room: float, size: int, bold: bool) -> Iterator[str]:
         for at, letter in enumerate(word):
             width = drawn_width(letter, size, bold)
             if at > begin and taken + width > room + ROUNDING:
-                yield word[begin:at]
+                yield word[begin:at] + WITHIN
                 begin, taken = at, SPACE * size
             taken += width
         yield word[begin:]
@@ -132,6 +139,7 @@ def _px(text: str, bold: bool = False) -> float:
 
 def _ended(line: str, room: float) -> str:
     """Return a line that ends in … where more would follow."""
+    line = line.removesuffix(WITHIN)
     while line and _px(f"{line}…") > room:
         line = line[:-1]
     return f"{line.rstrip()}…"
