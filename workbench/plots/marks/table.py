@@ -103,12 +103,16 @@ def table(
     widths    of the columns, in any unit, where all texts have room on one line
     words     the first columns that hold texts, set to the left; the others hold numbers, set to the right
 
-    A text too long for its line goes on in the next, at most three; a number goes on where the table has no room.
+    A text too long for its line goes on in the next, at most three (that of a group as often as it needs); a number
+    goes on where the table has no room.
     Lines are broken here, not by plotly, which breaks them only when it draws: the height of the figure is known.
     """
     columns = _pixels(head, rows, list(widths) or [2.9, *[1] * (len(head) - 1)], words)
     room = [column - PADDING for column in columns]
-    cells = [[_lines(text, room[at], cut=at < words) for at, text in enumerate(row)] for row in rows]
+    cells = [
+        [_lines(text, room[at], cut=at < words, whole=number in groups) for at, text in enumerate(row)]
+        for number, row in enumerate(rows)
+    ]
     heads = [broken(text, px, bold=True) for text, px in zip(head, room, strict=True)]
     above = ceil(_height(max(map(len, heads))))
     fill = [FAINT if i in groups else PAPER for i in range(len(rows))]
@@ -124,10 +128,11 @@ def table(
     return finish(fig, height=tall + above + 6, above=14, below=8, left=10, right=14, **texts)
 
 
-def _lines(text: str, room: float, cut: bool) -> list[str]:
-    """Break a text into lines of at most `room` px: one that is cut into three at most, others with words whole."""
+def _lines(text: str, room: float, cut: bool, whole: bool) -> list[str]:
+    """Break a text into lines of at most `room` px: one that is cut into three at most (not where it is kept `whole`),
+    others with words whole."""
     lines = broken(text, room if cut else max([room, *map(_px, text.split())]))
-    if cut and len(lines) > MOST_LINES:
+    if cut and not whole and len(lines) > MOST_LINES:
         return [*lines[: MOST_LINES - 1], _ended(lines[MOST_LINES - 1], room)]
     return lines
 
