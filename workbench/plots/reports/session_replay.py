@@ -65,5 +65,5 @@ def quality(
     shown = {name: about for name, about in panels.items() if about["title"] not in alike}
     more = f" Equal to exact match in every answer: {' and '.join(alike)}." if alike else ""
     said = "Every answer is right: these questions do not tell the modes apart." if answers.em.eq(1).all() else ""
-    how = {"y": "kind", "by": "mode", "panel": "measure", "panels": shown, "look": MODES.of}
+    how: dict[str, Any] = {"y": "kind", "by": "mode", "panel": "measure", "panels": shown, "look": MODES.of}
     return chart.dot_plot(scores, **how, title=title, notice=said, caption=caption + more)
