@@ -8,6 +8,7 @@ const workbench = (() => {
   function fitted(figure, place) {
     const { margin: { r = 80 } = {}, legend, sliders = [] } = figure.layout;
     const wide = Math.max(NARROWEST, Math.floor(place.clientWidth), Math.min(WIDENED, needed(place, r, sliders))), change = { width: wide };
+    place.closest("figure")?.classList.toggle("wb-wide", place.clientWidth > 0 && wide > place.clientWidth);
     const crowded = place.rows && place.left > CROWDED * wide, l = crowded ? Math.round(place.left * LEAST / 12) : place.left;
     if (place.rows) Object.assign(change, { "margin.l": l, "yaxis.tickfont.size": crowded ? LEAST : 12 });
     sliders.forEach(({ steps = [] }, at) => {  // the words of the step on one line
