@@ -104,6 +104,8 @@ def test_the_sparsest_setting_that_keeps_enough():
     assert list(found) == ["a", "b"] and found["a"]["sparse"] == "a2" and not found["a"]["sure"]
     assert found["b"]["sparse"] == "" and found["b"]["value"] == 0.5 and not found["b"]["sure"]
     assert cheapest(swept, "em", 0.6)[0]["sparse"] == "a1" and cheapest(swept, "em", 0.6)[0]["sure"]
+    assert [cheapest(swept, "em", 0.85, surely=surely)[0]["sparse"] for surely in (False, True)] == ["a1", "a2"]
+    assert [r["sparse"] for r in cheapest(swept, "em", 0.95, surely=True)] == ["", ""], "no interval keeps as much"
     same = {n: answered(swept, [1, 1, 0, 1] * n) for n in (2, 40)}
     assert cheapest(swept, "em", 0.95, same[40])[0]["sure"], "the same 120 questions are right"
     assert not cheapest(swept, "em", 0.95, same[2])[0]["sure"], "of six one cannot be sure"

@@ -251,6 +251,22 @@ def test_table_cuts_texts_that_are_too_long_and_never_a_number():
     assert text.endswith("…") and text.count("<br>") == tables.MOST_LINES - 1 and number == "1" * 300
 
 
+def test_words_that_a_table_broke_are_whole_again_on_a_page():
+    rows = [["relevance first", "reordered prefix caching"], ["independent" * 4, "1"]]
+    trace = tables.table(["shuffled order", "unbounded"], rows, widths=[1, 9], words=2, title="T", **SAID).data[0]
+    narrow = [tables.broken(text, 40) for row in rows for text in row]
+    assert any(line.endswith(tables.WITHIN) for lines in narrow for line in lines)
+    assert [tables.rejoined("<br>".join(lines)) for lines in narrow] == [text for row in rows for text in row]
+    assert all(tables.drawn_width(line) <= 40 for lines in narrow for line in lines)
+    assert list(map(tables.rejoined, trace.header["values"])) == ["shuffled order", "unbounded"]
+
+
+def test_marks_at_one_share_have_an_axis_near_it():
+    rows = chart.measured([{"name": name, "value": 0.0, "low": 0.0, "high": 0.0} for name in "ab"])
+    low, high = chart.dot_plot(rows, y="name", percent=True, title="T").layout.xaxis.range
+    assert -0.1 < low < 0 < high < 0.1
+
+
 def test_table_makes_room_for_a_head_of_two_lines():
     short, long = (
         tables.table(["a", *[head] * 9], [["x"] * 10], title="T", **SAID) for head in ("b", "exact match of all")

@@ -376,6 +376,15 @@ def test_a_caption_counts_models_and_data_sets_where_they_are_many():
     assert chart.about(rows) == "5 models on 5 data sets, source: shipped."
 
 
+def test_a_caption_lists_few_seeds_and_devices_and_begins_with_a_capital():
+    rows = pd.DataFrame({"seed": [31_000, None, 7, 7], "device": ["a", "", "b", "b"], "source": "here"})
+    assert chart.about(rows) == "Seeds 7 and 31000, a and b, source: here."
+    many = pd.DataFrame({"seed": range(5), "device": list("abcaa"), "source": "here"})
+    assert (
+        chart.about(many) == "Several devices (3), source: here." and chart.about(rows[["source"]]) == "Source: here."
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "ticks"),
     [

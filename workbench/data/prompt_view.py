@@ -26,6 +26,11 @@ class Reading:
     pieces: tuple[str, ...] = ()  #: texts of the blocks
 
     @property
+    def opening(self) -> str:
+        """The source, as a sentence begins with it."""
+        return self.source[:1].upper() + self.source[1:]
+
+    @property
     def block_of(self) -> np.ndarray:
         """[T] block of every token."""
         return self.prompt.block_of.numpy()

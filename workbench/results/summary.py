@@ -314,4 +314,5 @@ def _values(values: Any) -> Sequence[Any]:
 
 
 def _plain(text: Any) -> str:
-    return str(text).replace("<br>", " ").replace("<b>", "").replace("</b>", "")
+    whole = str(text).replace("\u200b<br>", "")  # a word that a table broke
+    return whole.replace("<br>", " ").replace("<b>", "").replace("</b>", "")

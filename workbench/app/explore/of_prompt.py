@@ -95,7 +95,7 @@ def tokens(model: Model, prompt: Given, question: str = "", prepare: str = "afte
             title=f"{percent}% recomputed: “{answer}”",
             notice=f"“{view.question}” With {len(rows):,} of {len(everything):,} tokens recomputed: {same}. "
             f"{reuse_name(prepare)[:1].upper()}{reuse_name(prepare)[1:]} alone says “{reuse}”.{expected}",
-            caption=f"{view.source}, {len(view.prompt):,} tokens. Colour: rank of the score; framed: recomputed; the "
+            caption=f"{view.opening}, {len(view.prompt):,} tokens. Colour: rank of the score; framed: recomputed; the "
             "question is always computed. Click a token to mark it in the other figures.",
         )
 
@@ -117,7 +117,7 @@ def sparse(
     states = dense_states(loaded.model, view.prompt.tokens)
     size = tile or (TILE if len(states) < LONG else 4 * TILE)
     specs = [small(spec, size) for spec in methods]
-    caption = f"{view.source}, {len(states):,} tokens. Stronger colour: more attention. {', '.join(specs)}."
+    caption = f"{view.opening}, {len(states):,} tokens. Stronger colour: more attention. {', '.join(specs)}."
     if len(states) >= LONG:
         return long_explorer(states, specs, caption=caption, view=view)
     return tiles_explorer(loaded.model, states, specs, caption=caption, view=view)

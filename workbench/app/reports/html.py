@@ -23,6 +23,7 @@ from plotly.offline import get_plotlyjs
 from workbench.app.explore.editor import html as prompt_html
 from workbench.plots.marks import pages, theme
 from workbench.plots.marks.pages import inert
+from workbench.plots.marks.table import rejoined
 
 PLOTLY = "application/vnd.plotly.v1+json"
 
@@ -70,7 +71,7 @@ def _table(trace: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _row(texts: Iterable[Any], sides: Sequence[str], tag: str, group: str = "") -> str:
-    written = [str(text).replace("<br>", " ") for text in texts]
+    written = [rejoined(str(text)) for text in texts]
     looks = [side or ("" if " " in text else "number") for text, side in zip(written, sides, strict=True)]
     cells = (
         f"<{tag}{f' class={look}' if look else ''}>{text}</{tag}>" for text, look in zip(written, looks, strict=True)
@@ -124,7 +125,7 @@ def _first_screen(notebook: Any, finding: str) -> str:
     if finding:
         first += f'<p class="wb-finding">{escape(finding)}</p>'
     given = "".join(f" -p {key}={value}" for key, value in OWN.items() if key in names)
-    ways = {"Your model and data:": given} if given else {}
+    ways = {f"Your {' and '.join(key for key in OWN if key in names)}:": given} if given else {}
     ways |= {"Your results:": " --results runs/mine"} if "results" in names else {}
     if name and ways:
         lines = (f"{head} <code>workbench report notebooks/{escape(name + way)}</code>" for head, way in ways.items())

@@ -1,13 +1,14 @@
 // A page of a report: figures as wide as the page, its contents, and what is saved of a figure. Nothing is loaded.
 const workbench = (() => {
   const NARROWEST = 660, WIDENED = 1000, LEFT = 8;  // px of the narrowest figure; up to where it is wider than the page
-  const LEAST = 11, LETTER = 0.55, PLOTTED = 280;  // px of the smallest text; width of a letter by its height; px beside names
+  const LEAST = 11, LETTER = 0.55, PLOTTED = 220;  // px of the smallest text; width of a letter by its height; px beside names
   const CROWDED = 0.4, DRAWN = 900, NUMBER = 21;  // share of the width that names of rows take; px of a figure as it was made; px of a cell with a number
   const plots = [];
 
   function fitted(figure, place) {
     const { margin: { r = 80 } = {}, legend, sliders = [] } = figure.layout;
     const wide = Math.max(NARROWEST, Math.floor(place.clientWidth), Math.min(WIDENED, needed(place, r, sliders))), change = { width: wide };
+    place.closest("figure")?.classList.toggle("wb-wide", place.clientWidth > 0 && wide > place.clientWidth);
     const crowded = place.rows && place.left > CROWDED * wide, l = crowded ? Math.round(place.left * LEAST / 12) : place.left;
     if (place.rows) Object.assign(change, { "margin.l": l, "yaxis.tickfont.size": crowded ? LEAST : 12 });
     sliders.forEach(({ steps = [] }, at) => {  // the words of the step on one line

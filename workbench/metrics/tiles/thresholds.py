@@ -3,7 +3,7 @@
 `compare` sets several sparse methods side by side on a prompt: what each loses and answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,12 @@ KEPT = ("em", "f1", "contains", "mass", "recall", "prefill_agree", "first")
 
 
 def cheapest(
-    table: pd.DataFrame, measure: str, keep: float, answers: pd.DataFrame | None = None, cost: str = "density"
+    table: pd.DataFrame,
+    measure: str,
+    keep: float,
+    answers: pd.DataFrame | None = None,
+    cost: str = "density",
+    surely: bool = False,
 ) -> Records:
     """Find, for every method of `table` (a row a setting), the setting of least `cost` that keeps enough of `measure`.
 
@@ -75,7 +80,8 @@ def cheapest(
     dense attention reaches. Methods whose settings all keep less have `sparse` "". Records {source, rule, sparse,
     density, union, value, low, high, n, sure}: `sure` where the 95% interval keeps it as well. With `answers` (rows of
     the result table), exact match is compared question by question: of those that dense attention answers right, the
-    share that the method does has to keep it, by Wilson's interval. A source without dense attention is left out.
+    share that the method does has to keep it, by Wilson's interval. `surely`: only settings that are sure are enough. A
+    source without dense attention is left out.
     """
     if measure not in KEPT:
         raise not_allowed("measure", measure, KEPT)
@@ -85,17 +91,26 @@ def cheapest(
         for dense in own[own.rule == ""].head(1).to_dict("records"):
             for rule, settings in own[own.rule != ""].groupby("rule", sort=False):
                 enough = settings[settings[measure] >= keep * dense[measure] - 1e-9].sort_values(cost)
+                sure = [_sure(setting, dense, measure, keep, right) for setting in enough.to_dict("records")]
+                enough, sure = (enough.loc[sure], [True] * sum(sure)) if surely else (enough, sure)
                 best = enough.iloc[0] if len(enough) else settings.sort_values(measure).iloc[-1]
                 low, high = best.get(f"{measure}_low"), best.get(f"{measure}_high")
-                sure = low is not None and low >= keep * dense[measure] - 1e-9
-                both = _both(right, best["sparse"], dense["sparse"]) if measure == "em" else []
-                if len(both):
-                    sure = wilson(sum(both), len(both))[0] >= keep
                 record = {"source": source, "rule": rule, "sparse": best["sparse"] if len(enough) else ""}
                 record |= {"density": best.density, "union": best.get("union"), "value": best[measure]}
                 record |= {"low": low, "high": high, "n": best.get("n")}
-                records.append(record | {"sure": bool(sure and len(enough))})
+                records.append(record | {"sure": any(sure[:1])})
     return sorted(records, key=lambda r: (r["sparse"] == "", r[cost]))
+
+
+def _sure(
+    setting: Mapping[str, Any], dense: Mapping[str, Any], measure: str, keep: float, right: Mapping[str, pd.Series]
+) -> bool:
+    """Return whether the 95% interval of a setting keeps enough, too."""
+    both = _both(right, setting["sparse"], dense["sparse"]) if measure == "em" else []
+    if both:
+        return wilson(sum(both), len(both))[0] >= keep
+    low = setting.get(f"{measure}_low")
+    return low is not None and bool(low >= keep * dense[measure] - 1e-9)
 
 
 def _right(answers: pd.DataFrame) -> dict[str, pd.Series]:
@@ -104,7 +119,7 @@ def _right(answers: pd.DataFrame) -> dict[str, pd.Series]:
     return {str(spec): rows.set_index("question").em for spec, rows in whole.groupby("sparse", sort=False)}
 
 
-def _both(right: dict[str, pd.Series], method: str, dense: str) -> list[float]:
+def _both(right: Mapping[str, pd.Series], method: str, dense: str) -> list[float]:
     """Return exact match of a method on the questions that dense attention answers correctly, if both were measured."""
     if not {method, dense} <= right.keys():
         return []

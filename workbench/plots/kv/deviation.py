@@ -90,7 +90,7 @@ def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str, notice: 
         view.block_of[:end],
         marked=view.supporting,
         notice=notice,
-        caption=f"{view.source}. {about}. Blank: below rounding error. ★: passages the answer needs.",
+        caption=f"{view.opening}. {about}. Blank: below rounding error. ★: passages the answer needs.",
     )
 
 

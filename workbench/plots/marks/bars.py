@@ -27,6 +27,7 @@ from workbench.plots.marks.theme import (
 )
 
 CLOSE = 120  # px of a panel under which the labels of its axis would touch those of the next
+ALIKE = 0.05  # of an axis of shares, to both sides where all marks and their intervals are one number
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,9 @@ def _axis(fig: go.Figure, col: int, column: Column, wide: int, title: dict[str, 
         ends = {} if wide > CLOSE else {"tickvals": [0, 1], "ticktext": ["0", "100%"], "tickfont": {"size": 11}}
         most = max([1, *(row["mean"] for row in column.rows)])  # a mark beyond the end is drawn, too
         shown |= {"range": [-edge, most + edge], **ends}
+    values = {r[name] for r in column.rows for name in ("mean", "low", "high")}
+    if column.percent and not (column.whole or column.log) and len(values) == 1:  # plotly's own axis is 200% wide
+        shown["range"] = [value + side * ALIKE for value in values for side in (-1, 1)]
     shown |= {"type": "log", **log_ticks((r["mean"] for r in column.rows), NARROW_PAGE * wide)} if column.log else {}
     fig.update_xaxes(title=title, gridcolor=FAINT, **shown, row=1, col=col)
     if column.level is not None and not column.log:

@@ -8,7 +8,7 @@ The caption says n, seed, device and source of what is drawn, computed from the 
 `chart.lines(...) or found.missing("trial")`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from textwrap import wrap
 from typing import Any
@@ -231,17 +231,23 @@ def table(
 def about(rows: pd.DataFrame) -> str:
     """Say what rows are of: model, data, n, seed, device and source."""
     parts = []
-    for names, words in ((("model", "data"), "{} on {}"), (("n",), "n = {}"), (("seed",), "seed {}")):
+    for names, words in ((("model", "data"), "{} on {}"), (("n",), "n = {}")):
         if set(names) <= set(rows):
             values = [_few(rows[name], MANY.get(name, "")) for name in names]
             parts += [words.format(*values)] if all(values) else []
-    for name in ("device", "source"):
-        if name in rows and (text := _few(rows[name], MANY[name])):
-            parts.append(f"source: {text}" if name == "source" else text)
-    return ", ".join(parts) + "." if parts else ""
+    if "seed" in rows and (seeds := sorted(map(int, rows.seed.dropna().unique()))) and len(seeds) <= MOST_SEEDS:
+        parts.append(f"seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)}")
+    if "device" in rows and (text := _few(rows.device, "devices")):
+        devices = rows.device[rows.device.fillna("") != ""].nunique()
+        parts.append(text if devices < 3 else f"several devices ({devices})")
+    if "source" in rows and (text := _few(rows.source, "sources")):
+        parts.append(f"source: {text}")
+    said = ", ".join(parts) + "." if parts else ""
+    return said[0].upper() + said[1:] if said.startswith(("source", "seed", "several")) else said
 
 
-MANY = {"model": "models", "data": "data sets", "device": "devices", "source": "sources"}
+MANY = {"model": "models", "data": "data sets"}
+MOST_SEEDS = 4  # that a caption lists; of more it says nothing
 
 
 def _few(values: pd.Series, many: str = "kinds") -> str:
@@ -252,6 +258,11 @@ def _few(values: pd.Series, many: str = "kinds") -> str:
         return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
     if len(known) > 4:
         return f"{len(known)} {many}"
+    return _listed(known)
+
+
+def _listed(known: Sequence[Any]) -> str:
+    """Write all of a list: a, b and c."""
     *before, last = map(str, known or [""])
     return " and ".join([", ".join(before)] * bool(before) + [last])
 

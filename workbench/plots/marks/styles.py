@@ -197,7 +197,7 @@ TOKENS = {  # field of a record of `sessions.follow` → look
 }
 SECONDS = {
     "ttft_full": ALL_COMPUTED,
-    "ttft_anew": Look(SKY, "triangle-up", "dot", "all blocks re-encoded"),
+    "ttft_anew": Look(SKY, "triangle-up", "dot", "all blocks encoded again"),
     "ttft": BLOCKS_CACHED,
 }
 SCHEMES = Looks(

@@ -28,6 +28,7 @@ _EM = {  # width by the size of the font: the letters that have it
     1.00: "%mW@…→",
 }
 _WIDTHS = {letter: width for width, letters in _EM.items() for letter in letters}
+WITHIN = "\u200b"  # behind a piece of a word that goes on in the next line; no letter is drawn
 _OTHER, _SQUARE = 0.66, 1.0  # of a letter that is not listed; of one of Chinese, Japanese, Korean
 _BOLD = 1.14
 SPACE, ROUNDING = _WIDTHS[" "], 0.01  # width by the size of the font; px
@@ -41,13 +42,14 @@ def drawn_width(text: str, size: int = 12, bold: bool = False) -> float:
 def _em(letter: str) -> float:
     if known := _WIDTHS.get(letter):
         return known
-    return 0.0 if combining(letter) else _SQUARE if east_asian_width(letter) in "WF" else _OTHER
+    return 0.0 if combining(letter) or letter == WITHIN else _SQUARE if east_asian_width(letter) in "WF" else _OTHER
 
 
 def broken(text: str, room: float, size: int = 12, bold: bool = False) -> list[str]:
     """Break a text into lines of at most `room` px.
 
-    Between words as plotly's tables do, and inside a word that is wider. An empty text is one line.
+    Between words as plotly's tables do, and inside a word that is wider: WITHIN stands behind its pieces but the last.
+    An empty text is one line.
     """
     lines: list[str] = []
     line: list[str] = []
@@ -62,6 +64,11 @@ def broken(text: str, room: float, size: int = 12, bold: bool = False) -> list[s
     return [*lines, " ".join(line)]
 
 
+def rejoined(cell: str) -> str:
+    """Return the text of a cell whose lines `table` broke: words are whole again."""
+    return cell.replace(f"{WITHIN}<br>", "").replace("<br>", " ")
+
+
 def _pieces(text: str, room: float, size: int, bold: bool) -> Iterator[str]:
     """Yield the words of a text, one that is wider than `room` in pieces that fit."""
     for word in text.split():
@@ -69,7 +76,7 @@ def _pieces(text: str, room: float, size: int, bold: bool) -> Iterator[str]:
         for at, letter in enumerate(word):
             width = drawn_width(letter, size, bold)
             if at > begin and taken + width > room + ROUNDING:
-                yield word[begin:at]
+                yield word[begin:at] + WITHIN
                 begin, taken = at, SPACE * size
             taken += width
         yield word[begin:]
@@ -96,12 +103,16 @@ def table(
     widths    of the columns, in any unit, where all texts have room on one line
     words     the first columns that hold texts, set to the left; the others hold numbers, set to the right
 
-    A text too long for its line goes on in the next, at most three; a number goes on where the table has no room.
+    A text too long for its line goes on in the next, at most three (that of a group as often as it needs); a number
+    goes on where the table has no room.
     Lines are broken here, not by plotly, which breaks them only when it draws: the height of the figure is known.
     """
     columns = _pixels(head, rows, list(widths) or [2.9, *[1] * (len(head) - 1)], words)
     room = [column - PADDING for column in columns]
-    cells = [[_lines(text, room[at], cut=at < words) for at, text in enumerate(row)] for row in rows]
+    cells = [
+        [_lines(text, room[at], cut=at < words, whole=number in groups) for at, text in enumerate(row)]
+        for number, row in enumerate(rows)
+    ]
     heads = [broken(text, px, bold=True) for text, px in zip(head, room, strict=True)]
     above = ceil(_height(max(map(len, heads))))
     fill = [FAINT if i in groups else PAPER for i in range(len(rows))]
@@ -117,10 +128,11 @@ def table(
     return finish(fig, height=tall + above + 6, above=14, below=8, left=10, right=14, **texts)
 
 
-def _lines(text: str, room: float, cut: bool) -> list[str]:
-    """Break a text into lines of at most `room` px: one that is cut into three at most, others with words whole."""
+def _lines(text: str, room: float, cut: bool, whole: bool) -> list[str]:
+    """Break a text into lines of at most `room` px: one that is cut into three at most (not where it is kept `whole`),
+    others with words whole."""
     lines = broken(text, room if cut else max([room, *map(_px, text.split())]))
-    if cut and len(lines) > MOST_LINES:
+    if cut and not whole and len(lines) > MOST_LINES:
         return [*lines[: MOST_LINES - 1], _ended(lines[MOST_LINES - 1], room)]
     return lines
 
@@ -132,6 +144,7 @@ def _px(text: str, bold: bool = False) -> float:
 
 def _ended(line: str, room: float) -> str:
     """Return a line that ends in … where more would follow."""
+    line = line.removesuffix(WITHIN)
     while line and _px(f"{line}…") > room:
         line = line[:-1]
     return f"{line.rstrip()}…"

@@ -1,14 +1,15 @@
-"""States of a game, drawn frame after frame: what became of every block."""
+"""Sessions over cached blocks: states of a game, drawn frame after frame, and what answers score."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.plots.marks import elements
+from workbench.plots.marks import chart, elements
 from workbench.plots.marks.elements import steps, swatches
-from workbench.plots.marks.styles import REUSE_STATUSES, block_hovers
+from workbench.plots.marks.styles import MODES, REUSE_STATUSES, block_hovers
 from workbench.plots.marks.theme import Notes, finish, legend_over
 
 
@@ -51,3 +52,18 @@ def _picture(record: Mapping[str, Any], columns: int, rows: int) -> go.Heatmap:
     z[: len(statuses)] = [number[status] for status in statuses]
     texts[: len(hovers)] = hovers
     return go.Heatmap(z=z.reshape(rows, columns), text=texts.reshape(rows, columns))
+
+
+def quality(
+    answers: pd.DataFrame, scores: pd.DataFrame, panels: Mapping[str, Mapping[str, Any]], *, title: str, caption: str
+) -> go.Figure | None:
+    """Draw mean `scores` of `answers` by kind and mode, a panel a measure; None without scores.
+
+    A measure that equals exact match in every answer is not drawn again; the figure says so, and where all are right.
+    """
+    alike = [about["title"] for name, about in panels.items() if name != "em" and (answers[name] == answers.em).all()]
+    shown = {name: about for name, about in panels.items() if about["title"] not in alike}
+    more = f" Equal to exact match in every answer: {' and '.join(alike)}." if alike else ""
+    said = "Every answer is right: these questions do not tell the modes apart." if answers.em.eq(1).all() else ""
+    how: dict[str, Any] = {"y": "kind", "by": "mode", "panel": "measure", "panels": shown, "look": MODES.of}
+    return chart.dot_plot(scores, **how, title=title, notice=said, caption=caption + more)

@@ -155,7 +155,7 @@ def chosen_text(
         marked=view.supporting,
         title=f"Tokens recomputed at {ratio:.0%}",
         notice=f"“{view.question}” ★: passages that the answer {answers}needs.",
-        caption=f"{view.source}. {about}. Colour: rank of the score; framed: recomputed; the question always is.",
+        caption=f"{view.opening}. {about}. Colour: rank of the score; framed: recomputed; the question always is.",
     )
 
 

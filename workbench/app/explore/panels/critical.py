@@ -47,7 +47,7 @@ def critical_explorer(loaded: Loaded, samples: Sequence[Sample], prepare: Prepar
             title=f"“{partly}” ({right})",
             notice=f"“{view.question}” With {len(rows)} tokens recomputed the answer is “{partly}”; {cached} says "
             f"“{reuse}”, full attention “{full}”. Expected: {', '.join(view.answers) or 'unknown'}.",
-            caption=f"{view.source}. Colour: rank of the score; framed: recomputed; ★: needed for the answer.",
+            caption=f"{view.opening}. Colour: rank of the score; framed: recomputed; ★: needed for the answer.",
         )
 
     percent = slider("recomputed (%)", 15, 0, 100)

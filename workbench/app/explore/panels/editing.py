@@ -44,9 +44,9 @@ def editing_explorer(
         )
         bars = history(
             [before, after],
-            title="Blocks that are re-encoded",
+            title="Blocks that are encoded again",
             unit="prompt",
-            notice=f"{after['blocks_encoded']} of {len(after['fates'])} blocks are re-encoded.",
+            notice=f"{after['blocks_encoded']} of {len(after['fates'])} blocks are encoded again.",
             caption=f"Top: prompt {number} with an empty store. Below: edited.",
         )
         return [answered, bars]

@@ -39,7 +39,7 @@ def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> VBox:
             [reading.tokens[i] for i in places],
             reading.block_of[places],
             notice=f"Your rule keeps {seen:.1%} of the pairs of full attention.",
-            caption=f"{reading.source}, {length:,} tokens. Rule syntax: {mask_rules.WORDS}.",
+            caption=f"{reading.opening}, {length:,} tokens. Rule syntax: {mask_rules.WORDS}.",
         )
         counts_tokens(shapes, TokenAxes(length, len(places), y=True))
         if full is None:

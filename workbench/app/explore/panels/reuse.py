@@ -52,7 +52,7 @@ def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: in
         mass = {"full": masked(model, view.prompt).tokens.numpy()}
         for mode, positions in POSITIONS.items():
             mass[mode] = reused(model, view.prompt, positions).tokens.numpy()
-        return [answered, attention_of(mass, view, layer, head, f"{view.source}, {len(view.prompt)} tokens.")]
+        return [answered, attention_of(mass, view, layer, head, f"{view.opening}, {len(view.prompt)} tokens.")]
 
     return explorer([number_slider("question", samples), *layer_and_head(loaded)], draw)
 
@@ -77,7 +77,7 @@ def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> VBox
         return rotation(
             rotated,
             notice=f"Key of “{word}”, layer {layer}, head {head}, moved by {distance} tokens.",
-            caption=f"{reading.source}, block {block}. Ring: computed by the model with the block at that position "
+            caption=f"{reading.opening}, block {block}. Ring: computed by the model with the block at that position "
             f"({loaded.model.device}).",
         )
 
