@@ -150,9 +150,10 @@ def test_what_changed_is_told_and_the_base_is_chosen():
 
 
 def test_a_report_in_a_terminal_of_80_columns_breaks_no_heading_and_no_number():
-    reports = [replace(REUSE, name=f"block, with_neighbours(n=2), answer_guided at {share}%") for share in (5, 15)]
+    full, reuse = made("full", [1] * 15 + [0] * 3), made("reuse", [1] * 3 + [0] * 15, ttft=0.25, rows=10.0)
+    reports = [replace(reuse, name=f"block, with_neighbours(n=2), answer_guided at {share}%") for share in (5, 15)]
     console = Console(width=80, record=True, file=StringIO())
-    console.print(compared_page.report(compared([FULL, *reports])))
+    console.print(compared_page.report(compared([full, *reports])))
     lines = console.export_text().splitlines()
     costs = lines[lines.index("Costs of a request") + 2]
     assert costs.split() == ["cost", "value", "of", "the", "base", "range", "requests"]
