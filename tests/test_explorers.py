@@ -103,7 +103,7 @@ def test_one_question_is_answered_with_three_methods(loaded, samples):
     number, _, head = controls(box)
     number.value, head.value = 1, 0
     table, attention = box.children[3:]
-    assert len(table.data[0].cells.values[0]) == 3 and "sample 1" in texts(box)
+    assert len(table.data[0].cells.values[0]) == 3 and "Sample 1" in texts(box)
     assert len(attention.data) == 3 * (1 + 1)
 
 

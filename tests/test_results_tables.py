@@ -411,8 +411,8 @@ def test_labels_of_a_logarithmic_axis_do_not_touch(values, wide, labels):
 @pytest.mark.parametrize(
     ("correct", "name"),
     [
-        ("agent_kv_shift", "independent blocks + agent_kv_shift at 20%"),
-        ("kvcomm", "independent blocks + kvcomm"),
+        ("agent_kv_shift", "independent blocks + AgentKVShift at 20%"),
+        ("kvcomm", "independent blocks + KVCOMM"),
         ("of_another_version", "independent blocks + of_another_version"),
         ("none", "independent blocks"),
     ],
