@@ -22,7 +22,7 @@ def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
     """Print a line a trial, with the fields that are `varied`, where the tables lie, and what to run next."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
     if len(table):
-        asked = table.reindex(columns=["model", "data"]).fillna("").drop_duplicates().itertuples(index=False)
+        asked = {(str(row.get("model", "")), str(row.get("data", ""))): None for row in table.to_dict("records")}
         for note in filter(None, [*map(not_noted, table["note"].unique()), *(unknown_text(*one) for one in asked)]):
             console.print(f"[bold yellow]{plain(note)}[/]")
         console.print(Group(*_trials(table, varied, narrow=console.width < WIDE)))
