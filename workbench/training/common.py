@@ -1,6 +1,7 @@
 """Shared parts of all trainings: batches, optimizers, the loop of steps, and its progress rows."""
 
 import json
+import math
 import shutil
 import signal
 import sys
@@ -252,12 +253,17 @@ def phase(say: Callable[[str], None], name: str) -> Iterator[list[str]]:
 
 @contextmanager
 def watched(
-    main: bool, line_every: int, postfix: Callable[[dict[str, Any]], dict[str, Any]], total: int | None = None
+    main: bool,
+    line_every: int,
+    postfix: Callable[[dict[str, Any]], dict[str, Any]],
+    total: int | None = None,
+    minutes: float = math.inf,
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yield a function that shows a row of the curve, on the `main` process only.
 
     Interactive sessions show a bar with the `postfix` of the row. Others print a line every `line_every` steps, after
-    LINE_SECONDS without one, and after the seconds in SOON.
+    LINE_SECONDS without one, and after the seconds in SOON. The time left is known where the `total` of steps or the
+    `minutes` are.
     """
     begun = last = time.monotonic()
     soon, steps = list(SOON), list[int]()
@@ -268,10 +274,14 @@ def watched(
         steps.append(int(said.removeprefix(STEP)))
         bar.update(steps[-1] - bar.n)
         spent = time.monotonic() - begun
+        until = max(60 * minutes - spent, 0.0)
+        if math.isfinite(until):
+            bar.set_description_str(f"{until / 60:.0f} min left" if until >= 90 else f"{until:.0f} s left")
         if bar.disable and main and soon and spent >= soon[0]:
             del soon[: sum(spent >= at for at in soon)]
-            left = f", {spent / len(steps) * (total - steps[-1]):.0f} s left" if total else ""
-            print(f"step {steps[-1]:,}, after {spent:.0f} s{left}", file=sys.stderr, flush=True)
+            left = min(until, spent / len(steps) * (total - steps[-1]) if total else math.inf)
+            known = f", {left:.0f} s left" if math.isfinite(left) else ""
+            print(f"step {steps[-1]:,}, after {spent:.0f} s{known}", file=sys.stderr, flush=True)
 
     with tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar, heard(moved):
 

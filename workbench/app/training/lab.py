@@ -54,7 +54,8 @@ def train_model(
     spent = float(clock.read_text(encoding="utf-8")) if clock.is_file() else 0.0
     main = PartialState().is_main_process
     stages = len(STAGES)
-    with keeps(partial(kept, out)), watched(main, LINE_EVERY, lambda row: _postfix(row, stages)) as show:
+    shown = watched(main, LINE_EVERY, lambda row: _postfix(row, stages), minutes=minutes)
+    with keeps(partial(kept, out)), shown as show:
 
         def report(row: dict[str, Any]) -> None:
             show(row)
