@@ -20,9 +20,7 @@ LISTS, COLUMNS = 64, 64  # choices read at a time, key tiles per program
 
 def reference(kept: Tensor, rows: Tensor, size: int, heads: int) -> Tensor:
     """`launch` in torch."""
-    grid, groups = Grid(rows, kept.shape[-1] * size, size), kept.unflatten(0, (-1, heads))
-    union = groups.flatten(1, 2).any(1)[:, None, None] | grid.held
-    return (union & grid.causal).expand_as(groups).flatten(0, 1)
+    return Grid(rows, kept.shape[-1] * size, size).united(kept, heads)
 
 
 @jit

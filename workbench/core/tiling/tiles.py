@@ -237,6 +237,15 @@ class Grid:
         whole = self.length if length is None else length
         return (self.last >= (-(-whole // self.size) - count) * self.size)[:, None] & (count > 0)
 
+    def united(self, kept: Tensor, heads: int) -> Tensor:
+        """Return [..., Hq, I, J] bool: what any query tile and any of `heads` neighbouring heads keeps.
+
+        And the tiles of the rows themselves, as far as a query tile can see them (CompactAttention, section 3.2).
+        """
+        groups = kept.unflatten(-3, (-1, heads))
+        union = groups.flatten(-3, -2).any(-2)[..., None, None, :] | self.held  # […, G, 1, 1, J]
+        return (union & self.causal).expand_as(groups).flatten(-4, -3)
+
     def chunks(self, width: int) -> Iterator[slice]:
         """Yield slices of rows, whole query tiles each, so that [rows, width] has at most ELEMENTS, or is one tile."""
         step = max(1, ELEMENTS // max(1, width * self.size)) * self.size

@@ -51,18 +51,8 @@ class Compact(OverSparse):
         if on_gpu(kept):
             union = backends.kernel("_select.unite").launch(kept, rows, choice.size, group)
         else:
-            union = united(kept, group, grid_of(rows, length, choice.size, replayed))
+            union = grid_of(rows, length, choice.size, replayed).united(kept, group)
         return Tiles(union, choice.size, shared=group, alike=True)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         return self(queries, keys, grid.rows, site)
-
-
-def united(kept: Tensor, heads: int, grid: Grid) -> Tensor:
-    """Return [..., Hq, I, J] bool: what any row tile and any of `heads` neighbouring heads keeps.
-
-    And the tiles of the rows themselves, as far as a row tile can see them.
-    """
-    groups = kept.unflatten(-3, (-1, heads))
-    union = groups.flatten(-3, -2).any(-2)[..., None, None, :] | grid.held  # […, G, 1, 1, J]
-    return (union & grid.causal).expand_as(groups).flatten(-4, -3)

@@ -20,7 +20,7 @@ from workbench.engine.attention_maps import whole_layers
 from workbench.engine.chunked import check_chunk, prefill_chunked
 from workbench.engine.forward import PrefillOutput, all_rows, prefill_many
 from workbench.methods.sparse import Sparse
-from workbench.methods.sparse.compact import Compact, united
+from workbench.methods.sparse.compact import Compact
 from workbench.metrics.answers import wilson
 from workbench.metrics.latency import wait
 
@@ -88,7 +88,7 @@ def of_rows(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, method:
     wait(queries.device)
     seconds, grid = perf_counter() - began, Grid(rows, keys.shape[1], tiles.size)
     paged, pairs = tiles.paged().kept, grid.pairs()
-    kept, union = paged & grid.causal, united(paged, compact.group(len(queries), len(keys)), grid)
+    kept, union = paged & grid.causal, grid.united(paged, compact.group(len(queries), len(keys)))
     sums = {"pairs": pairs.sum(), "causal": grid.causal.sum(), "rows": torch.tensor(len(rows))}
     shared = {name: x.to(pairs.device).double().expand(len(queries)) for name, x in sums.items()}
     measures = {"tiles": kept.sum((1, 2)), "union": (union * pairs).sum((1, 2))}
