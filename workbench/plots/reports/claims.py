@@ -81,7 +81,8 @@ def _number(judged: Sequence[Judged], said: str) -> str:
         best = max(deciding, key=lambda one: one.number.n if one.number else 0)
         within = best.needs.startswith("the interval")  # as its numbers show
         why = best.needs.partition(" was")[0].partition(" correction")[0]
-        return f"{best.short}, claimed {best.side}" + (f"; {why}" if why and not within else "")
+        threshold = best.side.removesuffix(" points")
+        return f"{best.short}, claimed {threshold}" + (f"; {why}" if why and not within else "")
     if said != OPEN:
         return "held by tests"
     lacking = [one for one in judged if one.needs and not one.decides and one.claim.kind != "shown"]
