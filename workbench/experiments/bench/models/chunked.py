@@ -58,10 +58,10 @@ def methods(scene: Scene) -> list[ChunkedMethod]:
     return [
         ChunkedMethod(DENSE),
         ChunkedMethod("ours", Compact(flash), SHARE),
-        ChunkedMethod("quoka", Quoka(keep=SHARE, block=size)),
         ChunkedMethod("flash_prefill", flash, DENSITY),
         ChunkedMethod("ours over seer_attention", Compact(gate), SHARE),
         ChunkedMethod("seer_attention", gate, DENSITY),
+        ChunkedMethod("quoka", Quoka(keep=SHARE, block=size)),
         ChunkedMethod("xattention", Xattention(block=size), DENSITY),
     ]
 
