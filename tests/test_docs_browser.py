@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,27 @@ def test_the_leaderboard_of_shipped_results_is_a_page_that_the_guide_leads_to_an
         found = [name.strip() for name in table.locator("tbody tr td:nth-child(2)").all_inner_texts()]
         assert found == sorted(found, key=str.lower) and sorted(found) == sorted(name.strip() for name in names)
         assert (reader.left_the_machine, reader.problems) == ([], [])
+
+
+def test_figures_and_tables_of_the_leaderboard_are_saved(lab, site):
+    with lab.page(site / "leaderboard.html") as reader:
+        reader.wait_for_figures()
+        figures, tables = (reader.page.locator(f"figure.saved:has({part})") for part in (".js-plotly-plot", "table"))
+        text = {kind: saved(reader.page, tables.first, kind).read_text() for kind in ("CSV", "LaTeX")}
+        head, full = (text["CSV"].splitlines()[at].split(",") for at in (0, 1))
+        assert full[head.index("method")] == "full" and "to" in full[head.index("KL: interval")]
+        assert text["LaTeX"].count(" & ") == (len(head) - 1) * len(text["CSV"].splitlines())
+        assert saved(reader.page, figures.first, "SVG").read_text().startswith("<svg")
+        assert saved(reader.page, figures.first, "PNG").read_bytes().startswith(b"\x89PNG")
+        assert (reader.left_the_machine, reader.problems) == ([], [])
+
+
+def saved(page, figure, kind):
+    """Return the path of the file that a figure's or table's menu saves."""
+    figure.locator(".wb-save summary").click()
+    with page.expect_download() as download:
+        figure.get_by_role("button", name=kind).click()
+    return Path(download.value.path())
 
 
 def test_a_site_can_be_moved(lab, site, tmp_path):

@@ -112,6 +112,7 @@ def notebook_page(executed: Path, page: Path, finding: str = "") -> None:
     )
     resources = {"plotly_js": get_plotlyjs(), "figure_style": theme.FOLLOWS_READER, "steps": STEPS}
     resources |= {f"page_{kind}": (HERE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("js", "css")}
+    resources |= {f"saving_{kind}": pages.saving(kind) for kind in ("js", "css")}
     resources |= {"notebook": quote(executed.name), "metadata": {"name": title(executed)}}
     text, _ = exporter.from_notebook_node(notebook, resources=resources)
     page.write_text(text.replace(FIRST, first, 1), encoding="utf-8")

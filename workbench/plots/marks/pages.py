@@ -25,7 +25,13 @@ def render(page: str, /, **texts: Any) -> str:
 def _templates() -> Environment:
     made = Environment(autoescape=True, loader=FileSystemLoader(FOLDER), keep_trailing_newline=True)
     made.globals |= {"plotlyjs": lambda: Markup(get_plotlyjs()), "figure_style": Markup(PAGE_STYLE)}
+    made.globals |= {f"saving_{kind}": Markup(saving(kind)) for kind in ("js", "css")}
     return made
+
+
+def saving(kind: str) -> str:
+    """Return what saves figures and tables of a page: "js" or "css"."""
+    return (FOLDER / f"saving.{kind}").read_text(encoding="utf-8")
 
 
 def inert(value: Any) -> Any:
