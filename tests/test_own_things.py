@@ -240,6 +240,30 @@ def test_policies_of_a_file_have_names_and_options(method_file):
     refused("weigth", registry.made, "workbench.methods.select", "last_ones(weigth=2)")
 
 
+FUNCTIONS = """
+def from_the_end(prompt):
+    return list(range(prompt.starts[-1] - 1, -1, -1))
+
+def by_cache(model, prompt, kv, weight=2.0):
+    return [weight * float(x) for x in range(prompt.starts[-1])]
+
+def _helper(prompt): ...
+
+def of_other_things(path): ...
+"""
+
+
+def test_functions_of_a_file_are_selectors_that_other_processes_know(method_file, loaded, unknown_again):
+    method_file.write_text(FUNCTIONS)
+    own.use([method_file])
+    assert own.listed([method_file]) == [("select", "from_the_end"), ("select", "by_cache")]
+    quick = {"samples": 2, "passages": 2, "timed": 1, "max_new_tokens": 2, "mode": "block", "ratio": 0.3}
+    expected = Trial("tiny", select=Backwards(), **quick).run_each(loaded=loaded)[1]
+    for name in ("from_the_end", "by_cache"):
+        assert Trial("tiny", select=name, **quick).run_each(loaded=loaded)[1] == expected
+        assert not own_function.is_function(name)
+
+
 def test_a_file_that_changed_is_read_again(method_file):
     own.use([method_file])
     method_file.write_text(LAST.replace("weight: float = 1.0", "weight: float = 3.0"))

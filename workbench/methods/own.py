@@ -4,7 +4,8 @@
     Trial("lab-full", mode="block", select=LastTokens())
 
 A file has one or more policies, frozen dataclasses like those of `methods.select`, `prepare`, `correct`, `attend` and
-`sparse`. Each is named after its class: `LastTokens` is `last_tokens`. An installed package declares its own in
+`sparse`. Each is named after its class: `LastTokens` is `last_tokens`. A function of `prompt`, or of `model, prompt, kv`,
+is a selector by its own name (`own_function`), unless that begins with `_`. An installed package declares its own in
 `[project.entry-points."workbench.select"]`, as `last_tokens = "its.module:LastTokens"` (or `.prepare`, `.sparse`, …).
 """
 
@@ -68,6 +69,11 @@ def listed(paths: Sequence[Path] | None) -> list[tuple[str, str]]:
     return [(kind, name) for kind, name, found in known if found.__module__ in modules]
 
 
+def in_file(policy: type) -> bool:
+    """Return whether a policy was registered from a file, which other processes read too."""
+    return policy.__module__ in {_module(path) for path in files()}
+
+
 def installed() -> list[tuple[str, str]]:
     """Return (kind, name) of the policies of installed packages."""
     return [(kind, name) for kind in KINDS for name in _entries(kind)]
@@ -119,7 +125,7 @@ def register(found: type) -> str:
 def state(kind: str, spec: str) -> str:
     """Return a hash of the code of a policy that a cell or a package defines; "" for any other, whose file says it."""
     found = _known[kind].get(spec.partition("(")[0]) if kind in KINDS else None
-    if found is None or found.__module__ in {_module(path.resolve()) for path in files()}:
+    if found is None or in_file(found):
         return ""
     return sha256("\n".join(_code(found)).encode()).hexdigest()[:16]
 
@@ -184,11 +190,25 @@ def _load(path: Path) -> None:
     except FAULTS as problem:
         raise BadInput(f"method file {brief(path)} fails: {type(problem).__name__}: {brief(problem)}") from problem
     held = [x for x in vars(module).values() if inspect.isclass(x) and x.__module__ == spec.name and _kind(x)]
-    if not held:
-        raise BadInput(f"method file {brief(path)} holds no policy: a frozen dataclass that extends Select or another")
+    functions = [x for name, x in vars(module).items() if name[0] != "_" and _selects(x) and x.__module__ == spec.name]
+    if not held and not functions:
+        raise BadInput(
+            f"method file {brief(path)} holds no policy: a frozen dataclass that extends Select or another, or a "
+            "function of (prompt) or (model, prompt, kv)"
+        )
     for each in held:
         register(each)
+    for function in functions:
+        import_module("workbench.methods.own_function").selector(function)
     _read[path] = changed
+
+
+def _selects(found: Any) -> bool:
+    """Return whether this is a function with the parameters of a selector, by their names."""
+    if not isinstance(found, FunctionType):
+        return False
+    parameters = inspect.signature(found).parameters.values()
+    return [each.name for each in parameters if each.default is each.empty] in (["prompt"], ["model", "prompt", "kv"])
 
 
 def _module(path: Path) -> str:

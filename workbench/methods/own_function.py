@@ -10,7 +10,7 @@ It returns one of two things, a tensor, an array or a list, of the T context tok
 
 A ratio limits both; `ratio=None` recomputes all that the function names. Tokens of a system block are recomputed at inf
 only. The function is registered by its name, also in records, so another function needs another name. Commands and
-other processes do not know it; use a file with a policy there (`own`).
+other processes know it where it stands in a file of methods (`own`): `--method-file mine.py --select my_function`.
 """
 
 import inspect
@@ -86,15 +86,16 @@ def selector(function: Callable[..., Any]) -> Select:
             f"select is another {name} than the one before, over other values: give it a __name__ of its own"
         )
     about = {"function": staticmethod(function), "reads_cache": len(needed) == 3, "__doc__": function.__doc__}
+    about["__module__"] = function.__module__
     made: type[FunctionSelect] = dataclass(frozen=True)(type(name, (FunctionSelect,), about))
     own.register(made)
     return made()
 
 
 def is_function(spec: str) -> bool:
-    """Return whether a selector's spec is a registered function, which other processes do not know."""
+    """Return whether a selector's spec is a function of this process, which others do not know."""
     found = own.known("select", registry.parse(spec)[0])
-    return found is not None and issubclass(found, FunctionSelect)
+    return found is not None and issubclass(found, FunctionSelect) and not own.in_file(found)
 
 
 def scores_of(name: str, given: Any, length: int) -> Tensor:

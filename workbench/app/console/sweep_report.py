@@ -14,7 +14,8 @@ from workbench.app.console.text import in_full, labels, not_noted, plain, with_i
 from workbench.app.console.trial_report import SCORES, unknown_text
 
 WIDE = 200  # columns of the table with all intervals
-READ = "nll: loss of the gold answer; kl: from full attention; agree: tokens as under full attention"
+READ = {"nll": "loss of the gold answer", "kl": "from full attention", "agree": "tokens as under full attention"}
+RANKED = ("kl", "em", "contains", "f1", "nll", "agree")  # which of them a narrow terminal shows first
 SWEPT = SCORES | {"nll": "gold nll", "kl": "KL from full", "agree": "agreement"}
 
 
@@ -25,20 +26,30 @@ def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
         asked = {(str(row.get("model", "")), str(row.get("data", ""))): None for row in table.to_dict("records")}
         for note in filter(None, [*map(not_noted, table["note"].unique()), *(unknown_text(*one) for one in asked)]):
             console.print(f"[bold yellow]{plain(note)}[/]")
-        console.print(Group(*_trials(table, varied, narrow=console.width < WIDE)))
-    wide = console.width >= WIDE
-    said = "95% intervals" if wide else f"{READ}; 95% intervals: in a terminal {WIDE} columns wide"
-    console.print(f"[dim]{said} · results in {plain(str(out))}[/]")
+        drawn, measured = _trials(table, varied, console.width)
+        console.print(Group(*drawn))
+        if console.width >= WIDE:
+            said = "with 95% intervals"
+        else:
+            said = "; ".join(f"{score}: {READ[score]}" for score in measured if score in READ)
+            said += f"; 95% intervals: {', '.join(filter(measured.get, measured))}; all: --json"
+        console.print(f"[dim]{said.removeprefix('; ')}[/]")
+    console.print(f"[dim]Results in {plain(str(out))}[/]")
     if len(table) and table["kind"].eq("all").sum() > 1:
         console.print(f"[dim]Next: workbench compare {plain(str(out))} (differences, with intervals)[/]")
 
 
-def _trials(rows: pd.DataFrame, varied: list[str], narrow: bool) -> list[RenderableType]:
-    """Return a line a trial; narrow: what is varied as one label, and scores without their intervals."""
-    measured = [score for score in SWEPT if score in rows]
+def _trials(rows: pd.DataFrame, varied: list[str], width: int) -> tuple[list[RenderableType], dict[str, bool]]:
+    """Return a line a trial, and the scores in it, each with whether its interval is there.
+
+    Narrow: what is varied is one label, and as many scores and intervals are there as fit.
+    """
+    narrow = width < WIDE
     every = rows[rows["kind"] == "all"]
     names = [["–" if pd.isna(x) else str(x) for x in each] for each in every[varied or ["way"]].to_numpy()]
     short = labels([", ".join(each) for each in names]) if narrow else {}
+    measured = _that_fit(rows, width - max(map(len, short.values()), default=0)) if narrow else {}
+    measured = measured or {score: True for score in SWEPT if score in rows}
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
     for name in [""] if narrow else varied or ["way"]:
         table.add_column(name, no_wrap=narrow)
@@ -46,11 +57,24 @@ def _trials(rows: pd.DataFrame, varied: list[str], narrow: bool) -> list[Rendera
         table.add_column(name, justify="right", no_wrap=True)
     for each, row in zip(names, every.to_dict("records"), strict=True):
         label = [short[", ".join(each)]] if narrow else each
-        means = [_mean(row, score) if narrow else with_interval(row, score) for score in measured]
+        means = [with_interval(row, score) if whole else _mean(row, score) for score, whole in measured.items()]
         table.add_row(
             *map(plain, label), *means, str(row["n"]), f"{row['rows_computed']:.0f}", f"{row['ttft_p50'] * 1e3:.1f}"
         )
-    return [table, *in_full(short)]
+    return [table, *in_full(short)], measured
+
+
+def _that_fit(rows: pd.DataFrame, width: int) -> dict[str, bool]:
+    """Return the scores that have room beside n, tokens and TTFT, in order, each with whether its interval has too."""
+    there = [score for score in RANKED if score in rows]
+    room = width - sum(len(f"{name} ") for name in ("n  ", "tokens", "TTFT, ms")) - 1
+    wide, found = len("0.000 0.000 to 0.000 "), dict[str, bool]()
+    for whole, scores in ((False, there[:2]), (True, there[:2]), (False, there[2:])):
+        for score in scores:
+            needed = (wide if whole else max(len(score), 5) + 1) - (max(len(score), 5) + 1 if score in found else 0)
+            if needed <= room:
+                room, found[score] = room - needed, whole
+    return {score: found[score] for score in SWEPT if score in found}
 
 
 def _mean(row: Mapping[str, Any], score: str) -> str:

@@ -97,7 +97,6 @@ SHORT = {
     "speedup": "speedup",
     "method": "",
     "nll": "nll",
-    "contains": "alias",
 }
 KINDS = 4  # columns of kinds of question
 
