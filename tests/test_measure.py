@@ -41,6 +41,16 @@ def test_attention_of_the_question_is_a_share(model):
     assert len(table) == CONTEXT and table.attention.sum() == pytest.approx(1) and table.attention.min() >= 0
 
 
+@pytest.mark.parametrize("call", ["deviation", "scores", "attention"])
+def test_tables_of_tokens_hold_their_texts_where_the_tokenizer_is_known(call, loaded):
+    (sample,) = data.load("lab", samples=1, passages=2)
+    table = getattr(measure, call)(loaded, sample, **CALLS[call])
+    tokens = table.drop_duplicates("token")
+    reading = reading_of(loaded, sample)
+    assert list(table.columns)[:3] == ["token", "text", "block"]
+    assert list(tokens.text) == reading.tokens[: len(tokens)] and len(tokens) == reading.prompt.starts[-1]
+
+
 def test_selected_tiles_hold_the_mass_that_they_name(model):
     table = measure.selected(model, PROMPT, "window(block=16, local=1)")
     assert set(table.columns) == {"layer", "head", "query_tile", "key_tile", "tokens", "mass"}

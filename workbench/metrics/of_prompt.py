@@ -10,12 +10,14 @@
 A model is a name, a folder or what `models.load` returns; a prompt is a text, a list of blocks, a `Prompt`, a `Sample`:
 what `explore` takes (`models.given`). `question` is that of a text whose last paragraph is not the question. `prepare`
 is a preparation without a corpus: what the passages saw before they were cached. With `kv`, an assembled cache of the
-prompt, that is measured instead. Columns `token` and `block` are numbers within the prompt.
+prompt, that is measured instead. Columns `token` and `block` are numbers within the prompt; `text` is what the token
+reads, where the model's tokenizer is known.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from transformers import PreTrainedModel
@@ -23,6 +25,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.utils.annotations import checked
+from workbench.data import prompt_view
 from workbench.engine.assembly import assemble
 from workbench.engine.attention_maps import Layers, from_question
 from workbench.methods import own_function, select, sparse
@@ -30,6 +33,7 @@ from workbench.methods import prepare as preparations
 from workbench.metrics.kv import kv_deviation
 from workbench.metrics.tiles.tile_states import dense_states
 from workbench.models.given import Given, Model, model_and_prompt
+from workbench.models.loading import TOKENIZERS
 from workbench.store import UNLIMITED, MemoryStore
 
 __all__ = ["attention", "deviation", "reused", "scores", "selected"]
@@ -53,7 +57,7 @@ def _reused(model: PreTrainedModel, prompt: Prompt, prepare: str) -> KV:
 def deviation(
     model: Model, prompt: Given, prepare: str = "after_system", kv: KV | None = None, question: str = ""
 ) -> pd.DataFrame:
-    """Return the deviation of cached keys and values from full attention: token, block, layer, part, deviation.
+    """Return the deviation of cached keys and values from full attention: token, text, block, layer, part, deviation.
 
     `deviation` is the relative L2 distance, mean over KV heads. Rows are context tokens; the question is not cached.
     """
@@ -65,7 +69,8 @@ def deviation(
     tables = [
         _long(of.nanmean(2).cpu(), ("token", "layer"), "deviation").assign(part=part) for part, of in parts.items()
     ]
-    return _placed(pd.concat(tables, ignore_index=True), joined)[["token", "block", "layer", "part", "deviation"]]
+    table = _placed(pd.concat(tables, ignore_index=True), model, lm, joined)
+    return table[[*(name for name in table if name not in ("layer", "part", "deviation")), "layer", "part", "deviation"]]
 
 
 @checked
@@ -77,7 +82,7 @@ def scores(
     kv: KV | None = None,
     question: str = "",
 ) -> pd.DataFrame:
-    """Return the score that every selector gives each context token: token, block, a column each.
+    """Return the score that every selector gives each context token: token, text, block, a column each.
 
     Selectors are names, policies, or functions as a trial takes them (`methods.own_function`). The higher, the sooner
     recomputed; -inf is never recomputed, inf always.
@@ -87,7 +92,7 @@ def scores(
     cached = _reused(lm, joined, prepare) if kv is None else kv
     columns: dict[str, Any] = {"token": range(joined.starts[-1])}
     columns |= {name: policy(lm, joined, cached.clone()).numpy() for name, policy in policies.items()}
-    return _placed(pd.DataFrame(columns), joined)
+    return _placed(pd.DataFrame(columns), model, lm, joined)
 
 
 def _policy(given: str | select.Select | Callable[..., Any]) -> select.Select:
@@ -109,7 +114,7 @@ def attention(
     kv: KV | None = None,
     question: str = "",
 ) -> pd.DataFrame:
-    """Return the attention that each context token gets from the question: token, block, attention.
+    """Return the attention that each context token gets from the question: token, text, block, attention.
 
     Softmax over the whole prompt, summed over `layers`, heads and question tokens, as a share of what the context gets.
     """
@@ -117,7 +122,7 @@ def attention(
     cached = _reused(lm, joined, prepare) if kv is None else kv
     (paid,) = from_question(lm, [joined], [cached.clone()], layers, over="prompt")
     share = (paid / paid.sum()).cpu().numpy()
-    return _placed(pd.DataFrame({"token": range(len(share)), "attention": share}), joined)
+    return _placed(pd.DataFrame({"token": range(len(share)), "attention": share}), model, lm, joined)
 
 
 @checked
@@ -147,6 +152,11 @@ def _long(values: torch.Tensor, names: Sequence[str], what: str) -> pd.DataFrame
     return pd.Series(values.flatten().numpy(), index=index, name=what).reset_index()
 
 
-def _placed(table: pd.DataFrame, prompt: Prompt) -> pd.DataFrame:
-    table.insert(1, "block", prompt.block_of.numpy()[table["token"].to_numpy()])
+def _placed(table: pd.DataFrame, model: Model, lm: PreTrainedModel, prompt: Prompt) -> pd.DataFrame:
+    """Add the blocks of the tokens, and their texts where a tokenizer is known."""
+    at = table["token"].to_numpy()
+    table.insert(1, "block", prompt.block_of.numpy()[at])
+    tokenizer = model[1] if isinstance(model, tuple) and len(model) > 1 else TOKENIZERS.get(lm)
+    if tokenizer is not None:
+        table.insert(1, "text", np.array(prompt_view.texts(prompt, tokenizer), dtype=object)[at])
     return table
