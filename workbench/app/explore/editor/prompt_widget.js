@@ -236,7 +236,8 @@ class PromptView {
       try {
         const read = JSON.parse(await file.files[0].text());
         const isBlock = (one) => ["id", "text", "kind"].every((name) => typeof one?.[name] === "string");
-        if (![read.blocks, read.beside ?? []].every(Array.isArray) || !read.blocks.every(isBlock)) throw new Error("it has no blocks");
+        if (!Array.isArray(read.blocks) || !read.blocks.every(isBlock)) throw new Error("blocks must be a list of {id, text, kind}");
+        if (!Array.isArray(read.beside ?? [])) throw new Error("beside must be a list");
         const known = Object.keys(this.state()).filter((name) => name in read);
         this.change((want) => known.forEach((name) => (want[name] = read[name])));
       } catch (problem) {
