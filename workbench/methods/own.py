@@ -5,7 +5,7 @@
 
 A file has one or more policies, frozen dataclasses like those of `methods.select`, `prepare`, `correct`, `attend` and
 `sparse`. Each is named after its class: `LastTokens` is `last_tokens`. A function of `prompt`, or of (model, prompt,
-kv), is a selector by its own name (`own_function`), unless that begins with `_`. An installed package declares its own in
+kv), is a selector by its own name (`own_function`), unless that begins with `_`. Packages declare theirs in
 `[project.entry-points."workbench.select"]`, as `last_tokens = "its.module:LastTokens"` (or `.prepare`, `.sparse`, …).
 """
 

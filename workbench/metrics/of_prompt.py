@@ -69,8 +69,8 @@ def deviation(
     tables = [
         _long(of.nanmean(2).cpu(), ("token", "layer"), "deviation").assign(part=part) for part, of in parts.items()
     ]
-    found, last = _placed(pd.concat(tables, ignore_index=True), model, lm, joined), ["layer", "part", "deviation"]
-    return found[[*(name for name in found if name not in last), *last]]
+    rows, last = _placed(pd.concat(tables, ignore_index=True), model, lm, joined), ["layer", "part", "deviation"]
+    return rows[[*(name for name in rows if name not in last), *last]]
 
 
 @checked
