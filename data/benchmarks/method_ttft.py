@@ -12,7 +12,8 @@ cached before the clock runs; the choice of tokens, and what it computes, is wit
 any other as much as it does. KVCOMM reads passages as it corrected them before, as every method reads what it prepared;
 "kvcomm, new" corrects each of them within the time. FusionRAG's neighbours, of which a random model has none, change no
 time: its blocks are cached apart here. Soft tokens of KV Packet and KVLink are drawn at random, and all of them stand
-around every passage. The prompt is the lab's text in lab-full's tokens; CacheClip's helper reads it in 1.18 times as
+around every passage. `device_allocations` are a method's requests for GPU memory that torch's cache could not serve, in
+all rounds: each takes about a millisecond, and many of them say that the methods together do not fit. The prompt is the lab's text in lab-full's tokens; CacheClip's helper reads it in 1.18 times as
 many of its own. The first block stands for the system prompt.
 """
 
@@ -58,12 +59,13 @@ REFUSED = (BadInput, RuntimeError, ValueError, TypeError, IndexError, AttributeE
 
 @dataclass
 class Asked:
-    """A method, the share of a prompt that it computes, and the milliseconds of its runs."""
+    """A method, the share of a prompt that it computes, and the milliseconds and new GPU allocations of its runs."""
 
     name: str
     method: Method
     charged: float
     ms: list[float] = field(default_factory=list)
+    allocations: int = 0
 
 
 class CorrectsAnew(Kvcomm):
@@ -128,11 +130,18 @@ def measured(scene: Scene, asked: list[Asked], prompt: Prompt, store: MemoryStor
     failed = {}
     for one in list(asked):
         try:
+            before = allocations()
             one.ms.append(clock(partial(first_token, scene.model, prompt, one.method, store)))
+            one.allocations += allocations() - before
         except REFUSED as problem:
             failed[one.name] = reason(problem)
             asked.remove(one)
     return failed
+
+
+def allocations() -> int:
+    """Return how often torch has taken memory of the GPU; 0 on a CPU."""
+    return int(torch.cuda.memory_stats().get("num_device_alloc", 0)) if GPU else 0
 
 
 def result_rows(asked: Sequence[Asked], length: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -143,6 +152,7 @@ def result_rows(asked: Sequence[Asked], length: int) -> tuple[list[dict[str, Any
         time, base = timing.of(one.ms), medians.get(f"ours, {round(one.charged, 2):.0%}")
         about = {"method": one.name, "setting": {"length": length}, "ratio": getattr(one.method, "ratio", None)}
         numbers = {"charged_share": one.charged} | ({} if base is None else {"over_ours": time.ms / base})
+        numbers |= {"device_allocations": one.allocations} if GPU else {}
         timed.append({**about, **time.to_json(), "workload": f"length {length}", "candidate": one.name})
         counted += [{**about, "measure": name, "value": value} for name, value in numbers.items()]
     return timed, counted
@@ -171,6 +181,7 @@ def main() -> None:
     refused |= measured(scene, asked, prompt, store)
     for one in asked:
         one.ms.clear()  # the first time compiles
+        one.allocations = 0
     origin = {"model": "tiny" if given.tiny else "Llama-3.1-8B"}
     for _ in range(given.runs):
         refused |= measured(scene, asked, prompt, store)
