@@ -13,8 +13,8 @@ any other as much as it does. KVCOMM reads passages as it corrected them before,
 "kvcomm, new" corrects each of them within the time. FusionRAG's neighbours, of which a random model has none, change no
 time: its blocks are cached apart here. Soft tokens of KV Packet and KVLink are drawn at random, and all of them stand
 around every passage. `device_allocations` are a method's requests for GPU memory that torch's cache could not serve, in
-all rounds: each takes about a millisecond, and many of them say that the methods together do not fit. The prompt is the
-lab's text in lab-full's tokens; CacheClip's helper reads it in 1.18 times as many of its own. The first block stands for the system prompt.
+all rounds: many of them say that the methods together do not fit. The prompt is the lab's text in lab-full's tokens;
+CacheClip's helper reads it in 1.18 times as many of its own. The first block stands for the system prompt.
 """
 
 from collections.abc import Sequence
