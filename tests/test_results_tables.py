@@ -409,16 +409,20 @@ def test_labels_of_a_logarithmic_axis_do_not_touch(values, wide, labels):
 
 
 @pytest.mark.parametrize(
-    ("correct", "name"),
+    ("fields", "name"),
     [
-        ("agent_kv_shift", "independent blocks + AgentKVShift at 20%"),
-        ("kvcomm", "independent blocks + KVCOMM"),
-        ("of_another_version", "independent blocks + of_another_version"),
-        ("none", "independent blocks"),
+        ({"correct": "agent_kv_shift"}, "AgentKVShift at 20%"),
+        ({"correct": "kvcomm"}, "KVCOMM"),
+        ({"select": "sam_kv", "correct": "fuse", "attend": "chosen"}, "SAM-KV at 20%"),
+        ({"prepare": "link0", "correct": "kvcomm"}, "Link0 + KVCOMM"),
+        ({"correct": "agent_kv_shift(anchors=2)"}, "independent blocks + AgentKVShift(anchors=2)"),
+        ({"correct": "of_another_version"}, "independent blocks + of_another_version"),
+        ({}, "independent blocks"),
     ],
 )
-def test_a_correction_that_chooses_tokens_itself_is_told_with_its_ratio(correct, name):
-    rows = swept(mode="block", select="none", prepare="independent", correct=correct, ratio=0.2)
+def test_a_correction_is_named_as_published_with_its_ratio_where_it_chooses_tokens(fields, name):
+    plain = {"mode": "block", "select": "none", "prepare": "independent", "correct": "none", "ratio": 0.2}
+    rows = swept(**plain | fields)
     assert set(method_names.named(rows).name) == {name}
 
 

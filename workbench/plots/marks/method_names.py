@@ -9,6 +9,7 @@ import pandas as pd
 
 from workbench.core.errors import BadInput, not_allowed
 from workbench.methods import registry
+from workbench.methods.presets import METHODS
 from workbench.plots.marks.styles import SELECTORS, Look, looks_of
 
 
@@ -143,8 +144,10 @@ def _columns(method: Mapping[str, Any]) -> tuple[str, int | None, str, str, str]
 
 
 def _name(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -> str:
-    words = [_mode(method, prepare, options)]
     at = "" if method["ratio"] is None else f" at {method['ratio']:.0%}"
+    if title := _published(tuple(method[name] or PLAIN.get(name, "none") for name in PUBLISHED)):
+        return title + at
+    words = [_mode(method, prepare, options)]
     if method["select"] not in (None, "", "none"):
         words.append(SELECTORS.name_of(method["select"]) + at)
     words += [titled(method[name]) for name in ("correct", "attend") if method[name] not in (None, "", "none")]
@@ -155,6 +158,20 @@ def _name(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -
         words = [method["sparse"]] if dense else [*words, method["sparse"]]
     chunk = f" in chunks of {method['chunk']:.0f}" if method["chunk"] else ""
     return " + ".join(words) + chunk
+
+
+PUBLISHED = ("mode", "positions", "prepare", "select", "correct", "attend", "sparse", "chunk")
+PLAIN = {"positions": "re-encoded", "prepare": "independent"}
+
+
+@cache
+def _published(fields: tuple[Any, ...]) -> str:
+    """Return the title of the published method with these `PUBLISHED` fields, if it corrects or attends; else ""."""
+    for one in METHODS.values():
+        its = tuple(one.fields.get(name, PLAIN.get(name, "none")) for name in PUBLISHED)
+        if its == fields and ("correct" in one.fields or "attend" in one.fields):
+            return one.title
+    return ""
 
 
 def _mode(method: Mapping[str, Any], prepare: str, options: Mapping[str, Any]) -> str:
