@@ -260,7 +260,7 @@ def test_figures_name_methods_as_they_are_published_or_in_the_words_of_other_fig
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_known_by_its_fields_at_any_ratio_and_whatever_it_was_called(name):
-    if name == "tuned-recompute":  # its model's, not a choice
+    if name in ("tuned-recompute", "turborag"):  # their models', not a choice
         return
     fields = {"positions": "re-encoded", "prepare": "independent", "sparse": "none"} | dict(METHODS[name].fields)
     assert name_of(fields) == name and name_of({**fields, "sparse": "bfla"}) is None
@@ -393,14 +393,21 @@ def test_the_command_measures_ranks_and_goes_on(folder, tmp_path, monkeypatch):
     assert json.loads(ranked.stdout)["boards"][0]["entries"] == found["boards"][1]["entries"]
 
 
+def test_methods_of_one_computation_are_listed_once(folder):
+    plan = measuring.planned(Trial(str(folder), samples=2, passages=3), ["block", "turborag", "full-reuse"], [0.5])
+    assert [case.method for case in plan.cases] == ["full", "block", "full-reuse"]
+    assert plan.left_out == ("turborag: it computes what block does, which is listed",)
+
+
 def test_short_prompts_are_asked_at_each_methods_own_ratio(folder, tmp_path):
     asked = ["--model", folder, *QUICK, "--methods", "epic,full-reuse", "--budgets", "0.01", "--out", tmp_path / "out"]
     (board,) = json.loads(invoke(*asked, "--json").stdout)["boards"]
     assert board["unmet"] == 0.01 and {one["method"] for one in board["entries"]} == {"epic", "full-reuse"}
 
 
-def test_methods_of_a_file_are_ranked_with_the_others(folder, tmp_path, method_file):
-    asked = ["--model", folder, *QUICK, "--method", "full-reuse", "--method-file", method_file]
+@pytest.mark.parametrize("named", ["full-reuse", "full-reuse,last_ones"])
+def test_methods_of_a_file_are_ranked_with_the_others(named, folder, tmp_path, method_file):
+    asked = ["--model", folder, *QUICK, "--method", named, "--method-file", method_file]
     ended = invoke(*asked, "--budgets", "0.4", "--out", tmp_path / "out", "--json")
     assert ended.exit_code == 0, ended.output
     entries = json.loads(ended.stdout)["boards"][0]["entries"]

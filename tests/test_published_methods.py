@@ -47,6 +47,7 @@ NONE = {
     "psr": {"ratio": 0.0, "attend": "ape(temperature=1, scale=1)"},
     "ape": {"attend": "ape(temperature=1, scale=1)"},
     "cacheblend-gradual": {"ratio": 0.0, "select": "kv_deviation(stages=(0.3, 0.2))"},  # else its stages stay fresh
+    "cacheblend-code": {"ratio": 0.0, "select": "kv_deviation(part=v)"},
 } | {name: {} for name in PLAIN - {"ape"}}
 BENT = ("select", "correct", "attend", "ratio")  # fields of what comes on top of reuse
 

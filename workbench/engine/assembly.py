@@ -36,7 +36,7 @@ def assemble(
     cached     the KV of each context block, in order
     positions  "re-encoded": keys are rerotated, once and in fp32 from the cached copy, to their block's new position;
                "naive": keys stay as cached, as if every block were where it was encoded (PromptCache);
-               "shared": blocks share positions, the longest ends directly before the question (APE, TurboRAG)
+               "shared": blocks share positions, the longest ends directly before the question (APE)
     reserve    capacity for so many more tokens
     """
     spec, shifts = _checked(model, prompt, cached, positions)

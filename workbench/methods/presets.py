@@ -5,7 +5,8 @@ Block-Attention and EPIC cache every chunk by itself (`prepare=independent`).
 Full Reuse and FusionRAG cache chunks behind the system prompt.
 CacheBlend and Cache-Craft stand as FusionRAG's comparison runs them, behind the system prompt.
 MEPIC recomputes the first page of every passage, 16 tokens as in vLLM; PSR is Link0, CacheBlend by keys, and APE.
-TurboRAG and tuned-recompute are meant for models that were fine-tuned for them: `smollm2-reader-block` for the latter.
+TurboRAG computes what Block-Attention does. It and tuned-recompute are meant for models that were fine-tuned for
+independent blocks, as `smollm2-reader-block` is.
 KV Packet and KVLink need a model with soft tokens, as `smollm2-reader-packet` and `smollm2-reader-links` have them.
 """
 
@@ -74,6 +75,14 @@ METHODS = {
         "arXiv:2405.16444",
         _after_system(select="kv_deviation", ratio=0.15),
         CACHEBLEND,
+        follows="a description",
+    ),
+    "cacheblend-code": Published(
+        "CacheBlend, released code",
+        "arXiv:2405.16444, YaoJiayi/CacheBlend",
+        _block(select="kv_deviation(part=v, fresh=True, system=0)", ratio=0.15),
+        CACHEBLEND,
+        follows="released code",
     ),
     "cache-craft": Published(
         "Cache-Craft",
@@ -137,10 +146,11 @@ METHODS = {
         follows="released code",
     ),
     "turborag": Published(
-        "TurboRAG, composite positions",
-        "arXiv:2410.07590",
-        _block(positions="shared"),
+        "TurboRAG, reordered positions",
+        "arXiv:2410.07590, section 3.2",
+        _block(),
         "the quality of full attention from a model fine-tuned for it, the first token 8.6 times sooner on average",
+        follows="released code",
     ),
     "link0": Published("EPIC, LegoLink-0", "arXiv:2410.15332", _block(prepare="link0"), follows="released code"),
     "mepic": Published(
@@ -169,6 +179,7 @@ METHODS = {
         "arXiv:2607.21604",
         _block(correct="agent_kv_shift", ratio=0.1),
         "F1 of 0.491 where full attention has 0.509, ProphetKV 0.357 and CacheBlend 0.290, on LoCoMo at 10% recomputed",
+        follows="a reimplementation",
     ),
     "kvcomm": Published(
         "KVCOMM",

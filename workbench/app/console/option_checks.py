@@ -88,6 +88,11 @@ def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> 
         from workbench.core.spec_parser import split
 
         given = [name for name in split(value or "") if name]
+    if param.name == "methods":  # of a leaderboard, which takes own policies by name too; their files have been read
+        from workbench.methods import own as policies
+
+        mine = {name for kind in policies.KINDS for name in policies.names(kind)}
+        given = [name for name in given if name not in mine]
     if not ctx.params.get("results") or param.name == "results":  # results may be of what is not here
         for name in map(str, given):
             check_named(param.opts[0], name, ctx.command.name in ASKING and param.name == "data")

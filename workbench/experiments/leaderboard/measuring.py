@@ -130,7 +130,12 @@ def _checked(
         of = of if of and reason.startswith(of) else ""
         too_much.setdefault((case.method, reason.removeprefix(of)), []).append(of)
     refused += [f"{name}: {', '.join(filter(None, of))}{reason}" for (name, reason), of in too_much.items()]
-    return [case for case in found if case.trial not in why], refused, wrong
+    first: dict[Trial, str] = {}
+    for case in (case for case in found if case.trial not in why):
+        same = first.setdefault(case.trial, case.method)
+        if same != case.method:
+            refused.append(f"{case.method}: it computes what {same} does, which is listed")
+    return [Case(trial, name) for trial, name in first.items()], refused, wrong
 
 
 def measure(

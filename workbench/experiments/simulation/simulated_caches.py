@@ -67,8 +67,10 @@ class ReorderedPrefixCache(PrefixCache):
     """A prefix cache that puts the passages of a request in the order that finds the most.
 
     It walks down the tree of what is kept, at every step to that passage of the request that was asked for most often;
-    the rest follows by how often each was asked for, so that requests come to share their beginnings. After CacheWeaver
-    (arXiv:2606.19667) and ContextPilot (arXiv:2511.03475). The order of the request is lost.
+    the rest follows by how often each was asked for, so that requests come to share their beginnings. The order of
+    the request is lost.
+
+    *Follows descriptions: CacheWeaver's (arXiv:2606.19667) and ContextPilot's (arXiv:2511.03475).*
     """
 
     def __init__(self, budget: int | None = None):

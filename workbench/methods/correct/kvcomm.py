@@ -34,7 +34,8 @@ class Kvcomm(Correct):
 
     *Follows released code: `KVCOMM/llm/kvcomm_engine.py` of FastMAS/KVCOMM, for passages in place of agents' messages.*
     On pages of a GPU passages are compared where they are cached, and stay as corrected, in pages of their own.
-    Its charged share counts tokens that are computed; all keys and values of the anchors are read besides.
+    Its charged share counts tokens that are computed; all keys and values of the anchors are read besides: a prompt of
+    passages that are new to their places takes twice the time of plain reuse (`data/benchmarks/notes.md`).
 
     With stale $x$ of a passage and $x^a$, $\Delta^a$ cached and moved of anchor $a$ ($x$ keys, or values):
 

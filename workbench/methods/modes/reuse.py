@@ -46,15 +46,15 @@ class Reuse:
     r"""Every context block is cached and reused at its new place; the question is computed.
 
     *Follows released code: `block_generate.py` of TemporaryLoRA/Block-Attention; the other choices have pages of their
-    own.* TurboRAG's composite positions follow its paper: its released code, `qwen2.py` of MooreThreads/TurboRAG,
-    rotates keys by where they stand, as "re-encoded" does. "naive" follows a description of PromptCache,
-    Block-Attention's: it does not handle positions, so each passage stays where it was encoded. Its released code,
+    own.* TurboRAG's reordered positions are "re-encoded" ones: its released code, `qwen2.py` of MooreThreads/TurboRAG,
+    rotates keys by where they stand; its composite positions, every passage from 0, are "naive" ones. "naive" follows a
+    description of PromptCache, Block-Attention's: each passage stays where it was encoded. PromptCache's released code,
     `promptcache/cache_engine.py` of yale-sys/prompt-cache at 9027040, encodes a schema in one pass and keeps each
     module at its place in the schema.
 
     positions   of the reused keys: "re-encoded" for where their block stands now (Block-Attention, Full Reuse),
-                "naive", as cached (PromptCache, arXiv:2311.04934), or "shared", as cached and with the longest block
-                directly before the question (APE, arXiv:2502.05431; TurboRAG's composite positions, arXiv:2410.07590)
+                "naive", as cached (PromptCache, arXiv:2311.04934; TurboRAG's composite ones, arXiv:2410.07590), or
+                "shared", as cached and with the longest block directly before the question (APE, arXiv:2502.05431)
     prepare     what a block saw before it was cached
     select      scores the tokens of cached blocks; the highest of them are recomputed, together with the question
     ratio       share of the document tokens to recompute, 0 to 1 (the recomputation ratio of CacheBlend and

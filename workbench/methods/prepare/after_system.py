@@ -1,4 +1,4 @@
-"""Every passage behind the system prompt, without the other passages (FusionRAG, equation 5: Full Reuse; TurboRAG)."""
+"""Every passage behind the system prompt, without the other passages (FusionRAG, equation 5: Full Reuse)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

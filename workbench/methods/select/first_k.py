@@ -19,6 +19,8 @@ class FirstK(Select):
           ratio says, evenly over the blocks
     last  tokens at the block's end instead: with trained links there (`prepare=packet`), KVLink
 
+    MEPIC (arXiv:2512.16822) recomputes the first page of every passage: `k=16` with vLLM's pages; pages here have 64.
+
     KVLink's released code, `src/data/titan_preprocessor.py` of UCSB-NLP-Chang/KVLink at 7400d92, has five links behind
     each passage, which see all before them. Its links differ with the passage's place, here all passages have the same;
     it fine-tunes all weights with them, here `workbench tune --links 5 --mode block` trains the links alone, or with
