@@ -46,6 +46,8 @@ def _board(number: int, board: Board) -> dict[str, Any]:
     lines = [f"Not told apart: {'; '.join(group)}." for group in board.together]
     if board.over:
         lines.append(f"Over the budget: {'; '.join(entry.method for entry in board.over)}.")
+    if board.unmeasured:
+        lines.append(f"Not ranked, without {columns.head()[board.by]}: {'; '.join(board.unmeasured)}.")
     lines += [f"{line[:1].upper()}{line[1:]}." for line in columns.costs(board)]
     return {
         "name": board.title + ("" if board.run is None else f", training run {board.run}"),

@@ -15,14 +15,15 @@ COSTS = ("charged", "ttft_ms", "speedup", "storage_mb", "front", "n")  # columns
 class Board:
     """Methods on the same questions, ranked.
 
-    by        the measure that ranks
-    entries   the ranked methods
-    full      full attention
-    over      methods over the budget
-    together  groups of methods, by name, that these questions do not distinguish
-    unmet     the largest requested budget, if too few methods keep it; methods are then ranked at what they charge
-    run       training seed of the model
-    timed     what speedups were timed on, "" if unknown
+    by          the measure that ranks
+    entries     the ranked methods
+    full        full attention
+    over        methods over the budget
+    together    groups of methods, by name, that these questions do not distinguish
+    unmet       the largest requested budget, if too few methods keep it; methods are then ranked at what they charge
+    run         training seed of the model
+    timed       what speedups were timed on, "" if unknown
+    unmeasured  methods that are not ranked, as they lack the measure
     """
 
     source: str
@@ -41,6 +42,7 @@ class Board:
     passages: int | None = None
     run: int | None = None
     timed: str = ""
+    unmeasured: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         best = f", best {self.entries[0].method!r}" if self.entries else ""

@@ -33,6 +33,7 @@ from workbench.metrics.paired import ranks
 from workbench.results import METHOD, Results, read
 from workbench.results.summary import RIGHT
 
+ENOUGH = 0.9  # share of the methods that have the measure which ranks; those without are not ranked
 SLACK = 0.005  # tolerance of charged shares over a budget, as shares of shipped results are rounded
 
 
@@ -50,7 +51,7 @@ def boards(
     budgets      charged shares; of a method at several ratios, the largest within the budget is on the board. If fewer
                  methods than `least` keep any budget, one board has all trials, with `unmet`. (): the budgets that the
                  results were measured for; without such, one board has all trials
-    by           the measure that ranks; "": the first of `HIGHER` that all methods have
+    by           the measure that ranks; "": the first of `HIGHER` that nine in ten methods have
     model, data  only these; "": all
     least        fewest methods of a board
     whole        with more boards than this, scores have no intervals, which take time; None: any number has them
@@ -97,7 +98,9 @@ def _board(
     fulls = [(e, rows) for e, rows in entries if _is_full(e)]
     rest = [(e, rows) for e, rows in entries if not _is_full(e)]
     chosen, over = _within(rest, budget)
-    measure = by or next((name for name in HIGHER if all(_known(rows[name]).any() for _, rows in chosen)), "")
+    having = {name: sum(bool(_known(rows[name]).any()) for _, rows in chosen) for name in HIGHER}
+    measure = by or next((name for name in HIGHER if having[name] and having[name] >= ENOUGH * len(chosen)), "")
+    without = [e.method for e, rows in chosen if measure and not _known(rows[measure]).any()]
     chosen = [(e, rows) for e, rows in chosen if measure and _known(rows[measure]).any()]
     if len(chosen) < max(2, least):
         return None
@@ -133,6 +136,7 @@ def _board(
         tuple(tuple(names[at] for at in group) for group in ranked.together),
         passages=_number(asked.passages),
         run=_number(asked.training_seed),
+        unmeasured=tuple(dict.fromkeys(without)),
     )
 
 

@@ -48,7 +48,8 @@ def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], ch
         names = [registry.spec_of(one).partition("(")[0] for one in choosing]
         raise BadInput(
             f"{said(charged)}: {' and '.join(names)} computes {asked + scored:.1%} of a "
-            f"prompt before a token is recomputed (selection {scored:.1%}, question {asked:.1%}): charge more"
+            f"prompt before a token is recomputed (selection {scored:.1%}, question {asked:.1%}): "
+            + ("charge more" if asked + scored < 1 else "more than full attention, at any budget")
         )
 
     def share(step: int) -> float:
