@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.core.errors import BadInput, brief, meant, shown
 from workbench.core.utils import annotations
-from workbench.core.utils.files import is_dir, is_file
+from workbench.core.utils.files import is_dir, is_file, meant_beside
 from workbench.data import assets
 from workbench.data.installed_docs import pages as manual_pages
 from workbench.data.installed_docs import samples as manuals
@@ -110,7 +110,7 @@ def check_name(name: str) -> None:
     if known or os.path.lexists(name) or folders.named(name):
         return
     if name.endswith((*files.ENDINGS, *folders.PLAIN)):
-        raise BadInput(f"{brief(name)}: no such file")
+        raise BadInput(f"{brief(name)}: no such file{meant_beside(name)}")
     raise _unknown(name)
 
 
@@ -127,7 +127,7 @@ def check_questions(name: str) -> None:
 def _unknown(name: str) -> BadInput:
     known, endings = ", ".join(names()), ", ".join(files.ENDINGS)
     allowed = f"{known}, a file ({endings}), a folder of documents or hf:NAME"
-    return BadInput(f"unknown data {shown(name)}: allowed are {allowed}{meant(name, names())}")
+    return BadInput(f"unknown data {shown(name)}: allowed are {allowed}{meant_beside(name) or meant(name, names())}")
 
 
 def corpus(

@@ -1,7 +1,6 @@
 """Folders of models, and whether they hold complete checkpoints; of weight files only the headers are read."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,14 @@ SCALE = ".scale"  # suffix of the names of scales in compact files, [rows, 1] fp
 
 
 def named(model: str) -> Path:
-    """Return the folder of a model by name or path. Raises BadInput where it has no config.json and no adapter."""
+    """Return the folder of a model by name or path.
+
+    Raises BadInput where it has no config.json and no adapter, and for an adapter whose base model is missing.
+    """
     path = folder(model)
-    if not is_file(path / "config.json") and not adapters.is_adapter(path):
+    if adapters.is_adapter(path):
+        base_folder(path)
+    elif not is_file(path / "config.json"):
         read_json(path / "config.json", FOLDER)
     return path
 
@@ -74,8 +78,8 @@ def below(path: Path) -> Path:
     try:
         base = folder(name)
     except BadInput as problem:
-        how = f"workbench models get {name}" if re.fullmatch(r"[\w.-]+", name) else "copy or download it first"
-        raise BadInput(f"{path} is an adapter of {name!r}, which is not here ({how}): {problem}") from None
+        shipped = path.name if path.name in assets.models() else path
+        raise BadInput(f"{shipped} is an adapter of {name!r}, which is not here: {problem}") from None
     if adapters.is_adapter(base) and (adapter.rank or not adapter_of(base).rank):
         raise BadInput(f"{path} is an adapter of {name!r}, which is an adapter too: a whole model is needed")
     return base

@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from workbench.core.errors import BadInput
 from workbench.core.utils import stages
+from workbench.core.utils.watched import watched
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
 from workbench.models import float8, model_names
@@ -75,6 +76,13 @@ def load(
     laid out for the fastest products (`models.weights.compact`). Raises BadInput, before weights are read, for an
     unknown name, device, dtype or layout, and for an incomplete checkpoint.
     """
+    with watched("model"):
+        return _load(name_or_path, device, dtype, layout)
+
+
+def _load(
+    name_or_path: str | Path, device: str, dtype: str | torch.dtype | None, layout: str | Layout | None
+) -> Loaded:
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
     if dtype == float8.NAME:
         float8.check(place)
@@ -97,9 +105,9 @@ def load(
     except Exception as problem:  # classes of transformers and quantisation packages may raise anything
         raise BadInput(f"{path} cannot be loaded as a causal language model: {reason(problem)}") from problem
     if left_out := check_loaded(path, model, report):
-        warnings.warn(left_out, stacklevel=2)
+        warnings.warn(left_out, stacklevel=3)
     if is_blank(model):
-        warnings.warn(f"{path}: its weights are zero, so its answers say nothing", stacklevel=2)
+        warnings.warn(f"{path}: its weights are zero, so its answers say nothing", stacklevel=3)
     for each in chain(path):
         adapter_of(each).merge(model)
         soft_tokens.load(model, each)

@@ -15,7 +15,7 @@ from workbench import models
 from workbench.app.console.options import OUTPUT, AsJson
 from workbench.app.console.text import importing, progress
 from workbench.core.errors import BadInput, meant
-from workbench.core.utils.files import write_text
+from workbench.core.utils.files import meant_beside, write_text
 from workbench.methods.presets import options
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def is_model(text: str) -> bool:
         if path.suffix:
             return False
         none = f"{text!r} is neither a record, a folder of results nor a model (`workbench models`)"
-        raise BadInput(f"{none}{meant(text, models.names())}") from None
+        raise BadInput(f"{none}{meant_beside(text) or meant(text, models.names())}") from None
     return True
 
 

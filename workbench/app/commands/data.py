@@ -18,6 +18,7 @@ from workbench.data import Sample
 
 HARD = "\u00a0"  # a blank at which no line breaks
 MOST = 200  # prompts whose tokens are counted
+LINES = 3  # of a passage that are shown
 NAME = "`lab`, `lab(hints=0)`, `needles`, `manuals`, a shipped name, file, folder or `hf:NAME`; omit to list the names"
 PASSAGES = "Passages per question; for a file, truncated or filled up from its other questions"
 LAYOUT = "Layout of that prompt: lab, released, chat or a JSON file. Default: the model's own"
@@ -135,6 +136,7 @@ def _show(console: Console, sample: Sample) -> None:
     console.print(f"[dim]{plain(' · '.join(fact for fact in facts if fact))}[/]")
     for passage in sample.ctxs:
         mark = "*" if passage.title in sample.supporting_titles else " "
-        line = f"{mark} [bold]{plain(passage.title)}[/]  {plain(passage.text)}"
-        console.print(line, overflow="ellipsis", no_wrap=True)
+        text, most = passage.text, LINES * console.width
+        text = text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+        console.print(f"{mark} [bold]{plain(passage.title)}[/]  {plain(text)}")
     console.print(f"[bold]Q[/] {plain(sample.question)}\n[bold]A[/] {plain(' | '.join(sample.answers))}\n")

@@ -9,7 +9,7 @@ import typer
 from workbench.app.console.options import parse
 from workbench.app.notebooks import parameters
 from workbench.core.errors import BadInput, brief
-from workbench.core.utils.files import is_dir, is_file
+from workbench.core.utils.files import is_dir, is_file, meant_beside
 from workbench.data.assets import ROOT
 
 NOTEBOOKS = "Notebooks, or folders of NN_*.ipynb; without any, notebooks/ here or of the checkout"
@@ -78,7 +78,7 @@ def _listed(named: Sequence[Path] | None) -> list[Path]:
             raise BadInput(f"{brief(path)} holds no notebooks NN_*.ipynb: name notebooks, or their folder")
         if missing := [each for each in own if not is_file(each)]:
             same = folder / f"{missing[0].stem}.ipynb"
-            near = f"; did you mean {brief(same)!r}?" if is_file(same) else ""
+            near = f"; did you mean {brief(same)!r}?" if is_file(same) else meant_beside(missing[0])
             raise BadInput(f"{brief(missing[0])} is no notebook file{near}")
         found += own
     return found

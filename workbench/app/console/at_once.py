@@ -10,7 +10,7 @@ import sys
 from types import FrameType
 
 CODE = 128 + signal.SIGINT
-LINE = b"stopped: nothing was kept\n"
+LINE = b"stopped: nothing was kept; the same command begins again\n"
 CLEARED = b"\r\x1b[2K\x1b[?25h"  # a bar's line on a terminal, and the cursor that it hides
 _own: list[bool] = []  # one True in a process that is a command
 

@@ -123,6 +123,7 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
     the value and what is allowed.
     """
     if is_live():  # figures of this notebook follow the theme of JupyterLab from here on
+        told.importing()
         display(HTML(import_module("workbench.plots.marks.theme").NOTEBOOK_STYLE))
     annotations = namespace.get("__annotations__", {})
     _check_names(checks, annotations)

@@ -14,6 +14,7 @@ LINE_STYLE = "margin: 4px 0; font-size: 12px; line-height: 1.6; color: var(--jp-
 INK = "color: var(--jp-ui-font-color1)"
 PAIR = f'<span style="display: inline-block; margin-right: 1.2em">{{}}=<span style="{INK}">{{}}</span></span>'
 HINT = "Findings appear here once all cells have run."
+IMPORTING = "Importing libraries…"
 OUTPUT = "output"  # where results are written changes none of them
 
 _told: dict[str, str] = {}  # what the line of this kernel's notebook says, part by part
@@ -30,12 +31,21 @@ def _written(value: Any) -> str:
     return ", ".join(map(_written, value)) if isinstance(value, list | tuple) else str(value)
 
 
+def importing() -> None:
+    """Say that libraries are imported, which may take ten seconds, until `begin` shows the line itself."""
+    _told.clear()
+    _told.update(parameters=IMPORTING, hint="")
+    if get_ipython() is not None:
+        display(_html(), display_id=LINE)
+
+
 def begin(namespace: Mapping[str, Any], waits: bool) -> None:
     """Show the line anew; `waits`: it says, too, that what is found comes there."""
+    show = update_display if _told.get("parameters") == IMPORTING else display
     _told.clear()
     _told.update(parameters=values(namespace), hint=HINT if waits else "")
     if get_ipython() is not None:
-        display(_html(), display_id=LINE)
+        show(_html(), display_id=LINE)
 
 
 def add(**parts: str) -> None:

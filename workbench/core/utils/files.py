@@ -20,7 +20,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from workbench.core.errors import BadInput, brief, shown
+from workbench.core.errors import BadInput, brief, meant, shown
 
 CHUNK = 1 << 20  # bytes read at once
 HOST = sha256(platform.node().encode()).hexdigest()[:8]  # process numbers are unique per host only
@@ -141,6 +141,16 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 def is_dir(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder exists; False, not an error, for an impossible name."""
     return os.path.isdir(path)
+
+
+def meant_beside(path: str | os.PathLike[str]) -> str:
+    """Return "; did you mean ...?" for what lies in a missing path's folder and is named most like it; else ""."""
+    folder, name = os.path.split(os.fspath(path).rstrip(os.sep))
+    try:
+        beside = [one for one in os.listdir(folder or ".") if not one.startswith(".")]
+    except (OSError, ValueError):
+        return ""
+    return meant(os.path.join(folder, name), [os.path.join(folder, one) for one in beside])
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-NOTHING = "nothing was kept"
+NOTHING = "nothing was kept; the same command begins again"
 _listeners: list[Callable[[str], None]] = []
 
 

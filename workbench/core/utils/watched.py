@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.utils.stages import are_heard, heard
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]  # (done, total)
 BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels of unattended runs
+UNCOUNTED = "{desc}"  # of a bar that does not know yet how much there is
 OPENED = ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG")  # set in kernels that a person opened
 
 
@@ -23,7 +25,9 @@ def bar(label: str) -> Iterator["tqdm[Any]"]:
     from tqdm.auto import tqdm  # slow to import
 
     handle = None
-    with tqdm(desc=label, leave=False, delay=1) as shown:  # delayed: shown only if work takes longer
+    with tqdm(
+        desc=label, leave=False, delay=1, bar_format=UNCOUNTED
+    ) as shown:  # delayed: shown only if work takes longer
         shown.delay = 0
         if container := getattr(shown, "container", None):
             from IPython.display import display
@@ -38,6 +42,7 @@ def bar(label: str) -> Iterator["tqdm[Any]"]:
 def move(shown: "tqdm[Any]", done: int, total: int) -> None:
     """Set a bar to `done` of `total`."""
     if shown.total != total:
+        shown.bar_format = None
         shown.reset(total)
     shown.update(done - shown.n)
 
@@ -46,7 +51,7 @@ def move(shown: "tqdm[Any]", done: int, total: int) -> None:
 def watched(what: str, given: Progress | None = None) -> Iterator[Progress | None]:
     """Yield `given`, or a progress function with a new bar if the session is interactive and nothing else shows one."""
     is_open = sys.stderr.isatty() or any(name in os.environ for name in OPENED)
-    if given or are_heard() or os.environ.get(BATCH) or not is_open:
+    if given or are_heard() or os.environ.get(BATCH) or not is_open or current_thread() is not main_thread():
         yield given
         return
     with bar(f"{what}: loading") as shown, heard(lambda at: shown.set_description(f"{what}: {at}")):

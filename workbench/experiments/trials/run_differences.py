@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, meant
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.runs import Run, changed, distinct
 from workbench.metrics import latency
@@ -180,7 +180,8 @@ def _base(runs: Sequence[Run], base: str | None) -> Run:
         return full[0] if len(full) == 1 else runs[0]
     by_name = {run.name: run for run in runs} | {str(number): run for number, run in enumerate(runs, 1)}
     if base not in by_name:
-        raise BadInput(f"no run is named {base!r}: there are {', '.join(run.name for run in runs)}")
+        names = [run.name for run in runs]
+        raise BadInput(f"no run is named {base!r}: there are {', '.join(names)}{meant(base, names)}")
     return by_name[base]
 
 

@@ -109,6 +109,8 @@ def answered_page(
     arranged = arrangements(wanted.pieces, orders)
     work.warm_up(wanted)  # so that times are those of a model at work, over blocks that are cached
     pool, results, done = GridPool(), dict[str, dict[str, Any]](), 0
+    if progress:
+        progress(0, len(arranged) * len(choices))
     for pieces in arranged:
         of_order = results.setdefault(order_of(pieces), {})
         for name, choice in choices.items():

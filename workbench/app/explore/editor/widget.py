@@ -23,6 +23,7 @@ from workbench.app.explore.keeping import StillView
 from workbench.app.explore.live import WITHOUT, Selection, selection_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
+from workbench.core.utils.watched import watched
 from workbench.models.given import Given, Model
 
 RESULTS = ("text", "answers", "bill", "heat")
@@ -199,5 +200,6 @@ def prompt(model: Model, prompt: Given, question: str = "", **chosen: Any) -> Pr
 
     Raises BadInput for what is no model, prompt or method.
     """
-    work, wanted, options = asked(model, prompt, question, **chosen)
-    return PromptWidget(work, wanted, options)
+    with watched("prompt"):
+        work, wanted, options = asked(model, prompt, question, **chosen)
+        return PromptWidget(work, wanted, options)
