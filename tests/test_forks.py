@@ -15,11 +15,14 @@ from workbench.app.notebooks.run import NotebookTask, NotebookWorkers
 
 def test_a_notebook_and_its_kernel_run_in_forks(tmp_path, monkeypatch):
     save = tiny.SAVE.replace('"live"', '"parent": os.getppid(), "live"')
-    path = tiny.write(tmp_path, "01_forked", "import os", tiny.FIGURE, save)
+    waits = "import os, time\ntime.sleep(2.5)"  # longer than two looks at the cells are apart
+    path, counted = tiny.write(tmp_path, "01_forked", waits, tiny.FIGURE, save), []
     monkeypatch.setattr(forked, "NOTEBOOK", ("workbench.app.notebooks.run",))
     with NotebookWorkers(1) as workers:
-        (ended,) = workers.run([NotebookTask(str(path), str(tmp_path / "report"), {})])
+        task = NotebookTask(str(path), str(tmp_path / "report"), {})
+        (ended,) = workers.run([task], advance=lambda done, total: counted.append((done, total)))
         assert ended.ok, ended.message
+        assert 0 < counted[0][0] < counted[0][1] and counted[-1][0] == counted[-1][1], "cells, as they end"
         parent = Path(f"/proc/{ended.metrics['here']['parent']}/cmdline")
         assert {forked.__file__, "serve"} <= set(parent.read_text().split("\0"))
     assert not parent.exists() or not parent.read_text(), "it ends with the block"

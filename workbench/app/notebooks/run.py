@@ -26,7 +26,7 @@ from typing import Any
 import papermill
 from papermill.exceptions import PapermillExecutionError
 
-from workbench.app.notebooks import forked, notebook
+from workbench.app.notebooks import counted_cells, forked, notebook
 from workbench.app.notebooks.parameters import check, declared
 from workbench.app.reports import html, thumbnail
 from workbench.core.errors import BadInput
@@ -34,6 +34,7 @@ from workbench.core.utils.files import write_text
 from workbench.core.utils.stages import stage
 from workbench.core.utils.watched import BATCH
 
+LOOK_S = 1  # seconds between two looks at how far a notebook is
 HERE = Path(__file__).resolve().parents[3]  # the folder that holds the package
 
 
@@ -75,6 +76,8 @@ class NotebookWorkers:
         self.stack = ExitStack()
         self.python = forked.PLAIN
         self.alive: set[subprocess.Popen[bytes]] = set()
+        self.advance: Callable[[int, int], None] | None = None
+        self.cells: dict[str, tuple[int, int]] = {}  # of each notebook that runs or has: ended, all
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
         self.environment = os.environ | {
             BATCH: "1",
@@ -104,13 +107,18 @@ class NotebookWorkers:
             raise BadInput(refusal)
 
     def run(
-        self, tasks: Sequence[NotebookTask], skip: Callable[[NotebookTask], bool] = lambda task: False
+        self,
+        tasks: Sequence[NotebookTask],
+        skip: Callable[[NotebookTask], bool] = lambda task: False,
+        advance: Callable[[int, int], None] | None = None,
     ) -> Iterator[NotebookRun]:
         """Yield the outcomes, each as soon as its notebook has ended.
 
         `skip` is asked when it is a task's turn, in a thread that may wait; what it leaves out has no outcome.
+        `advance(ended, all)` is called with numbers of cells, from any thread.
         """
         self.prepare()
+        self.advance, self.cells = advance, {task.name or task.path: (0, _cells(Path(task.path))) for task in tasks}
         futures = {self.pool.submit(self._run, task, skip): task for task in tasks}
         for future in as_completed(futures):
             path, name = Path(futures[future].path), futures[future].name
@@ -131,23 +139,46 @@ class NotebookWorkers:
             self.environment["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
 
     def _run(self, task: NotebookTask, skip: Callable[[NotebookTask], bool]) -> Any:
+        name = task.name or task.path
         if skip(task):
+            self.cells[name] = 0, 0
             return None
         stage(f"running {task.name or Path(task.path).stem}")
-        return self._call("run", asdict(task))
+        try:
+            return self._call("run", asdict(task), name)
+        finally:
+            self._count(name, self.cells[name][1], self.cells[name][1])
 
-    def _call(self, action: str, argument: Any) -> Any:
-        """Run `main` of this module in another process and return its answer."""
+    def _count(self, name: str, ended: int, cells: int) -> None:
+        self.cells[name] = ended, cells
+        if self.advance:
+            done, total = map(sum, zip(*self.cells.values(), strict=True))
+            self.advance(done, total)
+
+    def _call(self, action: str, argument: Any, name: str = "") -> Any:
+        """Run `main` of this module in another process and return its answer; `name` is that of a notebook to count."""
         with tempfile.TemporaryDirectory() as folder:
-            question, answer, log = (Path(folder, name) for name in ("question.json", "answer.json", "log"))
-            question.write_text(json.dumps(argument))
+            question, answer, log, counted = (
+                Path(folder, name) for name in ("question.json", "answer.json", "log", "cells")
+            )
+            question.write_text(json.dumps({**argument, "counted": str(counted)} if name else argument))
             command = [*self.python, __name__, action, str(question), str(answer)]
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     command, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
                 )
             self.alive.add(process)
-            process.wait()
+            said = ""
+            while process.poll() is None:
+                try:
+                    process.wait(LOOK_S)
+                except subprocess.TimeoutExpired:
+                    ended, cells, heading = counted_cells.read(counted) or (0, 0, "")
+                    if cells:
+                        self._count(name, ended, cells)
+                    if heading != said:
+                        said = heading
+                        stage(f"running {Path(name).stem}, {heading}")
             self.alive.discard(process)
             if not answer.exists():
                 last = log.read_text(errors="replace").strip().splitlines()[-1:]
@@ -159,8 +190,18 @@ class ProcessDied(RuntimeError):
     """A worker process ended without an answer, e.g. for lack of memory."""
 
 
-def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, name: str = "") -> NotebookRun:
-    """Execute one notebook in a folder of its own, and make its page and picture."""
+def _cells(path: Path) -> int:
+    """Return how many cells a notebook has; 1 where it cannot be read, which is said when it runs."""
+    try:
+        return len(json.loads(path.read_text(encoding="utf-8"))["cells"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1
+
+
+def execute(
+    path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, name: str = "", counted: str = ""
+) -> NotebookRun:
+    """Execute one notebook in a folder of its own, and make its page and picture; `counted`: a file for the cells."""
     name = name or path.stem
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -174,6 +215,8 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s
             executed,
             parameters={**parameters, **({"output": str(folder)} if takes_output else {})},
             kernel_name="python3",
+            engine_name=counted_cells.NAME,
+            counted=counted,
             cwd=path.parent,
             progress_bar=False,
             execution_timeout=cell_timeout_s,

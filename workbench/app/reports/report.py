@@ -11,7 +11,7 @@ run is removed first and written last, so a killed run does not look like a repo
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -90,7 +90,7 @@ def run(
         with real_pages.Fetching(model) as fetching, docs_site.Building(docs) as building:
             long_first = [*real_tasks, *sorted(tasks, key=real_pages.asks_real_model, reverse=True)]
             ordered = [*tasks, *real_tasks] if fetching.is_busy else long_first
-            for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered), advance):
+            for run in _told(workers.run(ordered, fetching.leaves_out, advance)):
                 finished[run.name] = run
             missing = fetching.missing()
             links = LINKS if building.put(out / "docs") else []
@@ -116,13 +116,11 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
     return {path: {name: given[name] for name in names} for path, names in taken(notebooks, given).items()}
 
 
-def _watched(runs: Iterable[NotebookRun], total: int, advance: Callable[[int, int], None]) -> Iterator[NotebookRun]:
-    """Print one line a finished notebook, and say to `advance` how many are done."""
-    advance(0, total)
-    for done, run in enumerate(runs, 1):
+def _told(runs: Iterable[NotebookRun]) -> Iterator[NotebookRun]:
+    """Print one line a finished notebook."""
+    for run in runs:
         line = f"{run.name:<26} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
         typer.echo(line.rstrip(), err=True)
-        advance(done, total)
         yield run
 
 
