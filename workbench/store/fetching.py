@@ -51,7 +51,7 @@ def fetch(
 
     def encoded(missing: list[int]) -> list[KV]:
         if missing:
-            stage(f"encoding {len(missing)} blocks")
+            stage(f"encoding {len(missing)} block{'s' * (len(missing) > 1)}")
         return encode_many(model, [blocks[i] for i in missing], [before[i] for i in missing])
 
     return collect(store, keys, encoded)

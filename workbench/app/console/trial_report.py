@@ -29,6 +29,7 @@ FIDELITY = {
     "agree": "same top token",
     "agree_first": "same first token",
 }
+READER = "smollm2-reader"  # a small model that answers questions on any text
 SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an alias"}
 
 
@@ -141,7 +142,7 @@ def unknown_text(model: str, source: str) -> str:
     """Say that a lab model knows its own corpus alone, where it was asked about another text."""
     if not model.startswith("lab-") or source.startswith(("lab", "needles")):
         return ""
-    return f"{model} was trained only on the synthetic corpus `lab`: for other text, use --model smollm2-reader."
+    return f"{model} was trained only on the synthetic corpus `lab`: for other text, use --model {READER}."
 
 
 def _idle(trial: Mapping[str, Any]) -> str:
@@ -156,7 +157,7 @@ def _next(result: Record) -> str:
     """Return the command to try next, on the same questions."""
     asked = {name: result.trial[name] for name in ("data", "samples", "seed", "passages")}
     given = {name: value for name, value in asked.items() if value != getattr(TrialFields, name)}
-    given = {"model": result.trial["model"], **given}
+    given = {"model": READER if _unknown_text(result) else result.trial["model"], **given}
     about = " ".join(f"--{name} {quote(str(value))}" for name, value in given.items())
     if result.trial["mode"] == "full":
         return f"Next: workbench trial {about} --method full-reuse"

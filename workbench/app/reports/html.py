@@ -126,7 +126,8 @@ def _first_screen(notebook: Any, finding: str) -> str:
     if finding:
         first += f'<p class="wb-finding">{escape(finding)}</p>'
     given = "".join(f" -p {key}={value}" for key, value in OWN.items() if key in names)
-    ways = {f"Your {' and '.join(key for key in OWN if key in names)}:": given} if given else {}
+    here = ", in the sections measured here" if "results" in names else ""
+    ways = {f"Your {' and '.join(key for key in OWN if key in names)}{here}:": given} if given else {}
     ways |= {"Your results:": " --results runs/mine"} if "results" in names else {}
     if name and ways:
         lines = (f"{head} <code>workbench report notebooks/{escape(name + way)}</code>" for head, way in ways.items())

@@ -100,7 +100,8 @@ class WithNeighbours:
         if not short:
             return ""
         if min(short) == found:
-            return f"the corpus has {len(self.corpus)} passages: each is prepared behind {found} others, not {self.n}"
+            passages = f"{len(self.corpus)} passage{'s' * (len(self.corpus) != 1)}"
+            return f"the corpus has {passages}: each is prepared behind {found} other{'s' * (found != 1)}, not {self.n}"
         some = f"{min(short)} to {max(short)}" if min(short) < max(short) else f"{min(short)}"
         return (
             f"{len(short)} of {len(counts)} passages are prepared behind {some} of {self.n} neighbours: "
