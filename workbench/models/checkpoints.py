@@ -1,6 +1,7 @@
 """Folders of models, and whether they hold complete checkpoints; of weight files only the headers are read."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,10 @@ def below(path: Path) -> Path:
     try:
         base = folder(name)
     except BadInput as problem:
-        shipped = path.name if path.name in assets.models() else path
-        raise BadInput(f"{shipped} is an adapter of {name!r}, which is not here: {problem}") from None
+        shipped, get = path.name if path.name in assets.models() else path, f"workbench models get {name}"
+        is_name = re.fullmatch(r"[\w.-]+", name)
+        how = "" if get in str(problem) else f" ({get if is_name else 'copy or download it first'})"
+        raise BadInput(f"{shipped} is an adapter of {name!r}, which is not here{how}: {problem}") from None
     if adapters.is_adapter(base) and (adapter.rank or not adapter_of(base).rank):
         raise BadInput(f"{path} is an adapter of {name!r}, which is an adapter too: a whole model is needed")
     return base

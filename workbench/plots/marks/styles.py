@@ -158,7 +158,7 @@ SPARSE_METHODS = SparseLooks(
         "window": Look(SKY, "triangle-down", name="window and sink"),
         "strided": Look(VIOLET, "pentagon", name="strided"),
         "random": Look(MUTED, "circle-open", name="random"),
-        "oracle": Look(INK, "x", name="oracle"),
+        "oracle": Look(MAROON, "x", name="oracle"),
         "dense": Look(INK, "circle", name="all tiles"),
         "compact": Look(BLUE, "hourglass", name="CompactAttention"),
     }
