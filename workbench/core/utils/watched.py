@@ -43,6 +43,7 @@ def move(shown: "tqdm[Any]", done: int, total: int) -> None:
     """Set a bar to `done` of `total`."""
     if shown.total != total:
         shown.bar_format = None
+        shown.set_description(shown.desc.removesuffix(": "), refresh=False)  # with a colon behind it
         shown.reset(total)
     shown.update(done - shown.n)
 
@@ -54,5 +55,11 @@ def watched(what: str, given: Progress | None = None) -> Iterator[Progress | Non
     if given or are_heard() or os.environ.get(BATCH) or not is_open or current_thread() is not main_thread():
         yield given
         return
-    with bar(f"{what}: loading") as shown, heard(lambda at: shown.set_description(f"{what}: {at}")):
-        yield partial(move, shown)
+    with bar(f"{what}: loading") as shown:
+
+        def begins(at: str) -> None:
+            tell = shown.set_description if shown.total else shown.set_description_str
+            tell(f"{what}: {at}")
+
+        with heard(begins):
+            yield partial(move, shown)
