@@ -267,7 +267,7 @@ def slim(svg: str) -> str:
 def main(folder: Path = FOLDER) -> None:
     """Write every picture."""
     folder.mkdir(parents=True, exist_ok=True)
-    board = boards(results.read(), (0.15,), model=MODEL, data=DATA, by="kl")[0]
+    board = boards(results.read(), (0.15,), model=MODEL, data=DATA, by="kl", published=True)[0]
     with tempfile.TemporaryDirectory() as held:
         (place := Path(held, "board.html")).write_text(page([board]), encoding="utf-8")
         screenshot(place, folder / "board.png", width=1000, height=760)

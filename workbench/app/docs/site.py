@@ -124,7 +124,7 @@ def _boards() -> str:
     from workbench.app.leaderboard import page
     from workbench.experiments.leaderboard import ranking
 
-    return page.page([board for board in ranking.boards(results.read()) if board.budget], budget=BUDGET)
+    return page.page([board for board in ranking.boards(results.read(), published=True) if board.budget], budget=BUDGET)
 
 
 def _state() -> str:

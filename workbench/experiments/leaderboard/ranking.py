@@ -28,6 +28,7 @@ from workbench.experiments.leaderboard.standings import (
     entries_of,
 )
 from workbench.experiments.leaderboard.timed_apart import TimedApart, timed_apart
+from workbench.methods.presets import METHODS
 from workbench.metrics.answers import bootstraps, wilson
 from workbench.metrics.paired import ranks
 from workbench.results import METHOD, Results, read
@@ -45,6 +46,7 @@ def boards(
     data: str = "",
     least: int = 2,
     whole: int | None = None,
+    published: bool = False,
 ) -> list[Board]:
     """Return a board for each budget, model and data set of results, or of a place that `results.read` takes.
 
@@ -54,6 +56,7 @@ def boards(
     by           the measure that ranks; "": the first of `HIGHER` that nine in ten methods have
     model, data  only these; "": all
     least        fewest methods of a board
+    published    only methods that have a name, as `workbench leaderboard` measures them: no variants of them
     whole        with more boards than this, scores have no intervals, which take time; None: any number has them
 
     Raises BadInput for an unknown measure, for a model or data without results, and for results without a board.
@@ -67,6 +70,8 @@ def boards(
     made = []
     for _, asked in asked_alike:
         entries = entries_of(asked, costs)
+        if published:
+            entries = [(e, rows) for e, rows in entries if e.method in METHODS]
         wanted = budgets or sorted({e.fields["charged"] for e, _ in entries if e.fields.get("charged")}) or (None,)
         ranked = [board for budget in wanted if (board := _board(asked, entries, budget, by, least, means))]
         if not ranked and budgets and (board := _board(asked, entries, None, by, least, means)):
@@ -75,7 +80,7 @@ def boards(
     if not made:
         raise BadInput(f"{' and '.join(found.sources)}: no {least} methods of one model were asked the same questions")
     if means and len(made) <= (whole or 0):
-        return boards(found, budgets, by, model, data, least)
+        return boards(found, budgets, by, model, data, least, published=published)
     apart = timed_apart(found)
     return [_beside(board, apart[board.source]) if board.source in apart else board for board in made]
 
