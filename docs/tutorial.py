@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
+from picture import pixels, with_palette
 
-from workbench import data, explore, models, results
+from workbench import data, models, results
 from workbench.app.console.verify_page import written
 from workbench.app.leaderboard.page import page
 from workbench.app.reports.figure_files import write_figure
@@ -236,13 +237,6 @@ def of_guides() -> Iterator[tuple[str, go.Figure | None]]:
     )
 
 
-def of_explorer() -> Iterator[tuple[str, go.Figure]]:
-    """What the explorer of key tiles shows first of a prompt, without its controls."""
-    (sample,) = data.load("lab", 1, 4)
-    explorer = explore.sparse("lab-full", sample, tile=16)
-    yield "tiles", next(each for each in explorer.children if isinstance(each, go.FigureWidget))
-
-
 def verified() -> str:
     """The page of `workbench verify --html` for lab-full."""
     loaded = models.load("lab-full")
@@ -273,7 +267,9 @@ def main(folder: Path = FOLDER) -> None:
         screenshot(place, folder / "board.png", width=1000, height=760)
         (place := Path(held, "verified.html")).write_text(verified(), encoding="utf-8")
         screenshot(place, folder / "verified.png", width=900, height=750)
-    for name, figure in (*of_a_prompt(), *of_results(), *of_guides(), *of_explorer()):
+    for name in ("board.png", "verified.png"):
+        (folder / name).write_bytes(with_palette(pixels((folder / name).read_bytes())))
+    for name, figure in (*of_a_prompt(), *of_results(), *of_guides()):
         if figure is None:
             sys.exit(f"{name}: the shipped results hold no rows for it")
         path = write_figure(figure, folder / f"{name}.svg")
