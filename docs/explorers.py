@@ -104,15 +104,12 @@ def draw(page: Page, folder: Path) -> None:
             output.wait_for(timeout=DRAWN_S * 1e3)
         except Error:
             sys.exit(f"{name} was not drawn: {cell.inner_text()[:300]}")
-        output.scroll_into_view_if_needed()
         page.wait_for_timeout(2500)
-        box = output.bounding_box()
-        assert box is not None
-        size = {side: min(most, box[side]) for side, most in SIZE.items()}
-        page.evaluate("output => output.scrollIntoView()", output.element_handle())
+        output.evaluate("output => output.scrollIntoView()")
         page.wait_for_timeout(500)
         box = output.bounding_box()
         assert box is not None
+        size = {side: min(most, box[side]) for side, most in SIZE.items()}
         picture = page.screenshot(clip={"x": box["x"], "y": box["y"], **size})
         (folder / f"{name}.png").write_bytes(with_palette(pixels(picture)))
 

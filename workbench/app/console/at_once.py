@@ -9,8 +9,10 @@ import signal
 import sys
 from types import FrameType
 
+from workbench.core.utils.stages import NOTHING
+
 CODE = 128 + signal.SIGINT
-LINE = b"stopped: nothing was kept; the same command begins again\n"
+LINE = f"stopped: {NOTHING}\n".encode()
 CLEARED = b"\r\x1b[2K\x1b[?25h"  # a bar's line on a terminal, and the cursor that it hides
 _own: list[bool] = []  # one True in a process that is a command
 

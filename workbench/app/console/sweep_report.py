@@ -31,9 +31,10 @@ def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
         if console.width >= WIDE:
             said = "with 95% intervals"
         else:
-            said = "; ".join(f"{score}: {READ[score]}" for score in measured if score in READ)
-            said += f"; 95% intervals: {', '.join(filter(measured.get, measured))}; all: --json"
-        console.print(f"[dim]{said.removeprefix('; ')}[/]")
+            meanings = [f"{score}: {READ[score]}" for score in measured if score in READ]
+            said = "; ".join([*meanings, f"95% intervals: {', '.join(filter(measured.get, measured)) or 'none'}"])
+            said += "; all: --json"
+        console.print(f"[dim]{said}[/]")
     console.print(f"[dim]Results in {plain(str(out))}[/]")
     if len(table) and table["kind"].eq("all").sum() > 1:
         console.print(f"[dim]Next: workbench compare {plain(str(out))} (differences, with intervals)[/]")
@@ -48,8 +49,8 @@ def _trials(rows: pd.DataFrame, varied: list[str], width: int) -> tuple[list[Ren
     every = rows[rows["kind"] == "all"]
     names = [["–" if pd.isna(x) else str(x) for x in each] for each in every[varied or ["way"]].to_numpy()]
     short = labels([", ".join(each) for each in names]) if narrow else {}
-    measured = _that_fit(rows, width - max(map(len, short.values()), default=0)) if narrow else {}
-    measured = measured or {score: True for score in SWEPT if score in rows}
+    room = width - max(map(len, short.values()), default=0)
+    measured = _that_fit(rows, room) if narrow else {score: True for score in SWEPT if score in rows}
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
     for name in [""] if narrow else varied or ["way"]:
         table.add_column(name, no_wrap=narrow)

@@ -123,8 +123,15 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
     the value and what is allowed.
     """
     if is_live():  # figures of this notebook follow the theme of JupyterLab from here on
-        told.importing()
-        display(HTML(import_module("workbench.plots.marks.theme").NOTEBOOK_STYLE))
+        with told.importing():
+            _validate(namespace, checks)
+            display(HTML(import_module("workbench.plots.marks.theme").NOTEBOOK_STYLE))
+    else:
+        _validate(namespace, checks)
+    told.begin(namespace, waits=is_live())
+
+
+def _validate(namespace: MutableMapping[str, Any], checks: Mapping[str, Check]) -> None:
     annotations = namespace.get("__annotations__", {})
     _check_names(checks, annotations)
     for name, annotation in annotations.items():
@@ -135,7 +142,6 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
         namespace[name] = value
     of_keys = {name for name, check in checks.items() if check is KV_HEAD}
     notebook_values.check({f"kv_{name}" if name in of_keys else name: namespace[name] for name in annotations})
-    told.begin(namespace, waits=is_live())
 
 
 def _holds(check: Check, name: str, value: Any) -> bool:

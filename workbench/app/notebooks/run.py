@@ -155,6 +155,20 @@ class NotebookWorkers:
             done, total = map(sum, zip(*self.cells.values(), strict=True))
             self.advance(done, total)
 
+    def _wait(self, process: subprocess.Popen[bytes], name: str, counted: Path) -> None:
+        """Wait until a process has ended; tell meanwhile how far the notebook `name` is, by its file `counted`."""
+        said = ""
+        while process.poll() is None:
+            try:
+                process.wait(LOOK_S)
+            except subprocess.TimeoutExpired:
+                ended, cells, heading = counted_cells.read(counted) or (0, 0, "")
+                if cells:
+                    self._count(name, ended, cells)
+                if heading != said:
+                    said = heading
+                    stage(f"running {Path(name).stem}, {heading}")
+
     def _call(self, action: str, argument: Any, name: str = "") -> Any:
         """Run `main` of this module in another process and return its answer; `name` is that of a notebook to count."""
         with tempfile.TemporaryDirectory() as folder:
@@ -168,17 +182,7 @@ class NotebookWorkers:
                     command, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
                 )
             self.alive.add(process)
-            said = ""
-            while process.poll() is None:
-                try:
-                    process.wait(LOOK_S)
-                except subprocess.TimeoutExpired:
-                    ended, cells, heading = counted_cells.read(counted) or (0, 0, "")
-                    if cells:
-                        self._count(name, ended, cells)
-                    if heading != said:
-                        said = heading
-                        stage(f"running {Path(name).stem}, {heading}")
+            self._wait(process, name, counted)
             self.alive.discard(process)
             if not answer.exists():
                 last = log.read_text(errors="replace").strip().splitlines()[-1:]

@@ -1,6 +1,7 @@
 """The grey line below a notebook's parameters: their values, notes on the model, and findings."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from html import escape
 from typing import Any
 
@@ -31,12 +32,18 @@ def _written(value: Any) -> str:
     return ", ".join(map(_written, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def importing() -> None:
+@contextmanager
+def importing() -> Iterator[None]:
     """Say that libraries are imported, which may take ten seconds, until `begin` shows the line itself."""
     _told.clear()
     _told.update(parameters=IMPORTING, hint="")
     if get_ipython() is not None:
         display(_html(), display_id=LINE)
+    try:
+        yield
+    except BaseException:
+        add(parameters="")  # the error stands there instead
+        raise
 
 
 def begin(namespace: Mapping[str, Any], waits: bool) -> None:

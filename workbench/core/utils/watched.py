@@ -25,9 +25,7 @@ def bar(label: str) -> Iterator["tqdm[Any]"]:
     from tqdm.auto import tqdm  # slow to import
 
     handle = None
-    with tqdm(
-        desc=label, leave=False, delay=1, bar_format=UNCOUNTED
-    ) as shown:  # delayed: shown only if work takes longer
+    with tqdm(desc=label, leave=False, delay=1, bar_format=UNCOUNTED) as shown:  # shown after a second
         shown.delay = 0
         if container := getattr(shown, "container", None):
             from IPython.display import display
