@@ -150,18 +150,27 @@ def _place(spec: ModelSpec, paths: Sequence[Sequence[Placed]], unwritten: int) -
     """Join the parts of every path, with room for `unwritten` tokens behind each; one rotation per layer."""
     gap = Placed(spec.empty(unwritten), 0)
     held = [part for parts in paths for part in (*parts, gap)]
-    sizes = torch.tensor([len(part.kv) for part in held])
-    moved = torch.tensor([(part.first - part.kv.start, part.step - 1) for part in held], dtype=torch.float64)
-    of = torch.arange(len(held)).repeat_interleave(sizes)
-    distance = moved[of, 0] + (torch.arange(len(of)) - (sizes.cumsum(0) - sizes)[of]) * moved[of, 1]
+    distance = _distances(held, spec.device)
     keys, values = (
         [torch.cat(layer, 1) for layer in zip(*x, strict=True)]
         for x in ([p.kv.keys for p in held], [p.kv.values for p in held])
     )
     if choice.on_gpu(spec.device):
-        at = distance.to(spec.device)
         for layer, table in zip(keys, spec.inv_freq, strict=True):
-            choice.rerotate(layer, at, table, spec.pairing, layer, kernels=True)
+            choice.rerotate(layer, distance, table, spec.pairing, layer, kernels=True)
     else:
         keys = list(rotate_layers(keys, distance, spec.inv_freq, spec.pairing))
     return Parts(keys, values, [sum(len(part.kv) for part in parts) + unwritten for parts in paths])
+
+
+def _distances(held: Sequence[Placed], device: torch.device) -> torch.Tensor:
+    """Return by how much every token of `held` moves (fp64).
+
+    Computed on `device`: more numbers than torch gives to one thread of a host, whose others are slow to wake.
+    """
+    sizes = torch.tensor([len(part.kv) for part in held])
+    ends, moved = sizes.cumsum(0), [(part.first - part.kv.start, part.step - 1) for part in held]
+    starts, total = (ends - sizes).to(device), int(ends[-1])
+    of = torch.arange(len(held), device=device).repeat_interleave(sizes.to(device), output_size=total)
+    shift, step = torch.tensor(moved, dtype=torch.float64).to(device).unbind(1)
+    return shift[of] + (torch.arange(total, device=device) - starts[of]) * step[of]
