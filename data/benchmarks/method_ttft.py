@@ -169,6 +169,8 @@ def main() -> None:
     defaults = {"methods": list(METHODS), "charged": 0.15, "runs": 20, "seconds": 400.0, "tiny": False}
     given = options(__doc__, **defaults)
     end = perf_counter() + given.seconds
+    if GPU:
+        torch.set_num_threads(1)  # as an engine's worker has it: threads that wait for work slow the one that launches
     scene = scene_of(given.tiny)
     soft_tokens.grow(scene.model, soft_tokens.drawn(scene.model, SOFT))
     question, store = min(QUESTION, scene.unit), MemoryStore(UNLIMITED)
