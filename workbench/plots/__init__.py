@@ -1,1 +1,1 @@
-"""Figures: pure functions from numbers to a `plotly.graph_objects.Figure`, one figure per file."""
+"""Figures: pure functions from numbers to a `plotly.graph_objects.Figure`."""

@@ -1,18 +1,18 @@
-"""Explorers: one line each on one's own model, prompt or records, live over the figures of workbench.plots.
+"""Explorers: interactive views of a model, a prompt or result records, each in one call.
 
     from workbench import explore
 
-    explore.prompt("lab-full", text)           the text itself: move, edit, remove and add blocks, and see both answers
-    explore.masks("lab-full", text)            attention masks, and what the model then attends to
+    explore.prompt("lab-full", text)           the prompt editor: move, edit, remove and add blocks, compare answers
+    explore.masks("lab-full", text)            attention masks and the resulting attention
     explore.deviation("lab-full", text)        how far cached keys and values are from full attention
-    explore.tokens("lab-full", text)           which tokens a selector recomputes, on the text, and the answer
+    explore.tokens("lab-full", text)           which tokens a selector recomputes, and the answer
     explore.sparse("lab-full", text)           which key tiles a sparse method keeps
     explore.latency("lab-full", text)          where the time to the first token goes
-    explore.tradeoff("runs/sweep")             quality against cost of trials, of a folder, records or a data frame
-    explore.store("prepared")                  what a store of cached blocks holds, or what records say of theirs
+    explore.tradeoff("runs/sweep")             quality against cost of trials: a folder, records or a data frame
+    explore.store("prepared")                  the contents of a store of cached blocks, or receipts in records
 
 A model is a name, a folder or what `models.load` returns; a prompt is a text, a list of blocks, a `Prompt`, a `Sample`.
-Explorers of one prompt are linked: a click on a token marks it in all of them. Each is imported when it is first used.
+Explorers of one prompt are linked: a click on a token marks it in all of them. Each is imported on first use.
 """
 
 from importlib import import_module

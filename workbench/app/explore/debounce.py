@@ -26,15 +26,15 @@ def progress(label: str) -> Callable[[int, int], None] | None:
 
 
 DEBOUNCE_S = 0.015
-ENDS_WITHIN_S = 60  # a thread that the interpreter waits for before it ends
+ENDS_WITHIN_S = 60  # how long the interpreter waits at exit for a thread
 
 
 class Superseded(Exception):
-    """Raised within work whose request was replaced by a newer one."""
+    """Raised in the worker when a newer request has replaced the current one."""
 
 
 class Newest:
-    """Runs the latest request in a background thread, which ends when there is nothing left to do."""
+    """Runs the latest request in a background thread, which ends when idle."""
 
     def __init__(self, run: Callable[[Any, Callable[[], None]], None]):
         self.run = run
@@ -44,7 +44,7 @@ class Newest:
         self._busy = False
 
     def ask(self, wish: Any) -> None:
-        """Request `wish`; an earlier request that is not done is abandoned."""
+        """Request `wish`; cancel an earlier request that has not finished."""
         with self._changed:
             if self._closed:
                 return
@@ -56,12 +56,12 @@ class Newest:
                 threading.Thread(target=self._work, daemon=True).start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do; return whether that is so."""
+        """Wait until idle; return whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Abandon the current request, accept no more, and wait until the thread has ended."""
+        """Cancel the current request, accept no more, and wait for the thread to end."""
         with self._changed:
             self._closed, self._next = True, []
             self._changed.notify_all()
@@ -75,7 +75,7 @@ class Newest:
         while True:
             with self._changed:
                 while self._changed.wait_for(lambda: bool(self._next), 0) and self._changed.wait(DEBOUNCE_S):
-                    continue  # another wish came meanwhile
+                    continue  # a newer request arrived
                 if not self._next:
                     self._busy = False
                     _WORKING.discard(self)
@@ -93,6 +93,6 @@ _WORKING = set[Newest]()
 
 @atexit.register
 def _end_all() -> None:
-    """End the threads before the interpreter does: one that is inside torch then would abort the process."""
+    """End all threads before interpreter exit: one still inside torch would abort the process."""
     for newest in list(_WORKING):
         newest.close(ENDS_WITHIN_S)

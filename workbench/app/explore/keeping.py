@@ -1,4 +1,4 @@
-"""Keep the content of a view: a static copy in the saved notebook, and files of its figures."""
+"""Save the content of a view: a static copy in the saved notebook, and its figures as files."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ UNSEEN = "<p>The notebook was saved before this view was drawn. Run the notebook
 
 
 class StillView:
-    """What a notebook shows of a view, hidden behind it, when it is opened again without the view's state."""
+    """A static fallback, hidden behind a view: shown when the notebook is reopened without widget state."""
 
     def __init__(self, shown: Callable[[], str]):
         self.shown, self.handles = shown, list[DisplayHandle]()
 
     def display(self, bundle: Any) -> None:
-        """Show a view by its MIME bundle, and behind it what is kept of it."""
+        """Show a view by its MIME bundle, with the fallback behind it."""
         data, about = bundle if isinstance(bundle, tuple) else (bundle, {})
         display(data, metadata=about, raw=True)
         self.handles.append(display(self._html(), display_id=True))
 
     def update(self) -> None:
-        """Keep what is shown by now."""
+        """Update the fallback to the current content."""
         for handle in list(self.handles):
             handle.update(self._html())
 
@@ -40,7 +40,7 @@ class StillView:
 
 
 def save_row(figures: Callable[[], Sequence[go.Figure]]) -> list[widgets.Widget]:
-    """Return a menu of kinds, a switch for the dark theme, and a button that writes the figures that are shown."""
+    """Return a menu of file types, a dark-theme switch, and a button that saves the shown figures."""
     narrow = widgets.Layout(width="90px")
     named = {"description": "file format", "style": {"description_width": "initial"}}
     kind = widgets.Dropdown(options=list(KINDS), layout=widgets.Layout(width="max-content"), **named)
@@ -60,14 +60,14 @@ def save_row(figures: Callable[[], Sequence[go.Figure]]) -> list[widgets.Widget]
 
 
 def file_name(figure: go.Figure) -> str:
-    """Return a name for the file of a figure, from the first of its texts in bold: its title."""
+    """Return a file name from a figure's title, its first bold text."""
     titles = (note.text or "" for note in figure.layout.annotations)
     title = next((text[3:-4] for text in titles if text.startswith("<b>")), "figure")
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"&\w+;", " ", title.lower())).strip("-")[:60] or "figure"
 
 
 def free(name: str, kind: str) -> Path:
-    """Return a path in the current folder that nothing has yet."""
+    """Return an unused path in the current folder."""
     path, number = Path(f"{name}.{kind}"), 1
     while path.exists():
         number += 1

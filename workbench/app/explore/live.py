@@ -1,4 +1,4 @@
-"""Controls with live figures, which are replaced without flicker."""
+"""Controls over live figures, which update without flicker."""
 
 import json
 from base64 import b64encode
@@ -22,7 +22,7 @@ from workbench.plots.marks.theme import NOTEBOOK_STYLE
 
 
 class Selection(HasTraits):
-    """`token` is a position of the prompt; -1: none is chosen. Figures follow it, a click on a figure sets it."""
+    """The selected token: a position of the prompt, -1 for none. Figures mark it; a click on a figure sets it."""
 
     token = Int(-1)
 
@@ -31,7 +31,7 @@ _KNOWN: WeakValueDictionary[tuple[str, ...], Selection] = WeakValueDictionary()
 
 
 def selection_of(prompt: Prompt) -> Selection:
-    """Return the selection that all explorers of this prompt share, as long as one of them lives."""
+    """Return the selection that all live explorers of this prompt share."""
     return _KNOWN.setdefault(tuple(block.content for block in prompt.blocks), Selection())
 
 
@@ -41,12 +41,12 @@ STYLE_TAG = f"""{NOTEBOOK_STYLE}<style>
   font: 600 13px/1.5 system-ui, sans-serif; }}
 .wb-explorer.wb-explorer.wb-explorer :focus-visible {{ outline-offset: 1px;
   outline: 2px solid var(--jp-brand-color1, #0b62a4) !important; }}
-</style>"""  # figures follow the theme of the page
+</style>"""  # figures follow the page's theme
 WITHOUT = "Interactive explorer: run the notebook up to this cell to show it."
 
 
 class Explorer(widgets.VBox):
-    """Controls over figures; where widgets are not shown, a line that says how to see them."""
+    """Controls over figures; where widgets cannot be shown, a line on how to see them."""
 
     def __init__(self, rows: Sequence[widgets.Widget], figures: Sequence["LiveFigure"]):
         self._figures, self._kept = figures, StillView(self._pictures)
@@ -71,7 +71,7 @@ class Explorer(widgets.VBox):
 
 
 class Script(widgets.Widget):
-    """Plotly's script of five megabytes: sent to a page once, and saved once in a notebook, for all its figures."""
+    """Plotly's 5 MB script: sent to a page once and saved once per notebook, for all figures."""
 
     text = Unicode(str(go.FigureWidget._esm)).tag(sync=True)
 
@@ -79,18 +79,18 @@ class Script(widgets.Widget):
 
     @classmethod
     def held(cls) -> "Script":
-        """Return the one of this kernel, a new one where widgets were closed."""
+        """Return this kernel's instance, or a new one after widgets were closed."""
         if cls._held is None or cls._held.comm is None:
             cls._held = cls()
         return cls._held
 
 
 class LiveFigure(go.FigureWidget):
-    """A FigureWidget that is drawn however long the browser takes to load plotly's script."""
+    """A FigureWidget that waits for the browser to load plotly's script."""
 
     _esm = Path(__file__).with_name("figure.js").read_text(encoding="utf-8")
     _plotly = Instance(Script).tag(sync=True, **widgets.widget_serialization)
-    picture = ""  # what the browser draws, as SVG
+    picture = ""  # the browser's rendering, as SVG
 
     def __init__(self, figure: go.Figure):
         self._complete = False
@@ -100,7 +100,7 @@ class LiveFigure(go.FigureWidget):
         self.open()
 
     def open(self) -> None:
-        """Tell the browser of the figure, once it is there: what is sent later may be lost."""
+        """Send the figure once the browser is ready: later messages may be lost."""
         if self._complete:
             super().open()
 
@@ -108,9 +108,8 @@ class LiveFigure(go.FigureWidget):
 class Live:
     """A FigureWidget that shows one figure after another.
 
-    Batch controls (frames, sliders, menus) are left out: widgets drive it.
-
-    With a `selection`, the token that is selected is marked, and a click on a token selects it.
+    Plotly's own controls (frames, sliders, menus) are dropped: widgets drive it. With a `selection`, the selected token
+    is marked, and a click on a token selects it.
     """
 
     def __init__(self, figure: go.Figure, selection: Selection | None = None):
@@ -122,13 +121,13 @@ class Live:
             self._mark()
 
     def show(self, figure: go.Figure) -> None:
-        """Draw `figure` in place of what is shown."""
+        """Replace the shown figure with `figure`."""
         self._draw(_bare(figure))
         self._follow()
         self._mark()
 
     def _draw(self, new: go.Figure) -> None:
-        self.widget.layout.shapes = []  # an update leaves alone what the new layout does not mention
+        self.widget.layout.shapes = []  # an update keeps what the new layout lacks
         with self.widget.batch_update():
             if [trace.type for trace in new.data] == [trace.type for trace in self.widget.data]:
                 for old, trace in zip(self.widget.data, new.data, strict=True):
@@ -140,7 +139,7 @@ class Live:
         self.widget.update_layout(new.layout.to_plotly_json(), overwrite=True)
 
     def _follow(self) -> None:
-        """Remember the shapes that the figure has of its own, and listen to clicks on its tokens."""
+        """Remember the figure's own shapes, and subscribe to clicks on its tokens."""
         self._shapes = list(self.widget.layout.shapes)
         if self.selection is not None and axes_of(self.widget) is not None:
             for trace in self.widget.data:
@@ -172,11 +171,10 @@ def explorer(
     draw: Callable[..., go.Figure | Sequence[go.Figure]],
     view: Reading | None = None,
 ) -> Explorer:
-    """Put controls over figures. `draw(*values)` gives the figures, as many at every call.
+    """Put controls over figures. `draw(*values)` returns the figures, the same number at every call.
 
-    Where a control's value makes them impossible (BadInput), the reason is shown beside the controls and the figures
-    stay as they were. Figures with token axes (`plots.attention.token_axes`) mark the token of `view`'s prompt that is
-    selected, in all explorers of it.
+    If it raises BadInput, the reason is shown next to the controls and the figures stay unchanged. Figures with token
+    axes (`plots.attention.token_axes`) mark the selected token of `view`'s prompt, in all its explorers.
     """
     selection = None if view is None else selection_of(view.prompt)
 
@@ -222,7 +220,7 @@ def described(view: Reading, token: int) -> str:
 
 
 def slider(label: str, value: int, low: int, high: int) -> widgets.IntSlider:
-    """Return a slider of whole numbers; the figure is drawn when the handle is let go."""
+    """Return an integer slider; the figure is drawn on release."""
     form = {"description": label, "continuous_update": False, "style": {"description_width": "initial"}}
     return widgets.IntSlider(value=min(max(value, low), high), min=low, max=high, **form)
 
@@ -233,13 +231,13 @@ def number_slider(label: str, items: Sized, value: int = 0) -> widgets.IntSlider
 
 
 def menu(options: Sequence[Any] | Mapping[str, Any], label: str, **more: Any) -> widgets.Dropdown:
-    """Return a menu of values, or of names with their values."""
+    """Return a menu of values, or of {name: value}."""
     choices = list(options.items()) if isinstance(options, Mapping) else list(options)
     form = {"style": {"description_width": "initial"}, "layout": widgets.Layout(width="max-content")}
     return widgets.Dropdown(options=choices, description=label, **form, **more)
 
 
 def text_field(label: str, value: str, width: int) -> widgets.Text:
-    """Return a line of text, `width` px wide; the figure is drawn when it is left."""
+    """Return a line of text, `width` px wide; the figure is drawn when it loses focus."""
     layout = widgets.Layout(width=f"{width}px")
     return widgets.Text(value, description=label, continuous_update=False, layout=layout)

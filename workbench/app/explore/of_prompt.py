@@ -1,4 +1,4 @@
-"""Explorers of one prompt: masks, deviation, recomputed tokens, sparse tiles. A selected token is marked in all."""
+"""Explorers of one prompt: masks, deviation, recomputed tokens, sparse tiles."""
 
 from functools import lru_cache
 
@@ -29,22 +29,20 @@ from workbench.plots.marks.styles import SELECTORS, reuse_name
 from workbench.plots.tokens.chosen_tokens import Choice, coloured
 from workbench.store import MemoryStore
 
-TILE, LONG = 32, 4096  # tokens: of a tile; of a prompt from which on the choice of tiles is shown in a window
-TEXT = 1200  # tokens of text that are shown at once
+TILE, LONG = 32, 4096  # tokens of a tile; length from which tiles are shown in a window
+TEXT = 1200  # tokens of text shown at once
 
 
 def masks(model: Model, prompt: Given, question: str = "", rule: str = "causal & (same_block | window(64))") -> VBox:
-    """Explore the masks of full, block attention and a rule of one's own, and what the model then attends to."""
+    """Explore the masks of full attention, block attention and a custom rule, and the resulting attention."""
     loaded = loaded_of(model)
     return masks_explorer(loaded, reading_of(loaded, prompt, question), rule)
 
 
 def deviation(model: Model, prompt: Given, question: str = "", prepare: str = "after_system") -> VBox:
-    """Explore how far cached keys and values are from full attention, token by token and layer.
+    """Explore how far cached KV is from full attention, by token and layer, before and after recomputation.
 
-    Also what recomputing some of the tokens leaves of it.
-
-    `prepare` is a preparation without a corpus. Raises BadInput for an unknown one.
+    `prepare` is a preprocessing without a corpus. Raises BadInput for an unknown one.
     """
     loaded = loaded_of(model)
     lm, view = loaded.model, reading_of(loaded, prompt, question)
@@ -64,7 +62,7 @@ def deviation(model: Model, prompt: Given, question: str = "", prepare: str = "a
 
 
 def tokens(model: Model, prompt: Given, question: str = "", prepare: str = "after_system") -> VBox:
-    """Explore on the text itself which tokens a selector recomputes at a ratio, and what the model then answers."""
+    """Explore on the text which tokens a selector recomputes at a ratio, and the resulting answer."""
     loaded = loaded_of(model)
     lm, view = loaded.model, reading_of(loaded, prompt, question)
     kv = _reused(lm, view.prompt, prepare)
@@ -107,10 +105,10 @@ def tokens(model: Model, prompt: Given, question: str = "", prepare: str = "afte
 def sparse(
     model: Model, prompt: Given, question: str = "", methods: tuple[str, ...] = ("bfla", "flash_prefill"), tile: int = 0
 ) -> VBox:
-    """Explore which key tiles sparse methods keep, over the attention that the tiles truly get.
+    """Explore which key tiles sparse methods keep, over the true attention per tile.
 
-    `tile` is the size of the tiles in tokens; 0 stands for 32, or 128 from 4,096 tokens on. Of such a prompt, the whole
-    choice is shown in small and a window of it tile by tile.
+    `tile` is the tile size in tokens; 0 means 32, or 128 from 4,096 tokens on. Such long prompts get an overview, and a
+    window tile by tile.
     """
     loaded = loaded_of(model)
     view = reading_of(loaded, prompt, question)
@@ -128,10 +126,9 @@ def _reused(lm: PreTrainedModel, prompt: Prompt, prepare: str) -> KV:
 
 
 def latency(model: Model, prompt: Given, question: str = "", repeats: int = 3) -> VBox:
-    """Explore the time to the first token of a prompt by stage.
+    """Explore the time to the first token by stage, measured now on the model's device.
 
-    Under full attention, with its blocks cached in part or in whole, and with some of its tokens recomputed. Measured
-    now, on the device of the model.
+    Under full attention, with some or all blocks cached, and with some tokens recomputed.
     """
     loaded = loaded_of(model)
     return request_explorer(loaded, reading_of(loaded, prompt, question).prompt, repeats)

@@ -1,4 +1,4 @@
-"""Explorers of results: quality against cost of any trials, and stores of cached blocks."""
+"""Explorers of results: quality against cost of trials, and stores of cached blocks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ from workbench.plots.marks.method_names import MEASURES
 from workbench.plots.reports.trial_costs import COSTS, held, quality_by_cost, requests_of
 from workbench.store.files import scrub
 
-METHOD = ("model", "mode", "prepare", "select")  # columns that name a trial
+METHOD = ("model", "mode", "prepare", "select")  # columns that identify a trial
 Records = Any  # str | Path | pd.DataFrame | Record | Mapping[str, Any] | Sequence of these; `runs_of` checks them
 
 
 def tradeoff(records: Records) -> VBox:
-    """Explore quality against cost of trials: a mark a trial, a line a method whose ratio was varied.
+    """Explore quality against cost: one mark per trial, one line per method whose ratio was varied.
 
-    `records` is a folder of a sweep, a file of records, a `Record` or its JSON, a table of a sweep, or a list of these.
-    Raises BadInput where nothing of it can be read.
+    `records` is a sweep's folder or table, a file of records, a `Record` or its JSON, or a list of these. Raises
+    BadInput if it holds no readable record.
     """
     table = table_of(records)
     scores = [name for name in MEASURES if name in table and table[name].notna().any()]
@@ -44,7 +44,7 @@ def tradeoff(records: Records) -> VBox:
 
 
 def table_of(records: Records) -> pd.DataFrame:
-    """Return a row a trial and kind of question of anything that `tradeoff` takes."""
+    """Return one row per trial and kind of question, of anything that `tradeoff` takes."""
     if isinstance(records, pd.DataFrame):
         if lacking := [name for name in METHOD if name not in records]:
             raise BadInput(f"the table has no column {', '.join(lacking)}: one of `sweep` is needed")
@@ -61,7 +61,7 @@ def table_of(records: Records) -> pd.DataFrame:
 
 
 def runs_of(records: Records) -> list[Run]:
-    """Return the runs of anything but a table. Raises BadInput."""
+    """Return the runs of records other than tables. Raises BadInput for unreadable ones."""
     match records:
         case str() | Path():
             return reading.read(records)
@@ -75,12 +75,10 @@ def runs_of(records: Records) -> list[Run]:
 
 
 def store(what: Any) -> VBox:
-    """Explore a store of cached blocks, by its folder or URL: what it holds.
+    """Explore the contents of a store of cached blocks, by its folder or URL.
 
-    Of records that were run with receipts (`workbench trial --receipt --out FILE`), explore the requests: what each
-    reused, recomputed and missed.
-
-    Raises BadInput for a place that is neither.
+    Given records with receipts (`workbench trial --receipt --out FILE`), explore what each request reused, recomputed
+    and missed. Raises BadInput for anything else.
     """
     if isinstance(what, str | Path) and _is_store(what):
         found = scrub.describe_remote(str(what)) if is_url(str(what)) else scrub.describe(Path(what))

@@ -1,4 +1,4 @@
-"""What explorers of prompts share: the number of a sample, a selector, layer and head, and where a token looks."""
+"""Shared parts of prompt explorers: sample, selector, layer and head controls, and a token's attention."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,19 +22,19 @@ def view_of(loaded: Loaded, samples: Sequence[Sample], number: int) -> Reading:
 
 
 def selector_menu(first: str) -> Dropdown:
-    """Return a menu of all selectors, `first` chosen."""
+    """Return a menu of all selectors, with `first` selected."""
     return menu({SELECTORS.name_of(name): name for name in select.names()}, "recompute by", value=first)
 
 
 def layer_and_head(loaded: Loaded) -> list[IntSlider]:
-    """Return a slider of layers, the last one chosen, and one of query heads, their mean (-1) chosen."""
+    """Return sliders over layers (initially the last) and query heads (initially -1, their mean)."""
     last = loaded.spec.layers - 1
     heads = loaded.model.config.get_text_config().num_attention_heads
     return [slider("layer", last, 0, last), slider("head (-1: mean)", -1, -1, heads - 1)]
 
 
 def attention_of(mass: Mapping[str, np.ndarray], view: Reading, layer: int, head: int, caption: str) -> go.Figure:
-    """Draw where the last token looks: `mass` mode → [L, H, T]; `layer` and `head` as in `layer_and_head`."""
+    """Draw the last token's attention: `mass` mode → [L, H, T]; `layer` and `head` as in `layer_and_head`."""
     heads = slice(None) if head < 0 else slice(head, head + 1)
     which = "mean over heads" if head < 0 else f"head {head}"
     drawn = attention(

@@ -1,4 +1,4 @@
-"""Attention of the answering token by token, and between blocks, by layer and head."""
+"""Attention of the last token to every token, and between blocks, by layer and head."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Unpack
@@ -23,7 +23,7 @@ def attention(
     marked: Collection[int] = (),
     **notes: Unpack[Notes],
 ) -> go.Figure:
-    """Draw the attention of the answering token, token by token: a row of bars a mode, head menu, layer slider.
+    """Draw the last token's attention to every token: one row of bars per mode, head menu, layer slider.
 
     `mass` mode → float32 [L, H, T]: attention of the prompt's last token to every token, rows summing to 1. `layer` and
     `head` (-1: the mean) are shown first; `marked` blocks get a star.
@@ -64,10 +64,10 @@ def attention(
 
 
 def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpack[Notes]) -> go.Figure:
-    """Draw the attention between blocks: a panel a mode, a menu of heads, a slider of layers.
+    """Draw the attention between blocks: one panel per mode, head menu, layer slider.
 
-    `mass` mode → float32 [L, H, B, B]: mean share of attention that rows of one block pay to another block; exact zeros
-    (hidden, or the future) stay blank.
+    `mass` mode → float32 [L, H, B, B]: mean share of attention from one block's tokens to another block; exact zeros
+    (masked, or the future) stay blank.
     """
     layers, heads, count = next(iter(mass.values())).shape[:3]
     layer %= layers

@@ -35,7 +35,7 @@ class MaskPanel:
     """One mask.
 
     `shares` uint8 [N, N]: how much of each cell is visible (0 to 255). `cached` bool [N]: rows whose keys and values
-    are read from a cache instead of being computed for this request.
+    are read from a cache instead of computed for this request.
     """
 
     name: str
@@ -64,7 +64,7 @@ def masks(
 
 
 def names(tokens: Sequence[str], block_of: np.ndarray) -> list[str]:
-    """Return one hover line per position; unique, because the axes are categories."""
+    """Return one hover line per position; unique, as the axes are categorical."""
     last = int(block_of.max())
     blocks = ["question" if block == last else f"block {block}" for block in block_of]
     return [f"{i} “{shown(t)}” ({block})" for i, (t, block) in enumerate(zip(tokens, blocks, strict=True))]
@@ -77,7 +77,7 @@ def shown(token: str, most: int = 24) -> str:
 
 
 def _traces(panel: MaskPanel, labels: list[str], block_of: np.ndarray) -> tuple[go.Heatmap, go.Heatmap]:
-    """Return what is hidden, in grey, and over it what is seen: in pale colours where rows come from a cache."""
+    """Return masked cells in grey, and attended cells over them: pale where rows come from a cache."""
     blocks = int(block_of.max()) + 1
     seen = panel.shares > 0
     past = np.tri(len(labels), dtype=bool)
@@ -118,8 +118,7 @@ def _axes(fig: go.Figure, block_of: np.ndarray, panels: int) -> None:
 def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Collection[str], own: str) -> go.Figure:
     """Draw every mask rule over one prompt, at most 512² cells each.
 
-    `cached` names the rules under which the passages come from a cache; `own` is the
-    text of the reader's own rule, "" where they have none.
+    `cached` names the rules under which passages come from a cache; `own` is the text of the user's rule, or "".
     """
     length = len(view.prompt)
     cells = firsts(length)

@@ -1,4 +1,4 @@
-"""The blocks of a prompt: how long each is, and what it says."""
+"""The blocks of a prompt: their lengths and texts."""
 
 from collections.abc import Collection, Sequence
 from textwrap import wrap
@@ -15,7 +15,7 @@ from workbench.plots.marks.theme import PAPER, Notes, block_colour
 def strip(
     block_of: np.ndarray, pieces: Sequence[str], *, marked: Collection[int] = (), **notes: Unpack[Notes]
 ) -> go.Figure:
-    """Draw the prompt as a strip of blocks: how long each is, and what it says.
+    """Draw the prompt as a strip of blocks with their lengths and texts.
 
     `block_of` [T] block of every token; `pieces` the text of every block; `marked` blocks (needed for the answer) get a
     star.
@@ -48,7 +48,7 @@ def strip(
 
 
 def question_of(view: Reading) -> str:
-    """Return the question of `view`, and the expected answers where they are known."""
+    """Return the question of `view`, and its expected answers if known."""
     expected = f" Expected: {', '.join(view.answers)}." if view.answers else ""
     return f"“{view.question}”{expected}"
 

@@ -1,4 +1,4 @@
-"""Where a figure shows the tokens of a prompt, so that figures of one prompt mark the same token."""
+"""Positions of a prompt's tokens in a figure, so that all figures of a prompt mark the same token."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,9 +17,9 @@ class TokenAxes:
     """Axes of a figure that count tokens.
 
     length   tokens of the prompt
-    cells    cells that they are drawn in, where axes count cells; `length` where they count tokens
-    x, y     which axes count them
-    text     bars of the first trace are the tokens, from token `first` on: the text itself
+    cells    number of cells on the axes; `length` if one cell is one token
+    x, y     whether this axis counts tokens
+    text     the bars of the first trace are the tokens themselves, from token `first` on
     """
 
     length: int
@@ -30,27 +30,27 @@ class TokenAxes:
     first: int = 0
 
     def cell_of(self, token: int) -> float:
-        """Return the place of a token on an axis."""
+        """Return the position of a token on an axis."""
         return float(token * self.cells // self.length)
 
     def token_at(self, place: float) -> int:
-        """Return the first token of the cell at this place of an axis."""
+        """Return the first token of the cell at a position of an axis."""
         return min(self.length - 1, max(0, -(-round(place) * self.length // self.cells)))
 
 
 def counts_tokens(fig: go.Figure, axes: TokenAxes) -> go.Figure:
-    """Note in a figure which of its axes count tokens, and return it."""
+    """Record in a figure which axes count tokens, and return the figure."""
     return fig.update_layout(meta={META: asdict(axes)})
 
 
 def axes_of(fig: go.Figure) -> TokenAxes | None:
-    """Return what `counts_tokens` has noted; None where nothing is."""
+    """Return what `counts_tokens` recorded, or None."""
     meta = fig.layout.meta
     return TokenAxes(**meta[META]) if isinstance(meta, dict) and META in meta else None
 
 
 def marks(fig: go.Figure, token: int) -> list[dict[str, Any]]:
-    """Return the shapes that mark a token in every panel of a figure; none where it is not shown."""
+    """Return the shapes that mark a token in every panel that shows it."""
     axes = axes_of(fig)
     if axes is None or not 0 <= token < axes.length:
         return []
@@ -72,7 +72,7 @@ def marks(fig: go.Figure, token: int) -> list[dict[str, Any]]:
 
 
 def token_of(fig: go.Figure, trace: Any, point: int | Sequence[int]) -> int | None:
-    """Return the token of a point that was clicked: its number in `trace`, or its row and column in a heat map."""
+    """Return the token of a clicked point: its index in `trace`, or its row and column in a heat map."""
     axes = axes_of(fig)
     if axes is None:
         return None
@@ -96,6 +96,6 @@ def _around(bars: Any, number: int, look: dict[str, Any]) -> list[dict[str, Any]
 
 
 def _panels(fig: go.Figure) -> list[tuple[str, str]]:
-    """Return the pairs of axes that traces are drawn on."""
+    """Return the (x, y) axes that have traces."""
     pairs = {(trace.xaxis or "x", trace.yaxis or "y"): None for trace in fig.data if hasattr(trace, "xaxis")}
     return list(pairs)

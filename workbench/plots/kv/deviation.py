@@ -1,6 +1,6 @@
 """Deviation of cached keys and values from full attention, by token, layer and position.
 
-Preparations are named as `methods.prepare` names them; `about` says model, data and device.
+Preprocessings are named as in `methods.prepare`; `about` states model, data and device.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,9 +23,9 @@ from workbench.plots.tiles.reduce import blocks as reduce_cells
 from workbench.plots.tiles.reduce import firsts
 
 Gaps = Mapping[str, np.ndarray]  # name → squared deviations [T, L]
-CELLS = 1024  # most cells across
-MOST_APART = 12  # layers; of more, the lines between them would hide what they hold
-FLOOR = 1e-4  # squared deviation that counts as none: rounding
+CELLS = 1024  # maximum cells across
+MOST_APART = 12  # layers with lines between them; with more, lines would cover the cells
+FLOOR = 1e-4  # squared deviation within rounding, counted as 0
 
 
 def deviation(
@@ -36,10 +36,10 @@ def deviation(
     marked: Collection[int] = (),
     **notes: Unpack[Notes],
 ) -> go.Figure:
-    """Draw squared deviations over tokens and layers, one panel each over one logarithmic colour scale.
+    """Draw squared deviations over tokens and layers: one panel per name, one logarithmic colour scale.
 
-    What deviates by less than rounding is left white. `block_of` is of the T tokens; `marked` blocks get a star. Over
-    1,024 tokens, a cell is the largest of some neighbours.
+    Deviations within rounding are white. `block_of` [T]; `marked` blocks get a star. Above 1,024 tokens a cell is the
+    maximum of several tokens.
     """
     count = len(block_of)
     at = firsts(count, CELLS)
@@ -49,7 +49,7 @@ def deviation(
     every = np.concatenate([z[~np.isnan(z)] for z in shown.values()])
     low, high = (float(np.quantile(every, 0.02)), float(every.max())) if len(every) else (-1.0, 0.0)
     fig = make_subplots(len(shown), 1, shared_xaxes=True, vertical_spacing=0.12, subplot_titles=list(shown))
-    labels = names([*tokens, ""], np.append(block_of, block_of.max() + 1))[:-1]  # no block of these is the question
+    labels = names([*tokens, ""], np.append(block_of, block_of.max() + 1))[:-1]  # without the question
     layers = next(iter(shown.values())).shape[0]
     for row, (name, z) in enumerate(shown.items(), 1):
         fig.add_heatmap(
@@ -82,7 +82,7 @@ def deviation(
 
 
 def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str, notice: str = "") -> go.Figure:
-    """Draw the squared deviation [T, L] of one prompt's context by preparation, token by token."""
+    """Draw the squared deviation [T, L] of one prompt's context per token, by preprocessing."""
     end = view.prompt.starts[-1]
     return deviation(
         {name: gap[:end].cpu().numpy() for name, gap in gaps.items()},
@@ -95,13 +95,13 @@ def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str, notice: 
 
 
 def repaired(cached: str, left: Repair, view: Reading, selector: str, ratio: float) -> go.Figure:
-    """Draw the deviation of one prompt as `cached`, and what recomputing leaves of it."""
+    """Draw the deviation of one prompt as `cached`, and after recomputation."""
     gaps = {cached: left.before, f"{len(left.rows):,} tokens recomputed": left.after}
     return token_map(gaps, view, about=f"{len(view.prompt):,} tokens", notice=of_repair(selector, ratio, left))
 
 
 def of_repair(selector: str, ratio: float, left: Repair) -> str:
-    """Return a sentence on the deviation that recomputing leaves in the last layer, of context and question."""
+    """Return a sentence on the last layer's deviation after recomputation, of context and question."""
     if not len(left.rows):
         return "Nothing is recomputed: both panels are identical."
     context, asked = float(left.context[-1]), float(left.asked[-1])
@@ -113,9 +113,9 @@ def of_repair(selector: str, ratio: float, left: Repair) -> str:
 
 
 def of_preparation(counts: pd.DataFrame, data: str) -> str:
-    """Return a sentence on how preparation changes the mean deviation on data other than `data`; "" without any.
+    """Return a sentence on how preprocessing changes the mean deviation on data other than `data`; "" without any.
 
-    `counts` are of the experiment "deviation"; the layer is that of their measure, 1.
+    `counts` are of the experiment "deviation", measured at layer 1.
     """
     rows = counts[(counts.measure == "change_by_preparation") & (counts.data != data)].dropna(subset="value")
     if rows.empty:

@@ -12,9 +12,9 @@ from workbench.plots.marks.theme import BLUE, FAINT, INK, RED, RULE, Notes, fini
 
 
 def rotation(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[Notes]) -> go.Figure:
-    """Draw re-encoding step by step: channel pairs of one real key as rotating vectors, a step of a slider a distance.
+    """Draw re-encoding: channel pairs of one real key as rotating vectors, one slider step per distance.
 
-    The slider begins at distance number `start`.
+    The slider starts at distance index `start`.
     """
     pairs, inv_freq, distances = rotated.pairs, rotated.inv_freq, rotated.distances
     cached, moved = (each / np.linalg.norm(each, axis=-1, keepdims=True) for each in (rotated.cached, rotated.in_place))
@@ -59,7 +59,7 @@ def _arrow(point: np.ndarray, name: str, colour: str, legend: bool, text: str = 
 
 
 def _at_distance(cached: np.ndarray, speed: float, distance: int, place: np.ndarray, first: bool) -> list[go.Scatter]:
-    """Return the arc rotated through, the re-encoded arrow, and the ring where the key computed in place lies."""
+    """Return the arc rotated through, the re-encoded arrow, and the ring at the key computed in place."""
     angle = distance * speed
     begin = np.arctan2(cached[1], cached[0])
     sweep = begin + np.linspace(0, min(angle, 2 * np.pi), 60)

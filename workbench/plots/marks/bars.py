@@ -1,4 +1,4 @@
-"""Horizontal bars of several colours in rows: stacked, side by side or at places of their own."""
+"""Dot plots and horizontal bars: stacked, side by side or at given positions."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,16 +26,16 @@ from workbench.plots.marks.theme import (
     panel_titles,
 )
 
-CLOSE = 120  # px of a panel under which the labels of its axis would touch those of the next
-ALIKE = 0.05  # of an axis of shares, to both sides where all marks and their intervals are one number
+CLOSE = 120  # px; in narrower panels, axis labels would touch those of the next panel
+ALIKE = 0.05  # margin of a share axis on which all values are equal
 
 
 @dataclass(frozen=True)
 class Column:
-    """One panel of `dots`: records {name, series, mean, low, high} and what their values are called.
+    """One panel of `dots`: records {name, series, mean, low, high} and the name of their values.
 
-    A dotted line is drawn at `level`. Values are shares, shown in percent, or nats; `log`: on a logarithmic axis;
-    `whole`: from 0 to 100%.
+    A dotted line is drawn at `level`. Values are shares, shown in percent, or nats. `log`: logarithmic axis; `whole`:
+    axis from 0 to 100%.
     """
 
     title: str
@@ -56,19 +56,19 @@ def dots(
     named: bool = True,
     **texts: Unpack[Texts],
 ) -> go.Figure:
-    """Draw values of many methods in panels side by side: one row a name, one mark a series in it.
+    """Draw values of many methods in panels side by side: one row per name, with one mark per series.
 
-    looks    series → colour, symbol and name; its order is the legend's
-    spread   the marks of a row stand over one another, not on one line
-    lines    that the legend takes
-    named    there is a legend
+    looks    series → colour, symbol and name, in the legend's order
+    spread   the marks of a row are drawn below one another, not on one line
+    lines    number of lines of the legend
+    named    whether there is a legend
     """
     names = list(dict.fromkeys(r["name"] for column in columns for r in column.rows))
     titles = [column.title for column in columns]
     gap = 0.03 if len(columns) < 5 else 0.045
     fig = make_subplots(1, len(columns), shared_yaxes=True, horizontal_spacing=gap, subplot_titles=titles)
     left = 30 + round(6.6 * max(map(len, names)))
-    wide = round((WIDTH - left - 24) * (1 - gap * (len(columns) - 1)) / len(columns))  # px, of a panel
+    wide = round((WIDTH - left - 24) * (1 - gap * (len(columns) - 1)) / len(columns))  # px of a panel
     titled, size = _axis_titles([column.axis for column in columns], wide)
     shifts = [_shifts(column, looks) if spread else {} for column in columns]
     for col, column in enumerate(columns, 1):
@@ -81,7 +81,7 @@ def dots(
     most = max(sum(of == name for of, _ in own) for own in shifts for name in names)
     tall = 20 + (7 * most if most > 1 else 0)
     lines = max(lines, legend_lines(look.name for look in looks.values())) if named else 0
-    heads = 16 * max(title.count("<br>") for title in titles)  # px of further lines
+    heads = 16 * max(title.count("<br>") for title in titles)  # px of additional lines
     above = {"above": (46 if named else 28) + 20 * lines + heads, "legend": 26 + heads}
     return finish(fig, height=tall * len(names) + 12, below=56, left=left, **above, **texts)
 
@@ -94,7 +94,7 @@ def _marks(
     looks: Mapping[str, Look],
     shifts: Mapping[tuple[str, str], float],
 ) -> None:
-    """Add the marks of a panel, one trace a series."""
+    """Add the marks of a panel, one trace per series."""
     form = ".1%" if column.percent else ".3g" if column.log else ".3f"
     for series, look in looks.items():
         rows = [r for r in column.rows if r["series"] == series]
@@ -119,7 +119,7 @@ def _marks(
 
 
 def _shifts(column: Column, looks: Mapping[str, Look]) -> dict[tuple[str, str], float]:
-    """Return how far the mark of every (row, series) stands off its row's line: only series of that row take room."""
+    """Return the vertical offset of every (row, series) mark; only series in that row take space."""
     present = {(r["name"], r["series"]) for r in column.rows}
     shifts: dict[tuple[str, str], float] = {}
     for name in {name for name, _ in present}:
@@ -129,13 +129,13 @@ def _shifts(column: Column, looks: Mapping[str, Look]) -> dict[tuple[str, str], 
 
 
 def _axis(fig: go.Figure, col: int, column: Column, wide: int, title: dict[str, Any]) -> None:
-    """Set the horizontal axis of a panel of `wide` px, and its level."""
+    """Set the horizontal axis of a panel of `wide` px, and its level line."""
     shown: dict[str, Any] = {"nticks": max(2, min(6, wide // 45)), "tickangle": 0}
     shown |= {"tickformat": ".1~%"} if column.percent else {}
     if column.whole:
-        edge = max(0.04, 6 / (NARROW_PAGE * wide))  # so that a mark at the end is whole
+        edge = max(0.04, 6 / (NARROW_PAGE * wide))  # keeps a mark at the end uncut
         ends = {} if wide > CLOSE else {"tickvals": [0, 1], "ticktext": ["0", "100%"], "tickfont": {"size": 11}}
-        most = max([1, *(row["mean"] for row in column.rows)])  # a mark beyond the end is drawn, too
+        most = max([1, *(row["mean"] for row in column.rows)])  # marks beyond 100% are drawn too
         shown |= {"range": [-edge, most + edge], **ends}
     values = {r[name] for r in column.rows for name in ("mean", "low", "high")}
     if column.percent and not (column.whole or column.log) and len(values) == 1:  # plotly's own axis is 200% wide
@@ -147,7 +147,7 @@ def _axis(fig: go.Figure, col: int, column: Column, wide: int, title: dict[str, 
 
 
 def _name_once(fig: go.Figure) -> None:
-    """Let the legend name a series by its first trace alone."""
+    """Show only the first trace of every series in the legend."""
     named: set[str] = set()
     for trace in fig.data:
         trace.showlegend = trace.legendgroup not in named
@@ -155,10 +155,9 @@ def _name_once(fig: go.Figure) -> None:
 
 
 def _axis_titles(titles: Sequence[str], wide: int) -> tuple[Collection[int], int]:
-    """Return the numbers of the panels, from 1, whose axis has its title, and the size of the titles.
+    """Return the panels (from 1) whose axis gets a title, and the title size, for panels of `wide` px.
 
-    It suits panels of `wide` px: one title stands for all that are the same, in the middle, where it is wider than a
-    panel.
+    If all titles are equal and wider than a panel, only the middle panel gets one.
     """
     longest = max(1, *map(len, titles)) * LETTER
     if len(set(titles)) == 1 and 12 * longest > NARROW_PAGE * wide:
@@ -170,7 +169,7 @@ def _axis_titles(titles: Sequence[str], wide: int) -> tuple[Collection[int], int
 class Bars:
     """Bars of one colour, one in each of N rows.
 
-    `hover` is what a bar says, with `data` as plotly's customdata; `more` are further settings of plotly's bars.
+    `hover`: hover template, with `data` as plotly's customdata; `more`: other settings of plotly's bars.
     """
 
     name: str
@@ -213,4 +212,4 @@ def bar_chart(
     return finish(fig, height=height, above=above, below=below, left=left, right=right, legend=6, **texts)
 
 
-EDGE = {"line": {"color": PAPER, "width": 1}}  # of bars that touch
+EDGE = {"line": {"color": PAPER, "width": 1}}  # between touching bars

@@ -1,10 +1,10 @@
-"""Figures as data and encodings: rows of a result table, and which column is an axis, a line, a mark, a panel.
+"""Figures as data and encodings: rows of a result table, and the columns for axes, lines, marks and panels.
 
     rows = results.scores(found.counts("trial"))
     chart.lines(rows, x="ratio", y="em", by="select", panel="data", look=SELECTORS.of, title="Quality by ratio")
 
-Where rows come from several sources, each source has marks (or dashes) of its own, and its name stands in the legend.
-The caption says n, seed, device and source of what is drawn, computed from the rows. Without rows there is no figure:
+Rows from several sources get different marks (or dashes) and the source's name in the legend. The caption states n,
+seed, device and source, computed from the rows. Without rows there is no figure:
 `chart.lines(...) or found.missing("trial")`.
 """
 
@@ -23,16 +23,16 @@ from workbench.plots.marks.table import drawn_width
 from workbench.plots.marks.table import table as text_table
 from workbench.plots.marks.theme import BLOCKS, FAINT, HERE, NARROW_PAGE, WIDTH, log_ticks
 
-DASHES = ("solid", "dash", "dot", "dashdot")  # of sources, in their order
-LONG = 40  # letters of a row's name that stay on one line
-SYMBOLS = ("", "-open", "-dot", "-open-dot")  # behind a symbol, of sources
-MANY_POINTS = 24  # of a line, from which on they have no marks
+DASHES = ("solid", "dash", "dot", "dashdot")  # by source, in order
+LONG = 40  # characters of a row's name on one line
+SYMBOLS = ("", "-open", "-dot", "-open-dot")  # symbol suffixes, by source
+MANY_POINTS = 24  # points from which on a line has no marks
 Style = Callable[[str], Look]
 Axis = str | Mapping[str, Any]  # a title, or plotly's settings
 
 
 def measured(records: pd.DataFrame | Iterable[Mapping[str, Any]], **columns: Any) -> pd.DataFrame:
-    """Return what was measured just now as rows to draw: `mean` is their value, `columns` are the same in all."""
+    """Return values measured just now as rows to draw: `mean` is the value, `columns` are constant."""
     rows = pd.DataFrame(records if isinstance(records, pd.DataFrame) else list(records))
     return rows.rename(columns={"mean": "value"}).assign(source=HERE, **columns)
 
@@ -57,15 +57,15 @@ def lines(
     caption: str = "",
     **more: Any,
 ) -> go.Figure | None:
-    """Draw a line a value of `by` against `x`, a panel a value of `panel`; None without rows.
+    """Draw `y` against `x`: one line per value of `by`, one panel per value of `panel`; None without rows.
 
-    `{y}_low` and `{y}_high` (of "value": `low` and `high`, of "ms": `p5` and `p95`) are drawn as a band, where the
-    rows hold them.
+    `{y}_low` and `{y}_high` (of "value": `low` and `high`, of "ms": `p5` and `p95`) are drawn as a band if the rows
+    have them.
 
-    panels      value of `panel` → its title, in the order drawn; others are left out. Or {title, x, y_axis, …}: what
-                the panel has in place of the figure's x, x_axis, y_axis, x_log, y_log, percent, level
+    panels      value of `panel` → its title, in the order drawn; others are dropped. Or {title, x, y_axis, …}, which
+                override the figure's x, x_axis, y_axis, x_log, y_log, percent, level
     percent     `y` is a share
-    hover       a column whose text a point shows
+    hover       column with a point's hover text
     level       height of a dotted line
     more        as `plots.marks.lines.line_chart`: height, share, bars, mark, notice, …
     """
@@ -105,7 +105,7 @@ def _panel(
     percent: bool,
     level: float | None,
 ) -> Panel:
-    """Return the panel of some of the rows; `together` are the values of all panels where they share an axis."""
+    """Return the panel of some rows; `together`: the values of all panels, if they share an axis."""
     series = [_series(own, label, style, x, y, hover, percent) for label, style, own in _groups(part, rows, by, look)]
     horizontal = {**_axis(x_axis or x), **({"type": "log", **log_ticks(part[x], wide)} if x_log else {})}
     vertical = {**_axis(y_axis or y), **({"tickformat": ".1~%"} if percent else {})}
@@ -130,7 +130,7 @@ def dot_plot(
     caption: str = "",
     **more: Any,
 ) -> go.Figure | None:
-    """Draw a row a value of `y`, and in it a mark with its interval a value of `by`; None without rows.
+    """Draw one row per value of `y`, with one mark and interval per value of `by`; None without rows.
 
     whole    the axis is a share from 0 to 100%
     panels   value of `panel` → {title, axis, percent, level, log, whole} of `plots.marks.bars.Column`, in the order
@@ -140,7 +140,7 @@ def dot_plot(
     rows = rows.dropna(subset=[x]).reset_index(drop=True)
     if rows.empty:
         return None
-    more.setdefault("named", bool(by) or rows.source.nunique() > 1)  # the caption names a single source
+    more.setdefault("named", bool(by) or rows.source.nunique() > 1)  # a single source is named in the caption
     by = by or "source"
     rows = rows.assign(**{by: rows[by].astype(object).where(rows[by].notna(), "–")})
     groups = _groups(rows, rows, by, look)
@@ -173,7 +173,7 @@ def bars(
     mode: str = "stack",
     **more: Any,
 ) -> go.Figure | None:
-    """Draw a horizontal bar a value of `y`, stacked (`mode`) from one part a value of `by`; None without rows."""
+    """Draw one horizontal bar per value of `y`, stacked (`mode`) from one part per value of `by`; None without rows."""
     rows = rows.dropna(subset=[x])
     if rows.empty:
         return None
@@ -206,9 +206,9 @@ def table(
 ) -> go.Figure | None:
     """Draw a table: `columns` column → its heading; None without rows.
 
-    form    column → format ("{:.1%}", ".1%") or function; numbers without one have three digits. A column with
-            `{name}_low` and `{name}_high` shows its interval behind it
-    group   column whose values head groups of rows
+    form    column → format ("{:.1%}", ".1%") or function; the default is three digits. A column with `{name}_low` and
+            `{name}_high` shows its interval too
+    group   column whose values are headings of groups of rows
     """
     if rows.empty:
         return None
@@ -229,7 +229,7 @@ def table(
 
 
 def about(rows: pd.DataFrame) -> str:
-    """Say what rows are of: model, data, n, seed, device and source."""
+    """Return the rows' model, data, n, seed, device and source as text."""
     parts = []
     for names, words in ((("model", "data"), "{} on {}"), (("n",), "n = {}")):
         if set(names) <= set(rows):
@@ -247,11 +247,11 @@ def about(rows: pd.DataFrame) -> str:
 
 
 MANY = {"model": "models", "data": "data sets"}
-MOST_SEEDS = 4  # that a caption lists; of more it says nothing
+MOST_SEEDS = 4  # listed in a caption; more are omitted
 
 
 def _few(values: pd.Series, many: str = "kinds") -> str:
-    """Write the distinct values of a column: all of few, how many of many; a range of numbers."""
+    """Format the distinct values of a column: a few in full, the count of many, a range of numbers."""
     known = list(dict.fromkeys(value for value in values if value is not None and value == value and value != ""))
     if known and all(isinstance(value, int | float) for value in known):
         low, high = min(known), max(known)
@@ -262,7 +262,7 @@ def _few(values: pd.Series, many: str = "kinds") -> str:
 
 
 def _listed(known: Sequence[Any]) -> str:
-    """Write all of a list: a, b and c."""
+    """Format a list: a, b and c."""
     *before, last = map(str, known or [""])
     return " and ".join([", ".join(before)] * bool(before) + [last])
 
@@ -279,7 +279,7 @@ def _panels(rows: pd.DataFrame, panel: str, panels: Mapping[str, str] | None) ->
 def _groups(
     part: pd.DataFrame, rows: pd.DataFrame, by: str, look: Style | None
 ) -> list[tuple[str, Look, pd.DataFrame]]:
-    """Return (label, style, rows) of every series of a panel: a value of `by` of a source."""
+    """Return (label, style, rows) of every series of a panel: one value of `by` from one source."""
     sources, values = list(dict.fromkeys(rows.source)), list(dict.fromkeys(rows[by]))
     plain = ((value, Look(BLOCKS[at % len(BLOCKS)], name=str(value))) for at, value in enumerate(values))
     looks = family_looks(((value, look(value)) for value in values) if look else plain)
@@ -322,7 +322,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
 
 
 def _two_lines(name: str) -> str:
-    """Break the name of a row that would take much of the figure, behind its first part or in its middle."""
+    """Break a long row name into two lines, after its first part or in the middle."""
     if len(name) <= LONG:
         return name
     first, mark, rest = name.partition(" · ")
@@ -348,5 +348,5 @@ def _cell(row: Mapping[str, Any], name: str, form: str | Callable[[Any], str] | 
 
 
 def _sourced(fig: go.Figure, rows: pd.DataFrame) -> go.Figure:
-    """Note in the figure which sources its numbers come from."""
+    """Record the sources of the figure's numbers in it."""
     return fig.update_layout(meta={"sources": list(dict.fromkeys(rows.source))})

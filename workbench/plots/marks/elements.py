@@ -1,4 +1,4 @@
-"""Elements that figures share: intervals, bands, legend entries; and controls that work without a Python kernel."""
+"""Shared elements of figures: intervals, bands, legend entries, and controls that need no kernel."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
@@ -12,7 +12,7 @@ from workbench.plots.marks.theme import INK, MUTED, PAPER, RULE, TRACK, Texts, c
 
 
 def layer_slider(layers: int | Sequence[int], active: int) -> dict[str, Any]:
-    """Return a slider whose steps are frames named by layer; `active` counts the steps."""
+    """Return a slider whose steps are frames named by layer; `active` is the initial step."""
     return frame_slider([str(at) for at in (range(layers) if isinstance(layers, int) else layers)], active, "layer ")
 
 
@@ -21,8 +21,7 @@ def frame_slider(
 ) -> dict[str, Any]:
     """Return a slider whose steps are frames.
 
-    A frame is named by its label, or, where labels are sentences (`spoken`, only that of the current frame is shown),
-    by its number.
+    Frames are named by label, or by index if labels are sentences (`spoken`: only the current one is shown).
     """
     play = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
     steps = [
@@ -40,7 +39,7 @@ def frame_slider(
 
 
 def frames(pictures: Mapping[str, Sequence[BaseTraceType]], traces: Sequence[int] | None = None) -> list[go.Frame]:
-    """Return frames by name; each replaces `traces`, or the first ones of the figure, by its own."""
+    """Return frames by name; each replaces `traces`, or the figure's first traces."""
     return [
         go.Frame(name=name, data=list(data), traces=list(range(len(data)) if traces is None else traces))
         for name, data in pictures.items()
@@ -56,7 +55,7 @@ def steered(
     below: int = 128,
     **texts: Unpack[Texts],
 ) -> go.Figure:
-    """Finish panels of tiles, with a slider over `pictures` (frame → traces); a menu of one choice is left out."""
+    """Finish panels of tiles with a slider over `pictures` (frame → traces); a menu of one entry is omitted."""
     if pictures and slider:
         fig.frames = frames(pictures)
         fig.update_layout(sliders=[slider])
@@ -70,9 +69,9 @@ def steered(
 def head_menu(
     heads: int, traces: int, height: int, layouts: Sequence[dict[str, Any]] = (), active: int = 0
 ) -> dict[str, Any]:
-    """Return a menu that shows the traces of one head; traces lie head by head, the mean over heads first.
+    """Return a menu that shows the traces of one head; traces are ordered by head, the mean over heads first.
 
-    `layouts` is what else changes in the layout, per choice.
+    `layouts`: other layout changes, per entry.
     """
     return choice_menu(["mean over heads", *(f"head {h}" for h in range(heads))], traces, height, layouts, active)
 
@@ -85,7 +84,7 @@ def choice_menu(
     active: int = 0,
     always: int = 0,
 ) -> dict[str, Any]:
-    """Return a menu that shows the traces of one choice. They lie choice by choice; `always` more at the end stay."""
+    """Return a menu that shows the traces of one entry. Traces are ordered by entry; the last `always` stay visible."""
     buttons = [
         button(label, [at // traces == number for at in range(len(labels) * traces)] + [True] * always, layout)
         for number, (label, layout) in enumerate(zip_longest(labels, layouts))
@@ -94,24 +93,24 @@ def choice_menu(
 
 
 def button(label: str, visible: Sequence[bool], layout: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return a button of a menu that shows some traces and changes the layout."""
+    """Return a menu button that shows some traces and changes the layout."""
     return {"label": label, "method": "update", "args": [{"visible": list(visible)}, layout or {}]}
 
 
 def menu(buttons: Sequence[dict[str, Any]], height: int, gap: int, **more: Any) -> dict[str, Any]:
-    """Return a menu that lies `gap` px over the right end of a plot area of `height` px."""
+    """Return a menu `gap` px above the right end of a plot area of `height` px."""
     place = {"x": 1, "xanchor": "right", "y": 1 + gap / height, "yanchor": "bottom", "pad": {"t": 0, "b": 0}}
     look = {"bgcolor": PAPER, "bordercolor": RULE, "font": {"size": 12}}
     return {"buttons": list(buttons), **place, **look, **more}
 
 
 def switch(buttons: Sequence[dict[str, Any]], height: int, gap: int) -> dict[str, Any]:
-    """Return a menu whose few buttons lie side by side."""
+    """Return a menu as a row of buttons."""
     return menu(buttons, height, gap, type="buttons", direction="right", font={"color": MUTED})
 
 
 def some(items: Sequence[int], wanted: int, most: int = 8) -> list[int]:
-    """Pick at most `most` of `items`, evenly spread, `wanted` among them: a figure carries a picture of each."""
+    """Pick at most `most` evenly spread `items` that include `wanted`: the figure stores a picture of each."""
     if len(items) <= most:
         return list(items)
     others = [items[round(i * (len(items) - 1) / (most - 2))] for i in range(most - 1)]

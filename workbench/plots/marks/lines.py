@@ -1,4 +1,4 @@
-"""Line charts: panels side by side, a line a name, an interval around every point that has one."""
+"""Line charts: panels side by side, one line per name, with intervals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +11,14 @@ from workbench.plots.marks.elements import band, interval
 from workbench.plots.marks.styles import Look
 from workbench.plots.marks.theme import INK, MUTED, Texts, clear, finish, legend_lines, panel_titles
 
-BETWEEN = 84  # px between panels that stand over each other, for axis and title
+BETWEEN = 84  # px between rows of panels, for axis and title
 
 
 @dataclass(frozen=True)
 class Series:
     """A line through N points.
 
-    `hover` is what a point says beside the name of the line, with `data` as plotly's customdata; `low` and `high` are
-    the ends of the intervals.
+    `hover`: hover template after the line's name, with `data` as plotly's customdata; `low` and `high`: interval ends.
     """
 
     name: str
@@ -30,15 +29,15 @@ class Series:
     hover: str = ""
     data: Sequence[Any] | None = None
     look: Look = field(default_factory=Look)
-    width: float = 2  #: px, of the line
-    size: float = 7  #: px, of the marks
-    edge: float | None = None  #: px, of their outlines
+    width: float = 2  #: px of the line
+    size: float = 7  #: px of the marks
+    edge: float | None = None  #: px of the marks' outlines
     mode: str = "lines+markers"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: lines and plotly's settings of both axes. A dotted line is drawn at height `level`."""
+    """One plot: lines, and plotly's settings of both axes. A dotted line is drawn at height `level`."""
 
     name: str
     series: Sequence[Series]
@@ -53,7 +52,7 @@ class Panel:
 
 
 def across(panels: int) -> int:
-    """Return how many panels stand side by side: of more than three, two, or their lines run into each other."""
+    """Return the number of panels per row: two if there are more than three, else all."""
     return panels if panels <= 3 else 2
 
 
@@ -71,10 +70,10 @@ def line_chart(
     mark: float | None = None,
     **texts: Unpack[Texts],
 ) -> go.Figure:
-    """Draw `panels` side by side under one legend, in which a name that stands in several panels is listed once.
+    """Draw `panels` side by side under one legend that lists every name once.
 
-    height    px, of panels that stand side by side: two or three, of more two
-    lines     that the legend takes, at least
+    height    px of a row of panels: up to three; two per row if there are more
+    lines     minimum number of lines of the legend
     share     one vertical range for all panels
     bars      intervals are error bars, else bands behind all lines
     mark      a dotted vertical line at this x
@@ -102,7 +101,7 @@ def line_chart(
             fig.add_vline(mark, line={"color": MUTED, "width": 1, "dash": "dot"}, **place)
     panel_titles(fig)
     lines = max(lines, legend_lines(listed))
-    above = max(above, gap + 8 + 5 * lines)  # or the legend would touch the text over it
+    above = max(above, gap + 8 + 5 * lines)  # keeps the legend off the text above
     return finish(fig, height=deep * height, above=above + 24 * lines - 4, below=58, left=left, legend=gap, **texts)
 
 

@@ -1,4 +1,4 @@
-"""Readable names of the methods in rows of result tables, and columns by which figures group them."""
+"""Readable method names for rows of result tables, and columns that figures group by."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from workbench.plots.marks.styles import SELECTORS, Look, looks_of
 
 @dataclass(frozen=True)
 class Measure:
-    """A score of a sweep's table: column `name`, with {name}_low and {name}_high."""
+    """A score in a sweep's table: column `name`, with {name}_low and {name}_high."""
 
     name: str
     words: str
@@ -25,11 +25,11 @@ class Measure:
 
     @property
     def axis(self) -> str:
-        """Title of an axis; it says the way where lower is better."""
+        """Axis title; it says if lower is better."""
         return self.words if self.better == "higher" else f"{self.words} (lower is better)"
 
     def say(self, value: float, digits: int = 1) -> str:
-        """Write one value: a share with so many digits, nats with three that count."""
+        """Format a value: a share with `digits`, nats with three significant digits."""
         return f"{value:.{digits}%}" if self.percent else f"{value:.3g}"
 
 
@@ -53,7 +53,7 @@ MEASURES = {
 
 
 def measure_of(name: str, table: pd.DataFrame) -> Measure:
-    """Return a measure by its column. Raises BadInput for an unknown one, and for one that the table lacks."""
+    """Return a measure by its column. Raises BadInput if it is unknown or missing from the table."""
     if name not in MEASURES:
         raise not_allowed("metric", name, MEASURES)
     columns = [name, f"{name}_low", f"{name}_high"]
@@ -66,13 +66,13 @@ FIELDS = ("mode", "positions", "prepare", "select", "ratio", "correct", "attend"
 
 
 def named(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add columns of the method of every row, and drop the ratio of methods that choose no tokens.
+    """Add columns that describe every row's method, and drop the ratio of methods that select no tokens.
 
-    name         in words, "Full Reuse + answer-guided at 15%" say
-    neighbours   that blocks were prepared with, 0 behind the system prompt alone; None of other preparations
-    embedder     by which neighbours are found
-    cached       how blocks were prepared, in words
-    rule         a sparse method without its options, "compact(over=bfla)" say; "" of a dense one
+    name         in words, e.g. "Full Reuse + answer-guided at 15%"
+    neighbours   number of neighbours in preprocessing, 0 for the system prompt only; None for other preprocessings
+    embedder     the embedder that finds neighbours
+    cached       the preprocessing in words
+    rule         the sparse method without options, e.g. "compact(over=bfla)"; "" if dense
     """
     rows = rows.assign(ratio=rows.ratio.where(~rows["select"].isin(["", "none"]) | rows.correct.map(_chooses)))
     fields = list(FIELDS)
@@ -84,7 +84,7 @@ def named(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_words(method: Mapping[str, Any]) -> str:
-    """Return the name of one method, from those of its `FIELDS` that are not left at their default."""
+    """Return a method's name from its `FIELDS` that differ from the defaults."""
     row = {name: method.get(name) for name in FIELDS} | {"mode": method.get("mode", "block")}
     if row["select"] in (None, "", "none") and not _chooses(row["correct"]):
         row["ratio"] = None
@@ -93,10 +93,10 @@ def in_words(method: Mapping[str, Any]) -> str:
 
 @cache
 def _chooses(spec: Any) -> bool:
-    """Say whether a correction recomputes tokens of its own choice; one that is not known here does not."""
+    """Return whether a correction selects tokens to recompute; an unknown one does not."""
     if not isinstance(spec, str) or spec in ("", "none"):
         return False
-    from workbench.methods import correct  # loads torch
+    from workbench.methods import correct  # imports torch
 
     try:
         return correct.named(spec).chooses
@@ -104,7 +104,7 @@ def _chooses(spec: Any) -> bool:
         return False
 
 
-TITLES = {  # of preparations, corrections and attention rules, as published or in words
+TITLES = {  # of preprocessings, corrections and attention rules: published names, or words
     "agent_kv_shift": "AgentKVShift",
     "ape": "APE",
     "behind_document": "behind a document",
@@ -118,20 +118,20 @@ TITLES = {  # of preparations, corrections and attention rules, as published or 
 
 
 def titled(spec: str) -> str:
-    """Return a spec with the title of its method: "APE(scale=0.8)"; one that has none stays."""
+    """Return a spec with its method's title, as in "APE(scale=0.8)"; without a title it stays unchanged."""
     name, bracket, options = spec.partition("(")
     return TITLES.get(name, name) + bracket + options
 
 
 def cached(prepare: str) -> str:
-    """Say in words what blocks of a preprocessing are cached behind."""
+    """Describe what a preprocessing conditions blocks on."""
     name, options = registry.parse(prepare or "independent")
     behind = {"after_system": "the system prompt", "with_neighbours": _near(options)}.get(name)
     return f"after {behind}" if behind else "alone" if name == "independent" else titled(prepare)
 
 
 def sparse_look(spec: str) -> Look:
-    """Return the look of a sparse method: CompactAttention has the colour of what it is over, and dots."""
+    """Return the style of a sparse method: CompactAttention has its selector's colour, dotted."""
     return next(iter(looks_of([spec]).values()))
 
 
@@ -166,7 +166,7 @@ PLAIN = {"positions": "re-encoded", "prepare": "independent"}
 
 @cache
 def _published(fields: tuple[Any, ...]) -> str:
-    """Return the title of the published method with these `PUBLISHED` fields, if it corrects or attends; else ""."""
+    """Return the title of the published correction or attention rule with these `PUBLISHED` fields, or ""."""
     for one in METHODS.values():
         its = tuple(one.fields.get(name, PLAIN.get(name, "none")) for name in PUBLISHED)
         if its == fields and ("correct" in one.fields or "attend" in one.fields):

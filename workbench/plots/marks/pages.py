@@ -1,4 +1,4 @@
-"""Pages as Jinja templates (`plots/pages/*.html`), which load nothing; texts stay text."""
+"""Pages from Jinja templates (`plots/pages/*.html`); they load nothing, and all texts are escaped."""
 
 import re
 from functools import cache
@@ -17,7 +17,7 @@ TAG = re.compile(r"<(?=[a-zA-Z/!])[^<>]*>?")
 
 
 def render(page: str, /, **texts: Any) -> str:
-    """Return the page of a template, filled in."""
+    """Render a template."""
     return _templates().get_template(f"{page}.html").render(**texts)
 
 
@@ -30,12 +30,12 @@ def _templates() -> Environment:
 
 
 def saving(kind: str) -> str:
-    """Return what saves figures and tables of a page: "js" or "css"."""
+    """Return the script ("js") or style ("css") of a page's "Save as…" buttons."""
     return (FOLDER / f"saving.{kind}").read_text(encoding="utf-8")
 
 
 def inert(value: Any) -> Any:
-    """Return plotly's JSON with every other tag, and every attribute, as text."""
+    """Return plotly's JSON with all but plotly's plain tags escaped."""
     if isinstance(value, dict):
         return {name: inert(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -29,7 +29,7 @@ SAND, MOSS = "#E4BB67", "#316C13"
 
 @dataclass(frozen=True)
 class Look:
-    """`symbol` and `dash` are plotly's words; `name` is what a legend says."""
+    """Style of a series: `symbol` and `dash` in plotly's words; `name` for the legend."""
 
     colour: str = BLUE
     symbol: str = "circle"
@@ -38,16 +38,16 @@ class Look:
 
 
 class Looks(dict[str, Look]):
-    """Looks by name. A spec has the look of its name, and shows its options as they were given."""
+    """Styles by name. A spec has the style of its name, and keeps its options in the label."""
 
     def of(self, spec: str) -> Look:
-        """Return the look of a spec; an unknown name is drawn in blue."""
+        """Return the style of a spec; unknown names are blue."""
         name, bracket, options = spec.partition("(")
         look = self.get(name, Look(name=name))
         return replace(look, name=f"{look.name}: {options.removesuffix(')')}") if bracket else look
 
     def name_of(self, spec: str) -> str:
-        """Return the name that people read: `query_guided` → question-guided (FusionRAG)."""
+        """Return the readable name: `query_guided` → question-guided (FusionRAG)."""
         return self.of(spec).name
 
     def colour_of(self, spec: str) -> str:
@@ -60,31 +60,31 @@ class Looks(dict[str, Look]):
 
 
 class SparseLooks(Looks):
-    """Looks of sparse methods: options are left out, but for the method that CompactAttention is over."""
+    """Styles of sparse methods, without options except CompactAttention's selector."""
 
     def of(self, spec: str) -> Look:
-        """Return the look of a spec: `compact(over=bfla)` → CompactAttention over BFLA."""
+        """Return the style of a spec: `compact(over=bfla)` → CompactAttention over BFLA."""
         name, options = registry.parse(spec)
         look = self.get(name, Look(name=name))
         return replace(look, name=f"{look.name} over {self.name_of(options['over'])}") if "over" in options else look
 
 
 class BaselineLooks(Looks):
-    """Looks of what a kernel is measured against, by how its label begins: `flash, dense` is SDPA flash."""
+    """Styles of kernel baselines by the start of their label: `flash, dense` is SDPA flash."""
 
     def start_of(self, label: str) -> str:
-        """Return the baseline without what it does: `flash, dense` → flash; "" for an unknown one."""
+        """Return the baseline's name: `flash, dense` → flash; "" if unknown."""
         return next((start for start in self if label == start or label.startswith((f"{start},", f"{start} "))), "")
 
     def of(self, label: str) -> Look:
-        """Return the look of a label: `flash, dense` → SDPA flash, dense; an unknown one is grey."""
+        """Return the style of a label: `flash, dense` → SDPA flash, dense; unknown ones are grey."""
         start = self.start_of(label)
         look = self[start] if start else Look(MUTED)
         colour = OTHER_LAUNCH if label.startswith("ours,") else look.colour
         return replace(look, colour=colour, name=look.name + label[len(start) :])
 
     def colours(self) -> dict[str, str]:
-        """Return the colour of every maker."""
+        """Return the colour of every baseline family."""
         return {look.name: look.colour for look in self.values()}
 
 
@@ -98,7 +98,7 @@ MODES = Looks(
         "stock prefix": Look(GREEN, "triangle-down", name="transformers, ready prefix cache"),
     }
 )
-SCHEDULERS = Looks(  # modes of the scheduler, and what serves without blocks
+SCHEDULERS = Looks(  # scheduler modes, and serving without cached blocks
     {
         "sync": Look(MUTED, "square", name="synchronous"),
         "request": Look(BLUE, name="asynchronous, by request"),
@@ -179,7 +179,7 @@ BASELINES = BaselineLooks(
         "quoka": Look(MOSS, name="quoka"),
     }
 )
-OTHER_LAUNCH = VIOLET  # a kernel of this package launched otherwise, as "ours, written in place"
+OTHER_LAUNCH = VIOLET  # another launch of our kernel, e.g. "ours, written in place"
 REUSE_STATUSES = Looks(
     {
         "kept": Look(pale(BLUE, 0.22), name="kept in place"),
@@ -190,7 +190,7 @@ REUSE_STATUSES = Looks(
 )
 ALL_COMPUTED = Look(INK, "circle", "solid", "full attention, no cache")
 BLOCKS_CACHED = Look(BLUE, "square", "solid", "cached blocks: only changed ones and the question")
-TOKENS = {  # field of a record of `sessions.follow` → look
+TOKENS = {  # field of a `sessions.follow` record → style
     "tokens": ALL_COMPUTED,
     "after_prefix": Look(ORANGE, "diamond", "dash", "prefix cache"),
     "computed": BLOCKS_CACHED,
@@ -228,7 +228,7 @@ triangle-left triangle-right octagon diamond-wide star-diamond hexagram
 
 
 def looks_of(specs: Iterable[str]) -> dict[str, Look]:
-    """Return the looks of sparse methods by name; CompactAttention takes the colour of what it is over, and dots."""
+    """Return the styles of sparse methods by name; CompactAttention has its selector's colour, dotted."""
     looks = {}
     for spec in specs:
         over = registry.parse(spec)[1].get("over", spec)
@@ -257,20 +257,19 @@ REUSE_NAMES = {
 
 
 def reuse_name(prepare: str) -> str:
-    """Return what reuse without recomputation is called: Full Reuse is FusionRAG's, behind the system prompt."""
+    """Return the name of reuse without recomputation: "Full Reuse" (FusionRAG) if conditioned on the system prompt."""
     name, _ = registry.parse(prepare)
     return REUSE_NAMES.get(name, "reuse")
 
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-TINTS = (None, INK, PAPER)  # what the colour of further lines of a family is mixed with
+TINTS = (None, INK, PAPER)  # mixed into the colour of further lines of a family
 
 
 def family_looks(named: Iterable[tuple[str, Look]]) -> dict[str, Look]:
-    """Return looks by name, told apart where several have one colour, symbol and dash, as variants of one method do.
+    """Return styles by name; variants of one method with equal styles are made distinguishable.
 
-    Further lines of a family are dashed otherwise, their marks are hollow or of another shape, and their colour is
-    darker or lighter.
+    Further lines of a family get another dash, hollow or other marks, and a darker or lighter colour.
     """
     looks: dict[str, Look] = {}
     taken: dict[tuple[str, str, str], int] = {}
@@ -294,7 +293,7 @@ def _variant(look: Look, number: int) -> Look:
 
 
 def shades(names: Iterable[str]) -> Callable[[str], Look]:
-    """Return a look by name: colours from dark to light in the order of the names, as of layers."""
+    """Return a style by name: colours from dark to light in the order of the names, e.g. layers."""
     listed = list(dict.fromkeys(names))
     colours = sample_colorscale(SHADES, [0.95 * at / max(len(listed) - 1, 1) for at in range(len(listed))])
     return lambda name: Look(colours[listed.index(name)], name=name)

@@ -1,6 +1,6 @@
-"""Tables of texts in groups of rows, with text widths and line breaks.
+"""Tables of texts with groups of rows, measured text widths and line breaks.
 
-The width of a letter is its widest in DejaVu Sans, Arial and Noto Sans, as the browser's font is not known.
+A character's width is its largest in DejaVu Sans, Arial and Noto Sans, as the browser's font is unknown.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from workbench.plots.marks.theme import FAINT, INK, MUTED, PAPER, RULE, WIDTH, Texts, finish, plain
 
-_EM = {  # width by the size of the font: the letters that have it
+_EM = {  # width in em → characters
     0.29: "ijlI'",
     0.34: " ,.·/:;\\",
     0.40: "f-()[]t!",
@@ -28,14 +28,14 @@ _EM = {  # width by the size of the font: the letters that have it
     1.00: "%mW@…→",
 }
 _WIDTHS = {letter: width for width, letters in _EM.items() for letter in letters}
-WITHIN = "\u200b"  # behind a piece of a word that goes on in the next line; no letter is drawn
-_OTHER, _SQUARE = 0.66, 1.0  # of a letter that is not listed; of one of Chinese, Japanese, Korean
+WITHIN = "\u200b"  # zero-width space after a word's piece that continues on the next line
+_OTHER, _SQUARE = 0.66, 1.0  # em of an unlisted character; of a Chinese, Japanese or Korean one
 _BOLD = 1.14
-SPACE, ROUNDING = _WIDTHS[" "], 0.01  # width by the size of the font; px
+SPACE, ROUNDING = _WIDTHS[" "], 0.01  # em; px
 
 
 def drawn_width(text: str, size: int = 12, bold: bool = False) -> float:
-    """Return how many px a line takes in letters of `size` px."""
+    """Return the width of a line in px, at font size `size`."""
     return sum(map(_em, text)) * size * (_BOLD if bold else 1)
 
 
@@ -48,14 +48,14 @@ def _em(letter: str) -> float:
 def broken(text: str, room: float, size: int = 12, bold: bool = False) -> list[str]:
     """Break a text into lines of at most `room` px.
 
-    Between words as plotly's tables do, and inside a word that is wider: WITHIN stands behind its pieces but the last.
+    Lines break between words as in plotly's tables, and inside wider words, whose pieces but the last end in WITHIN.
     An empty text is one line.
     """
     lines: list[str] = []
     line: list[str] = []
     taken = 0.0
     for word in _pieces(text, room, size, bold):
-        width = drawn_width(word + " ", size, bold)  # plotly counts the space behind the last word of a line too
+        width = drawn_width(word + " ", size, bold)  # plotly counts a line's trailing space too
         if line and taken + width > room + ROUNDING:
             lines.append(" ".join(line))
             line, taken = [], 0.0
@@ -65,12 +65,12 @@ def broken(text: str, room: float, size: int = 12, bold: bool = False) -> list[s
 
 
 def rejoined(cell: str) -> str:
-    """Return the text of a cell whose lines `table` broke: words are whole again."""
+    """Return the original text of a cell that `table` broke into lines."""
     return cell.replace(f"{WITHIN}<br>", "").replace("<br>", " ")
 
 
 def _pieces(text: str, room: float, size: int, bold: bool) -> Iterator[str]:
-    """Yield the words of a text, one that is wider than `room` in pieces that fit."""
+    """Yield the words of a text; words wider than `room` in pieces."""
     for word in text.split():
         begin, taken = 0, SPACE * size
         for at, letter in enumerate(word):
@@ -82,10 +82,10 @@ def _pieces(text: str, room: float, size: int, bold: bool) -> Iterator[str]:
         yield word[begin:]
 
 
-ROW, SECOND, LINE = 26, 19.6, 15.6  # px, of a row of one line, of its second line, and of each further one
-MOST_LINES = 3  # that a text takes
-PADDING = 17  # px, of a cell, left and right together
-ROOM, NARROWEST, WIDEST = WIDTH - 24, 70, 240  # px, of the table; of a column of texts; of a word that is not broken
+ROW, SECOND, LINE = 26, 19.6, 15.6  # px of a one-line row, of its second line, of each further line
+MOST_LINES = 3  # of a text
+PADDING = 17  # px of a cell, left plus right
+ROOM, NARROWEST, WIDEST = WIDTH - 24, 70, 240  # px of the table; of a text column; of an unbroken word
 
 
 def table(
@@ -99,13 +99,12 @@ def table(
 ) -> go.Figure:
     """Draw `rows` of texts under `head`.
 
-    groups    indices of rows that begin a new group (drawn as a bar)
-    widths    of the columns, in any unit, where all texts have room on one line
-    words     the first columns that hold texts, set to the left; the others hold numbers, set to the right
+    groups    indices of rows that are group headings (drawn as a bar)
+    widths    of the columns, in any unit, used if all texts fit on one line
+    words     number of leading text columns, left-aligned; the others are numbers, right-aligned
 
-    A text too long for its line goes on in the next, at most three (that of a group as often as it needs); a number
-    goes on where the table has no room.
-    Lines are broken here, not by plotly, which breaks them only when it draws: the height of the figure is known.
+    A long text takes at most three lines (a heading any number); numbers break only if the table is too narrow. Lines
+    are broken here and not by plotly, so the height of the figure is known.
     """
     columns = _pixels(head, rows, list(widths) or [2.9, *[1] * (len(head) - 1)], words)
     room = [column - PADDING for column in columns]
@@ -121,7 +120,7 @@ def table(
     header = {"values": ["<br>".join(lines) for lines in heads], "fill": {"color": PAPER}, "height": above}
     shown = list(zip(*(["<br>".join(map(plain, lines)) for lines in row] for row in cells), strict=True))
     body = {"values": shown, "fill": {"color": [fill]}, "height": ROW}
-    header |= {"font": {"size": 12, "color": INK, "weight": "bold"}, **look}  # tags are set wrong on a narrow page
+    header |= {"font": {"size": 12, "color": INK, "weight": "bold"}, **look}  # tags render wrongly on narrow pages
     body |= {"font": {"size": 12, "color": [colours]}, **look}
     fig = go.Figure(go.Table(columnwidth=columns, header=header, cells=body))
     tall = ceil(sum(_height(max(map(len, row))) for row in cells))
@@ -129,8 +128,7 @@ def table(
 
 
 def _lines(text: str, room: float, cut: bool, whole: bool) -> list[str]:
-    """Break a text into lines of at most `room` px: one that is cut into three at most (not where it is kept `whole`),
-    others with words whole."""
+    """Break a text into lines of `room` px: with `cut` into at most three (unless `whole`), else between words."""
     lines = broken(text, room if cut else max([room, *map(_px, text.split())]))
     if cut and not whole and len(lines) > MOST_LINES:
         return [*lines[: MOST_LINES - 1], _ended(lines[MOST_LINES - 1], room)]
@@ -138,12 +136,12 @@ def _lines(text: str, room: float, cut: bool, whole: bool) -> list[str]:
 
 
 def _px(text: str, bold: bool = False) -> float:
-    """Return how many px a line takes in plotly's tables, which add a space behind every word."""
+    """Return the px of a line in plotly's tables, which add a space after every word."""
     return drawn_width(text + " ", bold=bold)
 
 
 def _ended(line: str, room: float) -> str:
-    """Return a line that ends in … where more would follow."""
+    """Return a line that ends in …, for a cut text."""
     line = line.removesuffix(WITHIN)
     while line and _px(f"{line}…") > room:
         line = line[:-1]
@@ -151,15 +149,15 @@ def _ended(line: str, room: float) -> str:
 
 
 def _height(lines: int) -> float:
-    """Return the px of a row with so many lines."""
+    """Return the height of a row in px."""
     return ROW + (SECOND + LINE * (lines - 2) if lines > 1 else 0)
 
 
 def _pixels(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[float], words: int) -> list[float]:
-    """Return the px of columns.
+    """Return column widths in px.
 
-    Where every text has room on one line, they are as `widths` say, none below what its longest text needs. Else
-    numbers get what they need and texts share what is left; where that is too little, numbers break as well.
+    If every text fits on one line, they follow `widths`, with at least the longest text's width. Else numbers get their
+    width and texts share the rest; if that is too little, numbers break too.
     """
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(head)
     least = [PADDING + _longest_word(name, texts) for name, texts in zip(head, columns, strict=True)]
@@ -182,7 +180,7 @@ def _longest_word(name: str, texts: Sequence[str]) -> float:
 
 
 def _filled(wanted: Sequence[float], least: Sequence[float]) -> list[float]:
-    """Return widths that fill the table: `wanted`, but where that is below `least` this, and others less."""
+    """Return widths that fill the table: `wanted`, at least `least`, the others reduced."""
     short: set[int] = set()
     while True:
         free = [at for at in range(len(wanted)) if at not in short]
@@ -194,5 +192,5 @@ def _filled(wanted: Sequence[float], least: Sequence[float]) -> list[float]:
 
 
 def verdict(right: bool | None) -> str:
-    """Return whether an answer is right, as a cell of a table; a dash where no answer is known."""
+    """Return a table cell that says whether an answer is right; a dash if the expected answer is unknown."""
     return {True: "yes", False: "no", None: "–"}[right]

@@ -9,16 +9,15 @@ from zlib import crc32
 
 import plotly.graph_objects as go
 
-HERE = "here"  # source of numbers that are measured while a notebook runs, and of what is computed
-WIDTH = 900  # px; fixed, so that labels fall where they were looked at
+HERE = "here"  # source of numbers that a running notebook measures or computes
+WIDTH = 900  # px; fixed, so that label layout is the same everywhere
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
-FRAME, TITLE_HEIGHT = ("title", "notice", "caption"), 50  # names of the notes that frame a figure; px
-NARROW_PAGE, GAP = 0.8, 12  # least width of a figure on a page, of WIDTH; px between labels of ticks
-LETTER, SMALLEST = 0.6, 11  # width of a letter by its height, on average; px of the smallest text
+FRAME, TITLE_HEIGHT = ("title", "notice", "caption"), 50  # names of a figure's texts; px
+NARROW_PAGE, GAP = 0.8, 12  # minimum width of a figure on a page, in WIDTH; px between tick labels
+LETTER, SMALLEST = 0.6, 11  # average width of a character in em; px of the smallest text
 FONT = "Inter, 'Open Sans', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
-# Okabe and Ito's colours, which people with the common colour-vision deficiencies can tell apart; darkened where
-# they must carry text.
+# Okabe and Ito's colours, distinguishable with the common colour-vision deficiencies; darkened where they carry text.
 BLUE, ORANGE, GREEN, RED, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 BLOCKS = (
     BLUE,
@@ -35,8 +34,8 @@ BLOCKS = (
     "#A6CEE3",
 )  # of blocks
 QUESTION = INK
-SEQUENTIAL = "YlGnBu"  # little is near the paper, in the dark theme as well
-SHADES = "Cividis"  # of lines, which have to stand out from the paper at both ends
+SEQUENTIAL = "YlGnBu"  # small values are near the background, in the dark theme too
+SHADES = "Cividis"  # for lines: both ends contrast with the background
 TRACK = "#b9c0c9"  # of sliders
 
 _AXIS = {
@@ -67,22 +66,22 @@ TEMPLATE = go.layout.Template(
             "bgcolor": "rgba(0,0,0,0)",
             "color": RULE,
             "activecolor": MUTED,
-            "remove": ["sendChartToCloud"],  # no figure offers to leave the machine
+            "remove": ["sendChartToCloud"],  # no upload to a cloud
         },
     }
 )
 
-# A dark page shows a figure with its lightness turned round: white becomes the grey of JupyterLab's dark theme; hues
-# and what stands out stay. Only figures on white paper are turned; `tests/test_theme.py` holds the colours to it.
-TURNED = "invert(0.9444) hue-rotate(180deg) brightness(1.2)"  # the last, for lines in yellow and brown
+# On dark pages a figure's lightness is inverted: white becomes the grey of JupyterLab's dark theme; hues and contrast
+# stay. Only figures on white paper are inverted; `tests/test_theme.py` checks the colours.
+TURNED = "invert(0.9444) hue-rotate(180deg) brightness(1.2)"  # the last one for yellow and brown lines
 _FIGURE = ":is(.js-plotly-plot:has(.main-svg[style*='255, 255, 255']), .papers)"
 _TURN = f"{{ filter: {TURNED}; }}"
 _DARK = "body[data-jp-theme-light='false'], body.vscode-dark, body.dark, body.dark-theme, :root[data-theme='dark']"
-# Where a page is narrower than a figure, the figure is drawn smaller, down to SMALLER: below it, it is scrolled to.
-# The tangent of an arc tangent makes a number of two lengths. Beside a figure stands the number of its cell.
+# On pages narrower than a figure, the figure is scaled down to NARROW_PAGE; below that it scrolls. The tangent of an
+# arc tangent divides two lengths. Left of a figure is its cell number.
 SMALLER, BESIDE = 0.68, 84
 _FIT = f"clamp({SMALLER}, tan(atan2(100cqw - var(--beside-figures, {BESIDE}px), {WIDTH}px)), 1)"
-# Cells of a table that hold several lines and are set to the right: plotly takes their width as it is on the screen.
+# Right-aligned table cells with several lines: plotly measures their width on the screen.
 _BROKEN = ".js-plotly-plot .cell-text-holder:not([text-anchor], [transform^='translate(8,'])"
 _NARROW = f""".jp-OutputArea:has(.js-plotly-plot) {{ container-type: inline-size; }}
 @container (max-width: {WIDTH + BESIDE}px) {{
@@ -90,8 +89,8 @@ _NARROW = f""".jp-OutputArea:has(.js-plotly-plot) {{ container-type: inline-size
     min-width: {WIDTH}px; transform: scale({_FIT}); transform-origin: 0 0; }}
   {_BROKEN} {{ transform-box: fill-box; translate: calc(({_FIT} - 1) * 100%) 0; }}
 }}"""
-# What JupyterLab shows of a view whose state was not saved: a text without an element around it. An output behind it,
-# that is hidden beside a view that lives, may hold what the view showed.
+# For a view without saved state, JupyterLab shows a bare text. The fallback output after it, hidden next to a live
+# view, is shown instead.
 _VIEW = ".jp-OutputArea-child:has(> .jp-OutputArea-output.jupyter-widgets{})"
 _DEAD = f"{_VIEW.format('')}:not({_VIEW.format(' > *')})"
 _STILL = ".jp-OutputArea-child .wb-static:not(:empty)"
@@ -107,8 +106,8 @@ STYLE = f"""
 {_NARROW}
 {_LOST}
 """
-# In JupyterLab all notebooks that are open share one document, and each brings the style of its own day: in a notebook
-# its own stands above what others bring. A browser that does not know `@scope` reads the first half.
+# In JupyterLab all open notebooks share one document, and each brings the style of its version: `@scope` gives a
+# notebook's own style priority. Browsers without `@scope` read the first half.
 OF_DAY = f"wb-style-{crc32(STYLE.encode()):08x}"
 NOTEBOOK_STYLE = f"""<style class="{OF_DAY}">{STYLE}
 @scope (.jp-Notebook:has(style.{OF_DAY})) {{ {STYLE} }}</style>"""
@@ -117,7 +116,7 @@ PAGE_STYLE = f"{STYLE}\n:root {{ --beside-figures: 20px; }}\n{FOLLOWS_READER}"
 
 
 class Notes(TypedDict):
-    """The texts of a figure besides its title: `notice` (what to look at) and `caption` (how it was measured)."""
+    """A figure's texts besides the title: `notice` (what to look at) and `caption` (how it was measured)."""
 
     notice: NotRequired[str]
     caption: str
@@ -135,7 +134,7 @@ def block_colour(block: int, blocks: int) -> str:
 
 
 def pale(colour: str, strength: float = 0.4) -> str:
-    """Mix `colour` (#rrggbb) with white; strength 1 leaves it as it is."""
+    """Mix `colour` (#rrggbb) with white; strength 1 leaves it unchanged."""
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
@@ -164,10 +163,10 @@ def finish(
     right: int = 24,
     legend: int | None = None,
 ) -> go.Figure:
-    """Add the frame of a figure: title, notice (under it) and caption (at the foot).
+    """Add a figure's title, notice (below it) and caption (at the bottom).
 
-    `height` is that of the plot area in px; `above` and `below` are reserved, between the plot area and the texts, for
-    legends, menus, sliders and axis titles. `legend`: px between the plot area and a legend over it.
+    `height`: px of the plot area. `above` and `below`: px reserved between plot area and texts for legends, menus,
+    sliders and axis titles. `legend`: px between the plot area and a legend above it.
     """
     title, notice, caption = map(plain, (title, notice, caption))
     notice += "" if not notice or notice.endswith((".", "?", "!", ".”", "?”", "!”")) else "."
@@ -177,7 +176,7 @@ def finish(
     if legend is not None:
         fig.update_layout(legend=legend_over(height, legend))
     if fig.layout.legend.x is None:
-        fig.update_layout(legend_x=(8 - left) / (WIDTH - left - right))  # in line with the title
+        fig.update_layout(legend_x=(8 - left) / (WIDTH - left - right))  # aligned with the title
     bottom = below + 16 * len(measured) + 16
     margin = {"t": top, "b": bottom, "l": left, "r": right}
     fig.update_layout(template=TEMPLATE, width=WIDTH, height=height + top + bottom, margin=margin)
@@ -193,9 +192,9 @@ def finish(
 
 
 def unframed(figure: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Take the frame of `finish` off plotly's JSON: {title, notice, caption}, each one line, and the plot without it.
+    """Split plotly's JSON into {title, notice, caption}, each one line, and the plot without them.
 
-    A page writes the texts itself. Of a figure without a frame there are no texts, and it is left as it is.
+    Pages write the texts themselves. A figure without these texts stays unchanged.
     """
     layout = dict(figure.get("layout", {}))
     notes = list(layout.get("annotations", []))
@@ -213,12 +212,12 @@ def unframed(figure: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]
 
 
 def plain(text: str) -> str:
-    """Return a text in which every tag but a line break and a raised or lowered letter is shown as it is written."""
+    """Escape all tags of a text except line breaks, superscripts and subscripts."""
     return re.sub(r"<(?!br>|/?su[bp]>)", "&lt;", text)
 
 
 def escaped(text: str) -> str:
-    """Return a text of a user as plotly shows it letter by letter: its tags and entities stay text."""
+    """Escape a user's text for plotly: tags and entities stay literal."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -226,22 +225,21 @@ def _lines(text: str, width: int) -> list[str]:
     return [line for part in text.split("<br>") for line in wrap(part, width, break_on_hyphens=False)]
 
 
-GAP_OF_DECADES = 52  # px of "1,000,000" and the room around it
+GAP_OF_DECADES = 52  # px of "1,000,000" with margins
 
 
 def log_ticks(values: Iterable[float], wide: float | None = None) -> dict[str, Any]:
-    """Return the ticks of a logarithmic axis: powers of ten where they span over three (as 1M or 10⁻⁶
-    where they are large or small), else 1-2-5 steps.
+    """Return the ticks of a logarithmic axis: powers of ten over three decades and more (1M, 10⁻⁶), else 1-2-5 steps.
 
-    A horizontal axis of `wide` px has fewer where their labels would touch. Large numbers with fewer than two powers of
-    ten between them have plotly's own steps.
+    A horizontal axis of `wide` px has fewer if labels would touch. Large numbers within two decades get plotly's own
+    steps.
     """
     positive = [value for value in values if value > 0] or [1.0]
     low, high = floor(log10(min(positive))), ceil(log10(max(positive)))
     if high > 6 and floor(log10(max(positive))) <= ceil(log10(min(positive))):
         return {"exponentformat": "SI"}
     if (high - low > 3 and (high > 6 or low < -3)) or high > 6:
-        if high > 14:  # plotly's own steps end in 10¹⁵
+        if high > 14:  # plotly's own steps end at 10¹⁵
             return {"dtick": 1, "tickformat": "~s"}
         return {"dtick": 1, "exponentformat": "SI" if low >= 0 else "power"}
     decade = inf if wide is None else wide / max(0.1, log10(max(positive) / min(positive)))
@@ -260,9 +258,9 @@ def _step(value: float) -> str:
 
 
 def panel_titles(fig: go.Figure, size: int = 13, across: int = WIDTH - 100) -> None:
-    """Left-align the titles that `make_subplots` centred over the panels; call before `finish`.
+    """Left-align the panel titles of `make_subplots`; call before `finish`.
 
-    Where a title is wider than its panel, all are written smaller; `across` is the width of all panels in px.
+    If a title is wider than its panel, all get a smaller font; `across` is the width of all panels in px.
     """
     titled = list(zip(fig.layout.annotations, fig.select_xaxes(), strict=False))
     for note, axis in titled:
@@ -274,10 +272,10 @@ def panel_titles(fig: go.Figure, size: int = 13, across: int = WIDTH - 100) -> N
 
 
 def legend_lines(names: Iterable[str]) -> int:
-    """Return how many lines a legend with these names takes over a figure."""
+    """Return the number of lines of a legend with these names."""
     lines, used = 1, 0.0
     for name in names:
-        width = 42 + 6.3 * len(name)  # px, of a line with its mark and of letters
+        width = 42 + 6.3 * len(name)  # px of a mark and of characters
         if used and used + width > WIDTH - 40:
             lines, used = lines + 1, 0.0
         used += width
@@ -285,5 +283,5 @@ def legend_lines(names: Iterable[str]) -> int:
 
 
 def legend_over(height: int, gap: int = 4, **more: Any) -> dict[str, Any]:
-    """Return a legend that lies `gap` px over a plot area of `height` px."""
+    """Return a legend `gap` px above a plot area of `height` px."""
     return {"y": 1 + gap / height, "yanchor": "bottom", **more}

@@ -1,4 +1,4 @@
-"""Block mode against full attention, before and after fine-tuning: which trials are drawn, and what they say."""
+"""Block mode against full attention, before and after fine-tuning: trials to draw, and a finding."""
 
 import pandas as pd
 
@@ -6,18 +6,18 @@ from workbench.methods.presets import METHODS
 from workbench.plots.marks.method_names import named
 from workbench.results import scores
 
-ASKED = ["source", "data", "seed", "passages"]  # trials of these were asked the same questions
+ASKED = ["source", "data", "seed", "passages"]  # columns that identify a set of questions
 NOTHING = ("", "none")
 TITLES = {"full": "full attention", "Full attention": "full attention", "block, naive positions": "PromptCache"}
 UNTUNED = "block, not fine-tuned"
-RUN = [*ASKED, "model", "method", "kind", "training_seed", "ratio"]  # trials of these repeat each other
+RUN = [*ASKED, "model", "method", "kind", "training_seed", "ratio"]  # equal in repeated trials
 
 
 def trials(counts: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a trial and kind of question of methods without a selector, under their papers' names.
+    """Return one row per trial and kind of question, of methods without a selector, with published names.
 
-    Of trials that repeat each other, on another device say, the first is kept. A model that is not fine-tuned has one
-    name in block mode, whatever its trials are called.
+    Of repeated trials (e.g. on another device) the first is kept. A model without fine-tuning has one name in block
+    mode, whatever its trials are called.
     """
     table = named(scores(counts))
     titles = {name: method.title for name, method in METHODS.items()} | TITLES
@@ -29,9 +29,9 @@ def trials(counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def finding(rows: pd.DataFrame, model: str, tuned: str) -> str:
-    """Say what both modes score before and after fine-tuning, with 95% intervals; "" where a trial of the four lacks.
+    """Return a sentence on both modes before and after fine-tuning, with 95% intervals; "" if a trial is missing.
 
-    Said of the first questions that both models answered in both modes.
+    It covers the first questions that both models answered in both modes.
     """
     alike = rows[["correct", "attend", "sparse", "select"]].isin(NOTHING).all(axis=1) & (rows.positions != "naive")
     modes = rows[alike & (rows.kind == "all") & rows["mode"].isin(["full", "block"]) & rows.em.notna()]

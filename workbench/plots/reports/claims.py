@@ -1,6 +1,6 @@
-"""Judged claims as a list with filters, without a script: a line an item, which opens to all that was measured.
+"""Judged claims as a filterable list without a script: one line per item, which unfolds to its measurements.
 
-Cells name the items that they show in their metadata: {"workbench": {"answers": ["fusionrag-fig-16"]}}.
+Notebook cells name the items that they show in their metadata: {"workbench": {"answers": ["fusionrag-fig-16"]}}.
 """
 
 import json
@@ -29,17 +29,17 @@ LOOKS = Looks(
     {CONFIRMED: Look(GREEN, name=CONFIRMED), CONTRADICTED: Look(RED, name=CONTRADICTED), OPEN: Look(MUTED, name=OPEN)}
 )
 WORDS = {CONFIRMED: "yes", CONTRADICTED: "no", OPEN: "open"}
-Cell = tuple[str, str]  # notebook without its ending, id of the cell
+Cell = tuple[str, str]  # notebook name, cell id
 
 
 def listing(
     judged: Sequence[Judged], notebooks: str | Path, *, paper: str = "all", verdict: str = "all", live: bool = False
 ) -> HTML:
-    """Draw a row an item and source, with filters by paper and verdict, and links to the cells that show it.
+    """Draw one row per item and source, with filters by paper and verdict, and links to the cells that show it.
 
     notebooks        folder of the notebooks
-    paper, verdict   chosen at the start; "all", or a name of `claims.papers()`, of VERDICTS
-    live             links lead to notebooks in Jupyter, else to the pages of a report
+    paper, verdict   initial filters: "all", or one of `claims.papers()` and of VERDICTS
+    live             link to notebooks in Jupyter, else to report pages
     """
     rows, cells = listed(judged), shown_in(notebooks)
     for row in rows:
@@ -52,10 +52,10 @@ def listing(
 
 
 def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-    """Return a row an item and source: {key, item, paper, title, source, kind, verdict, number, judged, value: 1}.
+    """Return one row per item and source: {key, item, paper, title, source, kind, verdict, number, judged, value: 1}.
 
-    A list of symbols, which claims nothing, has none. `title` names the paper, and whether the item shows how a method
-    works (held by tests) or what it gives.
+    A list of symbols claims nothing and has no row. `title` names the paper, and whether the item shows how a method
+    works (checked by tests) or its results.
     """
     rows = []
     sources = list(dict.fromkeys(one.source for one in judged))
@@ -72,14 +72,14 @@ def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 
 
 def _number(judged: Sequence[Judged], said: str) -> str:
-    """Return the number that decides, with its threshold; of an open item the number that does not, or what is missing.
+    """Return the deciding number with its threshold; for an open item the undecided number, or what is missing.
 
-    Of several with the verdict of the item it is the one with most questions or runs.
+    Of several with the item's verdict, the one with most questions or runs.
     """
     deciding = [one for one in judged if one.number is not None and one.verdict == said and one.decides]
     if deciding:
         best = max(deciding, key=lambda one: one.number.n if one.number else 0)
-        within = best.needs.startswith("the interval")  # as its numbers show
+        within = best.needs.startswith("the interval")  # its numbers show this
         why = best.needs.partition(" was")[0].partition(" correction")[0]
         threshold = best.side.removesuffix(" points")
         return f"{best.short}, claimed {threshold}" + (f"; {why}" if why and not within else "")
@@ -93,9 +93,9 @@ def _number(judged: Sequence[Judged], said: str) -> str:
 
 
 def shown_in(folder: str | Path) -> dict[str, list[Cell]]:
-    """Read the notebooks of a folder: {item: cells that show it}, in their order.
+    """Read the notebooks of a folder: {item: cells that show it}, in order.
 
-    Raises BadInput for a folder without notebooks, and for a cell that names what is no item.
+    Raises BadInput for a folder without notebooks, and for a cell that names an unknown item.
     """
     paths = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
     if not paths:
@@ -119,7 +119,7 @@ def _answers(cell: Mapping[str, Any], path: Path) -> Iterable[str]:
 
 
 def address(cell: Cell, live: bool) -> str:
-    """Return where a cell stands, seen from another notebook: in Jupyter (`live`), or from its page in a report."""
+    """Return the link to a cell from another notebook: in Jupyter (`live`), or in a report."""
     notebook, number = cell
     place = f"{notebook}.ipynb" if live else f"../{notebook}/{notebook}.html"
     return f"{place}#cell-id={number}"

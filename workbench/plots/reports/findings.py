@@ -1,17 +1,17 @@
-"""Words of sentences about ratios and lists."""
+"""Phrases for sentences about ratios and lists."""
 
 from collections.abc import Sequence
 
 
 def compared(one: str, other: str, gap: float) -> str:
-    """Say how far `one` scores above or below `other`, "A scores 7.4 points above B"; `gap`, a share, is A minus B."""
+    """Return e.g. "A scores 7.4 points above B"; `gap`, a share, is A minus B."""
     if round(abs(gap), 9) == 0:
         return f"{one} scores the same as {other}"
     return f"{one} scores {abs(gap) * 100:.1f} points {'above' if gap > 0 else 'below'} {other}"
 
 
 def times(ratio: float, more: str, less: str) -> str:
-    """Say a ratio of two times from its larger side: 2 → "2.0 times <more>", 0.5 → "2.0 times <less>"."""
+    """Phrase a ratio of two times as at least 1: 2 → "2.0 times <more>", 0.5 → "2.0 times <less>"."""
     return f"{ratio:.1f} times {more}" if ratio >= 1 else f"{1 / ratio:.1f} times {less}"
 
 

@@ -1,4 +1,4 @@
-"""Figures of a leaderboard: which methods differ significantly, quality by cost, and kinds of question."""
+"""Figures of a leaderboard: significant differences, quality by cost, kinds of question."""
 
 import re
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from workbench.plots.marks.styles import Look
 from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, finish
 from workbench.results import Results
 
-MOST, NAME = 24, 68  # methods that are drawn; letters of a name
+MOST, NAME = 24, 68  # methods drawn; characters of a name
 RATIO = re.compile(r" at \d+%$")  # of a name
 DASHES = ("solid", "dot", "dash")
 
 
 def of_results(found: Results, budget: float, model: str = "", data: str = "", by: str = "") -> go.Figure | None:
-    """Draw which methods of results differ significantly within a charged budget; None for fewer than three methods.
+    """Draw which methods differ significantly within a charged budget; None for fewer than three methods.
 
-    `by` is the measure that ranks, as in `boards`.
+    `by` is the ranking measure, as in `boards`.
     """
     try:
         return critical(boards(found, (budget,), by, model, data, least=3)[0])
@@ -36,17 +36,17 @@ def of_results(found: Results, budget: float, model: str = "", data: str = "", b
 
 
 def measure_of(board: Board) -> Measure:
-    """Return the measure that ranks the methods of a board."""
+    """Return the ranking measure of a board."""
     return MEASURES[board.by]
 
 
 def about(board: Board) -> str:
-    """Return a text of what a board was measured on."""
+    """Describe what a board was measured on."""
     return f"{board.model} on {board.data}, n = {board.n:,} questions, {board.device}, source: {board.source}."
 
 
 def said(entry: Standing) -> str:
-    """Return the name of a method for a figure: as it is published, else in words."""
+    """Return a method's name for a figure: the published one, else in words."""
     name, at, ratio = entry.method.partition(" at ")
     return METHODS[name].title + at + ratio if name in METHODS else in_words(entry.fields)
 
@@ -60,7 +60,7 @@ def critical(board: Board) -> go.Figure:
     room = 0.04 * (max(places) - min(places) or 1)
     known = [[name for name in group if name in place] for group in board.together]
     groups = [group for group in known if len(group) > 1]
-    end = max(places) + 3 * room  # behind the last number
+    end = max(places) + 3 * room  # after the last number
     for number, group in enumerate(groups):
         rows = [entries[place[name]] for name in group]
         colour, end = BLOCKS[number % len(BLOCKS)], end + room / 2
@@ -110,7 +110,7 @@ def critical(board: Board) -> go.Figure:
 
 
 def front(board: Board) -> go.Figure:
-    """Draw the measure that ranks against the charged share, with intervals; a line joins the Pareto front."""
+    """Draw the ranking measure against the charged share, with intervals; a line joins the Pareto front."""
     measure = measure_of(board)
     shown = [e for e in (*board.entries, *board.over) if e.charged is not None and board.by in e.scores]
     best = sorted((e for e in shown if e.front), key=lambda entry: entry.charged or 0)
@@ -132,9 +132,9 @@ def front(board: Board) -> go.Figure:
 
 
 def curves(boards: Sequence[Board]) -> go.Figure | None:
-    """Draw the measure that ranks against the charged share, a line a method within budgets of the same questions.
+    """Draw the ranking measure against the charged share: one line per method over the budgets of the same questions.
 
-    None of fewer than two budgets. Of many methods the published ones are drawn.
+    None for fewer than two budgets. If there are many methods, only published ones are drawn.
     """
     if len({board.budget for board in boards}) < 2:
         return None
@@ -165,7 +165,7 @@ def curves(boards: Sequence[Board]) -> go.Figure | None:
 
 
 def _axes(measure: Measure) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return plotly's settings of the charged share across, and of a measure up."""
+    """Return plotly's settings of the charged share (x) and of a measure (y)."""
     across = {"title_text": "charged share of the prompt's tokens", "tickformat": ".0%", "gridcolor": FAINT}
     return across, {
         "title_text": measure.axis,
@@ -175,7 +175,7 @@ def _axes(measure: Measure) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def kinds(board: Board) -> go.Figure | None:
-    """Draw the measure that ranks by kind of question; None where there is one kind."""
+    """Draw the ranking measure by kind of question; None for a single kind."""
     rows = [
         {"method": said(entry), "kind": kind, "value": value, "source": board.source, "n": board.n}
         for entry in board.entries

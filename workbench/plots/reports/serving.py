@@ -19,13 +19,13 @@ from workbench.results import HERE
 from workbench.store.events import Event
 
 STAGES = {"wait": MUTED, "load": ORANGE, "encode": RED, "prefill": BLUE, "decode": SKY}
-TIERS = (BLUE, GREEN, ORANGE, MUTED)  # from the fastest on
+TIERS = (BLUE, GREEN, ORANGE, MUTED)  # fastest first
 HELD = "%{x:.2f} s: %{y:.2f} GB"
 MODES = {mode: SCHEDULERS.name_of(mode) for mode in ("sync", "request", "layer")}
 
 
 def about_machine(machine: Machine) -> str:
-    """Describe tiers and times of a replay, for a caption."""
+    """Describe a replay's tiers and timings, for a caption."""
     tiers = [
         f"{name} {size / 1e9:g} GB" + (f" at {machine.rates[name] / 1e9:g} GB/s" if machine.rates[name] < 1e30 else "")
         for name, size in machine.budgets.items()
@@ -40,7 +40,7 @@ def about_machine(machine: Machine) -> str:
 
 
 def timeline(runs: Sequence[Replayed], *, first: int = 0, count: int = 16, machine: str) -> go.Figure:
-    """Draw what some requests wait for, a panel a mode of the scheduler (FusionRAG, figure 11)."""
+    """Draw what requests wait for, one panel per scheduler mode (FusionRAG, figure 11)."""
     names = [ticket.name for ticket in runs[0].tickets[first : first + count]]
     fig = make_subplots(
         len(runs), 1, shared_xaxes=True, vertical_spacing=0.09, subplot_titles=[MODES[run.mode] for run in runs]
@@ -84,14 +84,14 @@ def timeline(runs: Sequence[Replayed], *, first: int = 0, count: int = 16, machi
 
 
 def _waited(ticket: Ticket) -> Event:
-    """Return the time from arrival to the first token, under whose other stages the waiting shows."""
+    """Return the span from arrival to the first token; the part that no stage covers is waiting."""
     return Event(
         "wait", ticket.arrived, (ticket.first or 0.0) - ticket.arrived, request=ticket.name, detail="to the first token"
     )
 
 
 def tiers_over_time(run: Replayed, *, machine: str) -> go.Figure:
-    """Draw look-ups by where they were found, and what the tiers hold, over time."""
+    """Draw lookups by tier and the tiers' content, over time."""
     names = [row["tier"] for row in run.tiers]
     looks = {name: Look(colour, name=name) for name, colour in zip(names, TIERS, strict=False)}
     looked: dict[str, list[float]] = {name: [] for name in (*names, "missed")}
@@ -120,7 +120,7 @@ def tiers_over_time(run: Replayed, *, machine: str) -> go.Figure:
 
 
 def heat(run: Replayed, *, most: int = 60, machine: str) -> go.Figure:
-    """Draw the blocks that are asked for most, request by request: where each was found."""
+    """Draw the most requested blocks: the tier where each request found them."""
     names = [row["tier"] for row in run.tiers]
     asked = Counter(event.key for event in run.events if event.what in ("hit", "miss"))
     blocks = [key for key, _ in asked.most_common(most)]

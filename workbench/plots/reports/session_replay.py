@@ -1,4 +1,4 @@
-"""Sessions over cached blocks: states of a game, drawn frame after frame, and what answers score."""
+"""Sessions over cached blocks: states of a game frame by frame, and answer scores."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
@@ -16,7 +16,7 @@ from workbench.plots.marks.theme import Notes, finish, legend_over
 def frames(
     records: Sequence[Mapping[str, Any]], *, columns: int, rows: Sequence[str], active: int = 0, **notes: Unpack[Notes]
 ) -> go.Figure:
-    """Draw a frame a record, as of `sessions.follow`; the slider begins at record `active`.
+    """Draw one frame per record of `sessions.follow`; the slider starts at record `active`.
 
     The first block (the rules) is left out; the others fill rows of `columns` cells, one for each name of `rows`.
     """
@@ -38,7 +38,7 @@ def frames(
 
 
 def said(record: Mapping[str, Any]) -> str:
-    """Return one line on a frame: what happened and what it took."""
+    """Describe a frame in one line: the event and its cost."""
     numbers = {status: record[f"blocks_{status}"] for status in REUSE_STATUSES}
     counts = ", ".join(f"{number} {status}" for status, number in numbers.items() if number)
     return f"{record['step'] + 1}: {record['label'].replace('<', '&lt;')} — blocks: {counts}"
@@ -57,9 +57,9 @@ def _picture(record: Mapping[str, Any], columns: int, rows: int) -> go.Heatmap:
 def quality(
     answers: pd.DataFrame, scores: pd.DataFrame, panels: Mapping[str, Mapping[str, Any]], *, title: str, caption: str
 ) -> go.Figure | None:
-    """Draw mean `scores` of `answers` by kind and mode, a panel a measure; None without scores.
+    """Draw mean `scores` of `answers` by kind and mode, one panel per measure; None without scores.
 
-    A measure that equals exact match in every answer is not drawn again; the figure says so, and where all are right.
+    Measures equal to exact match in every answer are not drawn again; the figure says so, and if all are right.
     """
     alike = [about["title"] for name, about in panels.items() if name != "em" and (answers[name] == answers.em).all()]
     shown = {name: about for name, about in panels.items() if about["title"] not in alike}

@@ -1,6 +1,6 @@
-"""Quality of any trials against what they cost: a mark a trial, a line a method whose ratio was varied.
+"""Quality of trials against cost: one mark per trial, one line per method whose ratio was varied.
 
-And what a store of cached blocks holds, and what requests found in one.
+Also the contents of a store of cached blocks, and what requests found in one.
 """
 
 from collections import Counter
@@ -21,17 +21,16 @@ from workbench.plots.marks.theme import BLUE, GREEN, INK, ORANGE, RED, escaped, 
 from workbench.plots.reports.findings import joined
 from workbench.results import beside, scores
 
-MOST_LINES = 6  # models with their data in one figure
-QUESTIONS = ["source", "model", "data", "seed", "passages"]  # trials of these were asked the same questions
+MOST_LINES = 6  # (model, data) pairs in one figure
+QUESTIONS = ["source", "model", "data", "seed", "passages"]  # columns that identify a set of questions
 NOTHING = ("", "none")
 
 
 def trials(counts: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a trial and kind of question; `where` names model and data.
+    """Return one row per trial and kind of question; `where` names model and data.
 
-    Left out are sparse methods, corrections and methods whose computed rows attend otherwise: they are no selectors.
-
-    `charged_share` (`metrics.cost`) is nan where a trial does not hold it.
+    Methods with a sparse method, a correction or an attention rule are dropped: they are not selectors.
+    `charged_share` (`metrics.cost`) is nan if a trial lacks it.
     """
     table = scores(counts)
     table = table[_of_selectors(table)]
@@ -48,7 +47,7 @@ def _of_selectors(table: pd.DataFrame) -> "pd.Series[bool]":
 def charged(rows: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     """Add `charged_share` to rows of `counts`: tokens charged over those of full attention on the same questions.
 
-    Rows without either are dropped; full attention computes every token of a prompt.
+    Rows without either are dropped; full attention computes every token.
     """
     asked = ["source", "model", "data", "passages"]
     known = counts[(counts.measure == "rows_charged") & counts.kind.isin(["", "all"])]
@@ -60,16 +59,16 @@ def charged(rows: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_page(table: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
-    """Return the trials of a page's model and data where there are any, else of the MOST_LINES with most trials."""
+    """Return the trials of a page's model and data if any, else of the MOST_LINES pairs with most trials."""
     own = table[(table.model == model) & (table.data == data)]
     return own if len(own) else table[table["where"].isin(table["where"].value_counts().index[:MOST_LINES])]
 
 
 def selector_curves(table: pd.DataFrame, prepare: str, least: int = 2) -> pd.DataFrame:
-    """Return the points of a curve a selector: reuse at ratio 0, its ratios, and full attention at 1.
+    """Return the points of one curve per selector: reuse at ratio 0, its ratios, and full attention at 1.
 
-    `prepare` is how passages were cached. Questions on which fewer than `least` ratios were measured are left out; of a
-    selector measured on several sets of questions, the line is of one (`most_asked`).
+    `prepare`: the passages' preprocessing. Sets of questions with fewer than `least` ratios are dropped; a selector
+    measured on several sets is drawn on one (`most_asked`).
     """
     reuse = table[(table["mode"] == "block") & (table.prepare == prepare)]
     swept = reuse[~reuse["select"].isin((*NOTHING, "all")) & reuse.ratio.notna()]
@@ -87,7 +86,7 @@ def selector_curves(table: pd.DataFrame, prepare: str, least: int = 2) -> pd.Dat
 
 
 def most_asked(table: pd.DataFrame, *by: str) -> pd.DataFrame:
-    """Return, for every model with its data and value of `by`, the rows of the set with the most questions."""
+    """Return, for every model, data and value of `by`, the rows of the largest set of questions."""
     sets = table.groupby(QUESTIONS, dropna=False)
     size = sets.n.transform("max").fillna(0)
     keys = ["source", "model", "data", *by]
@@ -97,13 +96,13 @@ def most_asked(table: pd.DataFrame, *by: str) -> pd.DataFrame:
 
 
 def at_ratio(table: pd.DataFrame, ratio: float) -> pd.DataFrame:
-    """Return full attention, plain reuse and what was recomputed at (nearly) a ratio; selectors without one, too."""
+    """Return full attention, plain reuse and methods at (about) a ratio, or without one."""
     plain = table["select"].isin(NOTHING) | (table["mode"] != "block") | table.ratio.isna()
     return table[plain | ((table.ratio - ratio).abs() < 0.005)]
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `name`: full attention, the mode, or what a reusing method recomputes; and `cached`, behind what."""
+    """Add `name` (full attention, the mode, or the selector) and `cached` (the preprocessing in words)."""
     words = table["select"].replace("", "none").map(SELECTORS.name_of)
     words += table["positions"].map({"naive": ", naive positions"}).fillna("")
     known = {"full": "full attention"}
@@ -127,11 +126,13 @@ COSTS = {
     "ratio": "share of document tokens recomputed",
 }
 SCALES = {"ttft_p50": 1e3}
-CHOICES = ("model", *(name for name in FIELDS if name != "ratio"))  # what makes a method, but the ratio
+CHOICES = ("model", *(name for name in FIELDS if name != "ratio"))  # the fields of a method, without the ratio
 
 
 def quality_by_cost(trials: pd.DataFrame, score: str, cost: str) -> go.Figure:
-    """Draw a score of trials of one kind of question against a cost, 95% intervals. BadInput where none has both."""
+    """Draw a score of trials of one kind of question against a cost, with 95% intervals.
+
+    Raises BadInput if no trial has both."""
     measure = measure_of(score, trials)
     known = trials[trials[score].notna() & trials[cost].notna()]
     if known.empty:
@@ -159,7 +160,7 @@ def quality_by_cost(trials: pd.DataFrame, score: str, cost: str) -> go.Figure:
 
 
 def method_names(trials: pd.DataFrame) -> pd.Series:
-    """Return what the method of every trial is called: the choices that differ among the trials, the ratio left out."""
+    """Return the name of every trial's method: the fields that differ among the trials, without the ratio."""
     differing = [name for name in CHOICES if name in trials and trials[name].astype(str).nunique() > 1]
     return trials.apply(lambda row: _name(row, differing), axis=1) if len(trials) else pd.Series(dtype=str)
 
@@ -185,7 +186,7 @@ def _look(row: pd.Series) -> Look:
 
 
 def best_of(trials: pd.DataFrame, score: str, cost: str) -> str:
-    """Name the first trial by score, and the cheapest one whose interval reaches it."""
+    """Name the trial with the highest score, and the cheapest one whose interval includes that score."""
     measure = MEASURES[score]
     lower = measure.better == "lower"
     ordered = trials.assign(name=method_names(trials)).sort_values(score, ascending=lower)
@@ -209,13 +210,13 @@ def _at(row: pd.Series) -> str:
     return row["name"] + (f" at {ratio:.0%}" if ratio is not None and ratio == ratio else "")
 
 
-MOST = 400  # requests that are drawn one by one; more are joined
+MOST = 400  # requests drawn individually; more are averaged
 LOOKS = {"reused": BLUE, "recomputed": ORANGE, "encoded": RED, "computed": INK, "question": GREEN}
 TIERS = {"memory": BLUE, "disk": ORANGE, "remote": RED}
 
 
 def held(found: Mapping[str, Any]) -> go.Figure:
-    """Draw what a store holds: `found` as of `store.files.scrub.describe`."""
+    """Draw the contents of a store: `found` is from `store.files.scrub.describe`."""
     rows = [
         [name, f"{found[name]:,}"] for name in ("blocks", "tokens", "files", "bytes") if found.get(name) is not None
     ]
@@ -238,7 +239,7 @@ def held(found: Mapping[str, Any]) -> go.Figure:
 def requests_of(receipts: Sequence[Mapping[str, Any]], unit: str, name: str, misses: Counter[str]) -> go.Figure:
     """Draw what every request reused, recomputed and encoded: `receipts` of a record; `unit` blocks, tokens or bytes.
 
-    Over 400 requests, neighbours are joined by their mean.
+    Above 400 requests, consecutive ones are averaged.
     """
     counts = {key: np.array(values, float) for key, values in _counts(receipts, unit).items()}
     groups = np.array_split(np.arange(len(receipts)), min(MOST, len(receipts)))
@@ -265,7 +266,7 @@ def requests_of(receipts: Sequence[Mapping[str, Any]], unit: str, name: str, mis
 
 
 def _counts(receipts: Sequence[Mapping[str, Any]], unit: str) -> dict[str, list[float]]:
-    """Return a number a request by status of its blocks, or by tier where bytes are counted."""
+    """Return one number per request by block status, or by tier if bytes are counted."""
     found: list[Counter[str]] = []
     for each in receipts:
         counter: Counter[str] = Counter()

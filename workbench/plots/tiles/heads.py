@@ -1,4 +1,4 @@
-"""One number for every layer and head, method beside method."""
+"""One number per layer and head, methods side by side."""
 
 from collections.abc import Mapping, Sequence
 from typing import Unpack
@@ -24,13 +24,13 @@ from workbench.plots.marks.theme import (
     panel_titles,
 )
 
-CELL, MOST = 21, 150  # px of a line and of a number; cells of a panel that still carry their number
+CELL, MOST = 21, 150  # px of a cell's height and width; maximum cells of a panel with numbers
 
 
 def of_rows(rows: pd.DataFrame, measures: Mapping[str, str], **texts: Unpack[Texts]) -> go.Figure | None:
-    """Draw counts of kind "layer 3 head 2", a column a value of `series`; `measures` name → title. None without rows.
+    """Draw counts of kind "layer 3 head 2", one column per value of `series`; None without rows.
 
-    The first source with such rows is drawn.
+    `measures`: name → title. Only the first source with such rows is drawn.
     """
     places = rows.kind.str.extract(r"^layer (?P<layer>\d+) head (?P<head>\d+)$").dropna().astype(int)
     cells = rows.join(places, how="inner")
@@ -45,7 +45,7 @@ def of_rows(rows: pd.DataFrame, measures: Mapping[str, str], **texts: Unpack[Tex
 def by_head(
     measures: Mapping[str, Mapping[str, np.ndarray]], layers: Sequence[int], **texts: Unpack[Texts]
 ) -> go.Figure:
-    """Draw a line of panels a measure, a column a method, on one scale: `measures` name → method → shares [L, Hq]."""
+    """Draw one row of panels per measure, one column per method: `measures` name → method → shares [L, Hq]."""
     methods = list(next(iter(measures.values())))
     titles = [f"{method}: {table[method].mean():.0%}" for table in measures.values() for method in methods]
     spacing = {"shared_xaxes": True, "shared_yaxes": True, "horizontal_spacing": 0.012, "vertical_spacing": 0.1}
@@ -74,11 +74,11 @@ def by_head(
     return finish(fig, height=height, above=34, below=52, right=104, **texts)
 
 
-LEAST = 1e-7  # of an axis
+LEAST = 1e-7  # minimum of an axis
 
 
 def key_rankings(ranked: Sequence[Rankings], *, budget: float, window: int, about: str) -> go.Figure:
-    """Draw the keys of the head in which the mean misses most; `budget`: share of the keys that a ranking may take."""
+    """Draw the keys of the head whose mean ranking misses most; `budget`: share of keys that a ranking may select."""
     worst = max(ranked, key=lambda one: one.missed(budget))
     by_mean, by_peak = (mask.numpy() for mask in worst.largest(budget))
     groups = {

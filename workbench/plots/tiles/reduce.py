@@ -1,4 +1,4 @@
-"""Masks of any length as small pictures, by block mean or block max; nothing is skipped, no N × N mask is built."""
+"""Masks of any length as small pictures, by block mean or max, without building the N × N mask."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,9 @@ MaskRule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def shares(rule: MaskRule, length: int, cells: int = 512) -> np.ndarray:
-    """Compute the share of visible pairs per cell, uint8 [N, N] (0 none, 255 all), N = min(length, cells).
+    """Compute the share of attended pairs per cell, uint8 [N, N] (0 none, 255 all), N = min(length, cells).
 
-    Rows count from the top. A cell with any visible pair is at least 1, so `shares(...) > 0` is the block maximum:
-    nothing is lost by striding.
+    Rows count from the top. A cell with any attended pair is at least 1, so `shares(...) > 0` is the block maximum.
     """
     count = min(length, cells)
     of = torch.arange(length) * count // length  # cell of each position, in order
@@ -34,7 +33,7 @@ def firsts(length: int, cells: int = 512) -> np.ndarray:
 
 
 def visible_pairs(rule: MaskRule, length: int, rows: torch.Tensor | None = None) -> int:
-    """Count the (row, column) pairs that the rule shows, over all rows or only the positions `rows`."""
+    """Count the (query, key) pairs that the rule allows, over all rows or only the positions `rows`."""
     cols = torch.arange(length)
     rows = torch.arange(length) if rows is None else rows
     parts = rows.split(max(1, 4_000_000 // length))
@@ -45,7 +44,7 @@ def visible_pairs(rule: MaskRule, length: int, rows: torch.Tensor | None = None)
 def blocks(x: np.ndarray, cells: int, how: str = "max", across: str | None = None) -> np.ndarray:
     """Reduce [I, J] to at most [cells, cells]: each cell the "max", "mean" or "sum" (`how`) of its entries.
 
-    `across` is `how` for the columns, where it differs.
+    `across` replaces `how` for columns.
     """
     for axis, each in ((0, how), (1, across or how)):
         starts = firsts(x.shape[axis], cells)

@@ -1,4 +1,4 @@
-"""Sparse choices on one prompt, from choices to figures and what they show; see notebooks/09_sparse_masks.ipynb."""
+"""Tile selections of sparse methods on one prompt as figures; see notebooks/09_sparse_masks.ipynb."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,14 +26,14 @@ from workbench.plots.tiles.tile_recall import (
 )
 from workbench.plots.tiles.union import bfla_rules, first_rule
 
-Choices = Mapping[str, Mapping[int, Chosen]]  # method → layer → choice
+Choices = Mapping[str, Mapping[int, Chosen]]  # method → layer → selection
 Records = Sequence[Mapping[str, Any]]
 
 
 def named_specs(methods: Sequence[str], tile: int) -> dict[str, str]:
-    """Return the specs of `methods` by their names in figures; a name alone gets settings for tiles of `tile` tokens.
+    """Return the specs of `methods` by their names in figures; a bare name gets settings for tiles of `tile` tokens.
 
-    BadInput where there is none, or one twice.
+    Raises BadInput for none, and for duplicates.
     """
     specs = {SPARSE_METHODS.name_of(spec): small(spec, tile) for spec in methods}
     if not methods or len(specs) < len(methods):
@@ -42,7 +42,7 @@ def named_specs(methods: Sequence[str], tile: int) -> dict[str, str]:
 
 
 def unfitted(specs: Mapping[str, str]) -> dict[str, Sparse]:
-    """Return the methods that need nothing fitted to a model, by their names; BadInput where all do."""
+    """Return the methods that need nothing fitted to a model, by name. Raises BadInput if all do."""
     methods = {name: sparse.named(spec) for name, spec in specs.items()}
     free = {name: method for name, method in methods.items() if not method.fitted}
     if not free:
@@ -53,7 +53,7 @@ def unfitted(specs: Mapping[str, str]) -> dict[str, Sparse]:
 def kept_maps(
     choices: Choices, best: Mapping[int, Chosen], *, share: float, layer: int, head: int, caption: str
 ) -> go.Figure:
-    """Draw the tiles that methods keep over true attention, beside the fewest that hold `share` of it (`best`)."""
+    """Draw the tiles that methods keep over true attention, and the fewest that hold `share` of it (`best`)."""
     layers, heads = some(list(best), layer), some(range(len(best[layer].mass)), head)
     panels = {f"needed for {share:.0%} of the attention": best, **choices}
     return maps(
@@ -79,9 +79,9 @@ def threshold_slider(
     head: int,
     about: str,
 ) -> go.Figure | None:
-    """Draw one head under the threshold of the first method that has one, and the curves of all of them.
+    """Draw one head under the threshold of the first method that has one, and all methods' curves.
 
-    `records` as of `threshold_records`. None where no method has a threshold.
+    `records` are from `threshold_records`. None if no method has a threshold.
     """
     main = next((name for name, method in methods.items() if method.threshold_steps[0]), None)
     if main is None:
@@ -107,7 +107,7 @@ def threshold_slider(
 
 
 def threshold_curves(records: Records, specs: Mapping[str, str]) -> list[DensityCurve]:
-    """Return a curve for every method of `threshold_records`; the oracle at its end is black."""
+    """Return one curve per method of `threshold_records`; the oracle, last, is black."""
     ideal = "ideal selection"
     curves = []
     for name, points in {**_by_method(records[: -len(ORACLE)]), ideal: records[-len(ORACLE) :]}.items():

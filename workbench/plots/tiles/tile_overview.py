@@ -1,4 +1,4 @@
-"""A choice of tiles for a long prompt in one picture: block mean or block max, not a stride."""
+"""A long prompt's tile selection in one picture, by block mean or max, without striding."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -24,7 +24,7 @@ from workbench.plots.tiles.tile_recall import (
     token_panels,
 )
 
-Panels = Mapping[str, Mapping[str, np.ndarray]]  # name → choice of the menu → `reduced`
+Panels = Mapping[str, Mapping[str, np.ndarray]]  # name → menu entry → `reduced`
 REDUCTIONS = {"mean": "share of tiles kept", "max": "max: any tile kept"}
 SCALE = [[0, PAPER], [0.5 / 255, PAPER], [0.5 / 255, FAINT], [1.5 / 255, FAINT], [1.5 / 255, RAMPS["kept"][0]]]
 SCALE += [[1, RAMPS["kept"][1]]]
@@ -44,7 +44,7 @@ def reduced(kept: np.ndarray, cells: int, how: str) -> np.ndarray:
 
 
 def pictures(kept: Tensor, cells: int) -> dict[str, np.ndarray]:
-    """Return the `reduced` pictures of all heads of `kept` [H, I, I] as choices of a menu, the last head first."""
+    """Return the `reduced` pictures of all heads of `kept` [H, I, I] as menu entries, the last head first."""
     return {
         f"head {head}: {words}": reduced(kept[head].cpu().numpy(), cells, how)
         for head in reversed(range(len(kept)))
@@ -55,7 +55,7 @@ def pictures(kept: Tensor, cells: int) -> dict[str, np.ndarray]:
 def overview(
     panels: Panels, span: Span, *, detail: Span | None = None, columns: int = 3, **notes: Unpack[Notes]
 ) -> go.Figure:
-    """Draw whole prompts side by side; the menu picks "head 0, share of tiles kept", …; `detail` is framed."""
+    """Draw whole prompts side by side; the menu selects "head 0, share of tiles kept", …; `detail` is framed."""
     choices: Sequence[str] = list(next(iter(panels.values())))
     columns = min(columns, len(panels))
     lines, side = ceil(len(panels) / columns), round(870 / max(2, columns)) - 12
@@ -78,9 +78,9 @@ def overview(
 def zoomed(
     z: np.ndarray, span: Span, detail: Cells, window: Span, *, names: Sequence[str], **texts: Unpack[Texts]
 ) -> go.Figure:
-    """Draw one head of one choice: the overview (`reduced`), and beside it the tiles of `window` over true attention.
+    """Draw one head's selection: the overview (`reduced`), and the tiles of `window` over true attention.
 
-    `names` of the two panels.
+    `names`: of the two panels.
     """
     fig = make_subplots(1, 2, subplot_titles=list(names), horizontal_spacing=0.09)
     fig.add_trace(_heatmap(z, span), row=1, col=1)

@@ -1,4 +1,4 @@
-"""Kept tiles over exact attention: what a selection keeps, what it drops, and (highlighted) needed tiles it drops."""
+"""Kept tiles over exact attention: kept, dropped, and (highlighted) missed tiles."""
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from workbench.plots.marks.theme import BLUE, FAINT, INK, PAPER, RED, RULE, Note
 from workbench.plots.tiles.reduce import blocks
 
 LEVELS, CELLS, COLUMNS = 50, 96, 3
-SIDE = 400  # px, of a map beside a second panel
-RAMPS = {  # what became of a tile: colours of little and of much attention, and of the legend
+SIDE = 400  # px of a map next to a second panel
+RAMPS = {  # tile status: colours for little and much attention, and for the legend
     "dropped": (FAINT, "#8a9199", RULE),
     "kept": ("#c9dff0", "#003a5c", BLUE),
     "dropped although needed": ("#ffc46b", "#c22f00", RED),
@@ -32,10 +32,7 @@ HOVER = "queries near %{y:,d}, keys near %{x:,d}<br><b>%{customdata}%</b> of the
 
 @dataclass(frozen=True)
 class Cells:
-    """A picture: `z` uint8 [n, m] is what became of a cell and, by shade, how much attention it gets.
-
-    `percent` uint8 of that attention.
-    """
+    """A picture: `z` uint8 [n, m] is a cell's status, shaded by its attention; `percent` uint8 that attention."""
 
     z: np.ndarray
     percent: np.ndarray
@@ -43,7 +40,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Span:
-    """Which tokens a picture shows: rows [rows.start, rows.stop) over keys [keys.start, keys.stop)."""
+    """Tokens of a picture: queries [rows.start, rows.stop) over keys [keys.start, keys.stop)."""
 
     rows: range
     keys: range
@@ -59,8 +56,8 @@ def cells(
 ) -> Cells:
     """Return a picture of [I, J] tiles, reduced to at most `most` cells a side.
 
-    What was missed shows before what was kept, that before what was dropped; attention is summed over keys and averaged
-    over query tiles. `among`: key tiles of the whole prompt, where [I, J] is a window of it.
+    A reduced cell shows missed before kept before dropped tiles; attention is summed over keys and averaged over query
+    tiles. `among`: key tiles of the whole prompt, if [I, J] is a window of it.
     """
     what = np.where(needed & ~kept, 3, np.where(kept, 2, 1)) * causal
     share = blocks(mass, most, "mean", "sum")
@@ -71,7 +68,7 @@ def cells(
 
 
 def of_head(choice: Chosen, head: int, most: int = CELLS) -> Cells:
-    """Return the picture of one head of a choice."""
+    """Return the picture of one head's selection."""
     parts = (choice.mass[head], choice.kept[head], choice.needed[head], choice.grid.causal)
     mass, kept, needed, causal = (x.cpu().numpy() for x in parts)
     return cells(mass, kept, needed, causal, most)
@@ -84,7 +81,7 @@ def in_window(window: TileWindow, among: int, most: int = CELLS) -> Cells:
 
 
 def span_of(window: TileWindow) -> Span:
-    """Return where a window lies."""
+    """Return the span of a window."""
     i, j = window.mass.shape
     rows, keys = window.rows.start * window.size, window.keys.start * window.size
     return Span(range(rows, rows + i * window.size), range(keys, keys + j * window.size))
@@ -116,8 +113,8 @@ def maps(
 ) -> go.Figure:
     """Draw methods side by side.
 
-    `panels` name → a picture for every one of `layers` and `heads`, all of `span`. Where there are several, a slider
-    picks the layer and a menu the head; `layer` and `head` (their places in the lists) are shown first.
+    `panels` name → a picture per layer of `layers` and head of `heads`, all of `span`. With several, a slider selects
+    the layer and a menu the head; `layer` and `head` (indices in the lists) are shown first.
     """
     lines, side = ceil(len(panels) / columns), round(870 / columns) - 12
     fig = token_panels(list(panels), columns)
@@ -138,7 +135,7 @@ def maps(
 
 
 def token_panels(titles: Sequence[str], columns: int) -> go.Figure:
-    """Return empty panels of tokens by tokens that zoom together, at most `columns` in a line."""
+    """Return empty token-by-token panels that zoom together, at most `columns` per row."""
     lines = ceil(len(titles) / columns)
     spacing = {"horizontal_spacing": 0.03, "vertical_spacing": 0.1 / lines}
     across = min(columns, len(titles))
@@ -150,12 +147,12 @@ def _replaced(picture: Cells) -> go.Heatmap:
 
 
 def legend(fig: go.Figure) -> None:
-    """Add a legend of what became of a tile; its entries are the last traces of a figure."""
+    """Add a legend of tile statuses; its entries are the figure's last traces."""
     swatches(fig, {name: colour for name, (_, _, colour) in RAMPS.items()})
 
 
 def axes(fig: go.Figure, span: Span, lines: int = 1, **where: int) -> None:
-    """Set the axes: tokens across and down, the first row on top; titles stand under line `lines` of the panels."""
+    """Set the axes: tokens across and down, the first row on top; titles below row `lines` of the panels."""
     form = {"showgrid": False, "ticks": "outside", "tickformat": "~s" if span.rows.stop > 9_999 else "d"}
     fig.update_xaxes(range=[span.keys.start, span.keys.stop], nticks=6, **form, **where)
     fig.update_yaxes(range=[span.rows.stop, span.rows.start], nticks=6, **form, **where)
@@ -165,7 +162,7 @@ def axes(fig: go.Figure, span: Span, lines: int = 1, **where: int) -> None:
 
 @dataclass(frozen=True)
 class ThresholdStep:
-    """One value of a threshold: its picture, a sentence, and the density and attention kept of all heads together."""
+    """One threshold value: its picture, a sentence, and the density and attention kept over all heads."""
 
     picture: Cells
     sentence: str
@@ -175,7 +172,7 @@ class ThresholdStep:
 
 @dataclass(frozen=True)
 class DensityCurve:
-    """A method from few tiles to many: attention kept over density, with the value of its option for the hover."""
+    """A method's curve from few tiles to many: attention kept over density, with the option's value for the hover."""
 
     name: str
     colour: str
@@ -194,9 +191,9 @@ def by_threshold(
     active: int,
     **notes: Unpack[Notes],
 ) -> go.Figure:
-    """Draw a threshold under a slider: the tiles that it keeps, and its place on the curve of attention over density.
+    """Draw a threshold under a slider: its kept tiles, and its point on the curve of attention over density.
 
-    `names` of the two panels: "map" and "curves". The slider begins at step number `active`.
+    `names` of the two panels: "map" and "curves". The slider starts at step `active`.
     """
     wide = SIDE / 860
     titles = [names["map"], names["curves"]]

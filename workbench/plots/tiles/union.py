@@ -23,8 +23,8 @@ SIDE = 410  # px
 def first_rule(rules: BflaRules, head: int, most: int = CELLS) -> np.ndarray:
     """Return a picture of one KV head, uint8 [n, m] of at most `most` cells a side.
 
-    0 is the future, 1 dropped, from 2 on the first of RULES that keeps a tile. In a picture of fewer cells the latest
-    rule shows: rescues are few.
+    0 is the future, 1 dropped, from 2 on the first of RULES that keeps a tile. A reduced cell shows the last such rule,
+    as rescues are few.
     """
     first = rules.causal.cpu().numpy().astype(np.uint8)
     for number, name in reversed(list(enumerate(RULES, 2))):
@@ -43,10 +43,10 @@ def bfla_rules(
     head: int = 0,
     **notes: Unpack[Notes],
 ) -> go.Figure:
-    """Draw which rule keeps a tile; a slider picks the layer, a menu the KV head.
+    """Draw which rule keeps a tile; a slider selects the layer, a menu the KV head.
 
-    `maps` [layer][KV head]: `first_rule`. `added` rule → (density, attention) that it adds to those before it, of all
-    heads together.
+    `maps` [layer][KV head]: `first_rule`. `added` rule → (density, attention) that it adds to the previous ones, over
+    all heads.
     """
     wide = SIDE / 860
     titles = ["first rule that keeps a tile", "tiles added by each rule"]
@@ -81,7 +81,7 @@ PAGES = {  # numbered from 2; 0 is the future, 1 not selected
     "the chunk itself": GREEN,
 }
 LOOK = {"zmin": -0.5, "zmax": 4.5, "colorscale": scale([PAPER, FAINT, *PAGES.values()]), "showscale": False}
-GAP, LIST = 40, 19  # px between panels, and of a line of the page list
+GAP, LIST = 40, 19  # px between panels; of a row of the page list
 TITLES = (
     "1. selection of every query block, by head",
     "2. union over query blocks: one row per head",
@@ -92,7 +92,7 @@ TITLES = (
 
 
 def steps(measured: Union, group: int) -> list[np.ndarray]:
-    """Return panels 1 to 4 of one execution group: uint8 [lines, J], each a number of PAGES."""
+    """Return panels 1 to 4 of one execution group: uint8 [lines, J], indices of PAGES."""
     of = slice(group * measured.group, (group + 1) * measured.group)
     kept, heads, sees = measured.kept[of], measured.heads[of], measured.pairs > 0
     unanimous = (kept | ~sees).all(1)  # [heads, J]
@@ -103,7 +103,7 @@ def steps(measured: Union, group: int) -> list[np.ndarray]:
 
 
 def page_lists(measured: Union) -> tuple[np.ndarray, np.ndarray]:
-    """Return panel 5: statuses [G, slots] (0: no page) and page numbers, ragged lists set to the left."""
+    """Return panel 5: statuses [G, slots] (0: no page) and page numbers, left-aligned."""
     ends = measured.indptr.tolist()
     statuses = np.zeros((len(ends) - 1, max(1, *np.diff(ends))), np.uint8)
     numbers = np.full(statuses.shape, -1, np.int32)
@@ -116,7 +116,7 @@ def page_lists(measured: Union) -> tuple[np.ndarray, np.ndarray]:
 def union(
     unions: Sequence[Union], *, layers: Sequence[int], layer: int = 0, group: int = 0, **notes: Unpack[Notes]
 ) -> go.Figure:
-    """Draw the union of one chunk step by step; a slider picks the layer, a menu the execution group."""
+    """Draw the union of one chunk step by step; a slider selects the layer, a menu the execution group."""
     groups, now = len(unions[0].groups), unions[layer]
     heights = [max(60, min(7 * now.kept.shape[1] * now.group, 260)), 16 * now.group, 20, 20, LIST * groups]
     total = sum(heights) + GAP * (len(heights) - 1)
@@ -143,13 +143,13 @@ def union(
 
 
 def _names(measured: Union) -> list[str]:
-    """Name the execution groups: by KV head, or by number where several share one."""
+    """Name the execution groups: by KV head, or by number if several share one."""
     word = "KV head" if len(measured.groups) == measured.kv_heads else "group"
     return [f"{word} {group}" for group in range(len(measured.groups))]
 
 
 def _pages(measured: Union, group: int) -> np.ndarray:
-    """Return the statuses [J] of the pages of a group: joined before it was the chunk's own."""
+    """Return the statuses [J] of a group's pages: joined ones before the chunk's own."""
     of = slice(group * measured.group, (group + 1) * measured.group)
     everyone = (measured.kept[of] | (measured.pairs == 0)).all(0).all(0)
     joined = np.where(measured.groups[group].cpu(), np.where(everyone.cpu(), 2, 3), 1)

@@ -1,7 +1,4 @@
-"""The text of a prompt with its tokens coloured by the scores of selectors, and framed where they are recomputed.
-
-And where selectors choose tokens, and how far two of them choose the same.
-"""
+"""A prompt's text with tokens coloured by selector score, recomputed ones framed; and the agreement of selectors."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +16,15 @@ from workbench.plots.marks.elements import button, menu, switch
 from workbench.plots.marks.styles import SELECTORS
 from workbench.plots.marks.theme import BLUE, INK, MUTED, PAPER, RULE, Texts, clear, finish
 
-COLUMNS, LINE = 96, 23  # characters a line of text, px a line
-MOST = 4000  # tokens that are drawn at once, of a longer prompt
+COLUMNS, LINE = 96, 23  # characters per line, px per line
+MOST = 4000  # maximum tokens drawn
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SCALE = [[0, PAPER], [0.5, "#fdf0d5"], [0.8, "#f9cf84"], [1, "#f0a125"]]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """`scores` [T] of the context's tokens (-inf: not chosen), `rows` the positions that are recomputed."""
+    """A selection: `scores` [T] of the context's tokens (-inf: not selected), `rows` the recomputed positions."""
 
     scores: np.ndarray
     rows: np.ndarray
@@ -43,11 +40,11 @@ def coloured(
     most: int = MOST,
     **texts: Unpack[Texts],
 ) -> go.Figure:
-    """Draw the prompt's own text, every token coloured by a selector's score, the chosen ones framed.
+    """Draw the prompt's text, every token coloured by a selector's score, selected ones framed.
 
-    `tokens` [N] text of all tokens of the prompt, `block_of` [N] their blocks, the last of which is the question. The
-    colour is the rank of a token's score among all that can be chosen. A menu picks one of `choices`. Of a longer
-    prompt, at most `most` tokens from token `first` on are drawn, and the notice says so.
+    `tokens` [N] text of all tokens, `block_of` [N] their blocks, the last of which is the question. The colour is the
+    rank of a token's score among selectable ones. A menu selects one of `choices`. At most `most` tokens from token
+    `first` on are drawn, and the notice says so.
     """
     part = slice(min(first, max(0, len(tokens) - 1)), first + most)
     words, of_words = list(tokens[part]), block_of[part]
@@ -69,7 +66,7 @@ def coloured(
     )
     font = {"family": MONO, "size": 12.5, "color": INK}
     letters = {"x": column, "y": line, "text": [shown(token, 40) for token in words], "textfont": font}
-    # after the boxes of all tokens, so that none covers letters
+    # after all tokens' boxes, so that none covers text
     fig.add_scatter(**letters, mode="text", textposition="middle right", hoverinfo="skip", showlegend=False)
     fig.update_traces(cliponaxis=False)
     choice_of = menu([_button(*each) for each in looks.items()], height, 8, active=0, font={"size": 12, "color": MUTED})
@@ -87,7 +84,7 @@ def coloured(
 
 
 def _button(name: str, look: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the button that shows a choice."""
+    """Return the button that shows a selection."""
     marker, edge = look["marker"], look["marker"]["line"]
     changed = {"marker.color": [marker["color"]], "customdata": [look["customdata"]]}
     changed |= {f"marker.line.{key}": [edge[key]] for key in ("color", "width")}
@@ -97,13 +94,13 @@ def _button(name: str, look: Mapping[str, Any]) -> dict[str, Any]:
 def width_of(token: str) -> int:
     """Return how many columns a token takes.
 
-    Two a letter that is twice as wide (Chinese, Japanese, Korean), none a letter that is joined to the one before.
+    Two per wide character (Chinese, Japanese, Korean), none per combining character.
     """
     return sum((east_asian_width(x) in "WF") + (combining(x) == 0) for x in token)
 
 
 def _layout(lengths: Sequence[int], block_of: np.ndarray) -> tuple[list[int], list[int], dict[int, int]]:
-    """Return line and column of every token, and the first line of every block; a block begins a line."""
+    """Return line and column of every token, and the first line of every block; blocks start on a new line."""
     line: list[int] = []
     column: list[int] = []
     first: dict[int, int] = {}
@@ -119,7 +116,7 @@ def _layout(lengths: Sequence[int], block_of: np.ndarray) -> tuple[list[int], li
 
 
 def _look(choice: Choice, count: int, part: slice) -> dict[str, Any]:
-    """Return colours, frames and hover texts of `part` of all `count` tokens."""
+    """Return colours, frames and hover texts of the tokens in `part`, of `count`."""
     scores = np.full(count, -np.inf)
     scores[: len(choice.scores)] = choice.scores
     finite = np.isfinite(scores)
@@ -146,7 +143,7 @@ def _look(choice: Choice, count: int, part: slice) -> dict[str, Any]:
 def chosen_text(
     view: Reading, scores: Mapping[str, Tensor], choices: Mapping[str, Tensor], *, ratio: float, about: str
 ) -> go.Figure:
-    """Draw the text of one prompt as every selector scores it [T], and frame the rows [R] that it chooses."""
+    """Draw one prompt's text with every selector's scores [T], and frame its selected rows [R]."""
     answers = f"({', '.join(view.answers)}) " if view.answers else ""
     return coloured(
         {SELECTORS.name_of(spec): Choice(scores[spec].numpy(), choices[spec].numpy()) for spec in scores},
@@ -160,7 +157,7 @@ def chosen_text(
 
 
 def agreement(matrices: Mapping[str, np.ndarray], names: Sequence[str], **texts: Unpack[Texts]) -> go.Figure:
-    """Draw how far methods choose the same tokens: measure → [M, M] shares from 0 to 1; a menu picks the measure."""
+    """Draw how much methods' selections agree: measure → [M, M] shares from 0 to 1; a menu selects the measure."""
     fig = go.Figure()
     columns = [name.replace(" (", "<br>(").replace(": ", "<br>") for name in names]
     for i, matrix in enumerate(matrices.values()):

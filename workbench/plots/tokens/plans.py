@@ -1,4 +1,4 @@
-"""Figures of what methods compute, from their plans: tokens before and at the request, and the rows' mask."""
+"""Figures of what methods compute, from their plans: tokens before and during the request, and the mask."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -20,9 +20,9 @@ from workbench.plots.marks.theme import BLUE, FAINT, INK, ORANGE, PAPER, RED, RU
 
 
 def history(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[Texts]) -> go.Figure:
-    """Draw prompts that follow one another, a bar each: which of their blocks were kept, moved, recalled or encoded.
+    """Draw successive prompts, one bar each: which blocks were kept, moved, recalled or encoded.
 
-    `records` as of `sessions.follow` (fates, moves, sizes, labels, question); `unit` is what a bar is.
+    `records` are from `sessions.follow` (fates, moves, sizes, labels, question); `unit` names what a bar is.
     """
     bars: dict[str, list[tuple[Any, ...]]] = {status: [] for status in (*REUSE_STATUSES, "question")}
     for at, record in enumerate(records):
@@ -55,7 +55,7 @@ def history(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[
 
 
 def turnover(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[Texts]) -> go.Figure:
-    """Draw tokens and time of every prompt: `records` of `sessions.follow`, `unit` what they are (a turn)."""
+    """Draw tokens and time of every prompt: `records` of `sessions.follow`; `unit` names them ("turn")."""
     ticks = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
     values = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
     panels = []
@@ -82,7 +82,7 @@ ROW = 34  # px
 
 
 def timelines(found: Mapping[str, TokenStages], prompt: Prompt, *, ratio: float, about: str) -> go.Figure:
-    """Draw which tokens every method computes, before the request and at it (FusionRAG, figures 1 and 4)."""
+    """Draw which tokens every method computes, before and during the request (FusionRAG, figures 1 and 4)."""
     lines, names, gap = [], [], np.zeros(len(prompt), np.uint8)
     for name, one in found.items():
         at_request = torch.where(one.online, 3, one.scored.int() * 2).numpy()
@@ -119,7 +119,7 @@ def timelines(found: Mapping[str, TokenStages], prompt: Prompt, *, ratio: float,
 
 
 def fusion_mask(prompt: Prompt, chosen: Sequence[int]) -> go.Figure:
-    """Draw the mask of recomputed tokens and question over the whole cache, from their plan (FusionRAG, figure 6)."""
+    """Draw the mask of recomputed tokens and question over the cache, from their plan (FusionRAG, figure 6)."""
     plan = Plan(torch.cat((torch.tensor(chosen), prompt.question)))
     mask = visible(plan.sees, plan.rows, torch.arange(len(prompt))).numpy()
     fresh = np.isin(np.arange(len(prompt)), plan.rows.numpy())

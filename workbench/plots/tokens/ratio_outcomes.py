@@ -1,4 +1,4 @@
-"""What is recomputed as the ratio grows, and what the model then answers."""
+"""Recomputed tokens and answers as the ratio grows."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from workbench.plots.marks.theme import BLUE, GREEN, INK, RED, RULE, Texts, fini
 
 @dataclass(frozen=True)
 class RatioOutcome:
-    """`rows` recomputed, the answer, and whether it is right (None where no answer is known)."""
+    """An outcome: `rows` recomputed, the answer, and whether it is right (None if unknown)."""
 
     rows: np.ndarray
     answer: str
     right: bool | None
 
 
-Outcomes = Mapping[float, Mapping[str, RatioOutcome]]  # ratio → selector → what came out
+Outcomes = Mapping[float, Mapping[str, RatioOutcome]]  # ratio → selector → outcome
 
 
 def ratios(
@@ -37,10 +37,10 @@ def ratios(
     active: int = 0,
     **texts: Unpack[Texts],
 ) -> go.Figure:
-    """Draw what is recomputed as the ratio grows, by every method, and what the model then answers.
+    """Draw every method's recomputed tokens and answer as the ratio grows.
 
-    `outcomes` ratio → method → outcome. A slider over the ratios; a line a method with the tokens it computes again,
-    its answer at the end. `tokens` and `block_of` are of the whole prompt; the question is left out of the picture.
+    `outcomes` ratio → method → outcome. A slider over ratios; one line per method with its recomputed tokens and its
+    answer. `tokens` and `block_of` cover the whole prompt; the question is not drawn.
     """
     drawn = list(outcomes)
     methods = list(outcomes[drawn[0]])
@@ -77,7 +77,7 @@ def ratios(
 
 
 def _traces(outcomes: Mapping[str, RatioOutcome], methods: Sequence[str], count: int) -> tuple[go.Heatmap, go.Scatter]:
-    """Return the cells of all methods, and their answers with a sign."""
+    """Return the cells of all methods, and their answers with a mark for right or wrong."""
     z = np.full((len(methods), count), np.nan, dtype=np.float32)
     for i, method in enumerate(methods):
         rows = outcomes[method].rows
@@ -92,7 +92,7 @@ def _traces(outcomes: Mapping[str, RatioOutcome], methods: Sequence[str], count:
 def outcomes_of(
     choices: Mapping[tuple[float, str], Tensor], answers: Sequence[str], expected: Sequence[str]
 ) -> dict[float, dict[str, RatioOutcome]]:
-    """Return what came out of every (ratio, selector): rows [R] of `choices`, the answer, and whether it is right."""
+    """Return the outcome of every (ratio, selector): rows [R] of `choices`, the answer, and whether it is right."""
     outcomes: dict[float, dict[str, RatioOutcome]] = {ratio: {} for ratio, _ in choices}
     for ((ratio, spec), rows), answer in zip(choices.items(), answers, strict=True):
         outcomes[ratio][spec] = RatioOutcome(rows.numpy(), answer, is_right(answer, expected))
@@ -100,14 +100,14 @@ def outcomes_of(
 
 
 def is_right(answer: str, expected: Sequence[str]) -> bool | None:
-    """Return whether an answer is one of those `expected`; None where none is known."""
+    """Return whether an answer is among `expected`; None if there are none."""
     return bool(exact_match(answer, expected)) if expected else None
 
 
 def enough(outcomes: Outcomes, answer: str) -> dict[str, float | None]:
-    """Return the smallest ratio at which every selector gives `answer`; None where none does.
+    """Return each selector's smallest ratio that gives `answer`, or None.
 
-    A ratio of 1 is left out: it recomputes everything, so every selector then gives full attention's answer.
+    Ratio 1 is excluded: it recomputes everything, which is full attention.
     """
     smallest: dict[str, float | None] = {}
     for ratio in sorted(outcomes):

@@ -1,4 +1,4 @@
-"""Results of a prompt under a method and under full attention, as plain JSON for a browser."""
+"""Results of a prompt under a method and under full attention, as JSON for the browser."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,9 +28,9 @@ SHOWN = 6  # tokens of a distribution
 
 @dataclass
 class PromptAnswer:
-    """An answer that is being decoded: `text` grows meanwhile."""
+    """An answer that is being decoded; `text` grows."""
 
-    logits: Tensor  #: [V] fp32 behind the prompt
+    logits: Tensor  #: [V] fp32, after the prompt
     kv: KV
     seconds: float  #: to the first token
     attention: Tensor  #: [L, T] from the question
@@ -38,12 +38,12 @@ class PromptAnswer:
     rows: Tensor  #: [R] positions
     text: str = ""
     done: bool = False
-    compared: dict[str, Any] | None = None  #: its first token beside that of full attention, once this is known
+    compared: dict[str, Any] | None = None  #: first token compared with full attention's, once known
 
 
 @dataclass
 class MethodRun:
-    """What a method did with a prompt, and its answer."""
+    """How a method processed a prompt, and its answer."""
 
     wanted: Wanted
     answer: PromptAnswer
@@ -55,20 +55,20 @@ class MethodRun:
     tiles: dict[int, Tiles]
 
     def light(self, empty: KV) -> "MethodRun":
-        """Return it without its tensors."""
+        """Return a copy without tensors."""
         answer = replace(self.answer, kv=empty, queries={})
         return replace(self, answer=answer, cached=(), scores=None, tiles={})
 
 
 @dataclass
 class Answers:
-    """The answers to one prompt: of the chosen method, of those beside it, and of full attention once it is there."""
+    """The answers to one prompt: by the chosen method, the compared ones, and full attention once computed."""
 
     prompt: Prompt
     expected: Sequence[str]
     runs: list[MethodRun | None]
     full: PromptAnswer | None = None
-    timed_apart: bool = False  #: whether some of them were timed for an earlier request
+    timed_apart: bool = False  #: whether some were timed in an earlier request
 
     @property
     def method(self) -> MethodRun:
@@ -86,10 +86,10 @@ def bill(
     shape: cost.ModelShape,
     chosen: Recorded | None = None,
 ) -> dict[str, Any]:
-    """Return rows by what became of them, operations and seconds to the first token, beside those of full attention.
+    """Return token counts by treatment, operations and seconds to the first token, and those of full attention.
 
-    A token that is encoded now and recomputed counts as recomputed in `rows`, and twice in `computed`. Operations are
-    those over the tiles that a sparse method chose, without its choosing, which has `seconds` of its own on a CPU.
+    A token that is encoded now and recomputed counts as recomputed in `rows`, and twice in `computed`. Operations cover
+    the tiles that a sparse method selected, not the selection, whose `seconds` are separate on a CPU.
     """
     (receipt,) = receipts_of([prompt], [ready], watched.lookups, method.positions)
     rows = dict.fromkeys(("question", "recomputed", "encoded", "shifted", "reused"), 0)
@@ -122,12 +122,12 @@ def bill(
 
 
 def bills(answers: Answers) -> dict[str, Any]:
-    """Return the bill of the chosen method, with those of the methods beside it."""
+    """Return the costs of the chosen method and of those compared with it."""
     return answers.method.bill | {"beside": [run and run.bill for run in answers.runs[1:]]}
 
 
 def spoken(answers: Answers, reader: PromptReader) -> dict[str, Any]:
-    """Return all answers as far as they are, their first-token distributions and how far they are from full."""
+    """Return all answers so far, their first-token distributions and distances from full attention."""
     full, beside = answers.full, [run and _answer(answers, run, reader) for run in answers.runs[1:]]
     said = _answer(answers, answers.method, reader) | {"beside": beside, "expected": list(answers.expected)}
     said["full"] = full and _said(full, answers.expected)
@@ -135,7 +135,7 @@ def spoken(answers: Answers, reader: PromptReader) -> dict[str, Any]:
 
 
 def both(answers: Answers, reader: PromptReader) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the bill, and then the answers, each with its name."""
+    """Yield the costs, then the answers, as (name, values)."""
     yield "bill", bills(answers)
     yield "answers", spoken(answers, reader)
 
@@ -150,7 +150,7 @@ def _said(one: PromptAnswer, expected: Sequence[str]) -> dict[str, Any]:
 
 
 def _compared(one: PromptAnswer, full: PromptAnswer | None, reader: PromptReader) -> dict[str, Any]:
-    """Return the likeliest first tokens of an answer and of full attention, and how far apart the two are."""
+    """Return the most likely first tokens of an answer and of full attention, and the distance between them."""
     if one.compared is not None:
         return one.compared
     logs = {"method": one.logits.log_softmax(-1)} | ({"full": full.logits.log_softmax(-1)} if full else {})
@@ -169,7 +169,7 @@ def _compared(one: PromptAnswer, full: PromptAnswer | None, reader: PromptReader
 
 
 def by_token(answers: Answers, loaded: Loaded) -> dict[str, Any]:
-    """Return what is known of every token under the chosen method and full attention, as bytes to paint."""
+    """Return every per-token value under the chosen method and full attention, as bytes to paint."""
     assert answers.full is not None
     run = answers.method
     prompt, layers, length = answers.prompt, loaded.spec.layers, len(answers.prompt)
@@ -194,5 +194,5 @@ def by_token(answers: Answers, loaded: Loaded) -> dict[str, Any]:
 
 
 def _first(kv: KV, length: int) -> KV:
-    """Return the prompt's part of a KV that has grown with an answer."""
+    """Return the prompt's part of a KV that includes an answer."""
     return KV([x[:, :length] for x in kv.keys], [x[:, :length] for x in kv.values], kv.start)

@@ -1,7 +1,7 @@
-"""A prompt answered by full attention and by a chosen method, stage by stage, and again after every change.
+"""Answer a prompt by full attention and by a chosen method, in stages, again after every edit.
 
-Blocks stay cached between changes, so only what changed is encoded; the answer of full attention is kept by prompt,
-the scores of a selector by prompt and preparation.
+Blocks stay cached between edits, so only changed blocks are encoded. Answers of full attention are cached by prompt,
+selector scores by prompt and preprocessing.
 """
 
 from collections import OrderedDict
@@ -31,12 +31,12 @@ from workbench.metrics import cost
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
-KEPT = 6  # prompts whose full attention is kept
+KEPT = 6  # prompts whose full-attention answer is cached
 STORED = 1 << 30  # bytes of cached blocks
-LOOKED = 1 << 27  # bytes of queries that are kept for a look from any token
-TURNS = 2  # times that each column is timed again
-Stage = tuple[str, dict[str, Any]]  # name of what is known now, and its values
-Alive = Callable[[], None]  # raises where the answer is no longer wanted
+LOOKED = 1 << 27  # bytes of queries kept to show attention from any token
+TURNS = 2  # how often each column is timed again
+Stage = tuple[str, dict[str, Any]]  # name and values of what was just computed
+Alive = Callable[[], None]  # raises if the answer is no longer needed
 
 
 class PromptAnswers:
@@ -51,17 +51,16 @@ class PromptAnswers:
         self._last: Answers | None = None
 
     def apart(self) -> "PromptAnswers":
-        """Return one that answers the same prompts and keeps nothing of this one's."""
+        """Return a new object for the same prompts, with empty caches."""
         return PromptAnswers(self.loaded, self.reader, self.expected, self.max_new_tokens)
 
     def stages(self, wanted: Wanted, alive: Alive = lambda: None, cold: bool = False) -> Iterator[Stage]:
-        """Answer a prompt: yields ("text" | "bill" | "answers" | "heat", values), the newest known each time.
+        """Answer a prompt; yield ("text" | "bill" | "answers" | "heat", values) as they become known.
 
-        The values are plain JSON, but for the `Prompt` in "text". The chosen method's first token comes
-        first, then that of full attention, then those of the methods beside it that have not answered this prompt yet;
-        then all are decoded. `cold` runs each method once before, so that what is shown is reuse of cached blocks.
-        `alive` is called between stages and before every layer of a forward pass. Raises BadInput where the prompt
-        does not fit the model.
+        Values are JSON, except the `Prompt` in "text". First tokens come first: the chosen method's, full attention's,
+        then those of compared methods that have not answered this prompt yet. Then all answers are decoded. With `cold`
+        each method runs once before, so that the result shown reuses cached blocks. `alive` is called between stages
+        and before every layer of a forward pass. Raises BadInput if the prompt does not fit the model.
         """
         prompt = self.reader.prompt(wanted.pieces)
         context = self.loaded.spec.context
@@ -89,16 +88,16 @@ class PromptAnswers:
         self._remember(answers)
 
     def timed_again(self, alive: Alive = lambda: None) -> Iterator[Stage]:
-        """Time the columns of the last answer in turns, where some were timed at another moment than the method.
+        """Time the columns of the last answer again in turns, if some were timed in an earlier request.
 
-        Yields ("bill" | "answers", values) with the least of each one's times. What encoded blocks keeps its own.
+        Yields ("bill" | "answers", values) with each column's fastest time. Columns that encoded blocks keep theirs.
         """
         if (answers := self._last) is None or answers.full is None or not answers.timed_apart:
             return
         runs = [run for run in answers.runs if run and not run.bill["flops"]["encoding"]]
         times = []
         for _ in range(TURNS):
-            self._kept["scores"].clear()  # to choose takes time as well
+            self._kept["scores"].clear()  # selection is part of the time
             full = {"method": self._full(answers.prompt, alive).seconds}
             times.append([full, *(self._run(run.wanted, answers.prompt, alive).bill["seconds"] for run in runs)])
         best, *others = (min(took, key=lambda one: one["method"]) for took in zip(*times, strict=True))
@@ -109,9 +108,9 @@ class PromptAnswers:
         yield from both(answers, self.reader)
 
     def look(self, token: int, layer: int) -> dict[str, Any] | None:
-        """Return where a token attends to, head by head: {heads: [H, T] painted}; None where that is not known.
+        """Return the attention from a token, per head: {heads: [H, T] painted}; None if unknown.
 
-        By the chosen method where it computed the token, else by full attention.
+        By the chosen method if it computed the token, else by full attention.
         """
         if (answers := self._last) is None or answers.full is None:
             return None
@@ -124,13 +123,13 @@ class PromptAnswers:
         return None
 
     def _expected(self, wanted: Wanted) -> tuple[str, ...]:
-        """Return what is expected of the question that came with the prompt; nothing of one that was edited."""
+        """Return the expected answers of the prompt's original question; () if it was edited."""
         question = wanted.pieces[-1].text
         self._asked = question if self._asked is None else self._asked
         return self.expected if question == self._asked else ()
 
     def warm_up(self, wanted: Wanted) -> None:
-        """Answer once and keep the cached blocks only."""
+        """Answer once, and keep only the cached blocks."""
         for _ in self.stages(wanted):
             pass
         for kept in self._kept.values():
@@ -141,7 +140,7 @@ class PromptAnswers:
         return min(self.max_new_tokens, context - len(prompt)) if context else self.max_new_tokens
 
     def _keep(self, kind: str, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what was made for `key`, the newest KEPT of a kind."""
+        """Return the cached value of `key`, or make it; the newest KEPT of a kind stay."""
         kept = self._kept[kind]
         if key not in kept:
             kept[key] = make()
@@ -151,7 +150,7 @@ class PromptAnswers:
         return kept[key]
 
     def _remember(self, answers: Answers) -> None:
-        """Keep what the columns say of a run, without its tensors."""
+        """Keep the results of a run that columns show, without tensors."""
         kept, empty = self._kept["runs"], self.loaded.spec.empty(1, 0)
         for run in filter(None, answers.runs):
             key = _key(answers.prompt, run.wanted)
@@ -161,7 +160,7 @@ class PromptAnswers:
             kept.popitem(last=False)
 
     def _run(self, wanted: Wanted, prompt: Prompt, alive: Alive) -> MethodRun:
-        """Put cached blocks in place, encode those that are not there, and compute the first token by the method."""
+        """Assemble cached blocks, encode missing ones, and compute the first token by the method."""
         alive()
         method, model, watched = wanted.method(len(prompt)), self.loaded.model, WatchedStore(self.store)
         begin = perf_counter()
@@ -179,7 +178,7 @@ class PromptAnswers:
         return MethodRun(wanted, answer, took, method, cached, scores, rows.long(), tiles)
 
     def _scores(self, wanted: Wanted, method: Reuse, prompt: Prompt, kv: KV) -> tuple[Tensor | None, float]:
-        """Return the scores [T of the context] of the method's selector, and the seconds that making them took."""
+        """Return the selector's scores [T of the context] and the seconds that they took."""
         select = method.select
         if select is None:
             return None, 0.0
@@ -195,7 +194,7 @@ class PromptAnswers:
     def _prefill(
         self, prompt: Prompt, request: PrefillRequest, alive: Alive
     ) -> tuple[PromptAnswer, heat.Recorded | None]:
-        """Run the last forward pass of a request: its answer without text, and what its sparse method chose."""
+        """Run the last forward pass of a request; return its answer without text, and the selected tiles."""
         model, layers = self.loaded.model, tuple(range(self.loaded.spec.layers))
         recorded = heat.Recorded(request.plan.sparse) if request.plan.sparse else None
         plan = replace(request.plan, sparse=recorded, return_queries=layers)
@@ -214,7 +213,7 @@ class PromptAnswers:
         return self._prefill(prompt, request, alive)[0]
 
     def _decoded(self, answers: Answers, alive: Alive) -> Iterator[Stage]:
-        """Decode the answers that are not there yet, in one batch; yields all after every token."""
+        """Decode the missing answers in one batch; yield all answers after every token."""
         tokenizer, stop = self.loaded.tokenizer, self.loaded.layout.stop
         assert answers.full is not None
         waiting = [one for one in (answers.full, *(run.answer for run in answers.runs if run)) if not one.done]
@@ -234,7 +233,7 @@ class PromptAnswers:
         yield "answers", spoken(answers, self.reader)
 
     def _begun(self, logits: Tensor) -> str:
-        """Return the first token of an answer as text: it needs no forward pass."""
+        """Return the first token of an answer as text, which needs no forward pass."""
         tokenizer, stop = self.loaded.tokenizer, self.loaded.layout.stop
         kvs = [self.loaded.spec.empty(1, 0)]
         stream = decode(self.loaded.model, kvs, [logits], 1, stop=stop, tokenizer=tokenizer)

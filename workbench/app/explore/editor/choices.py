@@ -1,4 +1,4 @@
-"""What a user can choose in the prompt editor: the blocks, and the method that answers."""
+"""The user's choices in the prompt editor: the blocks, and the method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,17 +14,17 @@ from workbench.methods.registry import is_whole
 from workbench.methods.sparse._small import small
 from workbench.plots.marks.styles import REUSE_NAMES, SELECTORS, SPARSE_METHODS
 
-PREPARED = {"after_system": "after the system block", "independent": "independently"}  # what needs no corpus
+PREPARED = {"after_system": "after the system block", "independent": "independently"}  # without a corpus
 POSITIONS = {"re-encoded": "re-encoded for the new position", "naive": "as cached (naive)"}
 KINDS = ("system", "passage", "question")
 MOST_BLOCKS, MOST_CHARACTERS, MOST_COLUMNS = 512, 1_000_000, 12
-LONG = 4096  # tokens from which the published settings of sparse methods choose
+LONG = 4096  # tokens from which on sparse methods have their published settings
 Menu = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class PromptPiece:
-    """One block as text. `id` stays while it is moved and edited; `kind` is one of KINDS."""
+    """One block as text. `id` is stable across moves and edits; `kind` is one of KINDS."""
 
     id: str
     text: str
@@ -33,10 +33,10 @@ class PromptPiece:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A prompt and the method that answers it, as a person chose them. `revision` counts the changes.
+    """A prompt and the method that the user chose. `revision` counts the edits.
 
-    beside  further methods that answer it, each by the fields that this one has, too
-    place   how many of them stand left of this one
+    beside  further methods to compare, each with this method's fields
+    place   how many of them are shown left of this one
     """
 
     pieces: tuple[PromptPiece, ...]
@@ -51,7 +51,7 @@ class Wanted:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Wanted":
-        """Read what the browser sends. Raises BadInput for what is no prompt or no method."""
+        """Parse the browser's message. Raises BadInput for an invalid prompt or method."""
         pieces = tuple(_piece(one) for one in _list("blocks", values.get("blocks")))
         if not 2 <= len(pieces) <= MOST_BLOCKS:
             raise BadInput(f"{len(pieces)} blocks: a prompt here has 2 to {MOST_BLOCKS}, the question last")
@@ -75,7 +75,7 @@ class Wanted:
         return wanted
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; `of` reads them back."""
+        """Return JSON values; `of` parses them."""
         blocks = [{"id": piece.id, "text": piece.text, "kind": piece.kind} for piece in self.pieces]
         beside = [dict(fields) for fields in self.beside]
         return {"revision": self.revision, "blocks": blocks, **self.fields, "beside": beside, "place": self.place}
@@ -87,7 +87,7 @@ class Wanted:
 
     @property
     def columns(self) -> tuple["Wanted", ...]:
-        """The prompt with every method that answers it: this one, then those beside it."""
+        """The prompt under every method: this one, then the compared ones."""
         return (self, *(replace(self, **fields, beside=(), place=0) for fields in self.beside))
 
     @property
@@ -97,7 +97,7 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """The name of the method, as `nameOf` of columns.js gives it."""
+        """The method's name, as `nameOf` in columns.js forms it."""
         if self.select == "none":
             parts = [f"plain reuse ({REUSE_NAMES[self.prepare]})"]
         else:
@@ -109,7 +109,7 @@ class Wanted:
 
     @property
     def system(self) -> int:
-        """How many blocks at the front are no passages."""
+        """The number of leading blocks that are not passages."""
         return int(self.pieces[0].kind == "system")
 
     def method(self, length: int = 0) -> Reuse:
@@ -128,15 +128,15 @@ FIELDS = {"prepare": "after_system", "select": "none", "positions": "re-encoded"
 
 
 def settings(spec: str, length: int) -> str:
-    """Return the spec of a sparse method; a bare name has settings for `length` tokens where the prompt is short."""
+    """Return the spec of a sparse method; on short prompts a bare name gets settings that suit `length` tokens."""
     return small(spec, 16 if length < 1024 else 32) if length < LONG else spec
 
 
 def menus(model: PreTrainedModel, selectors: Sequence[str] = (), only: Sequence[str] = ()) -> dict[str, Menu]:
-    """Return the menus {field of `Wanted`: entries}: what this model can be asked with.
+    """Return the menus {field of `Wanted`: entries} that this model supports.
 
-    selectors  of the menu of selectors; none: all of them
-    only       fields whose menu is left with its first entry, where a page holds nothing else
+    selectors  entries of the selector menu; none: all
+    only       fields whose menu is reduced to its first entry, if a page holds no other
     """
     chosen = selectors or ["none", *(name for name in select.names() if name != "none")]
     listed: dict[str, Menu] = {
@@ -149,7 +149,7 @@ def menus(model: PreTrainedModel, selectors: Sequence[str] = (), only: Sequence[
 
 
 def published(listed: Mapping[str, Menu]) -> Menu:
-    """Return the published methods that the menus can say, with the fields that each one sets."""
+    """Return the published methods that the menus can express, with the fields that each sets."""
     found = []
     for method in METHODS.values():
         fields = {**FIELDS, "prepare": "independent", **method.fields}
@@ -162,7 +162,7 @@ def published(listed: Mapping[str, Menu]) -> Menu:
 
 
 def ready(model: PreTrainedModel) -> list[str]:
-    """Return the sparse methods that choose in this model without something that was fitted to it."""
+    """Return the sparse methods that need nothing fitted to this model."""
     names = []
     for name in sparse.names():
         try:
@@ -183,21 +183,21 @@ def _piece(one: Any) -> PromptPiece:
         raise BadInput("a block is {id, text, kind}, all of them texts")
     if one["kind"] not in KINDS:
         raise BadInput(f"kind of a block is {one['kind']!r}: it is {', '.join(KINDS)}")
-    whole = one["text"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # no halves of characters
+    whole = one["text"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # no lone surrogates
     if not whole.strip():
         raise BadInput("a block is empty: write something, or remove it")
     return PromptPiece(one["id"], whole, one["kind"])
 
 
 def _fields(values: Any) -> dict[str, Any]:
-    """Return the fields that name a method."""
+    """Return the fields that define a method."""
     if not isinstance(values, Mapping):
         raise BadInput("a method beside is {" + ", ".join((*FIELDS, "ratio")) + "}")
     ratio = values.get("ratio", 0.15)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float):
         raise BadInput(f"ratio is {ratio!r}: it is a number from 0 to 1")
     chosen: dict[str, Any] = {name: _word(name, values.get(name, default)) for name, default in FIELDS.items()}
-    chosen["sparse"] = "none" if chosen["sparse"] == "dense" else chosen["sparse"]  # what menus call it
+    chosen["sparse"] = "none" if chosen["sparse"] == "dense" else chosen["sparse"]  # its name in menus
     return chosen | {"ratio": float(ratio)}
 
 

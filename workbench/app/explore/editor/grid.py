@@ -1,4 +1,4 @@
-"""The interactive prompt editor over precomputed answers: a grid of passage orders, selectors and ratios."""
+"""The prompt editor over precomputed answers: a grid of passage orders, selectors and ratios."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def prompt_page(
     ratios: Sequence[float] = RATIOS,
     **chosen: Any,
 ) -> PromptPage:
-    """Answer a prompt over a grid and return it as a page that needs no kernel.
+    """Answer a prompt over a grid, and return a page that needs no kernel.
 
     `orders`, `selectors` and `ratios` are those of `answered_page`, the other arguments those of `prompt`.
     """
@@ -51,7 +51,7 @@ def asked(
     answers: Sequence[str] = (),
     **chosen: Any,
 ) -> tuple[PromptAnswers, Wanted, dict[str, Any]]:
-    """Return what answers a prompt, what is wanted at first and the menus; arguments as of `prompt`."""
+    """Return the answering engine, the first request and the menus; arguments as of `prompt`."""
     if not is_whole(max_new_tokens, 1):
         raise BadInput(f"max_new_tokens {max_new_tokens!r}: it is a whole number, 1 or more")
     allowed = {*FIELDS, "ratio", "beside", "place"}
@@ -67,7 +67,7 @@ def asked(
         wanted = replace(wanted, beside=({**wanted.fields, "select": "none", "sparse": "none"},), place=1)
     wanted.method(len(reading.prompt))
     listed = menus(loaded.model)
-    bare = wanted.sparse.partition("(")[0]  # the menu's entry of a method has the options that it is asked with
+    bare = wanted.sparse.partition("(")[0]  # a method's menu entry includes its options
     listed["sparse"] = [{**one, "value": wanted.sparse} if one["value"] == bare else one for one in listed["sparse"]]
     options: dict[str, Any] = {**listed, "methods": published(listed), "source": reading.source}
     options |= {"supporting": [piece_id(number) for number in reading.supporting]}
@@ -78,7 +78,7 @@ def asked(
 
 
 def _name(loaded: Loaded) -> str:
-    """Return what loads a model: the name of a shipped or fetched one, or its folder."""
+    """Return a name that `models.load` accepts: of a shipped or fetched model, or its folder."""
     path = Path(str(loaded.model.name_or_path))
     return path.name if path.name in model_names.names() else str(path)
 
@@ -95,10 +95,10 @@ def answered_page(
 ) -> PromptPage:
     """Answer a prompt over a grid.
 
-    orders     most orders of the passages: their own order, then ever more changed ones; where these are all, each
-               passage is left out once, too
-    selectors  that choose what is recomputed; "none" and "all" have no ratio
-    ratios     shares that are recomputed
+    orders     maximum number of passage orders: the original, then increasingly changed ones; if these are all there
+               are, also the prompt without each passage
+    selectors  selectors of recomputed tokens; "none" and "all" have no ratio
+    ratios     shares of recomputed tokens
 
     Raises BadInput for an unknown selector or a ratio outside 0 to 1.
     """
@@ -107,7 +107,7 @@ def answered_page(
     grid = [replace(first, select=spec, ratio=ratio) for spec in selectors for ratio in _ratios(spec, ratios)]
     choices = {choice_of(one): replace(one, beside=(), place=0) for one in (*grid, *first.columns)}
     arranged = arrangements(wanted.pieces, orders)
-    work.warm_up(wanted)  # so that times are those of a model at work, over blocks that are cached
+    work.warm_up(wanted)  # times are then those of a warm model over cached blocks
     pool, results, done = GridPool(), dict[str, dict[str, Any]](), 0
     if progress:
         progress(0, len(arranged) * len(choices))
@@ -134,7 +134,7 @@ def answered_page(
 
 
 def _first(wanted: Wanted, selectors: Sequence[str], ratios: Sequence[float]) -> Wanted:
-    """Return what a page shows first: what is wanted, or what is nearest to it on the page."""
+    """Return the page's first view: the requested one, or the nearest on the page."""
     spec = wanted.select if wanted.select in selectors else selectors[0]
     return replace(wanted, select=spec, ratio=min(ratios, key=lambda ratio: abs(ratio - wanted.ratio)), revision=0)
 
@@ -144,7 +144,7 @@ def _ratios(spec: str, ratios: Sequence[float]) -> Sequence[float]:
 
 
 def _note(arranged: Sequence[tuple[PromptPiece, ...]], choices: int) -> str:
-    """Say what a page holds."""
+    """Return a sentence on what the page holds."""
     whole = max(map(len, arranged))
     orders = sum(len(pieces) == whole for pieces in arranged)
     less = f", {len(arranged) - orders} with one passage removed" if orders < len(arranged) else ""
@@ -156,7 +156,7 @@ def _note(arranged: Sequence[tuple[PromptPiece, ...]], choices: int) -> str:
 
 
 def arrangements(pieces: Sequence[PromptPiece], most: int) -> list[tuple[PromptPiece, ...]]:
-    """Return the orders of the passages, at most `most`; where those are all, also the prompt without each passage."""
+    """Return at most `most` orders of the passages; if these are all, also the prompt without each passage."""
     passages = [piece for piece in pieces if piece.kind == "passage"]
     head = tuple(piece for piece in pieces if piece.kind == "system")
     tail = tuple(piece for piece in pieces if piece.kind == "question")
@@ -176,7 +176,7 @@ def _check(wanted: Wanted, orders: int, selectors: Sequence[str], ratios: Sequen
 
 
 def _menus(options: dict[str, Any], selectors: Sequence[str], first: Wanted) -> dict[str, Any]:
-    """Return menus with what the page holds."""
+    """Return menus reduced to what the page holds."""
     menus = {
         name: [one for one in options[name] if one["value"] == getattr(first, name)]
         or [entry(getattr(first, name), "")]

@@ -1,4 +1,4 @@
-"""Values of every token as bytes that a browser paints: deviation, score, attention and kept tiles."""
+"""Per-token values as bytes for the browser: deviation, score, attention and kept tiles."""
 
 import base64
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from workbench.core.plan import Choose, Site
 from workbench.core.tiling.tiles import Tiles
 from workbench.engine import attention_maps
 
-CELLS = 64  # most cells of a side of the map of tiles
-DECADES = 3  # that a logarithmic scale spans
-ROUNDING = 1e-4  # squared deviation that counts as none, as in plots.deviation
+CELLS = 64  # maximum cells per side of the tile map
+DECADES = 3  # of a logarithmic scale
+ROUNDING = 1e-4  # squared deviation that counts as 0, as in plots.deviation
 
 
 def painted(values: Tensor, log: bool = False, clip: float = 1.0) -> dict[str, Any]:
-    """Return values [L, T] or [L, I, J] as {shape, low, high, log, data: bytes as base64}; what is not finite is 0.
+    """Return values [L, T] or [L, I, J] as {shape, low, high, log, data: bytes as base64}; non-finite values are 0.
 
-    log   a byte stands for a step of a logarithmic scale from `low` to `high`, DECADES apart
-    clip  the quantile that is painted darkest: of attention, one sink would leave the others white
+    log   a byte is a step of a logarithmic scale from `low` to `high`, DECADES apart
+    clip  the quantile painted darkest: with the maximum, one attention sink would leave all others white
     """
     finite = torch.where(values.isfinite(), values, 0).float().cpu()
     flat = finite.flatten()
@@ -54,14 +54,14 @@ def floats(values: Tensor) -> str:
 
 
 def deviation(gaps: Tensor) -> dict[str, Any]:
-    """Paint squared deviation [T, L] as distances, on a logarithmic scale; what is within rounding is none."""
+    """Paint squared deviation [T, L] as distances on a logarithmic scale; values within rounding are 0."""
     return painted(gaps.where(gaps > ROUNDING, 0).sqrt().T, log=True)
 
 
 def from_question(model: PreTrainedModel, queries: Mapping[int, Tensor], kv: KV, prompt: Prompt) -> Tensor:
-    """Return [L, T] fp32 attention from the question to every token: mean over its rows and over heads.
+    """Return [L, T] fp32 attention from the question to every token: mean over its tokens and heads.
 
-    `queries` [Hq, R, D] by layer, of rows that end with the question.
+    `queries` [Hq, R, D] by layer, of tokens that end with the question.
     """
     rows, length = prompt.question, len(prompt)
     layers = []
@@ -75,7 +75,7 @@ def from_question(model: PreTrainedModel, queries: Mapping[int, Tensor], kv: KV,
 
 
 class Recorded:
-    """A sparse method that notes the tiles it chose, by layer, and the seconds that choosing took on a CPU."""
+    """A sparse method that records its selected tiles by layer, and the seconds of selection on a CPU."""
 
     def __init__(self, sparse: Choose):
         self.sparse, self.tiles, self.seconds = sparse, dict[int, Tiles](), 0.0
@@ -90,7 +90,7 @@ class Recorded:
         return tiles
 
     def kept(self, layers: int) -> float:
-        """Return the share of what the rows may see that lies in kept tiles, mean over layers and heads."""
+        """Return the share of attendable (query, key) pairs in kept tiles, mean over layers and heads."""
         shares = [1.0] * (layers - len(self.tiles))
         for tiles in self.tiles.values():
             kept = tiles.paged().kept.float().mean(0).cpu()  # [I, J]
@@ -102,7 +102,7 @@ class Recorded:
 
 
 def kept_tokens(tiles: Mapping[int, Tiles], layers: int, length: int) -> Tensor:
-    """Return [L, T]: share of (head, query tile) whose tiles hold a token. Layers where nothing was chosen keep all."""
+    """Return [L, T]: share of (head, query tile) pairs that keep a token. Layers without a selection keep all."""
     shares = torch.ones(layers, length)
     for layer, of_layer in tiles.items():
         by_tile = of_layer.kept.float().mean((0, 1)).cpu()
@@ -113,7 +113,7 @@ def kept_tokens(tiles: Mapping[int, Tiles], layers: int, length: int) -> Tensor:
 
 
 def tile_map(tiles: Mapping[int, Tiles], layers: int) -> Tensor | None:
-    """Return [L, I, J] share of heads that keep a tile, at most CELLS a side; None where no layer chose."""
+    """Return [L, I, J] share of heads that keep a tile, at most CELLS a side; None if no layer selected."""
     if not tiles:
         return None
     first = next(iter(tiles.values())).paged().kept

@@ -1,6 +1,6 @@
-"""The interactive prompt editor as HTML: the widget's script over precomputed results.
+"""The prompt editor as HTML: the widget's script over precomputed results.
 
-What is drawn asks no network and needs no kernel. Texts of prompts and answers reach the document as text only.
+The page needs neither network nor kernel. Prompt and answer texts are inserted as text only.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 MIME = "application/vnd.workbench.prompt.v1+json"
 HERE = Path(__file__).parent
-PARTS = ("tokens", "columns", "maps", "prompt_widget")  # of the script, in order
+PARTS = ("tokens", "columns", "maps", "prompt_widget")  # script files, in order
 STANDS = '<div id="{name}"></div><style>{css}</style>\n<script type="module">{script}\n{call}</script>'
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>Interactive prompt editor</title>
@@ -23,12 +23,12 @@ script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'">
 
 
 def page(data: dict[str, Any]) -> str:
-    """Return a whole page over the data of a `PromptPage`."""
+    """Return a complete page for the data of a `PromptPage`."""
     return PAGE.format(body=body(data))
 
 
 def body(data: dict[str, Any], name: str = "prompt") -> str:
-    """Return the HTML that draws a page's data, script and style included."""
+    """Return the HTML that draws a page's data, with script and style."""
     code = script(*PARTS, "page_model").replace("export default", "const widget =")
     call = f"const data = {_script_json(data)}, el = document.getElementById({json.dumps(name)});\n"
     call += "widget.render({ model: pageModel(data, el.id), el });"
@@ -42,9 +42,9 @@ def script(*parts: str) -> str:
 
 
 def summary(record: dict[str, Any], names: Sequence[str]) -> str:
-    """Return the answers and the text as HTML without a script, for readers that run none.
+    """Return the answers and the text as HTML without scripts.
 
-    `names` are those of the methods: of the chosen one, then of those beside it.
+    `names`: of the chosen method, then of the compared ones.
     """
     answers, bill = record["answers"], record["bill"]
     rows = [("full attention", answers.get("full"), bill.get("length"), answers.get("seconds_full"))]

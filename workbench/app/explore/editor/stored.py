@@ -1,6 +1,6 @@
-"""A prompt's answers over a grid as they are stored: a page without a kernel, or an output of a notebook.
+"""A prompt's answers over a grid, in stored form: a page without a kernel, or a notebook's output.
 
-What several answers share is stored once.
+Values that several answers share are stored once.
 """
 
 import json
@@ -15,7 +15,7 @@ from workbench.app.explore.editor.html import MIME, page, summary
 from workbench.core.errors import BadInput
 from workbench.core.utils.files import check_file, write_text
 
-OTHERS = ("prepare", "positions", "sparse")  # what a page's choices have in common
+OTHERS = ("prepare", "positions", "sparse")  # equal in all choices of a page
 RESULTS = ("text", "answers", "bill", "heat")
 
 
@@ -27,21 +27,21 @@ class PromptPage:
 
     @property
     def answered(self) -> int:
-        """How many combinations of order, selector and ratio it holds."""
+        """The number of combinations of order, selector and ratio."""
         return sum(len(choices) for choices in self.data["results"].values())
 
     def result(self, wanted: Wanted) -> dict[str, Any]:
-        """Return {text, answers, bill, heat} of one combination. Raises BadInput for one that is not there."""
+        """Return {text, answers, bill, heat} of one combination. Raises BadInput if the page lacks it."""
         found = self.data["results"].get(order_of(wanted.pieces), {}).get(choice_of(wanted))
         if found is None:
             raise BadInput("this combination of order, selector and ratio is not on the page")
         return {name: self._built(found[name]) for name in RESULTS}
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a record a combination: order, select, ratio, both answers, how far they are apart, and the cost.
+        """Return one record per combination: order, select, ratio, both answers, their distance, and the cost.
 
-        They are those of the first view's method, and of plain reuse, which attends to everything where the page has it
-        so: both as prepared, and at the positions, of the first view.
+        They cover the first view's method and plain reuse (dense if the page has it), with the first view's
+        preprocessing and positions.
         """
         plain = {**self.data["wanted"], "select": "none", "sparse": "none"}
         dense = choice_of_fields(plain) in next(iter(self.data["results"].values()))
@@ -88,7 +88,7 @@ class PromptPage:
 
 
 class GridPool:
-    """JSON values by number, each once; an object is the number of its fields and the numbers of their values."""
+    """JSON values by index, each stored once; an object is the index of its field names and those of its values."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -96,7 +96,7 @@ class GridPool:
         self._known: dict[str, int] = {}
 
     def put(self, value: dict[str, Any]) -> list[int]:
-        """Put the values of an object and return what stands for it."""
+        """Store an object's values, and return its indices."""
         names = tuple(value)
         if names not in self.fields:
             self.fields.append(names)
@@ -111,7 +111,7 @@ class GridPool:
 
 
 def has_ratio(spec: str) -> bool:
-    """Return whether a selector is asked with a ratio."""
+    """Return whether a selector takes a ratio."""
     return spec.partition("(")[0] not in ("none", "all")
 
 

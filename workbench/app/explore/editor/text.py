@@ -1,4 +1,4 @@
-"""A prompt that a person gives, as pieces of text, and the tokens of every piece as text that joins to the piece."""
+"""The user's prompt as pieces of text, and the text of every token, which join to the piece."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from workbench.data import layouts
 from workbench.data.layouts import Layout
 from workbench.data.prompt_view import Reading
 
-UNFINISHED = "\ufffd"  # a token that holds a part of a character
+UNFINISHED = "\ufffd"  # a token that ends within a character
 
 
 class PromptReader:
-    """Turns pieces into a `Prompt`. A piece that came as tokens keeps them until its text is changed."""
+    """Turns pieces into a `Prompt`. A piece given as tokens keeps them until its text is edited."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, layout: Layout):
         self.tokenizer, self.layout = tokenizer, layout
@@ -23,7 +23,7 @@ class PromptReader:
         self._texts: dict[tuple[int, ...], list[str]] = {}
 
     def pieces(self, reading: Reading) -> list[PromptPiece]:
-        """Return the pieces of a prompt; without texts of its blocks, their tokens are kept as they are."""
+        """Return the pieces of a prompt; blocks without text keep their tokens."""
         texts = reading.pieces or self._decoded(reading.prompt)
         first = "system" if self.layout.system and texts[0] == self.layout.system else "passage"
         kinds = [first, *["passage"] * (len(texts) - 2), "question"]
@@ -33,7 +33,7 @@ class PromptReader:
         ]
 
     def prompt(self, pieces: Sequence[PromptPiece]) -> Prompt:
-        """Return the prompt of these pieces. Raises BadInput where a piece has no tokens."""
+        """Return the prompt of these pieces. Raises BadInput if a piece has no tokens."""
         made = layouts.prompts([[piece.text for piece in pieces]], self.tokenizer, bos=self.layout.bos)[0]
         blocks = []
         for number, (piece, block) in enumerate(zip(pieces, made.blocks, strict=True)):
@@ -42,9 +42,9 @@ class PromptReader:
         return Prompt(tuple(blocks))
 
     def texts(self, block: Block) -> list[str]:
-        """Return the text of every token of a block; joined they read as the block does.
+        """Return the text of every token of a block; joined, they are the block's text.
 
-        A character of several tokens stands at the first of them.
+        A character of several tokens is assigned to the first.
         """
         if block.tokens not in self._texts:
             if len(self._texts) > 4096:
@@ -53,7 +53,7 @@ class PromptReader:
         return self._texts[block.tokens]
 
     def told(self, pieces: Sequence[PromptPiece], prompt: Prompt) -> dict[str, Any]:
-        """Return what a browser is told of a prompt's text: its length, and its blocks with their tokens."""
+        """Return a prompt's text for the browser: its length, and its blocks with their tokens."""
         blocks = [
             {"id": piece.id, "kind": piece.kind, "text": piece.text, "start": start, "tokens": self.texts(block)}
             for piece, start, block in zip(pieces, prompt.starts, prompt.blocks, strict=True)
@@ -61,7 +61,7 @@ class PromptReader:
         return {"blocks": blocks, "length": len(prompt)}
 
     def token(self, number: int) -> str:
-        """Return the text of one token on its own."""
+        """Return the text of a single token."""
         return str(self.tokenizer.decode([number], clean_up_tokenization_spaces=False))
 
     def _split(self, tokens: Sequence[int]) -> list[str]:
@@ -83,7 +83,7 @@ class PromptReader:
         return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)) if tokens else ""
 
     def _decoded(self, prompt: Prompt) -> list[str]:
-        """Return the texts of the blocks of a prompt; their tokens are kept as they are."""
+        """Return the texts of a prompt's blocks; their tokens are kept."""
         start = self.tokenizer.bos_token_id
         texts = []
         for number, block in enumerate(prompt.blocks):
@@ -94,5 +94,5 @@ class PromptReader:
 
 
 def piece_id(number: int) -> str:
-    """Return the id of block `number` of a prompt as it was given."""
+    """Return the id of block `number` of the original prompt."""
     return f"b{number}"

@@ -32,9 +32,9 @@ RESULTS = ("text", "answers", "bill", "heat")
 class PromptWidget(anywidget.AnyWidget):
     """Blocks of a prompt as text that can be moved, edited, removed and added, with answers side by side.
 
-    token    position of the token that is marked, or None; `hovered` follows the mouse
-    asked    {token, layer} whose attention head by head is wanted; `looked` holds it
-    problem  why the wish cannot be answered, "" where it can
+    token    position of the marked token, or None; `hovered` follows the mouse
+    asked    {token, layer} whose attention per head is requested; `looked` is the answer
+    problem  why the request cannot be answered, or ""
     """
 
     _esm = script(*PARTS)
@@ -53,13 +53,13 @@ class PromptWidget(anywidget.AnyWidget):
     looked = traitlets.Dict().tag(sync=True)
 
     def __init__(self, work: PromptAnswers, wanted: Wanted, options: dict[str, Any]):
-        self._sending = threading.RLock()  # a wish that comes in and an answer that goes out do not mix
+        self._sending = threading.RLock()  # serialises incoming requests and outgoing answers
         self._work, self._newest = work, Newest(self._answer)
         self._selection: Selection | None = None
-        self._said = ""  # the newest prompt that is answered whole, for readers without widgets
+        self._said = ""  # the last complete answer, for readers without widgets
         self._kept = StillView(lambda: self._said)
         super().__init__(options=options, wanted=wanted.to_json())
-        # A wish comes in beside a cell that runs: ipykernel would else keep it for the thread that sent last.
+        # Requests arrive while a cell runs: otherwise ipykernel would hold them for the thread that sent last.
         self.comm._reply_subshell_for = lambda data, subshell: subshell
         self.observe(self._ask, "wanted")
         self.observe(self._mark_elsewhere, ["token", "hovered"])
@@ -70,10 +70,10 @@ class PromptWidget(anywidget.AnyWidget):
         return WITHOUT
 
     def change(self, **fields: Any) -> "PromptWidget":
-        """Change what is wanted, by the fields of a saved state; returns itself.
+        """Change the request by fields of a saved state; return self.
 
-        They are `blocks`, `prepare`, `select`, `ratio`, `positions` and `sparse`, and `beside`, a list of the last
-        five for every further method, with `place`: how many of these stand left of the chosen one.
+        Fields: `blocks`, `prepare`, `select`, `ratio`, `positions`, `sparse`; `beside`, a list of the last five for
+        every compared method; `place`, how many of these are shown left of the chosen one.
         """
         if unknown := set(fields) - set(self.wanted):
             raise BadInput(f"{sorted(unknown)[0]!r} cannot be changed: there are {', '.join(self.wanted)}")
@@ -83,19 +83,19 @@ class PromptWidget(anywidget.AnyWidget):
         return self
 
     def wait(self, timeout: float | None = None) -> "PromptWidget":
-        """Wait until the newest wish is answered, at most `timeout` seconds; returns itself."""
+        """Wait up to `timeout` seconds for the latest request to be answered; return self."""
         self._newest.wait(timeout)
         return self
 
     @property
     def record(self) -> dict[str, Any]:
-        """What is known of the newest wish that was answered: {wanted, text, answers, bill, heat, problem}."""
+        """The latest answered request: {wanted, text, answers, bill, heat, problem}."""
         return {name: getattr(self, name) for name in ("wanted", *RESULTS, "problem")}
 
     def save(self, path: str | PathLike[str], **grid: Any) -> Path:
-        """Write a page without a kernel: the same prompt over a grid of orders, selectors and ratios.
+        """Write a page that needs no kernel: the same prompt over a grid of orders, selectors and ratios.
 
-        `grid`: arguments of `answered_page`. The page stands alone and asks no network.
+        `grid`: arguments of `answered_page`. The page is self-contained and works offline.
         """
         return self.page(**grid).write(path)
 
@@ -127,7 +127,7 @@ class PromptWidget(anywidget.AnyWidget):
         self._newest.ask(self.wanted)
 
     def _answer(self, values: dict[str, Any], alive: Callable[[], None]) -> None:
-        """Answer one wish, in the thread; what cannot be answered is said in `problem`."""
+        """Answer one request, in the thread; a refusal is stored in `problem`."""
         problem, cold = "", not self.answers
         try:
             wanted = Wanted.of(values)
@@ -144,12 +144,12 @@ class PromptWidget(anywidget.AnyWidget):
             problem = str(error)
         except Superseded:
             raise
-        except Exception as error:  # in a thread it would not be seen
+        except Exception as error:  # would go unseen in a thread
             problem = f"{type(error).__name__}: {error}"
         self._show(busy="", problem=problem)
 
     def _keep(self, wanted: Wanted) -> None:
-        """Keep what is answered for readers without widgets."""
+        """Keep the complete answer for readers without widgets."""
         self._said = summary(self.record, wanted.names)
         self._kept.update()
 
@@ -161,14 +161,14 @@ class PromptWidget(anywidget.AnyWidget):
         self._selection.observe(self._mark_here, "token")
 
     def _mark_here(self, change: dict[str, Any]) -> None:
-        self.unobserve(self._mark_elsewhere, ["token", "hovered"])  # it comes from there
+        self.unobserve(self._mark_elsewhere, ["token", "hovered"])  # the change came from there
         self.token = None if change["new"] < 0 else change["new"]
         self.observe(self._mark_elsewhere, ["token", "hovered"])
 
     def _mark_elsewhere(self, _: Any) -> None:
         marked = self.token if self.hovered is None else self.hovered
         if self._selection is not None:
-            self._selection.unobserve(self._mark_here, "token")  # it comes from here
+            self._selection.unobserve(self._mark_here, "token")  # the change came from here
             self._selection.token = -1 if marked is None else marked
             self._selection.observe(self._mark_here, "token")
 
@@ -188,17 +188,17 @@ TIMING = "Timing all columns in turns"
 
 
 def prompt(model: Model, prompt: Given, question: str = "", **chosen: Any) -> PromptWidget:
-    """Show an interactive prompt: move, edit, remove and add blocks, and see both answers and every token's values.
+    """Show the prompt editor: move, edit, remove and add blocks; see all answers and every token's values.
 
     model     a name or folder, or what `models.load` returns
     prompt    a text (its last paragraph is the question, unless `question` is given), the texts of the blocks (the
               question last), a `Prompt` or a `Sample`
-    chosen    what is chosen at first: `select` ("query_guided"), `ratio` (0.15), `prepare` ("after_system",
+    chosen    initial choices: `select` ("query_guided"), `ratio` (0.15), `prepare` ("after_system",
               "independent"), `positions` ("re-encoded", "naive"), `sparse` ("none"); `beside`, a list of these for
-              every further method (plain reuse), and `place`, how many of them stand left; `max_new_tokens` (24);
-              `answers`, the right ones (of a `Sample`: its own)
+              every further method (plain reuse), and `place`, how many of them are shown left; `max_new_tokens` (24);
+              `answers`, the correct ones (of a `Sample`: its own)
 
-    Raises BadInput for what is no model, prompt or method.
+    Raises BadInput for an invalid model, prompt or method.
     """
     with watched("prompt"):
         work, wanted, options = asked(model, prompt, question, **chosen)

@@ -1,1 +1,1 @@
-"""Explorers with controls, one file each."""
+"""Explorers with controls, one per file."""

@@ -1,4 +1,4 @@
-"""Choose a question, a selector and a ratio, and see on the text what is recomputed, and what the model answers."""
+"""Choose a question, a selector and a ratio; see the recomputed tokens on the text, and the answer."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +28,7 @@ from workbench.store import MemoryStore
 
 
 def critical_explorer(loaded: Loaded, samples: Sequence[Sample], prepare: Prepare, max_new_tokens: int = 24) -> VBox:
-    """Explore number of the sample, selector and percent of the document tokens; one store has all passages."""
+    """Explore the sample, the selector and the percentage of recomputed tokens; one store holds all passages."""
     store, cached = MemoryStore(), reuse_name(registry.spec_of(prepare))
 
     def draw(number: int, spec: str, percent: int) -> go.Figure:
@@ -55,9 +55,9 @@ def critical_explorer(loaded: Loaded, samples: Sequence[Sample], prepare: Prepar
 
 
 def answers(loaded: Loaded, prompt: Prompt, kv: KV, choices: Sequence[torch.Tensor], max_new_tokens: int) -> list[str]:
-    """Return what the model answers with each of `choices` [R] recomputed over the assembled cache `kv`.
+    """Return the answer with each of `choices` [R] recomputed over the assembled cache `kv`.
 
-    The cache stays as it is; all choices are packed together.
+    The cache stays unchanged; all choices run in one packed batch.
     """
     model, tokenizer, layout = loaded
     check_length(max_new_tokens, loaded.spec.context)

@@ -1,4 +1,4 @@
-"""Edit a prompt and see which of its blocks are encoded again, and what the model answers then."""
+"""Edit a prompt; see which blocks are encoded again, and the new answer."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def editing_explorer(
     added: str = "Nobody seems to remember why.",
     max_new_tokens: int = 16,
 ) -> VBox:
-    """Explore what is done to which block of which prompt; the prompt before and after it, and both answers."""
+    """Explore one edit of one block: the prompt before and after it, and both answers."""
 
     def draw(edit: str, sentence: str, number: int, block: int) -> list[go.Figure]:
         step = steps[number]
@@ -57,7 +57,7 @@ def editing_explorer(
 
 
 def edited(pieces: Sequence[str], edit: str, block: int, sentence: str) -> tuple[str, ...]:
-    """Return the pieces of a prompt with one change; the first (system) block and the question stay where they are."""
+    """Return the pieces of a prompt with one change; the first (system) block and the question stay in place."""
     system, *context, question = pieces
     at = min(block - 1, len(context) - 1)
     if not context:

@@ -1,4 +1,4 @@
-"""A prompt of any length, answered now: where its time to the first token goes, with three methods."""
+"""Time to the first token of a prompt by stage, measured now with three methods."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ MOST = 4096  # tokens
 
 
 def latency_explorer(loaded: Loaded, samples: Sequence[Sample], question: int = 50, repeats: int = 3) -> VBox:
-    """Explore length of the prompt, share of its blocks that is in the store, share of its tokens recomputed."""
+    """Explore the prompt's length, the share of its blocks in the store, and the share of recomputed tokens."""
     model, tokenizer, layout = loaded
     longest = min(loaded.spec.context or MOST, MOST)
 
@@ -42,7 +42,7 @@ def latency_explorer(loaded: Loaded, samples: Sequence[Sample], question: int = 
 
 
 def request_explorer(loaded: Loaded, prompt: Prompt, repeats: int = 3) -> VBox:
-    """Explore share of the blocks of one prompt that is in the store, and share of its tokens recomputed."""
+    """Explore, for one prompt, the share of its blocks in the store and the share of recomputed tokens."""
     store = ttft.filled(loaded.model, prompt.context)
 
     def draw(cached: int, percent: int) -> go.Figure:
@@ -52,7 +52,7 @@ def request_explorer(loaded: Loaded, prompt: Prompt, repeats: int = 3) -> VBox:
 
 
 def stages_of(loaded: Loaded, prompt: Prompt, store: MemoryStore, cached: int, percent: int, repeats: int) -> go.Figure:
-    """Measure and draw the stages of three methods; `cached` and `percent` recomputed in percent."""
+    """Measure and draw the stages of three methods; `cached` (blocks) and `percent` (recomputed) in percent."""
     model = loaded.model
     partial = ttft.partial_store(model, prompt.context, store, round(cached / 100 * len(prompt.context)))
     select = QueryGuided() if percent else None
@@ -83,7 +83,7 @@ def stages_of(loaded: Loaded, prompt: Prompt, store: MemoryStore, cached: int, p
 
 
 def store_explorer(requests: Sequence[Sequence[int]], prepared: Sequence[int], machine: Machine, seed: int = 0) -> VBox:
-    """Explore budgets of the three tiers, the rate of requests, the share recomputed and the mode of the scheduler."""
+    """Explore the tiers' budgets, the request rate, the recomputed share and the scheduler's mode."""
     model = fitted()
 
     def draw(gpu: int, host: int, disk: int, rate: int, percent: int, mode: Mode) -> list[go.Figure]:

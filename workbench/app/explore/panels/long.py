@@ -1,4 +1,4 @@
-"""A long prompt: the whole choice at a glance, and the tiles of a window over true attention, asked for on demand."""
+"""A long prompt: an overview of the selection, and a window of tiles over true attention, computed on demand."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -30,7 +30,7 @@ def long_explorer(
 ) -> VBox:
     """Explore the first layer of `states`; the overview has at most `cells` a side, the window `side` tiles.
 
-    True attention is computed for the rows of the window only.
+    True attention is computed for the window's query tokens only.
     """
     layer = states.layers[0]
 

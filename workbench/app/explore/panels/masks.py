@@ -14,14 +14,14 @@ from workbench.plots.attention.masks import MaskPanel, masks
 from workbench.plots.attention.token_axes import TokenAxes, counts_tokens
 from workbench.plots.tiles.reduce import firsts, shares
 
-LONGEST = 4096  # tokens of a prompt of which attention is measured too
-CELLS = 512  # most cells a side, and for longer prompts
+LONGEST = 4096  # tokens up to which attention is measured too
+CELLS = 512  # maximum cells a side; for longer prompts
 
 
 def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> VBox:
-    """Explore a sentence of `core.masks`, a layer and a head: masks, and where the answering token looks.
+    """Explore a mask rule (`core.masks`), a layer and a head: masks, and the last token's attention.
 
-    Of a prompt over 4,096 tokens only the masks are drawn.
+    Above 4,096 tokens only the masks are drawn.
     """
     model, prompt, length = loaded.model, reading.prompt, len(reading.prompt)
     known = {"full attention": causal, "block attention": block_attention(prompt)}

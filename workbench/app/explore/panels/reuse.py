@@ -1,4 +1,4 @@
-"""Ask one question with three methods and see the answers, and where the model looked for them."""
+"""Answer one question by three methods; see the answers and the attention behind them."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ METHODS: dict[str, Method] = {"full": Full(), "block": Reuse(), "naive": Reuse("
 
 
 def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 24) -> VBox:
-    """Explore number of the sample, layer and head; blocks that were seen before come from one store."""
+    """Explore the sample, the layer and the head; repeated blocks come from one store."""
     model, store = loaded.model, MemoryStore()
 
     def draw(number: int, layer: int, head: int) -> list[go.Figure]:
@@ -58,7 +58,7 @@ def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: in
 
 
 def ask(loaded: Loaded, prompt: Prompt, max_new_tokens: int, store: MemoryStore) -> dict[str, Generation]:
-    """Return the answers of all METHODS."""
+    """Return the answer by each of METHODS."""
     model, tokenizer, layout = loaded
     return {
         name: generate(model, tokenizer, [prompt], method, store, max_new_tokens, stop=layout.stop)[0]
@@ -67,7 +67,7 @@ def ask(loaded: Loaded, prompt: Prompt, max_new_tokens: int, store: MemoryStore)
 
 
 def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> VBox:
-    """Explore token of a block, layer, head and distance."""
+    """Explore a block's token, the layer, the head and the distance."""
     tokens, begin = reading.prompt.blocks[block], reading.prompt.starts[block]
     furthest = min(2048, loaded.spec.context or 4096) - len(tokens)
 

@@ -1,4 +1,4 @@
-"""Choose method, threshold, layer and head: kept tiles over true attention, and the union or the rules behind them."""
+"""Choose method, threshold, layer and head; see kept tiles over true attention, and the union or rules behind them."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -28,10 +28,7 @@ SECOND = {"union to pages": "union", "which rule keeps a tile (BFLA)": "rules"}
 
 
 def others(specs: Sequence[str], tile: int, model: PreTrainedModel) -> list[str]:
-    """Return specs of the methods that `specs` leave out, in tiles of `tile` tokens.
-
-    Those that have nothing fitted to the model are left out too.
-    """
+    """Return specs of the methods that `specs` lacks, with tiles of `tile` tokens; without those that need fitting."""
     given, left = {spec.partition("(")[0] for spec in specs}, []
     for name in sparse.names():
         spec = small(name, tile)
@@ -43,11 +40,11 @@ def others(specs: Sequence[str], tile: int, model: PreTrainedModel) -> list[str]
     return left
 
 
-Threshold = float | str  # "" of a method without one: a slider takes no value None
+Threshold = float | str  # "" for a method without one: a slider accepts no None
 
 
 def thresholds_of(spec: str) -> tuple[list[tuple[str, Threshold]], Threshold]:
-    """Return the labelled values of the method's threshold, from few tiles to many, and the one that `spec` sets."""
+    """Return the method's labelled threshold values, from few tiles to many, and the one in `spec`."""
     method = sparse.named(spec)
     option, steps = method.threshold_steps
     if not option:
@@ -61,7 +58,7 @@ def thresholds_of(spec: str) -> tuple[list[tuple[str, Threshold]], Threshold]:
 
 
 def method_and_threshold(specs: Sequence[str]) -> tuple[Dropdown, SelectionSlider]:
-    """Return a menu of methods, and a slider over the threshold of the one that is chosen."""
+    """Return a menu of methods, and a slider over the chosen one's threshold."""
     methods = menu([(SPARSE_METHODS.name_of(spec), spec) for spec in specs], "method", value=specs[0])
     options, own = thresholds_of(specs[0])
     form = {"description": "threshold", "continuous_update": False, "layout": Layout(width="430px")}
@@ -77,7 +74,7 @@ def method_and_threshold(specs: Sequence[str]) -> tuple[Dropdown, SelectionSlide
 
 
 def method_of(model: PreTrainedModel | None, spec: str, value: Threshold) -> Sparse:
-    """Return the method at this value of its threshold, ready for the model where there is one."""
+    """Return the method with this threshold, bound to the model if one is given."""
     method = sparse.named(spec).with_threshold(value) if isinstance(value, float | int) else sparse.named(spec)
     return method if model is None else method.ready(model)
 
@@ -94,10 +91,9 @@ def tiles_explorer(
     head: int = 0,
     view: Reading | None = None,
 ) -> VBox:
-    """Explore `states` of one prompt.
+    """Explore `states` of one prompt, from `layer` and `head` (indices in the lists).
 
-    `layer` and `head` are their places in the lists and begin. Below the tiles: the union of one chunk, or the rules of
-    BFLA.
+    Below the tiles: the union of one chunk, or the rules of BFLA.
     """
     length = len(states)
 
@@ -150,7 +146,7 @@ def tiles_explorer(
 
 
 def said(choice: Chosen, head: int) -> str:
-    """Return one head of a choice in a sentence."""
+    """Describe one head's selection in a sentence."""
     missed = int(choice.missed[head].sum())
     return (
         f"Head {head} keeps {choice.density()[head]:.0%} of the causal pairs and {choice.held()[head]:.0%} of the "

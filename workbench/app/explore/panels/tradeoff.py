@@ -20,9 +20,9 @@ AXES = {
 
 
 def tradeoff_explorer(trials: pd.DataFrame) -> VBox:
-    """Explore trials (`trial_costs.trials`) by menus; only what they hold can be chosen.
+    """Explore trials (`trial_costs.trials`) by menus of the values they hold.
 
-    Raises BadInput where no selector was measured at several ratios.
+    Raises BadInput if no selector was measured at several ratios.
     """
     places = list(dict.fromkeys(trials["where"]))
     names = [name for name in trials.prepare.unique() if len(trial_costs.selector_curves(trials, name))]
@@ -66,9 +66,9 @@ LOSSES = ("error", "prefill_kl")
 
 
 def quality_explorer(settings: pd.DataFrame, answers: pd.DataFrame) -> VBox:
-    """Explore the settings measured by menus; `keep` in percent is read off for every method that is shown.
+    """Explore the measured settings by menus; `keep` (percent) applies to every method shown.
 
-    `settings` and `answers` as `metrics.tiles.thresholds.cheapest` takes them; the first source is explored.
+    `settings` and `answers` as in `metrics.tiles.thresholds.cheapest`; the first source is explored.
     """
     own = settings[settings.source == settings.source.iloc[0]]
     names = {sparse_look(rule).name: rule for rule in own.rule.unique() if rule}
