@@ -24,7 +24,7 @@ from workbench.core.errors import BadInput, brief, not_allowed, printable
 from workbench.core.utils.stages import NOTHING
 from workbench.core.utils.versions import versions
 
-COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
+COMMANDS = {  # name: module with a Typer `app`, line in `workbench --help`
     "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),
     "sweep": (".sweep", "Run every combination of lists of options; rerun to resume after an interruption."),
     "compare": (".compare", "Compare runs, trials or models: paired differences and changed settings."),
@@ -59,13 +59,11 @@ PANELS = {  # of `workbench --help`
     "Pages and kernels": "report bench",
 }
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
-SPINS = (
-    "4000"  # of a thread of libgomp before it sleeps: as fast as longer on idle cores, and twice as fast on busy ones
-)
+SPINS = "4000"  # spins of a libgomp thread before it sleeps: twice as fast as the default on busy cores
 
 
 class Commands(typer.core.TyperGroup):
-    """Imports a subcommand when it is called, and ends it with code 2 on BadInput, 130 on Ctrl-C, else 1."""
+    """Imports a subcommand on call. Exit codes: 2 for BadInput, 130 for Ctrl-C, 1 for other errors."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in PANELS.values() for name in names.split()]
@@ -88,7 +86,7 @@ class Commands(typer.core.TyperGroup):
             command = typer.main.get_command(import_module(COMMANDS[name][0], "workbench.app.commands").app)
             logging = sys.modules.get("transformers.utils.logging")
             if logging and not sys.stderr.isatty():
-                logging.disable_progress_bar()  # of weights that are loaded, unless a person watches
+                logging.disable_progress_bar()  # while loading weights, unless the session is interactive
             inner = getattr(command, "commands", None)
             if inner and rest and not rest[0].startswith("-") and rest[0] not in inner:
                 raise not_allowed(f"command of {name}", rest[0], inner)
@@ -109,14 +107,14 @@ class Commands(typer.core.TyperGroup):
             where = f"{brief(problem.filename)}: " if problem.filename else ""
             typer.echo(f"error: {where}{problem.strerror}; nothing half-written is left of it", err=True)
             raise typer.Exit(2) from None
-        except KeyboardInterrupt as stop:  # what is kept: `core.utils.stages.keeps`
+        except KeyboardInterrupt as stop:  # `core.utils.stages.keeps` says what is kept
             at_once.end()
             typer.echo(f"stopped: {printable(str(stop)) or NOTHING}", err=True)
             raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def _inside(name: str) -> BadInput | None:
-    """Return the error, not raised, that names the group of a command which is typed without it, as `encode`."""
+    """Return an error that names the group of a command typed without it, such as `encode`."""
     for group in ("store", "models"):  # which import little
         commands = typer.main.get_command(import_module(COMMANDS[group][0], "workbench.app.commands").app)
         if name in getattr(commands, "commands", {}):
@@ -146,14 +144,14 @@ def _group(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show versions and exit.")
     ] = False,
 ) -> None:
-    """Make `app` a group although it has no command of its own."""
+    """Make `app` a group although it has no default command."""
 
 
 def main() -> None:
-    """Run the `workbench` command, then end the process at once, without Python's slow teardown of torch.
+    """Run the `workbench` command, then exit without Python's slow teardown of torch.
 
-    Unless `GOMP_SPINCOUNT` or `OMP_WAIT_POLICY` is set, waiting threads of torch spin for microseconds instead of
-    milliseconds, which would keep busy the core that other threads need on a loaded machine.
+    Unless `GOMP_SPINCOUNT` or `OMP_WAIT_POLICY` is set, waiting torch threads spin for microseconds instead of
+    milliseconds: longer spins occupy cores that other threads need on a busy machine.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is imported
@@ -170,8 +168,8 @@ def main() -> None:
 
 
 def _leave(ended: Sequence[int]) -> None:
-    """End the process with the code that it ended with; what ended otherwise is left to Python."""
-    with suppress(OSError, ValueError):  # a closed pipe: Python says so
+    """Exit with the recorded code; without one, leave it to Python."""
+    with suppress(OSError, ValueError):  # a closed pipe, which Python reports
         sys.stdout.flush()
         sys.stderr.flush()
         for code in ended:

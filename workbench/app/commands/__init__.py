@@ -1,1 +1,1 @@
-"""The subcommands of `workbench`, one file each with a Typer app; `app.cli` imports the one that is called."""
+"""The subcommands of `workbench`, one file each with a Typer app, imported on call by `app.cli`."""

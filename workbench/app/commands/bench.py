@@ -1,4 +1,4 @@
-"""`workbench bench`: kernels beside their baselines."""
+"""`workbench bench`: kernels and their baselines."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def _check(name: str, as_json: bool) -> bool:
 def _time(
     chosen: list[str], against: str, variants: bool, only: str, runs: int, out: Path, as_json: bool, timed: list[str]
 ) -> None:
-    """Time workloads, write each to `out` and name it in `timed`."""
+    """Time workloads, write each to `out` and add it to `timed`."""
     from workbench.experiments import bench_reports
     from workbench.experiments.bench import baselines  # loads Triton, which reads TRITON_INTERPRET then
     from workbench.experiments.bench.models import operations
@@ -114,7 +114,7 @@ def _time(
             if name in bench.MODELS
             else run(name, names, variants, only)
         )
-        for part in parts:  # the facts of the GPU, then one workload after the other
+        for part in parts:  # facts of the GPU, then one workload after another
             if as_json:
                 print(json.dumps(part), flush=True)
             if "contestants" not in part:
@@ -127,12 +127,12 @@ def _time(
             timed.append(work)
             if not as_json:
                 Console(highlight=False).print(table(part))
-        if seen and not only:  # workloads of an earlier version that are no more
+        if seen and not only:  # workloads of an earlier version that no longer exist
             bench_reports.write(out, head, {work: rows for work, rows in works.items() if work in seen})
 
 
 def command_of(name: str, against: str, variants: bool, only: str, runs: int = 0) -> str:
-    """Return the command that repeats this measurement, without the folders of this machine."""
+    """Return the command that repeats this measurement, without this machine's paths."""
     options = [
         *["--variants"] * variants,
         *(["--only", only] if only else []),
@@ -142,7 +142,7 @@ def command_of(name: str, against: str, variants: bool, only: str, runs: int = 0
 
 
 def table(entry: dict[str, Any]) -> Table:
-    """Return one workload as a table for people."""
+    """Return one workload as a table for the terminal."""
     shown = Table(title=plain(f"{entry['name']}: floor {entry['floor_ms']:.3f} ms"), title_justify="left")
     for heading in ("", "ms", "p5", "p95", "TF/s", "TB/s", "of roofline", "speedup of ours"):
         shown.add_column(heading, justify="left" if not heading else "right")

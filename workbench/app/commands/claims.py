@@ -1,4 +1,4 @@
-"""`workbench claims`: what the papers claim, judged on any results."""
+"""`workbench claims`: the papers' claims, judged on any results."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -70,7 +70,7 @@ def _show(
 
 
 def _line(verdict: str, text: str) -> Table:
-    """Return a verdict and a text beside it, of as many lines as the terminal needs."""
+    """Return a verdict and its text, wrapped to the terminal."""
     table = Table.grid(padding=(0, 1))
     table.add_column(width=14)
     table.add_column(overflow="fold")

@@ -105,19 +105,19 @@ def compare(
 
 def _trials(named: Sequence[str], fields: Mapping[str, Any]) -> "dict[str, Trial]":
     """Return the trials of models."""
-    with progress("comparing"), importing():  # torch and transformers: not for what was answered already
+    with progress("comparing"), importing():  # torch and transformers: not for finished runs
         from workbench.experiments.trials.trial import Trial
 
     return {text: Trial(model=text, **fields) for text in named}
 
 
 def _folders(run: Path) -> list[Path]:
-    """Return the folders of a RUN that is one."""
+    """Return the folders of a RUN that is a folder."""
     return [path.resolve() for path in (run, *run.glob("*/")) if path.is_dir()]
 
 
 def _check_asked(ctx: typer.Context, named: Collection[str]) -> None:
-    """Refuse options that say how models answer where no RUN is one: records have been answered already."""
+    """Raise BadInput for options on how models answer if no RUN is a model: records are already answered."""
     for param in ctx.command.params:
         source = ctx.get_parameter_source(param.name or "")
         if source and source.name == "COMMANDLINE" and not named and getattr(param, "rich_help_panel", None) == MODELS:
@@ -144,7 +144,7 @@ def is_model(text: str) -> bool:
 
 
 def _named(runs: "list[Run]") -> "list[Run]":
-    """Name runs of several models by their models too."""
+    """Add the model to the names of runs, if there are several models."""
     several = len({run.parameters.get("model") for run in runs}) > 1
     if not several:
         return runs

@@ -1,4 +1,4 @@
-"""`workbench data`: a look at questions and passages."""
+"""`workbench data`: inspect questions and passages."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,9 +16,9 @@ from workbench.core.errors import BadInput, printable
 from workbench.core.utils.files import write_text
 from workbench.data import Sample
 
-HARD = "\u00a0"  # a blank at which no line breaks
+HARD = "\u00a0"  # no-break space
 MOST = 200  # prompts whose tokens are counted
-LINES = 3  # of a passage that are shown
+LINES = 3  # shown of a passage
 NAME = "`lab`, `lab(hints=0)`, `needles`, `manuals`, a shipped name, file, folder or `hf:NAME`; omit to list the names"
 PASSAGES = "Passages per question; for a file, truncated or filled up from its other questions"
 LAYOUT = "Layout of that prompt: lab, released, chat or a JSON file. Default: the model's own"

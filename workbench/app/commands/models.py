@@ -1,4 +1,4 @@
-"""`workbench models`: what is shipped and fetched, and where more comes from."""
+"""`workbench models`: shipped and fetched models, and how to get more."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def convert(
 ) -> None:
     """Convert a GGUF file to a checkpoint: bf16 safetensors, config, tokenizer, card."""
     _new(folder)
-    header.read(file)  # refused before torch is imported, where it is no such file
+    header.read(file)  # refuses other files before torch is imported
     from workbench.models.gguf import conversion as from_gguf
 
     print(from_gguf.convert(file, folder))
@@ -104,6 +104,6 @@ def difference(
 
 
 def _new(folder: Path) -> None:
-    """Refuse a folder that is there, before torch is imported."""
+    """Raise BadInput for an existing folder, before torch is imported."""
     if folder.exists():
         raise BadInput(f"{folder} is there already: a new folder is needed")

@@ -1,4 +1,4 @@
-"""`workbench prepare`: the passages of a data set, cached beforehand."""
+"""`workbench prepare`: cache a data set's passages in advance."""
 
 import json
 from dataclasses import asdict
@@ -45,7 +45,7 @@ def prepare(
 
 
 def report(prepared: "Prepared") -> str:
-    """Return what was prepared as lines of rich's markup: passages, tokens, bytes, and how fast."""
+    """Return a summary in rich markup: passages, tokens, bytes, speed."""
     speed = f", {prepared.passages_per_second:.1f} passages per second" if prepared.made else ""
     passages = "1 passage" if prepared.passages == 1 else f"{prepared.passages} passages"
     size = f"{passages}, {prepared.tokens} tokens, {prepared.bytes / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""`workbench report`: the notebooks, run into a website."""
+"""`workbench report`: run the notebooks into a website."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +65,7 @@ def command(
 
 
 def _listed(named: Sequence[Path] | None) -> list[Path]:
-    """Return the notebooks that are named, those of folders in order; without any, of the folder here or the checkout.
+    """Return the named notebooks, those of folders in order; without names, those of ./notebooks or the checkout.
 
     Raises BadInput for a folder without notebooks.
     """

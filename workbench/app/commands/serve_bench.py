@@ -1,4 +1,4 @@
-"""`workbench serve-bench`: many questions through the scheduler, mode by mode."""
+"""`workbench serve-bench`: many questions through the scheduler, in every mode."""
 
 import json
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def serve_bench(
 
 
 def report(about: dict[str, str], runs: Sequence["Served"]) -> Group:
-    """Return a table with a row a mode and baseline."""
+    """Return a table with one row per mode and baseline."""
     from workbench.experiments.serving.served import NAMES, REUSE
 
     table = Table(box=None, pad_edge=False)

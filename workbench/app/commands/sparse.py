@@ -1,4 +1,4 @@
-"""`workbench sparse`: what sparse methods have fitted to a model."""
+"""`workbench sparse`: fit sparse methods to a model."""
 
 import json
 from dataclasses import dataclass, fields
@@ -31,7 +31,7 @@ HELD_OUT = 8  # prompts, after those that train
 
 @dataclass(frozen=True)
 class Fitting:
-    """What a method is fitted to: a model, and prompts in its layout; `out` is the file to write."""
+    """A model and prompts in its layout, to which a method is fitted; `out` is the file to write."""
 
     out: Annotated[Path, "Output file"]
     model: Annotated[str, "Checkpoint folder or name (see `workbench models`)"] = "lab-full"

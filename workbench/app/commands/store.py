@@ -1,6 +1,6 @@
-"""`workbench store`: stores of cached blocks filled, verified, repaired, kept within a budget and carried over.
+"""`workbench store`: fill, verify, repair, trim and transfer stores of cached blocks.
 
-What waits for torch is imported by the command that needs it: not for `--help`.
+Modules that import torch are imported by the command that needs them, not for `--help`.
 """
 
 import json
@@ -35,14 +35,14 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, epilog=BEGIN)
 
 
 def folder_of(text: str) -> Path:
-    """Return the folder that a text names. Raises BadInput for a URL."""
+    """Return a folder's path. Raises BadInput for a URL."""
     if is_url(text):
         raise BadInput(f"{text} is a URL: a folder is needed here")
     return Path(text)
 
 
 def there(text: str) -> str:
-    """Return the folder or URL. Raises BadInput for a folder that is no store, before torch is imported."""
+    """Return the folder or URL. Raises BadInput for a folder that is not a store, before torch is imported."""
     if not is_url(text):
         if not is_dir(text):
             raise BadInput(f"{shown(text)} is no folder of cached blocks: there is no such folder")
@@ -59,7 +59,7 @@ CORPUS = "Data set name or question file whose passages to encode"
 
 
 def wanted(option: Parameter) -> bool:
-    """Return whether `encode` takes an option of `PreparationFields` as it is."""
+    """Return whether `encode` takes an option of `PreparationFields` unchanged."""
     return option.name not in ("out", "data")
 
 
@@ -114,7 +114,7 @@ def repair(
     from workbench.store.urls import place_of
 
     if encode_again:
-        precompute.asked_before(place_of(folder))  # refused before anything is set aside, where it is corrupt
+        precompute.asked_before(place_of(folder))  # refuses corrupt metadata before anything is quarantined
     found = _scrubbed(folder, True)
     made = 0
     if encode_again:
@@ -200,22 +200,22 @@ def _scrubbed(folder: str, repair: bool) -> "Scrub":
         return scrub.verify(Path(folder), repair, advance)
 
 
-SHOWN = 20  # misses that are listed with all they say
+SHOWN = 20  # misses listed in full
 
 
 def transferred(found: "Transferred", where: str) -> str:
-    """Return a line on what was carried over."""
+    """Return a line on what was transferred."""
     return f"[bold]{plain(where)}[/]: {_blocks(found)}, {found.bytes / 1e6:.1f} MB"
 
 
 def _blocks(found: Any) -> str:
-    """Say how many blocks are in how many files."""
+    """Return the number of blocks and files as text."""
     count = "1 block" if found.blocks == 1 else f"{found.blocks:,} blocks"
     return f"{count} in {'1 file' if found.files == 1 else f'{found.files:,} files'}"
 
 
 def verified(found: "Scrub") -> str:
-    """Return what a look at every checksum found."""
+    """Return the outcome of verifying all checksums, as text."""
     lines = [plain(str(finding)) for finding in found.findings]
     lines += [f"set aside: {plain(name)}" for name in found.removed]
     state = "whole" if found.whole else "damaged"
@@ -224,11 +224,11 @@ def verified(found: "Scrub") -> str:
 
 
 def described(found: dict[str, Any]) -> Table:
-    """Return what a store holds, a row a fact."""
+    """Return a store's contents, one fact per row."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("folder", plain(str(found["folder"])))
     for name in ("blocks", "files", "tokens", "bytes"):
-        if found[name] is not None:  # of a remote store tokens are not counted
+        if found[name] is not None:  # tokens of a remote store are not counted
             table.add_row(name, f"{found[name]:,}")
     for name, value in ((name, value) for name, value in found["kind"].items() if name != "made"):
         text = str(value)
@@ -241,7 +241,7 @@ def described(found: dict[str, Any]) -> Table:
 
 
 def explained(found: "ExplainedMiss") -> Group:
-    """Return how many blocks are there, and why others are not."""
+    """Return how many blocks were found, and why others were missed."""
     asked = found.hits + len(found.misses)
     head = f"[bold]{plain(found.folder)}[/]: {found.hits} of {asked} blocks are there, for {plain(found.prepare)}"
     head += f"\n{plain(found.differs)}" if found.differs else ""

@@ -22,7 +22,13 @@ from workbench.methods.method_fields import check_mode, check_ratio
 from workbench.methods.presets import options
 
 SWITCH = {"true": True, "false": False}
-OWN = ("as_json", "out", "sparse_args", "method_file", "details")  # of `workbench trial`, no fields of a trial
+OWN = (
+    "as_json",
+    "out",
+    "sparse_args",
+    "method_file",
+    "details",
+)  # options of `workbench trial` that are not fields of a trial
 
 CLUSTER = (
     "Run trials on a Dask cluster: local (--jobs workers), slurm, kubernetes, ssh:HOST,HOST, "
@@ -33,7 +39,7 @@ app = typer.Typer(add_completion=False)
 
 
 def _lists() -> Iterator[Parameter]:
-    """The options of `workbench trial`, each as a list."""
+    """Yield the options of `workbench trial`, each as a list."""
     for parameter in inspect.signature(trial).parameters.values():
         if parameter.name not in OWN:
             about = parameter.annotation.__metadata__[0]
@@ -139,7 +145,7 @@ def run_notebooks(
 
 
 def _check(name: str, value: Any) -> None:
-    """Refuse an entry of a list that no trial takes, whatever the others are."""
+    """Raise BadInput for an entry that no trial accepts, whatever the other lists hold."""
     if name == "ratio":
         check_ratio(options(None, {"ratio": value})["ratio"])
         return
@@ -153,7 +159,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _value(name: str, text: str) -> Any:
-    """Return one entry of a list as a value of a field of `Trial`; options that are text stay text."""
+    """Return one list entry as a value of a `Trial` field; text options stay text."""
     if name in ("ratio", "method"):  # `presets.options` reads them
         return text
     kinds = get_args(kind := get_type_hints(TrialFields)[name]) or (kind,)

@@ -1,4 +1,4 @@
-"""`workbench trace`: what happened while requests were served, for a trace viewer."""
+"""`workbench trace`: events of serving, for a trace viewer."""
 
 import json
 from pathlib import Path

@@ -80,7 +80,7 @@ def trial(
         planned = Trial(**options(method, {name: value for name, value in given.items() if value is not None}))
         result, answers = planned.run_each(advance)
     if out is not None:
-        from workbench.experiments.trials import rows  # pandas: for results that are kept
+        from workbench.experiments.trials import rows  # pandas: only for `--out`
 
         rows.write(out, Case(planned).key, result, answers, method or "")
     show(as_json, record.dumps(result), report(result) if details else beside_full(result, answers))

@@ -1,4 +1,4 @@
-"""`workbench verify`: one page of verdicts on a model, before its cached blocks are trusted."""
+"""`workbench verify`: one page of verdicts on whether a model's cached blocks can be reused."""
 
 import json
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Options of commands, and what they print: text, tables, pages."""
+"""Options of commands, and their output: text, tables, pages."""

@@ -1,7 +1,7 @@
-"""Ctrl-C while a command is imported, or has ended: the process ends at once, where Python would print where it was.
+"""Ctrl-C during imports, or after a command has finished: exit at once, without Python's traceback.
 
-A module that is being imported may also swallow the interruption, and the command goes on. Only a process that `begin`
-took for a command's is ended so; in a notebook, or wherever else the package is imported, nothing changes.
+A module being imported might also swallow the interrupt. Only processes in which `begin` was called exit this way; in
+notebooks and other programs nothing changes.
 """
 
 import os
@@ -13,29 +13,29 @@ from workbench.core.utils.stages import NOTHING
 
 CODE = 128 + signal.SIGINT
 LINE = f"stopped: {NOTHING}\n".encode()
-CLEARED = b"\r\x1b[2K\x1b[?25h"  # a bar's line on a terminal, and the cursor that it hides
-_own: list[bool] = []  # one True in a process that is a command
+CLEARED = b"\r\x1b[2K\x1b[?25h"  # clear the progress bar's line, show the cursor
+_own: list[bool] = []  # [True] in a command's process
 
 
 def begin() -> None:
-    """Let Ctrl-C end this process, a command's, at once; not one that ignores it, as behind `nohup`."""
+    """Let Ctrl-C end this command's process at once, unless the process ignores it, as under `nohup`."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         _own[:] = [True]
         arm()
 
 
 def arm() -> bool:
-    """Let Ctrl-C end a command's process in one line; return whether it interrupted work before."""
+    """Let Ctrl-C end a command's process with one line; return whether it interrupted work before."""
     return _exchange(signal.default_int_handler, _leave)
 
 
 def disarm() -> None:
-    """Let Ctrl-C interrupt a command's process, as work needs that says what is kept of it."""
+    """Let Ctrl-C raise KeyboardInterrupt, so that work can report what is kept."""
     _exchange(_leave, signal.default_int_handler)
 
 
 def end() -> None:
-    """Let Ctrl-C end a command's process without a word: all is said."""
+    """Let Ctrl-C end a command's process silently: its output is complete."""
     disarm()
     _exchange(signal.default_int_handler, _hush)
 
@@ -45,7 +45,7 @@ def _exchange(before: object, after: object) -> bool:
         return False
     try:
         signal.signal(signal.SIGINT, after)  # type: ignore[arg-type]
-    except ValueError:  # not in the main thread, which alone hears signals
+    except ValueError:  # not in the main thread, the only one that receives signals
         return False
     return True
 

@@ -12,9 +12,9 @@ from workbench.core.errors import BadInput, shown
 from workbench.core.utils.files import check_place, is_file
 from workbench.methods import POLICIES
 
-OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options that name a file or folder to write
-INPUTS = ("store", "prepared")  # options that name a folder to read
-NEEDED = {  # option: what refuses an unknown value, before anything heavy is imported
+OUTPUTS = ("out", "html", "markdown", "untrained", "to", "figure")  # options for a file or folder to write
+INPUTS = ("store", "prepared")  # options for a folder to read
+NEEDED = {  # option: check of its value without slow imports
     "--model": "workbench.models.checkpoints.named",
     "--data": "workbench.data.check_name",
     "--results": "workbench.data.assets.results_path",
@@ -23,22 +23,22 @@ NEEDED = {  # option: what refuses an unknown value, before anything heavy is im
     "--positions": "workbench.methods.method_fields.check_positions",
     "--engine": "workbench.methods.method_fields.check_engine",
 }
-ASKING = ("trial", "sweep", "leaderboard", "serve-bench")  # commands whose --data are questions
-NAMES = NEEDED | {  # the same of options that may be "none" in a list
+ASKING = ("trial", "sweep", "leaderboard", "serve-bench")  # commands whose --data must have questions
+NAMES = NEEDED | {  # also for options that may be "none" in a list
     **{f"--{kind}": f"workbench.methods.{kind}" for kind in POLICIES},
     "--dtype": "workbench.models.model_names.check_dtype",
     "--layout": "workbench.data.layouts.check",
     "--prepared": "workbench.app.commands.store.there",
     "--faithfulness": "workbench.models.model_names.check_judge",
 }
-LEAST = {"seed": 0, "chunk": 1}  # of options that are whole numbers
-NEIGHBOURS = {"--n", "--neighbours", "--neighbors"}  # options that prepare has, or somebody would expect
+LEAST = {"seed": 0, "chunk": 1}  # minimum of integer options
+NEIGHBOURS = {"--n", "--neighbours", "--neighbors"}  # options of `prepare`, and names that users try
 
 
 def check_given(command: Any, here: bool) -> None:
-    """Let a command raise BadInput, before its own checks and imports, for unwritable outputs and unknown names.
+    """Make a command raise BadInput, before its own checks and imports, for unwritable outputs and unknown names.
 
-    `here`: it computes on this machine.
+    `here`: whether it computes on this machine.
     """
     for inner in getattr(command, "commands", {}).values():
         check_given(inner, here)
@@ -56,9 +56,9 @@ def check_given(command: Any, here: bool) -> None:
 
 
 def refuse_unfit(name: str, command: Any, args: Sequence[str]) -> None:
-    """Raise BadInput for an output that is empty (typer would take the current folder) or is also read.
+    """Raise BadInput for an output that is empty (typer would use the current folder) or also an input.
 
-    Also for an option of `prepare` that is given where `--prepare` has to say it.
+    Also for an option of `prepare` that belongs into `--prepare`.
     """
     named = {option for param in command.params for option in param.opts}
     if "--prepare" in named and (odd := {arg.partition("=")[0] for arg in args} & NEIGHBOURS - named):
@@ -88,19 +88,19 @@ def _known(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> 
         from workbench.core.spec_parser import split
 
         given = [name for name in split(value or "") if name]
-    if param.name == "methods":  # of a leaderboard, which takes own policies by name too; their files have been read
+    if param.name == "methods":  # a leaderboard also takes the user's policies by name; their files are loaded
         from workbench.methods import own as policies
 
         mine = {name for kind in policies.KINDS for name in policies.names(kind)}
         given = [name for name in given if name not in mine]
-    if not ctx.params.get("results") or param.name == "results":  # results may be of what is not here
+    if not ctx.params.get("results") or param.name == "results":  # results may be of models and data that are not here
         for name in map(str, given):
             check_named(param.opts[0], name, ctx.command.name in ASKING and param.name == "data")
     return own(ctx, param, value) if own else value
 
 
 def check_named(option: str, name: str, asking: bool = False) -> None:
-    """Raise BadInput for an unknown value of an option that names something; `asking`: data has to be questions."""
+    """Raise BadInput for an unknown value of an option; `asking`: data must have questions."""
     if option not in NAMES or "://" in name or (name == "none" and option not in NEEDED):
         return
     module, _, check = NAMES[option].rpartition(".")
@@ -111,7 +111,7 @@ def check_named(option: str, name: str, asking: bool = False) -> None:
 
 
 def _placed(here: bool, own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
-    """Refuse a device that is none, and one that is not there: torch is asked for GPUs alone."""
+    """Raise BadInput for an invalid or missing device; torch is imported for GPUs only."""
     from workbench.core.spec_parser import split
     from workbench.models.model_names import check_device, device_of
 

@@ -1,4 +1,4 @@
-"""Command-line options made of the fields of a dataclass; a field's help is in its type: `Annotated[int, "help"]`."""
+"""Command-line options from the fields of a dataclass; a field's help is in its type: `Annotated[int, "help"]`."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,9 +20,9 @@ Command = TypeVar("Command", bound=Callable[..., None])
 def option(
     name: str, kind: Any, default: Any, help: str, panel: str | None = None, metavar: str | None = None
 ) -> Parameter:
-    """Return the keyword argument of a command that becomes the option `--name`; `default` None: it may be left out.
+    """Return a command's keyword argument for the option `--name`; with `default` None it is optional.
 
-    What is off unless it is asked for has no `--no-name`.
+    Flags that are off by default have no `--no-name`.
     """
     names = [f"--{name.replace('_', '-')}"] if kind is bool and default is False else []
     about = typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
@@ -35,7 +35,7 @@ def of_fields(
 ) -> list[Parameter]:
     """Return an option for every field of the dataclass `cls` that has a help text.
 
-    `defaults` replace those of the fields; `text` names fields whose option is read as text.
+    `defaults` override the fields' defaults; `text` names fields whose option stays text.
     """
     options = []
     for field in fields(cls):
@@ -49,20 +49,20 @@ def of_fields(
 
 
 def taking(options: Iterable[Parameter]) -> Callable[[Command], Command]:
-    """Let a command take `options` in place of its `**keywords`, before its keyword-only arguments."""
+    """Replace a command's `**keywords` by `options`, before its keyword-only arguments."""
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command).parameters.values()
         first = [each for each in own if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
         last = [each for each in own if each.kind is each.KEYWORD_ONLY]
-        vars(command)["__signature__"] = inspect.Signature([*first, *options, *last])  # which typer reads
+        vars(command)["__signature__"] = inspect.Signature([*first, *options, *last])  # read by typer
         return command
 
     return decorate
 
 
 def parse(assignments: Iterable[str]) -> dict[str, Any]:
-    """Read parameters from `NAME=VALUE` texts; a value is JSON, None, True, False, or else text."""
+    """Parse `NAME=VALUE` texts; a value is JSON, None, True, False, or else text."""
     parameters: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")

@@ -15,12 +15,12 @@ from workbench.app.console.trial_report import SCORES, unknown_text
 
 WIDE = 200  # columns of the table with all intervals
 READ = {"nll": "loss of the gold answer", "kl": "from full attention", "agree": "tokens as under full attention"}
-RANKED = ("kl", "em", "contains", "f1", "nll", "agree")  # which of them a narrow terminal shows first
+RANKED = ("kl", "em", "contains", "f1", "nll", "agree")  # order in which a narrow terminal shows them
 SWEPT = SCORES | {"nll": "gold nll", "kl": "KL from full", "agree": "agreement"}
 
 
 def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
-    """Print a line a trial, with the fields that are `varied`, where the tables lie, and what to run next."""
+    """Print one line per trial with the `varied` fields, the tables' folder, and the next command."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
     if len(table):
         asked = {(str(row.get("model", "")), str(row.get("data", ""))): None for row in table.to_dict("records")}
@@ -41,9 +41,9 @@ def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
 
 
 def _trials(rows: pd.DataFrame, varied: list[str], width: int) -> tuple[list[RenderableType], dict[str, bool]]:
-    """Return a line a trial, and the scores in it, each with whether its interval is there.
+    """Return one line per trial, and its scores, each with whether its interval is shown.
 
-    Narrow: what is varied is one label, and as many scores and intervals are there as fit.
+    In a narrow terminal, varied fields become one label, and as many scores and intervals are shown as fit.
     """
     narrow = width < WIDE
     every = rows[rows["kind"] == "all"]
@@ -66,7 +66,7 @@ def _trials(rows: pd.DataFrame, varied: list[str], width: int) -> tuple[list[Ren
 
 
 def _that_fit(rows: pd.DataFrame, width: int) -> dict[str, bool]:
-    """Return the scores that have room beside n, tokens and TTFT, in order, each with whether its interval has too."""
+    """Return the scores that fit next to n, tokens and TTFT, in order, each with whether its interval fits."""
     there = [score for score in RANKED if score in rows]
     room = width - sum(len(f"{name} ") for name in ("n  ", "tokens", "TTFT, ms")) - 1
     wide, found = len("0.000 0.000 to 0.000 "), dict[str, bool]()

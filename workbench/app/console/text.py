@@ -20,30 +20,30 @@ from workbench.app.console import at_once
 from workbench.core.errors import printable
 from workbench.core.utils.stages import heard
 
-EVERY = 60  # seconds between two lines
-SOON = (1.0, *range(8, 60, 10))  # seconds from the start to the lines of the first minute
+EVERY = 60  # seconds between lines
+SOON = (1.0, *range(8, 60, 10))  # seconds after the start, for lines in the first minute
 
 
 def plain(text: str) -> str:
-    """One line of text, safe to print in a terminal and among rich's markup."""
+    """Return one line of text, safe in a terminal and within rich markup."""
     return printable(" ".join(text.split())).replace("[", r"\[")
 
 
 def wrapped(text: str, width: int = 80) -> str:
-    """Return a sentence on lines of `width` letters, those after the first indented; words stay whole."""
+    """Wrap a sentence at `width` characters between words; continuation lines are indented."""
     return fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def copied(command: str, width: int = 80) -> str:
-    r"""Return a command on lines of `width` letters that a shell takes together: each but the last ends in \."""
+    r"""Wrap a command at `width` characters for a shell: each line but the last ends in \."""
     return wrapped(command, width - 2).replace("\n", " \\\n") if len(command) > width else command
 
 
-_noted: dict[str, None] = {}  # notes that were printed, in their order
+_noted: dict[str, None] = {}  # notes printed so far, in order
 
 
 def note(message: Warning | str, *_: Any, **__: Any) -> str:
-    """Return the line of a warning on stderr, as `warnings.formatwarning`; nothing where the same was printed."""
+    """Format a warning for stderr, as `warnings.formatwarning`; "" if it was already printed."""
     text = printable(str(message))
     known = text in _noted
     _noted[text] = None
@@ -51,13 +51,13 @@ def note(message: Warning | str, *_: Any, **__: Any) -> str:
 
 
 def not_noted(text: str) -> str:
-    """Return what a record's note says beyond the notes above it, where a terminal shows both."""
+    """Return the part of a record's note that was not printed as a warning."""
     for known in _noted if sys.stdout.isatty() and sys.stderr.isatty() else ():
         text = text.replace(known, "").strip()
     return text
 
 
-LABEL = 20  # letters of a method in a table of 80 columns
+LABEL = 20  # characters of a method's name at 80 columns
 SHORTER = (
     (r"^block, ", ""),
     (r"with_neighbours\((?:n=)?(\d+)[^)]*\)", r"\1 near"),
@@ -68,9 +68,9 @@ SHORTER = (
 
 
 def labels(names: Iterable[str], width: int = LABEL) -> dict[str, str]:
-    """Return a label of at most `width` letters for every name, no two of them alike.
+    """Return distinct labels of at most `width` characters for names.
 
-    Long ones are said in fewer words ("10 near, query 15%"), then cut in the middle, and numbered where they are alike.
+    Long names are abbreviated ("10 near, query 15%"), then cut in the middle, and numbered if equal.
     """
     made: dict[str, str] = {}
     for name in dict.fromkeys(names):
@@ -83,7 +83,7 @@ def labels(names: Iterable[str], width: int = LABEL) -> dict[str, str]:
 
 
 def in_full(labels: Mapping[str, str]) -> list[str]:
-    """Return lines that say what the shortened of `labels` stand for; none where none was shortened."""
+    """Return lines that expand the shortened `labels`; none if none was shortened."""
     whole = [f"[dim]{plain(label)}: {plain(name)}[/]" for name, label in labels.items() if name != label]
     return ["", "[dim]in full[/]", *whole] if whole else []
 
@@ -105,7 +105,7 @@ def with_interval(row: Mapping[str, Any], score: str) -> str:
 
 
 def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) -> None:
-    """Print the line of JSON or the report for people; without `wrap`, a long line stays one line."""
+    """Print the line of JSON, or the report; without `wrap`, long lines are not broken."""
     if as_json:
         print(line)
     else:
@@ -113,7 +113,7 @@ def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) ->
 
 
 class Pace:
-    """The current stage of work, how much is done, and the estimated time left."""
+    """The current stage of work, its progress, and the estimated time left."""
 
     def __init__(self, what: str, clock: Callable[[], float] = monotonic):
         self.what, self.clock = what, clock
@@ -123,7 +123,7 @@ class Pace:
         self.stage = ""
 
     def begins(self, stage: str) -> None:
-        """Take what begins now; where all was done before, nothing of it has been counted yet."""
+        """Start a stage; reset the count if the previous one was complete."""
         self.stage = stage
         if self.counted is not None and self.counted[0] >= self.counted[1]:
             self.counted = None
@@ -136,24 +136,24 @@ class Pace:
         self.counted = done, total
 
     def doing(self) -> str:
-        """Return what work is at, as "a trial: loading lab-full"."""
+        """Return the current stage, e.g. "a trial: loading lab-full"."""
         stage = self.stage or ("" if self.counted else "loading")
         return f"{self.what}: {stage}" if stage else self.what
 
     def left(self) -> str:
-        """Return ", 5 min left", or "" where that cannot be told yet."""
+        """Return ", 5 min left", or "" if that is not known yet."""
         done, total = self.counted or (0, 0)
         if done <= self.first or done >= total:
             return ""
         now, parts = self.clock(), done - self.first
         each = max(
             (self.at - self.since) / parts, (now - self.since) / (parts + 1)
-        )  # the part at work may be a slow one
+        )  # the current part may be a slow one
         return f", {duration(max(each * (total - done) - (now - self.at), 1))} left"
 
 
 class Told(Pace):
-    """Prints progress lines: one after each of `SOON` seconds, then one a minute."""
+    """Prints progress lines: one after each of `SOON` seconds, then one per minute."""
 
     def __init__(self, what: str, say: Callable[[str], None], clock: Callable[[], float] = monotonic):
         super().__init__(what, clock)
@@ -178,7 +178,7 @@ class Told(Pace):
         self.say(f"{self.doing()}{comma}{counted}after {duration(spent)}{self.left()}")
 
     def watch(self, ended: Event) -> None:
-        """Tick until work has ended."""
+        """Tick until the work has ended."""
         for seconds in chain((after - before for before, after in pairwise((0, *SOON))), repeat(EVERY)):
             if ended.wait(seconds):
                 return
@@ -195,9 +195,9 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Switch garbage collection off for the imports of the block, whose many objects stay anyway.
+    """Disable garbage collection during the block's imports, whose many objects stay anyway.
 
-    Ctrl-C ends a command's process meanwhile.
+    Ctrl-C ends a command's process within the block.
     """
     searched, armed = gc.isenabled(), at_once.arm()
     gc.disable()
@@ -212,9 +212,9 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with the time left on stderr; call what it yields with (done, of how many).
+    """Show a bar with the time left on stderr; yield a callback (done, total).
 
-    In non-interactive sessions, such as a job's log, it prints lines instead: after `SOON` seconds, then one a minute.
+    Non-interactive sessions, such as a job's log, get lines instead: after `SOON` seconds, then one per minute.
     """
     shown = _bar if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _lines
     with shown(what) as (count, begins), heard(begins):
@@ -248,21 +248,21 @@ def _bar(what: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[str]
 
         def shown() -> None:
             done, total = pace.counted or (0, None)
-            bar.tasks[0].total = total  # None, too, which `update` leaves as it was
+            bar.tasks[0].total = total  # may be None, which `update` would ignore
             bar.update(task, completed=done, description=plain(pace.doing()))
 
         yield counts, begins
 
 
 class PaceColumn(ProgressColumn):
-    """How much is done and how long the rest takes, as "3 of 40, 12 s left"; before, the time since the start."""
+    """Shows progress and time left, as "3 of 40, 12 s left"; at first the time since the start."""
 
     def __init__(self, pace: Pace):
         super().__init__()
         self.pace = pace
 
     def render(self, task: Task) -> Text:
-        """Return the text as it stands now."""
+        """Return the current text."""
         del task
         if self.pace.counted:
             return Text("{} of {}".format(*self.pace.counted) + self.pace.left())

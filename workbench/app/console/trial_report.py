@@ -1,4 +1,4 @@
-"""What `workbench trial` prints: one table beside full attention, or all details."""
+"""Output of `workbench trial`: one table compared with full attention, or all details."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -34,9 +34,9 @@ SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an alias"}
 
 
 def beside_full(result: Record, answers: Records) -> Group:
-    """Return one table of a trial beside full attention, what its numbers mean, and what to ask next.
+    """Return a table of a trial compared with full attention, what its numbers mean, and the next command.
 
-    `answers` has a row a question, as `Trial.run_each` returns.
+    `answers` has one row per question, as `Trial.run_each` returns.
     """
     table = Table(box=None, pad_edge=False)
     compared = (result.compared is not None and result.trial["mode"] != "full") or bool(result.ttft_full_s)
@@ -72,14 +72,14 @@ def beside_full(result: Record, answers: Records) -> Group:
 
 
 def _kept(sparsity: Mapping[str, Any], digits: int) -> tuple[str, str]:
-    """Return what a sparse method keeps: the share of tiles, or of pairs of tokens where it has some of every tile."""
+    """Return what a sparse method keeps: the share of tiles, or of token pairs if it keeps a part of every tile."""
     if sparsity["tiles"] > 0.995 > sparsity["density"]:
         return "token pairs kept", f"{sparsity['density']:.{digits}%}"
     return "tiles kept", f"{sparsity['tiles']:.{digits}%}"
 
 
 def _head(result: Record) -> str:
-    """Return the model, the data and the method, by its published name where it has one."""
+    """Return the model, the data and the method, by its published name if it has one."""
     chosen = {name: result.trial.get(name) for name in (each.name for each in fields(MethodFields))}
     name = name_of({field: value for field, value in chosen.items() if value not in (None, "none")})
     method = result.label if name in (None, result.label) else f"{name} ({result.label})"
@@ -87,9 +87,9 @@ def _head(result: Record) -> str:
 
 
 def _speedup(result: Record, full: latency.Quantiles) -> str:
-    """Return how many times as fast a method is as full attention, with its ends, where enough requests were timed.
+    """Return the speedup over full attention with its interval, if enough requests were timed.
 
-    Of as many tokens computed, what is left is noise of the clock.
+    If as many tokens are computed, the difference is timing noise, so none is returned.
     """
     ours = result.ttft_s
     if min(ours.n, full.n) < latency.CLAIMED:
@@ -102,7 +102,7 @@ def _speedup(result: Record, full: latency.Quantiles) -> str:
 
 
 def _paired(answers: Records, score: str) -> tuple[str, str, str]:
-    """Return a score of the method and of full attention, and their difference question by question."""
+    """Return a score of the method and of full attention, and their paired difference."""
     pairs = [(row[score], row[f"full_{score}"]) for row in answers if row.get(f"full_{score}") is not None]
     if not pairs:
         return "–", "–", ""
@@ -139,14 +139,14 @@ def _unknown_text(result: Record) -> str:
 
 
 def unknown_text(model: str, source: str) -> str:
-    """Say that a lab model knows its own corpus alone, where it was asked about another text."""
+    """Return a warning that a lab model knows only its own corpus, if the text is another."""
     if not model.startswith("lab-") or source.startswith(("lab", "needles")):
         return ""
     return f"{model} was trained only on the synthetic corpus `lab`: for other text, use --model {READER}."
 
 
 def _idle(trial: Mapping[str, Any]) -> str:
-    """Say that a ratio was given which nothing reads."""
+    """Return a note if a given ratio has no effect."""
     chosen = trial["ratio"] not in (None, MethodFields.ratio) and trial["mode"] == "block"
     if not chosen or trial["select"] != "none" or trial["correct"] != "none":
         return ""
@@ -154,7 +154,7 @@ def _idle(trial: Mapping[str, Any]) -> str:
 
 
 def _next(result: Record) -> str:
-    """Return the command to try next, on the same questions."""
+    """Return the next command to try on the same questions."""
     asked = {name: result.trial[name] for name in ("data", "samples", "seed", "passages")}
     given = {name: value for name, value in asked.items() if value != getattr(TrialFields, name)}
     given = {"model": READER if _unknown_text(result) else result.trial["model"], **given}
@@ -202,7 +202,7 @@ def _scores(result: Record) -> Table:
 
 
 def _fidelity(result: Record) -> Table:
-    """Tell how near full attention the predictions are, over all questions and those that full attention answers."""
+    """Show how close predictions are to full attention's, over all questions and those that it answers."""
     table = Table(box=None, pad_edge=False)
     table.add_column("beside full attention")
     answered = result.answered or {"compared": 0}

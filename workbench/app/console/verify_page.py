@@ -1,4 +1,4 @@
-"""The verdicts on a model as `workbench verify` prints and writes them."""
+"""The verdicts on a model, as printed and written by `workbench verify`."""
 
 from rich.console import Group
 from rich.table import Table
@@ -14,7 +14,7 @@ def _head(page: Verification) -> str:
 
 
 def answer(page: Verification) -> str:
-    """Return what the verdicts come to, in a sentence."""
+    """Summarise the verdicts in a sentence."""
     failed = [one.name for one in page.verdicts if not one.holds]
     if not failed:
         return f"The blocks of {page.model} can be reused exactly"
@@ -38,6 +38,6 @@ def report(page: Verification) -> Group:
 
 
 def written(page: Verification) -> str:
-    """Return the page as HTML that needs no network."""
+    """Return the page as self-contained HTML."""
     texts = {"answer": answer(page), "head": _head(page), "foot": _foot(page)}
     return render("verify", title=page.model, page=page, **texts)

@@ -1,7 +1,7 @@
-"""The documentation as a static site that needs no network: `make docs`, or `python -m workbench.app.docs.site`.
+"""The documentation as a static, self-contained site: `make docs`, or `python -m workbench.app.docs.site`.
 
-docs/ holds what is written by hand. Pages of methods and the API reference are made of docstrings, by autodoc, and
-`leaderboard.html` of the shipped results. A site that was built from the same files is left as it is.
+docs/ holds the hand-written pages. Method pages and the API reference are generated from docstrings by autodoc,
+`leaderboard.html` from the shipped results. A site built from the same files is not built again.
 """
 
 import hashlib
@@ -21,14 +21,21 @@ SITE = ROOT / "runs" / "docs"
 NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml")
 READ = "docs/**/*.md docs/**/*.css docs/**/*.svg docs/**/*.png docs/*.py workbench/**/*.py kernels/**/*.py".split()
 READ += "workbench/plots/pages/* data/benchmarks/*/trial@*.parquet data/benchmarks/*/methods@*.parquet".split()
-OTHER = ("__pycache__", "*.json", "picture.py", "measured.py", "tutorial.py", "explorers.py")  # in docs/, and no pages
+OTHER = (
+    "__pycache__",
+    "*.json",
+    "picture.py",
+    "measured.py",
+    "tutorial.py",
+    "explorers.py",
+)  # files of docs/ that are not pages
 STAMP = ".built_from"
-BOARDS, BUDGET = "leaderboard.html", 0.15  # a page of shipped results, and the charged share whose tables it shows
-LIMIT_S = 120  # a report waits no longer for it
+BOARDS, BUDGET = "leaderboard.html", 0.15  # page of shipped results; charged share of its tables
+LIMIT_S = 120  # maximum wait of a report
 
 
 def missing() -> str:
-    """Say in one sentence why the documentation cannot be built here, "" where it can."""
+    """Return why the documentation cannot be built here, or ""."""
     if not (ROOT / "docs" / "conf.py").is_file():
         return "the documentation is built in a checkout: its pages are not installed"
     gone = [name for name in NEEDED if find_spec(name) is None]
@@ -36,9 +43,9 @@ def missing() -> str:
 
 
 def build(site: Path = SITE) -> Path:
-    """Build the site into the folder `site`, unless it is there already, and return its first page.
+    """Build the site into the folder `site`, unless it is up to date, and return its first page.
 
-    Raises BadInput where a package is missing, and where Sphinx finds a fault: no page without one is left out.
+    Raises BadInput for a missing package, and if Sphinx reports a problem.
     """
     if problem := missing():
         raise BadInput(problem)
@@ -62,7 +69,7 @@ def build(site: Path = SITE) -> Path:
 
 
 class Building:
-    """Builds the site in a process of its own, beside other work:
+    """Builds the site in a separate process, in parallel with other work:
 
         with Building(True) as docs:
             ...
@@ -89,7 +96,7 @@ class Building:
             self._process.wait()
 
     def put(self, folder: Path) -> bool:
-        """Copy the site to `folder` once it is built; return whether it was. A report does without."""
+        """Wait for the build and copy the site to `folder`; return whether that succeeded."""
         shutil.rmtree(folder, ignore_errors=True)
         if self._process is None:
             return False
@@ -103,7 +110,7 @@ class Building:
 
 
 def write_sources(folder: Path) -> None:
-    """Write everything that Sphinx reads into `folder`: pages by hand, and those that are made."""
+    """Write Sphinx's sources into `folder`: hand-written and generated pages."""
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns(*OTHER))
     for part, pages in _made():
         (folder / part).mkdir(exist_ok=True)
@@ -112,14 +119,14 @@ def write_sources(folder: Path) -> None:
 
 
 def _made() -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
-    from workbench.app.docs import methods as docs_methods  # it imports every method
+    from workbench.app.docs import methods as docs_methods  # imports every method
 
     yield "methods", docs_methods.pages(ROOT)
     yield "api", docs_methods.api(ROOT)
 
 
 def _boards() -> str:
-    """Return the leaderboards of shipped results: at one budget, and curves over all."""
+    """Return the leaderboards of shipped results: tables at one budget, curves over all."""
     from workbench import results
     from workbench.app.leaderboard import page
     from workbench.experiments.leaderboard import ranking
@@ -128,7 +135,7 @@ def _boards() -> str:
 
 
 def _state() -> str:
-    """Return a digest of all that is read."""
+    """Return a digest of all source files."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in READ for path in ROOT.glob(pattern)):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -136,7 +143,7 @@ def _state() -> str:
 
 
 def main() -> None:
-    """Build the site and print where it is; exit code 2 with one sentence where it cannot be built."""
+    """Build the site and print its path; exit with code 2 and one sentence if that fails."""
     try:
         print(build())
     except BadInput as problem:

@@ -1,1 +1,1 @@
-"""`workbench leaderboard`: its command, what it prints and its page."""
+"""`workbench leaderboard`: the command, its output and its page."""

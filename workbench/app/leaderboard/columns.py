@@ -1,4 +1,4 @@
-"""The columns of a leaderboard's tables: what they are called, and the texts in them."""
+"""The columns of a leaderboard's tables: headings and texts."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from workbench.plots.marks.method_names import MEASURES
 
 
 def head() -> dict[str, str]:
-    """Return the columns of `cells` and what they are called."""
+    """Return the columns of `cells` with their headings."""
     named = {"rank": "rank", "method": "method", "average": "average rank"}
     named |= {name: {"kl": "KL", "nll": "gold nll", "em": "EM", "f1": "F1"}.get(name, name) for name in HIGHER}
     costs = {
@@ -24,7 +24,7 @@ def head() -> dict[str, str]:
 
 
 def cells(entry: Standing) -> dict[str, tuple[float | None, str]]:
-    """Return of every column of `head` a number to sort by and a text, "–" for what is not known."""
+    """Return a sort key and a text for every column of `head`; "–" if unknown."""
     found: dict[str, tuple[float | None, str]] = {
         "rank": _cell(entry.rank, "d"),
         "method": (None, entry.method),
@@ -42,13 +42,13 @@ def cells(entry: Standing) -> dict[str, tuple[float | None, str]]:
 
 
 def measured(board: Board) -> list[str]:
-    """Return the columns of `head` that are known of a method of a board."""
+    """Return the columns of `head` that at least one method of a board has."""
     rows = [cells(entry) for entry in filter(None, (board.full, *board.entries, *board.over))]
     return [name for name in head() if name == "method" or any(row[name][0] is not None for row in rows)]
 
 
 def costs(board: Board) -> list[str]:
-    """Say what costs were not measured, and what speedups were timed on."""
+    """Return sentences on costs that were not measured, and the device of speedups."""
     gone = [head()[name] for name in ("ttft", "storage", "preprocess") if name not in measured(board)]
     lines = [f"not measured: {'; '.join(gone)}"] if gone else []
     if board.timed:
@@ -58,7 +58,7 @@ def costs(board: Board) -> list[str]:
 
 
 def ends(entry: Standing, name: str, of: str = "scores") -> str:
-    """Return the interval of a measure's mean, or of its difference from full attention (`gaps`); "" where unknown."""
+    """Return the interval of a measure's mean, or of its difference from full attention (`gaps`); "" if unknown."""
     known: dict[str, tuple[float, float, float]] = getattr(entry, of)
     if name not in known:
         return ""
@@ -67,14 +67,14 @@ def ends(entry: Standing, name: str, of: str = "scores") -> str:
 
 
 def gap(entry: Standing, name: str) -> str:
-    """Return the difference of a measure from full attention's, with its interval; "–" where unknown."""
+    """Return a measure's difference from full attention, with its interval; "–" if unknown."""
     if name not in entry.gaps:
         return "–"
     return f"{entry.gaps[name][0]:{_form(name).replace('.', '+.')}} ({ends(entry, name, 'gaps')})"
 
 
 def written(value: float | None, name: str) -> str:
-    """Return a value of a measure as a text."""
+    """Format a value of a measure."""
     return _cell(value, _form(name))[1]
 
 

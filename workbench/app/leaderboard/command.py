@@ -31,7 +31,7 @@ ASKED = [
     if option.name not in LEFT_OUT
 ]
 MEASURING = "Measuring"  # panel of `--help`
-SEVERAL = 5  # boards that are printed whole; of more, a line each
+SEVERAL = 5  # boards printed in full; if there are more, one line each
 
 app = typer.Typer(add_completion=False)
 
@@ -140,7 +140,7 @@ def leaderboard(
 def _planned(
     given: dict[str, Any], methods: str | None, shares: list[float], mine: list[tuple[str, str]], cluster: str | None
 ) -> "Planned":
-    """Return what to measure; what cannot run is left out."""
+    """Return what to measure; methods that cannot run are left out."""
     from workbench.experiments.leaderboard import measuring
     from workbench.experiments.trials.trial import Trial
 
@@ -152,7 +152,7 @@ def _planned(
 def _measured(
     plan: "Planned", out: Path, jobs: int, cluster: str | None, retries: int, notes: list[str]
 ) -> dict[str, str]:
-    """Say what is left out, measure the rest, and return why trials failed."""
+    """Print what is left out, measure the rest, and return why trials failed."""
     from workbench.experiments.leaderboard import measuring
 
     for note in notes:
@@ -162,7 +162,7 @@ def _measured(
 
 
 def _shares(text: str | None) -> list[float]:
-    """Return charged shares. Raises BadInput for what is no number, and where none is a share."""
+    """Parse charged shares. Raises BadInput for anything that is not a share."""
     try:
         shares = [float(part) for part in (text or "").split(",") if part.strip()]
     except ValueError:

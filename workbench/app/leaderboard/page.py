@@ -1,4 +1,4 @@
-"""A leaderboard as one HTML page that loads nothing: tables that sort by a click on a heading, and their figures."""
+"""A leaderboard as one self-contained HTML page: tables that sort by a click on a heading, and figures."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from workbench.plots.reports import leaderboard as drawn
 
 
 def page(boards: Sequence[Board], notes: Sequence[str] = (), budget: float | None = None) -> str:
-    """Return the page; `notes` say what was left out. Of boards of several budgets that of `budget` alone is shown."""
+    """Return the page; `notes` say what was left out. Of several budgets only `budget`'s tables are shown."""
     shown: list[dict[str, Any]] = []
     for _, group in groupby(boards, _same):
         same = list(group)
@@ -33,7 +33,7 @@ def page(boards: Sequence[Board], notes: Sequence[str] = (), budget: float | Non
 
 
 def _same(board: Board) -> tuple[Any, ...]:
-    """Return what boards share that stand on one figure."""
+    """Return what the boards of one figure have in common."""
     return board.source, board.model, board.data, board.passages, board.run, board.by
 
 
@@ -70,7 +70,7 @@ def _known(entry: Standing) -> bool:
 
 
 def _reported(entry: Standing) -> tuple[str, str, str, str]:
-    """Return a method, its source, what is reported there, and its score on this board beside full attention's."""
+    """Return a method, its source, its reported results, and its score on this board compared with full attention."""
     published, name = METHODS[entry.method], next((one for one in REPORTED if one in entry.gaps), "")
     here = f"{columns.head()[name]} {columns.cells(entry)[name][1]}, {columns.gap(entry, name)}" if name else "–"
     return published.title, published.source, published.reported, here
@@ -89,7 +89,7 @@ def _row(entry: Standing, names: Sequence[str], look: str) -> dict[str, Any]:
     return {"look": look, "cells": made}
 
 
-REPORTED = ("f1", "em", "kl")  # measures that stand beside what is published, the first that is known
+REPORTED = ("f1", "em", "kl")  # measures to compare with published results, the first known one is used
 QUALITY = ("rank", "method", "average", *HIGHER)
 COSTS = ("method", "charged", "ttft", "speedup", "storage", "preprocess", "front")
 SHORT = {
@@ -100,17 +100,17 @@ SHORT = {
     "method": "",
     "nll": "nll",
 }
-KINDS = 4  # columns of kinds of question
+KINDS = 4  # columns for kinds of question
 
 
-ABOUT = ("model", "data", "passages", "run", "budget", "n")  # what boards are told apart by
-WIDTH = 80  # columns of the terminal that an index fits
+ABOUT = ("model", "data", "passages", "run", "budget", "n")  # what distinguishes boards
+WIDTH = 80  # terminal columns of the index
 
 
 def index(boards: Sequence[Board]) -> Group:
-    """Return a row a board: its first method, how many the questions do not tell apart from it, full attention's score.
+    """Return one row per board: the first method, how many do not differ significantly from it, full attention's score.
 
-    What all boards share stands above the table. Numbers of methods are of those within the budget.
+    Properties that all boards share are above the table. Only methods within the budget are counted.
     """
     rows = []
     for board in boards:
@@ -148,7 +148,7 @@ def _asked(row: Mapping[str, str]) -> tuple[str, str]:
 
 
 def report(board: Board) -> Group:
-    """Return a board as tables: quality, what the questions do not tell apart, costs, kinds of question."""
+    """Return a board as tables: quality, methods that do not differ significantly, costs, kinds of question."""
     ranked = f"mean rank (avg) of {columns.head()[board.by]}, {'higher' if HIGHER[board.by] else 'lower'} is better"
     listed = _listed(board)
     short = labels([entry.method for entry in listed])
@@ -175,7 +175,7 @@ def _listed(board: Board) -> list[Standing]:
 
 
 def _table(asked: Sequence[str], board: Board, short: Mapping[str, str], paired: bool = False) -> Table:
-    """Return the columns that are known; `paired` adds the interval of the difference from full attention's score."""
+    """Return a table of the known columns; `paired` adds the difference from full attention with its interval."""
     names, by = columns.head(), board.by
     shown = [name for name in columns.measured(board) if name in asked]
     of = "gaps" if board.full and by in board.full.gaps else "scores"
@@ -202,7 +202,7 @@ def _groups(board: Board, short: Mapping[str, str]) -> list[str]:
 
 
 def _kinds(board: Board, short: Mapping[str, str]) -> list[RenderableType]:
-    """Return a table of the measure that ranks, by kind of question."""
+    """Return a table of the ranking measure by kind of question."""
     kinds = list(dict.fromkeys(kind for entry in board.entries for kind in entry.kinds))
     found: list[RenderableType] = []
     for begin in range(0, len(kinds), KINDS):

@@ -1,3 +1,3 @@
-"""Helpers of notebooks, and running notebooks in batch."""
+"""Helpers for notebooks, and batch runs of notebooks."""
 
 from workbench.app.notebooks import quick_jsonschema  # noqa: F401  (before anything here imports nbformat)

@@ -1,4 +1,4 @@
-"""A papermill engine that says in a file how many cells have ended: "7 30 The prompt", the last heading behind them."""
+"""A papermill engine that writes its progress to a file: "7 30 The prompt" (cells ended, cells, last heading)."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ HEADING = re.compile(r"^##? (.+)$", re.MULTILINE)
 
 
 class CountedCells(NBClientEngine):
-    """Runs a notebook as papermill does, and writes the file `counted` anew after every cell."""
+    """Runs a notebook as papermill does, and rewrites the file `counted` after every cell."""
 
     @classmethod
     def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, counted: str = "", **options: Any) -> Any:
@@ -31,7 +31,7 @@ class CountedCells(NBClientEngine):
 
 
 def read(file: Path) -> tuple[int, int, str] | None:
-    """Return how many cells have ended, of how many, and the heading; None as long as none has."""
+    """Return (cells ended, cells, last heading); None before the first cell ends."""
     done, _, rest = (file.read_text(encoding="utf-8") if file.is_file() else "").partition(" ")
     total, _, heading = rest.partition(" ")
     return (int(done), int(total), heading) if done.isdigit() and total.isdigit() else None

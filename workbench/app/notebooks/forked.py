@@ -1,11 +1,11 @@
-"""Fork processes from one that has imported the workbench already, as the import takes five seconds.
+"""Fork processes from one that has already imported the workbench, which takes five seconds.
 
     with served(environment, [...modules]) as python:   # `environment`: what the modules find when they are imported
         subprocess.run([*python, "workbench", "tune"])  # `python -m workbench tune`, in this environment and folder
 
-The command asks the serving process for a fork that runs the module, and ends with its exit code; neither outlives the
-other. Only Linux forks safely what has been imported, and no fork may use a GPU that its parent has looked for:
-elsewhere, and where there is a GPU, the command is `python -m` itself.
+The command asks the serving process for a fork that runs the module, and exits with its code; neither outlives the
+other. Only Linux forks safely after these imports, and a fork cannot use a GPU that its parent has initialised:
+elsewhere, and on machines with a GPU, the command is `python -m` itself.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from pathlib import Path
 
 PLAIN = [sys.executable, "-m"]
 GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-# Neither ipywidgets nor plotly.io's renderers: they look for their kernel when they are imported.
+# Neither ipywidgets nor plotly.io's renderers: they detect their kernel on import.
 NOTEBOOK = (
     "workbench.models",
     "workbench.experiments.trials.trial",
@@ -46,14 +46,14 @@ NOTEBOOK = (
 
 @contextlib.contextmanager
 def served(environment: Mapping[str, str], modules: Sequence[str]) -> Iterator[list[str]]:
-    """Serve processes until the block ends; gives the command that stands for `python -m`."""
+    """Serve forks until the block ends; yield the command to use instead of `python -m`."""
     if not sys.platform.startswith("linux") or any(map(os.path.exists, GPUS)):
         yield PLAIN
         return
     with tempfile.TemporaryDirectory() as folder:
         address = Path(folder, "socket")
         command = [sys.executable, "-P", __file__, "serve", str(address), *modules]
-        # In a session of its own: Ctrl-C is for whoever waits for the processes.
+        # A new session, so that Ctrl-C reaches only the caller.
         process = subprocess.Popen(command, env=dict(environment), stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             while not address.exists() and process.poll() is None:
@@ -65,7 +65,7 @@ def served(environment: Mapping[str, str], modules: Sequence[str]) -> Iterator[l
 
 
 def kernel_in(folder: Path, python: Sequence[str]) -> str:
-    """Name the kernel "python3" that `python` runs; return the JUPYTER_PATH where it is found."""
+    """Register the kernel "python3" that runs under `python`; return its JUPYTER_PATH."""
     spec = folder / "kernels" / "python3" / "kernel.json"
     spec.parent.mkdir(parents=True)
     command = [*python, "ipykernel_launcher", "-f", "{connection_file}"]
@@ -74,16 +74,16 @@ def kernel_in(folder: Path, python: Sequence[str]) -> str:
 
 
 def serve(address: str, modules: Sequence[str]) -> None:
-    """Import `modules`, then fork for everyone who asks, as long as the parent process lives."""
+    """Import `modules`, then fork for every request while the parent process lives."""
     parent, own = os.getppid(), os.getpid()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{address}.new")
         listener.listen(20)
-        os.rename(f"{address}.new", address)  # who finds it is heard
+        os.rename(f"{address}.new", address)  # visible only once it listens
         for name in modules:
             importlib.import_module(name)
         assert threading.active_count() == 1, "a fork of threads may wait for a lock that none of them gives back"
-        gc.freeze()  # a fork does not go through, and so copy, what is there already
+        gc.freeze()  # forks do not scan, and so copy, existing objects
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         listener.settimeout(5)
         while os.getppid() == parent:
@@ -99,7 +99,7 @@ def serve(address: str, modules: Sequence[str]) -> None:
 
 
 def become(asker: socket.socket, server: int) -> int:
-    """Run what the other side asks for, as long as it and the serving process live; returns the exit code."""
+    """Run the requested module while the requester and the serving process live; return the exit code."""
     _, outputs, *_ = socket.recv_fds(asker, 1, 2)
     asked = json.loads(asker.makefile().readline())
     os.environ.clear()
@@ -108,7 +108,7 @@ def become(asker: socket.socket, server: int) -> int:
     for number, (name, output) in enumerate(zip(("stdout", "stderr"), outputs, strict=True), 1):
         os.dup2(output, number)
         os.close(output)
-        before = getattr(sys, name)  # of the serving process, where it may be a file: that a pipe is none is found anew
+        before = getattr(sys, name)  # the serving process's stream, perhaps a file; reopened for what it is here
         setattr(sys, name, os.fdopen(number, "w", 1, before.encoding, before.errors, closefd=False))
     threading.Thread(target=_end_with, args=(asker, server), daemon=True).start()
     code = 0
@@ -120,24 +120,24 @@ def become(asker: socket.socket, server: int) -> int:
     except BaseException:
         traceback.print_exc()
         code = 1
-    sys.stdout.flush()  # whoever asked goes when it knows the code, and this process with it
+    sys.stdout.flush()  # the requester exits when it gets the code, and this process with it
     sys.stderr.flush()
     asker.send(bytes([code]))
     return code
 
 
 def _end_with(asker: socket.socket, server: int) -> None:
-    """End this process when the other side hangs up, or the serving process is gone."""
+    """End this process when the requester hangs up or the serving process is gone."""
     asker.settimeout(1)
     while os.getppid() == server:
         with contextlib.suppress(TimeoutError):
-            asker.recv(1)  # nothing is ever sent: it hung up
+            asker.recv(1)  # nothing is sent: it hung up
             break
     os._exit(1)
 
 
 def ask(address: str, words: Sequence[str]) -> int:
-    """Ask for a fork that runs `words`, a module and its arguments, with these outputs; return its exit code."""
+    """Request a fork that runs `words` (module and arguments) with this process's streams; return its exit code."""
     parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
@@ -150,9 +150,9 @@ def ask(address: str, words: Sequence[str]) -> int:
                 answer = server.recv(1)
                 break
             except TimeoutError:
-                if os.getppid() != parent:  # who waits for this process is gone: the fork has to end, too
+                if os.getppid() != parent:  # this process's parent is gone: end the fork too
                     return 1
-    if not answer:  # it was killed: so is who asked for it
+    if not answer:  # the fork was killed: end the same way
         os.kill(os.getpid(), signal.SIGKILL)
     return answer[0]
 

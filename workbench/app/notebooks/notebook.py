@@ -1,4 +1,4 @@
-"""For every notebook: checked parameters, results in a folder, and whether a person watches.
+"""For every notebook: checked parameters, results in a folder, and whether the session is interactive.
 
     samples: int = 100               # questions to ask          (cell tagged `parameters`)
     mode: str = "block"              # full or block
@@ -8,11 +8,11 @@
 
     notebook.sized(globals(), lm, samples=(100, 4))               # for parameters that are None, once a model is loaded
 
-    found = notebook.results(results)                             # tables of the folders that the reader names
+    found = notebook.results(results)                             # tables of the given folders
     notebook.save(output, {"f1": 0.91}, tables={"by_kind": frame})                            (last cell)
 
-Papermill passes values without a look at their type. `validate` belongs into the cell after the parameters, which
-imports `workbench.app.notebooks.notebook` only, so that a report can check every notebook before it runs the first.
+Papermill does not check types. `validate` belongs into the cell after the parameters, which imports only
+`workbench.app.notebooks.notebook`, so that a report can check every notebook before it runs the first.
 """
 
 import json
@@ -63,8 +63,8 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-FINDING = "finding"  # its name in metrics.json
-HERE = "here"  # source of what a notebook measures itself
+FINDING = "finding"  # key in metrics.json
+HERE = "here"  # source of a notebook's own measurements
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
 READER, SMALL_READER = "smollm2-reader", "lab-full"
 SHOWN = {  # prompts answered right by full attention, wrong by plain reuse, right with 10 to 60% recomputed (26 shares)
@@ -76,12 +76,12 @@ SHOWN = {  # prompts answered right by full attention, wrong by plain reuse, rig
     },
     SMALL_READER: {"data": "lab", "sample": 1, "passages": 24, "sparse": "flash_prefill"},
 }
-SMALL = 50_000_000  # parameters; of a larger model, two cores read some 400 tokens a second at most
+SMALL = 50_000_000  # parameters; two cores prefill larger models at some 400 tokens a second
 
 
 @dataclass(frozen=True)
 class Check:
-    """A condition on a value beyond its type, with its text. It is applied to every element of a list."""
+    """A condition on a value beyond its type, with its description; lists are checked element by element."""
 
     allowed: str
     holds: Callable[[Any], bool]
@@ -111,18 +111,17 @@ def multiple_of(step: int) -> Check:
 
 
 def policy(kind: str) -> Check:
-    """Check that a value is the name of a policy, with options or without; `kind` is prepare, select or sparse."""
+    """Check that a value names a policy, with or without options; `kind` is prepare, select or sparse."""
     return Check(f"a name of workbench.methods.{kind}", lambda value: notebook_values.is_policy(kind, value))
 
 
 def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
     """Check every annotated name of `namespace` against its annotation, and against its check if it has one.
 
-    Values are replaced by what the annotation asks for: a number written 1e-3 (text, in YAML) becomes a float, a list
-    becomes a tuple where a tuple is annotated. A line tells them all (`told`). BadInput says in one sentence the name,
-    the value and what is allowed.
+    Values are converted to their annotation: 1e-3 (text in YAML) to a float, a list to an annotated tuple. One line
+    shows them (`told`). Raises BadInput that names the parameter, the value and what is allowed.
     """
-    if is_live():  # figures of this notebook follow the theme of JupyterLab from here on
+    if is_live():  # figures follow JupyterLab's theme from here on
         with told.importing():
             _validate(namespace, checks)
             display(HTML(import_module("workbench.plots.marks.theme").NOTEBOOK_STYLE))
@@ -145,7 +144,7 @@ def _validate(namespace: MutableMapping[str, Any], checks: Mapping[str, Check]) 
 
 
 def _holds(check: Check, name: str, value: Any) -> bool:
-    """Whether the check holds; one that knows why not says so itself."""
+    """Return whether the check holds; a check may raise BadInput itself."""
     try:
         return check.holds(value)
     except BadInput as why:
@@ -153,7 +152,7 @@ def _holds(check: Check, name: str, value: Any) -> bool:
 
 
 def _check_names(given: Collection[str], annotations: Mapping[str, Any]) -> None:
-    """Refuse names that are no parameters."""
+    """Raise BadInput for unknown parameters."""
     if unknown := sorted(set(given) - set(annotations)):
         raise BadInput(
             f"no parameter is named {', '.join(unknown)}: there are {', '.join(sorted(annotations)) or 'none'}"
@@ -161,7 +160,7 @@ def _check_names(given: Collection[str], annotations: Mapping[str, Any]) -> None
 
 
 def _typed(name: str, value: Any, annotation: Any) -> Any:
-    """Return `value` as `annotation` says; raise BadInput where it cannot be."""
+    """Convert `value` to `annotation`. Raises BadInput if that is impossible."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         for part in parts:
@@ -176,7 +175,7 @@ def _typed(name: str, value: Any, annotation: Any) -> Any:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether `value` has the outer shape of `annotation` (elements of a list are looked at one by one later)."""
+    """Return whether `value` has the outer type of `annotation`; elements of lists are checked later."""
     kind = plain(annotation)
     if kind is float:
         return fits(value, int) or (isinstance(value, float | str) and _is_finite(value))
@@ -193,10 +192,10 @@ def _is_finite(value: float | str) -> bool:
 
 
 def sized(namespace: MutableMapping[str, Any], model: "PreTrainedModel", **values: tuple[Any, Any]) -> None:
-    """Give every parameter that is None the value that suits `model`, so that its notebook takes a minute or two.
+    """Set every parameter that is None to a value that suits `model`, so that the notebook takes a minute or two.
 
-    `values` holds two for each name: the first for a small model and for any on an accelerator, the second for a larger
-    model on a CPU. A parameter that was chosen keeps its value. BadInput says which name is no parameter.
+    `values` has two per name: for a small model or any on an accelerator, and for a larger model on a CPU. Other
+    parameters keep their value. Raises BadInput for a name that is not a parameter.
     """
     _check_names(values, namespace.get("__annotations__", {}))
     is_quick = model.device.type != "cpu" or sum(weight.numel() for weight in model.parameters()) <= SMALL
@@ -207,10 +206,10 @@ def sized(namespace: MutableMapping[str, Any], model: "PreTrainedModel", **value
 
 
 def first_view(namespace: MutableMapping[str, Any]) -> None:
-    """Give parameters that are None what a reader sees first: a prompt on real text where its model is fetched.
+    """Set parameters that are None to the default first view: a prompt on real text if its model is fetched.
 
-    They are `model` and the keys of SHOWN; one that was chosen keeps its value. With data or a text of one's own the
-    model is the one that ships whole.
+    They are `model` and the keys of SHOWN; others keep their value. With the user's data or text, the model is the
+    shipped one.
     """
     from workbench.models import pretrained
 
@@ -224,10 +223,10 @@ def first_view(namespace: MutableMapping[str, Any]) -> None:
 
 
 def is_live() -> bool:
-    """Return whether a person runs this notebook: explorers and progress bars if so, else plotly's own controls.
+    """Return whether the session is interactive: explorers and progress bars if so, else plotly's own controls.
 
-    Jupyter's server names the session of a kernel that a person opens, VS Code the file, Colab its release; papermill
-    and nbconvert set none of these names.
+    Jupyter's server sets the kernel's session name, VS Code the file, Colab its release; papermill and nbconvert set
+    none of these.
     """
     shell = get_ipython()
     if shell is None or os.environ.get(BATCH):
@@ -249,13 +248,12 @@ def save(
     read: Mapping[str, Mapping[str, Any]] | None = None,
     finding: str = "",
 ) -> None:
-    """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`; `_SUCCESS` comes last.
+    """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`, `_SUCCESS` last.
 
-    `finding` is what the numbers say in a sentence: the report shows it first, a live notebook above its parameters.
-
-    `metrics` are of what was measured here, `read` those of results that were read, by source: metrics.json holds
-    {source: metrics}, "here" first. A table is a DataFrame or a list of records; it gets a column `source`, "here",
-    where it has none. Every file appears whole or not at all. Nothing is written when `output` is None.
+    `finding` is the result in a sentence: first in the report, above the parameters in a live notebook. `metrics` were
+    measured here, `read` are of loaded results, by source: metrics.json holds {source: metrics}, "here" first. A table
+    is a DataFrame or a list of records; a missing column `source` becomes "here". Files are written atomically, and
+    none if `output` is None.
     """
     if finding and is_live():
         told.add(finding=finding)

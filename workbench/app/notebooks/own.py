@@ -1,4 +1,4 @@
-"""What notebooks make and say of a reader's own: policies from source text, and another model than the lab models."""
+"""A user's own policies from source text, and notes on models other than the lab models."""
 
 import sys
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ def tuned_version(model: str) -> str:
 
 
 def notice(model: str, data: str = "", tuned: str = "") -> None:
-    """Say in the line of parameters what a reader has to know of `model` and of its questions; nothing of a lab model.
+    """Show a note on `model` and its questions in the line of parameters; none for a lab model.
 
-    `data` is what the notebook asks about, `tuned` the model after block fine-tuning, where the notebook has one.
+    `data` is the notebook's data, `tuned` the model after block fine-tuning, if the notebook has one.
     """
     if is_lab(model):
         return
@@ -44,16 +44,15 @@ def notice(model: str, data: str = "", tuned: str = "") -> None:
 
 
 def from_source(source: str, name: str) -> type:
-    """Return the policy that a file `name`.py with this text would hold: its dataclass, named like the file.
+    """Return the policy of a file `name`.py with this text: its dataclass, named like the file.
 
-    The text is run as it stands, so it is for text of one's own. Raises BadInput where it is no Python, or holds no
-    dataclass of that name.
+    The text is executed, so it must be trusted. Raises BadInput if it is not Python, or has no dataclass of that name.
     """
     wanted = name.title().replace("_", "")
     if not name.isidentifier():
         raise BadInput(f"{name!r} is no name of a file of Python: allowed are letters, digits and underscores")
     module = ModuleType(f"own_{name}", source)
-    sys.modules[module.__name__] = module  # dataclasses look there for annotations
+    sys.modules[module.__name__] = module  # dataclasses read annotations there
     try:
         exec(compile(source, f"{name}.py", "exec"), module.__dict__)
     except SyntaxError as problem:
@@ -65,7 +64,7 @@ def from_source(source: str, name: str) -> type:
 
 
 def selector(source: str, name: str) -> Select:
-    """Return a selector from its source text, with its defaults. Raises BadInput where the class is no Select."""
+    """Return a selector from its source text, with its defaults. Raises BadInput if the class is not a Select."""
     policy = from_source(source, name)
     if not issubclass(policy, Select):
         raise BadInput(f"{policy.__name__} is no selector: let it inherit from workbench.methods.select.Select")
@@ -73,7 +72,7 @@ def selector(source: str, name: str) -> Select:
 
 
 def absent(model: str) -> str:
-    """Return what to say of a model whose weights, or whose base's, are to be fetched first; "" for any other."""
+    """Return a note on a model whose weights, or whose base's, must be fetched first; else ""."""
     base = checkpoints.base_name(model)
     if base not in pretrained.CATALOGUE:
         return ""
@@ -91,7 +90,7 @@ def is_tuned(tuned: str, model: str) -> bool:
 
 
 def compared(base: Trial, neighbours: int, selectors: Sequence[str], ratio: float) -> list[Trial]:
-    """Return full attention, three preparations, every selector over Full Reuse and the last over neighbours."""
+    """Return full attention, three preprocessings, every selector over Full Reuse and the last over neighbours."""
     similar = f"with_neighbours(n={neighbours})"
     reuse = [replace(base, mode="block", prepare=each) for each in ("independent", "after_system", similar)]
     chosen = [replace(reuse[1], select=each, ratio=ratio) for each in selectors]

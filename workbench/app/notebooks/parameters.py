@@ -1,4 +1,4 @@
-"""Parameters that notebooks declare and check themselves, told without any library of models or notebooks.
+"""Read and check the parameters that notebooks declare, without importing model or notebook libraries.
 
 They are assigned in the first cell tagged `parameters`, and checked in the code cell after it (`notebook.validate`).
 """
@@ -13,7 +13,7 @@ from workbench.core.utils import json_text
 
 
 def declared(path: Path) -> dict[str, str]:
-    """Return {parameter: source of its default} of a notebook. BadInput for what is no notebook."""
+    """Return {parameter: source of its default} of a notebook. Raises BadInput for other files."""
     if path.suffix != ".ipynb" or not path.is_file():
         raise BadInput(f"{path} is no notebook file")
     try:
@@ -26,7 +26,7 @@ def declared(path: Path) -> dict[str, str]:
 
 
 def taken(notebooks: Sequence[Path], names: Collection[str]) -> dict[Path, list[str]]:
-    """Return which of the names each notebook declares. Raises BadInput for one that none does."""
+    """Return which of the names each notebook declares. Raises BadInput for a name that none declares."""
     known = {path: declared(path).keys() - {"output"} for path in notebooks}
     every = sorted(set().union(*known.values()))
     if odd := [name for name in names if name not in every]:
@@ -36,7 +36,7 @@ def taken(notebooks: Sequence[Path], names: Collection[str]) -> dict[Path, list[
 
 
 def check(path: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute the cell tagged `parameters` and the one after it, which validates; its BadInput is the caller's."""
+    """Execute the cell tagged `parameters` and the validating cell after it; its BadInput reaches the caller."""
     namespace: dict[str, Any] = {}
     try:
         for number, cell in enumerate(_cells(path)[:2]):
@@ -44,7 +44,7 @@ def check(path: Path, parameters: Mapping[str, Any]) -> None:
             namespace |= {} if number else parameters
     except BadInput:
         raise
-    except Exception:  # any other failure is the notebook's own: running it shows it in full
+    except Exception:  # other failures show when the notebook runs
         return
 
 

@@ -1,7 +1,7 @@
-"""Import jsonschema without its check of internationalised addresses, which builds grammars for a second or more.
+"""Import jsonschema without its IRI grammars, which take a second or more to build.
 
-nbformat imports jsonschema, and plotly imports nbformat when it shows its first figure: each process of a report and
-each kernel would wait for grammars that nothing here asks for. Import this module before nbformat.
+nbformat imports jsonschema, and plotly imports nbformat for its first figure: every report process and kernel would
+build unused grammars. Import this module before nbformat.
 """
 
 import sys
@@ -10,12 +10,12 @@ from importlib import import_module
 from types import ModuleType
 from typing import cast
 
-GRAMMARS = "rfc3987_syntax"  # imported by jsonschema where it is installed
+GRAMMARS = "rfc3987_syntax"  # imported by jsonschema if installed
 
 if GRAMMARS not in sys.modules:
-    sys.modules[GRAMMARS] = cast(ModuleType, None)  # importing it fails
+    sys.modules[GRAMMARS] = cast(ModuleType, None)  # makes its import fail
     try:
-        with suppress(ModuleNotFoundError):  # where notebooks are neither run nor shown
+        with suppress(ModuleNotFoundError):  # installations without notebooks
             import_module("jsonschema")
     finally:
         del sys.modules[GRAMMARS]

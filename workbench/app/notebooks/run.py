@@ -1,4 +1,4 @@
-"""Run a notebook without a person: check its parameters, execute it, make its page and picture, report its outcome.
+"""Run a notebook in batch: check its parameters, execute it, make its page and picture, report its outcome.
 
 <out>/<name>/<name>.ipynb, <name>.html   executed notebook; the same as one page, interactive without a network
              metrics.json, *.parquet     written by the notebook into its parameter `output` (`notebook.save`)
@@ -34,7 +34,7 @@ from workbench.core.utils.files import write_text
 from workbench.core.utils.stages import stage
 from workbench.core.utils.watched import BATCH
 
-LOOK_S = 1  # seconds between two looks at how far a notebook is
+LOOK_S = 1  # seconds between progress checks
 HERE = Path(__file__).resolve().parents[3]  # the folder that holds the package
 
 
@@ -56,19 +56,19 @@ class NotebookRun:
 
 @dataclass(frozen=True)
 class NotebookTask:
-    """A notebook, the folder of its results and its parameters: JSON values, sent from one process to another."""
+    """A notebook, its results folder and its parameters: JSON values, sent between processes."""
 
     path: str
     out: str
     parameters: Mapping[str, Any]
     cell_timeout_s: int = 600
-    name: str = ""  #: of its folder and files; without one, that of the notebook
+    name: str = ""  #: of its folder and files; default: the notebook's
 
 
 class NotebookWorkers:
-    """Runs tasks in processes of their own, `jobs` at a time; leaving the `with` block early ends them.
+    """Runs tasks in separate processes, `jobs` at a time; leaving the `with` block early ends them.
 
-    Where that is possible, they and their kernels are forks of one that has imported what notebooks need.
+    If possible, these and their kernels are forks of a process that has imported what notebooks need.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -77,7 +77,7 @@ class NotebookWorkers:
         self.python = forked.PLAIN
         self.alive: set[subprocess.Popen[bytes]] = set()
         self.advance: Callable[[int, int], None] | None = None
-        self.cells: dict[str, tuple[int, int]] = {}  # of each notebook that runs or has: ended, all
+        self.cells: dict[str, tuple[int, int]] = {}  # per notebook: (cells ended, cells)
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
         self.environment = os.environ | {
             BATCH: "1",
@@ -114,7 +114,7 @@ class NotebookWorkers:
     ) -> Iterator[NotebookRun]:
         """Yield the outcomes, each as soon as its notebook has ended.
 
-        `skip` is asked when it is a task's turn, in a thread that may wait; what it leaves out has no outcome.
+        `skip` is called when it is a task's turn, in a thread that may wait; skipped tasks have no outcome.
         `advance(ended, all)` is called with numbers of cells, from any thread.
         """
         self.prepare()
@@ -129,7 +129,7 @@ class NotebookWorkers:
                 yield NotebookRun(name or path.stem, html.title(path), message=str(error))
 
     def prepare(self) -> None:
-        """Start the process that is forked, unless it is there; what is asked of it waits for its imports."""
+        """Start the fork server, unless it runs; requests wait for its imports."""
         if self.python != forked.PLAIN:
             return
         self.python = self.stack.enter_context(forked.served(self.environment, forked.NOTEBOOK))
@@ -156,7 +156,7 @@ class NotebookWorkers:
             self.advance(done, total)
 
     def _wait(self, process: subprocess.Popen[bytes], name: str, counted: Path) -> None:
-        """Wait until a process has ended; tell meanwhile how far the notebook `name` is, by its file `counted`."""
+        """Wait for a process to end, and report the progress of notebook `name` from its file `counted`."""
         said = ""
         while process.poll() is None:
             try:
@@ -170,7 +170,7 @@ class NotebookWorkers:
                     stage(f"running {Path(name).stem}, {heading}")
 
     def _call(self, action: str, argument: Any, name: str = "") -> Any:
-        """Run `main` of this module in another process and return its answer; `name` is that of a notebook to count."""
+        """Run `main` of this module in another process and return its answer; `name`: a notebook to count cells of."""
         with tempfile.TemporaryDirectory() as folder:
             question, answer, log, counted = (
                 Path(folder, name) for name in ("question.json", "answer.json", "log", "cells")
@@ -195,7 +195,7 @@ class ProcessDied(RuntimeError):
 
 
 def _cells(path: Path) -> int:
-    """Return how many cells a notebook has; 1 where it cannot be read, which is said when it runs."""
+    """Return the number of cells; 1 for an unreadable notebook, which fails when it runs."""
     try:
         return len(json.loads(path.read_text(encoding="utf-8"))["cells"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -205,7 +205,7 @@ def _cells(path: Path) -> int:
 def execute(
     path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, name: str = "", counted: str = ""
 ) -> NotebookRun:
-    """Execute one notebook in a folder of its own, and make its page and picture; `counted`: a file for the cells."""
+    """Execute one notebook in its own folder, and make its page and picture; `counted`: file for its progress."""
     name = name or path.stem
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -229,10 +229,10 @@ def execute(
         )
     except PapermillExecutionError as error:
         message = f"{error.ename}: {error.evalue}" if error.ename != BadInput.__name__ else str(error.evalue)
-    except Exception as error:  # a dead kernel, a time-out, an unreadable file: this notebook's end, not the report's
+    except Exception as error:  # a dead kernel, a timeout, an unreadable file: ends this notebook, not the report
         message = f"{type(error).__name__}: {error}"
     success, metrics = folder / notebook.SUCCESS, None
-    if success.exists():  # the notebook's own; ours covers page and picture too
+    if success.exists():  # written by the notebook; ours also covers page and picture
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
         success.unlink()
     if executed.exists():
@@ -246,7 +246,7 @@ def execute(
 
 
 def main(action: str, question: Path, answer: Path) -> None:
-    """Answer a question of `NotebookWorkers` in a process of its own."""
+    """Serve one call of `NotebookWorkers` in a separate process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
     logging.getLogger("papermill").setLevel(logging.ERROR)
     argument = json.loads(question.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""Notebooks over lists of their parameters, run by papermill: in processes of this machine, or on a Dask cluster.
+"""Run notebooks over lists of their parameters by papermill: in local processes, or on a Dask cluster.
 
-<out>/<notebook>-<key>/   the results of a run (`notebooks.run`); _SUCCESS in it says that it is finished
-      runs.parquet        a row a run: {run, notebook, ok, message}, its parameters, and numbers of its metrics
-      _SUCCESS            written last, where no run failed
+<out>/<notebook>-<key>/   the results of a run (`notebooks.run`), with _SUCCESS if complete
+      runs.parquet        one row per run: {run, notebook, ok, message}, parameters, numeric metrics
+      _SUCCESS            written last, if no run failed
 """
 
 import json
@@ -27,12 +27,12 @@ from workbench.core.utils.runner import Workers as Cluster
 from workbench.core.utils.runner import check_jobs
 from workbench.core.utils.stages import keeps, so_far
 
-Advance = Callable[[int, int], None]  # (runs that are over, of how many)
+Advance = Callable[[int, int], None]  # (runs ended, runs)
 
 
 @dataclass(frozen=True)
 class NotebookRuns:
-    """The table of a sweep of notebooks, as on disk; `failures` say why a run failed, by its name."""
+    """The table of a sweep of notebooks, as on disk; `failures`: {run: reason}."""
 
     table: pd.DataFrame
     failures: dict[str, str]
@@ -41,9 +41,9 @@ class NotebookRuns:
 def tasks(
     notebooks: Sequence[Path], out: Path, lists: Mapping[str, Sequence[Any]], cell_timeout_s: int
 ) -> list[NotebookTask]:
-    """Return a task for every combination of values, of every notebook with those parameters that it declares.
+    """Return a task for every combination of values, of every notebook with the parameters that it declares.
 
-    Raises BadInput for what is no notebook, and for a parameter that none has.
+    Raises BadInput for a file that is not a notebook, and for a parameter that none declares.
     """
     found: dict[str, NotebookTask] = {}
     for path, names in taken(notebooks, lists).items():
@@ -56,7 +56,7 @@ def tasks(
 
 
 def _key(path: Path, given: Mapping[str, Any]) -> str:
-    """Hash the parameters of a run and the notebook itself, so that nothing stale is taken for finished."""
+    """Hash a run's parameters and the notebook itself, so that stale results are not taken as finished."""
     content = json.dumps(given, sort_keys=True, default=str).encode() + path.read_bytes()
     return sha256(content).hexdigest()[:10]
 
@@ -71,14 +71,14 @@ def run(
     progress: Advance | None = None,
     cell_timeout_s: int = 600,
 ) -> NotebookRuns:
-    """Run what `out` does not hold yet, and write the table.
+    """Run what `out` lacks, and write the table.
 
-    jobs     notebooks that run at a time; of a Dask cluster that is begun here its workers
-    cluster  a Dask cluster that runs them instead: its workers need the notebooks under the same names, results come
-             back to this process
-    retries  how often a notebook that failed is run again
+    jobs     notebooks run at a time, or workers of a Dask cluster that is started here
+    cluster  a Dask cluster to use instead: its workers need the notebooks under the same paths; results return to this
+             process
+    retries  how often a failed notebook is run again
 
-    Raises BadInput, before the first run, for what a notebook's own validation refuses.
+    Raises BadInput, before the first run, if a notebook's own validation refuses its parameters.
     """
     check_jobs(jobs, retries, cluster)
     asked = tasks(notebooks, out, lists, cell_timeout_s)
@@ -112,7 +112,7 @@ def run(
 
 
 def _here(workers: NotebookWorkers, todo: Sequence[NotebookTask], retries: int) -> Generator[NotebookRun, None, None]:
-    """Yield runs as they end, in processes of this machine; those that failed come last, once tried again."""
+    """Yield runs as they end, in local processes; failed ones come last, after their retries."""
     left = {task.name: task for task in todo}
     for allowed in reversed(range(retries + 1)):
         for ended in workers.run(list(left.values())):
@@ -124,7 +124,7 @@ def _here(workers: NotebookWorkers, todo: Sequence[NotebookTask], retries: int) 
 def _on(
     cluster: Cluster, todo: Sequence[NotebookTask], retries: int, gpu: Sequence[bool]
 ) -> Generator[NotebookRun, None, None]:
-    """Yield runs as they end on a Dask cluster; their files are written here, the mark of success last."""
+    """Yield runs as they end on a Dask cluster; their files are written here, _SUCCESS last."""
     for task, outcome in cluster.run(_on_worker, todo, retries, gpu):
         ended, files = outcome.result or (None, {})
         if ended is None:
@@ -142,7 +142,7 @@ def _on(
 
 
 class NotebookFailed(RuntimeError):
-    """A notebook failed on a worker: Dask runs it again as often as is allowed."""
+    """A notebook failed on a worker; Dask retries it."""
 
 
 def _on_worker(task: NotebookTask) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -159,8 +159,7 @@ def _on_worker(task: NotebookTask) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def _row(task: NotebookTask, problem: str) -> dict[str, Any]:
-    """Return a row of the table; metrics that are numbers or texts, inner ones as `outer.inner`, those of other sources
-    than this run as `source.name`."""
+    """Return a table row: numeric and text metrics, nested ones as `outer.inner`, of other sources as `source.name`."""
     file = Path(task.out) / task.name / "metrics.json"
     metrics = json.loads(file.read_text(encoding="utf-8")) if file.is_file() and not problem else {}
     about = {"run": task.name, "notebook": Path(task.path).stem, "ok": not problem, "message": problem}

@@ -10,19 +10,19 @@ from IPython.display import HTML, display, update_display
 
 from workbench.core.errors import brief
 
-LINE = "told"  # the display that holds it
+LINE = "told"  # display id
 LINE_STYLE = "margin: 4px 0; font-size: 12px; line-height: 1.6; color: var(--jp-ui-font-color2, #5a6068)"
 INK = "color: var(--jp-ui-font-color1)"
 PAIR = f'<span style="display: inline-block; margin-right: 1.2em">{{}}=<span style="{INK}">{{}}</span></span>'
 HINT = "Findings appear here once all cells have run."
 IMPORTING = "Importing libraries…"
-OUTPUT = "output"  # where results are written changes none of them
+OUTPUT = "output"  # does not affect results
 
-_told: dict[str, str] = {}  # what the line of this kernel's notebook says, part by part
+_told: dict[str, str] = {}  # parts of this notebook's line
 
 
 def values(namespace: Mapping[str, Any]) -> str:
-    """Return parameters as HTML, `name=value` each; without those that choose nothing: None, empty, `output`."""
+    """Return parameters as HTML, `name=value` each, without None, empty values and `output`."""
     names = (name for name in namespace.get("__annotations__", {}) if name in namespace and name != OUTPUT)
     chosen = ((name, namespace[name]) for name in names if namespace[name] not in (None, "", [], ()))
     return " ".join(PAIR.format(escape(name), escape(brief(_written(value)))) for name, value in chosen)
@@ -34,7 +34,7 @@ def _written(value: Any) -> str:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Say that libraries are imported, which may take ten seconds, until `begin` shows the line itself."""
+    """Show that libraries are being imported, which may take ten seconds, until `begin` replaces it."""
     _told.clear()
     _told.update(parameters=IMPORTING, hint="")
     if get_ipython() is not None:
@@ -42,12 +42,12 @@ def importing() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        add(parameters="")  # the error stands there instead
+        add(parameters="")  # the error is shown instead
         raise
 
 
 def begin(namespace: Mapping[str, Any], waits: bool) -> None:
-    """Show the line anew; `waits`: it says, too, that what is found comes there."""
+    """Show a new line; `waits`: with a placeholder for the finding."""
     show = update_display if _told.get("parameters") == IMPORTING else display
     _told.clear()
     _told.update(parameters=values(namespace), hint=HINT if waits else "")
@@ -56,7 +56,7 @@ def begin(namespace: Mapping[str, Any], waits: bool) -> None:
 
 
 def add(**parts: str) -> None:
-    """Say more in the line that stands, part by part: parameters (HTML), remark, finding (texts)."""
+    """Update parts of the line: parameters (HTML), remark, finding (texts)."""
     _told.update(parts)
     if get_ipython() is not None and "parameters" in _told:
         update_display(_html(), display_id=LINE)

@@ -1,6 +1,6 @@
-"""Parameters of notebooks that name something: checked against the model, the data and the device, before any work.
+"""Check notebook parameters against the model, the data and the device, before any work.
 
-What ships is looked up without a model library, so that a report can check every notebook before it runs the first.
+Shipped models are checked without importing a model library, so that a report can check all notebooks first.
 """
 
 import re
@@ -14,17 +14,17 @@ from workbench.core.errors import BadInput, shown
 from workbench.core.utils import json_text
 from workbench.core.utils.files import check_folder, is_dir
 
-MOST_SAMPLES = 10_000  # of data that are drawn: a notebook draws all up to the one it shows
+MOST_SAMPLES = 10_000  # of generated data: a notebook generates all up to the one it shows
 PARTS = {"layer": "num_hidden_layers", "head": "num_attention_heads", "kv_head": "num_key_value_heads"}
 
 
 def check(values: Mapping[str, Any]) -> None:
-    """Raise BadInput for the first of these values that is not there, or cannot be: it names what is allowed.
+    """Raise BadInput for the first value that is missing or invalid, with what is allowed.
 
     device, model, data     by name; files of questions are read
-    sample                  one that the data have
-    layer, head, kv_head    one that the model has
-    output                  a folder that can be made and written to
+    sample                  within the data
+    layer, head, kv_head    within the model
+    output                  a folder that can be created and written to
     """
     for name, look in (("device", _device), ("model", _model), ("data", _data), ("output", _output)):
         if isinstance(values.get(name), str):
@@ -38,9 +38,9 @@ def check(values: Mapping[str, Any]) -> None:
 
 
 def is_policy(kind: str, spec: str) -> bool:
-    """Return True for a policy of workbench/methods/<kind> by its name alone; any other is made, to see that it can be.
+    """Return True for a valid policy of workbench/methods/<kind>; one with options is constructed.
 
-    Raises BadInput where it cannot.
+    Raises BadInput if that fails.
     """
     if spec in {path.stem for path in (Path(__file__).parents[2] / "methods" / kind).glob("[!_]*.py")}:
         return True
@@ -71,7 +71,7 @@ def _model(name: str) -> None:
 
 @cache
 def _declared(name: str) -> dict[str, Any]:
-    """Return the configuration of a model's decoder; nothing of one that can be fetched and is not yet."""
+    """Return the configuration of a model's decoder; {} for a model that is not fetched yet."""
     from workbench.data import assets
 
     folder = Path(name) if is_dir(name) else assets.ROOT / "models" / name if name in assets.models() else None
@@ -93,7 +93,7 @@ def _data(name: str) -> None:
 
 @cache
 def _samples(name: str) -> int:
-    """Return how many samples data have; of what is drawn, as many as a notebook may draw."""
+    """Return the number of samples; for generated data the maximum that a notebook may generate."""
     from workbench import data
     from workbench.data.installed_docs import samples as manuals
     from workbench.data.lab_corpus import style as lab_style

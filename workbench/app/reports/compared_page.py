@@ -1,4 +1,4 @@
-"""A comparison of runs as Markdown and as one HTML page, from the same rows."""
+"""A comparison of runs as Markdown and HTML, from the same rows."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -15,15 +15,15 @@ from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports.run_differences import difference_rows, differences, said
 
 COST = ("run", "cost", "value", "of the base", "range", "requests")
-LONGEST, SHORT = 60, 15  # letters of a question or an answer on a page; of an answer in a line of the console
-WIDTH = 80  # of a console
+LONGEST, SHORT = 60, 15  # characters of a question or answer on a page; of an answer in the terminal
+WIDTH = 80  # terminal columns
 DIFFERENCES = ("run", "score", "value", "base", "difference", "95% interval", "questions")
 
 Table = tuple[str, Sequence[str], list[Sequence[str]]]
 
 
 def tables(found: RunComparison, brief: bool = False) -> Iterable[Table]:
-    """Yield the tables of a comparison: title, head and rows of texts; scores in few words where `brief`."""
+    """Yield the tables of a comparison: title, head and rows of texts; `brief`: short score names."""
     names = [run.name for run in found.runs]
     yield f"Differences from {found.base.name}", DIFFERENCES, [*difference_rows(found, brief)]
     costs = [(row["run"], *_cost(row, name)) for row in found.costs() for name in COSTS if row[name] is not None]
@@ -32,7 +32,7 @@ def tables(found: RunComparison, brief: bool = False) -> Iterable[Table]:
     if differing := found.answers():
         others = [run.name for run in found.runs if run is not found.base]
         head = ("question", "expected", found.base.name, *others)
-        longest = LONGEST * 4 if brief else LONGEST  # the console wraps them
+        longest = LONGEST * 4 if brief else LONGEST  # the terminal wraps them
         yield "Answers that differ", head, [[_cut(text, longest) for text in row] for row in differing]
     for title, what in (("Parameters that differ", found.parameters), ("Versions that differ", found.versions)):
         if what:
@@ -42,7 +42,7 @@ def tables(found: RunComparison, brief: bool = False) -> Iterable[Table]:
 
 
 def markdown(found: RunComparison) -> str:
-    """Return the comparison as Markdown; texts of users stay text."""
+    """Return the comparison as Markdown; users' texts are escaped."""
     parts = ["# Comparison of runs", *map(_md, said(found))]
     for title, head, rows in tables(found):
         parts.append(f"## {_md(title)}")
@@ -56,14 +56,14 @@ def markdown(found: RunComparison) -> str:
 
 
 def page(found: RunComparison) -> str:
-    """Return the comparison as one HTML page that loads nothing and follows the reader's theme."""
+    """Return the comparison as one self-contained HTML page that follows the reader's theme."""
     texts = {"said": said(found), "tables": list(tables(found)), "sources": _sources(found)}
     figure = inert(json.loads(differences(found, titled=False).to_json()))
     return render("compared", title="Comparison of runs", figure=figure, **texts)
 
 
 def _cost(row: dict[str, Any], name: str) -> Sequence[str]:
-    """Write a cost of a run: its name, value, how many times the base's, and of times their spread and number."""
+    """Format a run's cost: name, value, ratio to the base, and for times their spread and number."""
     ratio = row[f"{name}_ratio"]
     of_base = "–" if ratio is None else f"{ratio:.2f}×"
     if name != "ttft_p50":
@@ -79,7 +79,7 @@ def _cost(row: dict[str, Any], name: str) -> Sequence[str]:
 
 
 def _scaled(value: float, digits: int = 4) -> str:
-    """Return a number in four digits, whole where it has more, of a million and more as "9.327 G" say."""
+    """Format a number with four digits, integers in full; from a million on as e.g. "9.327 G"."""
     power = min(4, int(log10(value) // 3)) if value >= 1e6 else 0
     scaled = value / 1000**power
     form = f",.{digits}g" if scaled < 10**digits - 0.5 else ",.0f"
@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
 
 
 def _md(text: str) -> str:
-    """Return a text that Markdown shows as it is, in one line."""
+    """Escape a text for Markdown, in one line."""
     for sign in "\\`*_[]<>|#":
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())
@@ -107,7 +107,7 @@ def _sources(found: RunComparison) -> str:
 
 
 def report(found: RunComparison) -> Group:
-    """Return what differs, in tables that fit 80 columns; of several runs, a block of lines each."""
+    """Return the differences in tables of 80 columns; several runs get a block of lines each."""
     parts: list[rich_table.Table | str] = [*(f"[bold]{plain(line)}[/]" for line in said(found)), ""]
     for title, head, rows in tables(found, brief=True):
         if not rows:
@@ -136,7 +136,7 @@ def report(found: RunComparison) -> Group:
 
 
 def _by_run(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[rich_table.Table | str]:
-    """Yield the lines of every run below its name, in columns of one width; one run alone needs no name."""
+    """Yield every run's lines below its name, in columns of equal width; a single run has no name."""
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(1, len(head))]
     names = dict.fromkeys(row[0] for row in rows)
     for name in names:

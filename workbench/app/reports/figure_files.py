@@ -1,4 +1,4 @@
-"""A figure as a file: PNG, SVG and PDF are drawn by the Chromium of this machine; HTML, CSV and LaTeX need none."""
+"""Write a figure to a file: PNG, SVG and PDF by the local Chromium; HTML, CSV and LaTeX without."""
 
 import json
 import re
@@ -23,7 +23,7 @@ OWN = {"responsive": False, "displaylogo": False, "toImageButtonOptions": {"form
 
 
 def page_of(figure: go.Figure, theme: str = "", svg: bool = False, still: bool = False) -> str:
-    """Return a page with one figure that loads nothing; `theme` is light, dark, or "" for that of the reader."""
+    """Return a self-contained page with one figure; `theme` is light, dark, or "" for the reader's."""
     config = {"staticPlot": True} if still else OWN
     return render("one_figure", figure=json.loads(figure.to_json()), theme=theme, config=config, svg=svg)
 
@@ -31,8 +31,8 @@ def page_of(figure: go.Figure, theme: str = "", svg: bool = False, still: bool =
 def write_figure(figure: go.Figure, path: str | Path, dark: bool = False) -> Path:
     """Write a figure as PNG, SVG, PDF or HTML, or its data as CSV or LaTeX, by the ending of `path`; return the path.
 
-    An HTML page follows the reader's theme unless `dark` is set. Raises BadInput for another ending, for a folder that
-    is not there, where a picture is asked for and no Chromium is installed, and for a page over 40 MB.
+    HTML pages follow the reader's theme unless `dark` is set. Raises BadInput for another ending, a missing folder, a
+    picture without Chromium installed, and a page over 40 MB.
     """
     path = Path(path)
     kind = path.suffix.lower().lstrip(".")
@@ -64,7 +64,7 @@ def _size(figure: go.Figure) -> tuple[int, int]:
 
 
 def _pdf(figure: go.Figure, page: Path, path: Path, dark: bool) -> Path:
-    """Print the page on paper of the figure's size."""
+    """Print the page to a PDF of the figure's size."""
     width, height = _size(figure)
     paper = f"<style>@page {{ size: {width}px {height + 1}px; margin: 0; }}</style>"
     drawn = page.read_text(encoding="utf-8").replace("</head>", f"{paper}</head>", 1)
@@ -92,7 +92,7 @@ def _png(figure: go.Figure, page: Path, path: Path, dark: bool) -> Path:
 
 
 def _chromium(options: list[str]) -> subprocess.CompletedProcess[bytes] | None:
-    """Run Chromium; None where it does not end."""
+    """Run Chromium; return None on a timeout."""
     try:
         command = [str(chromium()), *FLAGS.split(), *options]
         return subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)

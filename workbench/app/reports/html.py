@@ -1,8 +1,8 @@
 """Pages of a report: an executed notebook as one self-contained HTML file.
 
-The notebook stores a figure once, as plotly's own JSON: JupyterLab draws it even in an untrusted notebook. The page
-draws the same JSON with one copy of plotly.js in its head: interactive without a network, also when sent alone. Titles,
-captions and tables are HTML there; plots take the width of the page (page.js, page.css).
+Notebooks store a figure once, as plotly's JSON, which JupyterLab draws even in untrusted notebooks. The page draws the
+same JSON with one embedded copy of plotly.js: interactive and self-contained. Titles, captions and tables become HTML;
+plots take the page's width (page.js, page.css).
 """
 
 import json
@@ -28,10 +28,10 @@ from workbench.plots.marks.table import rejoined
 PLOTLY = "application/vnd.plotly.v1+json"
 
 HERE = Path(__file__).parent
-FIRST, STEPS = '<div class="wb-first"></div>', "<!-- other pages -->"  # where the first screen and the links go
-OWN = {"model": "MODEL", "data": "FILE"}  # parameters that a reader sets first
+FIRST, STEPS = '<div class="wb-first"></div>', "<!-- other pages -->"  # placeholders for the first screen and the links
+OWN = {"model": "MODEL", "data": "FILE"}  # parameters that users set first
 OTHER = re.compile(r'<a href="(?P<name>[^"/:]+)\.ipynb"[^>]*>(?P<text>[^<]*)</a>')  # a link to a notebook
-FOLDED = 200  # letters of a caption; a longer one is opened by the reader
+FOLDED = 200  # characters; longer captions are folded
 
 FIGURE = """<figure class="wb-figure">{head}<div class="wb-plot" id="{name}" style="min-height:{height}px"></div>{foot}
 </figure><script>workbench.draw("{name}", {figure});</script>"""
@@ -41,7 +41,7 @@ MOVED = '<p class="wb-own">The figure of this section is <a href="#{name}">at th
 
 
 def drawn(figure: Mapping[str, Any], name: str) -> str:
-    """Return the HTML of a figure in plotly's JSON: its title and texts, its plot or table, how it was measured."""
+    """Return the HTML of a figure in plotly's JSON: title and texts, plot or table, caption."""
     texts, plot = theme.unframed(inert(dict(figure)))
     head = f"<h3>{texts['title']}</h3>" if texts else ""
     head += f'<p class="wb-notice">{texts["notice"]}</p>' if texts.get("notice") else ""
@@ -59,7 +59,7 @@ def drawn(figure: Mapping[str, Any], name: str) -> str:
 
 
 def _table(trace: Mapping[str, Any]) -> tuple[str, str]:
-    """Return head and body of a table: the cells of plotly's, without the line breaks that it needs."""
+    """Return head and body of a plotly table as HTML, without its line breaks."""
     header, cells = trace["header"], trace["cells"]
     sides = ["left" if side == "left" else "" for side in header.get("align", [])] or [""] * len(header["values"])
     fill = cells.get("fill", {}).get("color")
@@ -80,7 +80,7 @@ def _row(texts: Iterable[Any], sides: Sequence[str], tag: str, group: str = "") 
 
 
 class _PlotlyToHtml(Preprocessor):
-    """Replace every plotly output, and every prompt one can touch, by a div and the script that draws it."""
+    """Replaces every plotly output and prompt editor by a div and the script that draws it."""
 
     def preprocess_cell(self, cell: Any, resources: Any, index: int) -> tuple[Any, Any]:
         for number, output in enumerate(cell.get("outputs", [])):
@@ -97,9 +97,9 @@ def script_json(value: Any) -> str:
 
 
 def notebook_page(executed: Path, page: Path, finding: str = "") -> None:
-    """Write the executed notebook as one HTML file, interactive without a network.
+    """Write the executed notebook as one self-contained, interactive HTML file.
 
-    Its first screen holds the question, `finding`, the main picture, and how to do the same with other models.
+    The first screen has the question, `finding`, the main picture, and how to do the same with another model.
     """
     notebook = nbformat.read(executed, as_version=4)
     first = _first_screen(notebook, finding)
@@ -119,7 +119,7 @@ def notebook_page(executed: Path, page: Path, finding: str = "") -> None:
 
 
 def _first_screen(notebook: Any, finding: str) -> str:
-    """Return what was found, how to do the same with a model of one's own, and the main picture."""
+    """Return the finding, how to do the same with the user's model, and the main picture."""
     name = Path(notebook.metadata.get("papermill", {}).get("input_path", "")).name
     parameters = next((cell.source for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])), "")
     names, first = re.findall(r"^(\w+):", parameters, re.M), ""
@@ -136,7 +136,7 @@ def _first_screen(notebook: Any, finding: str) -> str:
 
 
 def _main_picture(notebook: Any) -> str:
-    """Move the figure of the cell tagged `thumbnail` out of `notebook`, unless a prompt to touch comes first."""
+    """Move the figure of the cell tagged `thumbnail` out of `notebook`, unless a prompt editor comes first."""
     outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
     if any(prompt_html.MIME in data for data in outputs):
         return ""
@@ -151,9 +151,9 @@ def _main_picture(notebook: Any) -> str:
 
 
 def link(pages: Sequence[tuple[Path, str]]) -> None:
-    """Write links to the page before and behind it into every page (path, title) of a report.
+    """Add links to the previous and next page to every page (path, title) of a report.
 
-    Links to other notebooks lead to their pages; those to notebooks that the report has no page of become text.
+    Links to other notebooks become links to their pages, or text if the report has no such page.
     """
     known = {page.stem: f"../{quote(page.parent.name)}/{quote(page.name)}" for page, _ in pages}
     for at, (page, _) in enumerate(pages):
@@ -167,14 +167,14 @@ def link(pages: Sequence[tuple[Path, str]]) -> None:
 
 
 def _linked(known: Mapping[str, str], own: str, found: re.Match[str]) -> str:
-    """Return a link to a notebook as one to its page, or its text; that to a page's `own` notebook stays."""
+    """Return a link to a notebook as a link to its page, or its text; links to the page's `own` notebook stay."""
     if (name := unquote(found["name"])) == own:
         return found[0]
     return f'<a href="{known[name]}">{found["text"]}</a>' if name in known else found["text"]
 
 
 def figures(executed: Path) -> Iterator[dict[str, Any]]:
-    """Yield the figures of an executed notebook as plotly JSON, those of a cell tagged `thumbnail` first."""
+    """Yield the figures of an executed notebook as plotly JSON, from cells tagged `thumbnail` first."""
     cells = nbformat.read(executed, as_version=4).cells
     for cell in sorted(cells, key=lambda cell: "thumbnail" not in cell.metadata.get("tags", [])):
         for output in cell.get("outputs", []):

@@ -1,7 +1,7 @@
-"""The index of a report: one entry a notebook, with its picture, its first paragraph, figures, parameters and raw data.
+"""The index of a report: one entry per notebook with picture, first paragraph, figures, parameters and raw data.
 
-The page needs no network. Pictures are drawn when they come into view, by the plotly.js that lies beside the page, and
-again where the reader changes between light and dark. What notebooks say (titles, sentences, names) stays text.
+The page works offline. Pictures are drawn when they scroll into view, by the plotly.js next to the page, and again
+when the theme changes. Texts from notebooks are escaped.
 """
 
 import json
@@ -32,11 +32,11 @@ ABOUT = (
     "a sentence and was executed for this report. Figures are interactive and need no network."
 )
 MOST_VALUES = 3
-MOST_CATEGORIES = 100  # of a line, among the words that are searched
+MOST_CATEGORIES = 100  # per line, among the search words
 SHOWN_METRICS = 8
-FAILED = "papermill-error-cell-tag"  # of the cells that papermill adds to a notebook that failed
+FAILED = "papermill-error-cell-tag"  # tag of cells that papermill adds to a failed notebook
 
-# Colours of the figures on a dark page, each for one of the theme's.
+# Colours of figures on a dark page, by light colour.
 DARK = {
     theme.PAPER: "#16181d",
     theme.INK: "#e8eaed",
@@ -48,7 +48,7 @@ DARK = {
 
 @dataclass(frozen=True)
 class Group:
-    """Entries of the index that stand together, under a heading with a sentence where they have one."""
+    """A group of index entries, with an optional heading and sentence."""
 
     cards: Sequence[dict[str, Any]]
     heading: str = ""
@@ -56,13 +56,13 @@ class Group:
 
 
 def page(facts: Sequence[tuple[str, str]], groups: Sequence[Group], links: Sequence[tuple[str, str]] = ()) -> str:
-    """Return the page over all notebooks; `facts` (name, value) and `links` (address, text) stand at its top."""
+    """Return the index page; `facts` (name, value) and `links` (address, text) are at the top."""
     texts = {"name": NAME, "about": ABOUT, "facts": facts, "groups": groups, "links": links}
     return render("index", title=f"{NAME}: report", dark=DARK, plotly_file=PLOTLY_FILE, **texts)
 
 
 def measured_with(metrics: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return models, data and devices of what notebooks measured: (name, values), most frequent first."""
+    """Return models, data and devices of the notebooks' measurements: (name, values), most frequent first."""
     here = [own for each in metrics if isinstance(own := each.get(HERE), Mapping)]
     found = []
     for key in ("model", "data", "device"):
@@ -74,7 +74,7 @@ def measured_with(metrics: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]
 def card(
     folder: Path, title: str, status: str, seconds: float, message: str, metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return one notebook's entry in the index. `folder` lies beside the index and holds the files of its run."""
+    """Return one notebook's index entry. `folder`, next to the index, holds the files of its run."""
     executed = folder / f"{folder.name}.ipynb"
     shown = executed.with_suffix(".html")
     files = sorted(file for file in folder.iterdir() if file.suffix in (*KINDS, *DATA))
@@ -108,7 +108,7 @@ def card(
 
 
 def _figures(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Name in the page and title of every figure that has one."""
+    """Yield the anchor and title of every figure with a title."""
     for index, cell in enumerate(cells):
         for number, output in enumerate(cell.get("outputs", [])):
             if (figure := output.get("data", {}).get(PLOTLY)) and (title := figure_title(figure)):
@@ -116,7 +116,7 @@ def _figures(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _drawn(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the words that figures draw beside their titles: names of lines and of categories, each once."""
+    """Return the distinct words in figures besides titles: names of lines and categories."""
     words: dict[str, None] = {}
     for output in (output for cell in cells for output in cell.get("outputs", [])):
         for trace in output.get("data", {}).get(PLOTLY, {}).get("data", []):
@@ -127,7 +127,7 @@ def _drawn(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def figure_title(figure: Mapping[str, Any]) -> str:
-    """Return the title of a figure that `plots.marks.theme.finish` framed, or plotly's own; "" without one."""
+    """Return a figure's title, from `plots.marks.theme.finish` or plotly's own; "" without one."""
     layout = figure.get("layout", {})
     framed = theme.unframed(figure)[0].get("title", "")
     own = layout.get("title", {})
@@ -143,7 +143,7 @@ def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
 
 
 def _first_paragraph(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a notebook is about: the first paragraph under its title."""
+    """Return the first paragraph after a notebook's title."""
     own = (cell for cell in cells if cell["cell_type"] == "markdown" and FAILED not in cell["metadata"].get("tags", ()))
     text = next(("".join(cell["source"]) for cell in own), "")
     parts = (part for part in map(str.strip, text.split("\n\n")) if part and not part.startswith("#"))
@@ -156,7 +156,7 @@ def _prose(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _parameters(executed: Path) -> Iterator[tuple[str, str, str]]:
-    """Name, value in this run and meaning of every parameter."""
+    """Yield name, value in this run and meaning of every parameter."""
     given = json.loads(executed.read_text(encoding="utf-8"))["metadata"].get("papermill", {}).get("parameters", {})
     for name, declared in papermill.inspect_notebook(executed).items():
         if name != "output":
@@ -164,7 +164,7 @@ def _parameters(executed: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _address(path: Path) -> str:
-    """Return where a file lies, from the index: its folder and its name, as an address."""
+    """Return a file's address relative to the index."""
     return f"{quote(path.parent.name)}/{quote(path.name)}"
 
 

@@ -1,4 +1,4 @@
-"""Pages of a report that show a real pretrained model: which notebooks, and the model fetched while others run."""
+"""Report pages with a real pretrained model: which notebooks, and fetching the model while others run."""
 
 import os
 import signal
@@ -17,12 +17,12 @@ from workbench.core.utils.stages import stage
 from workbench.models import checkpoints, pretrained
 
 MODEL = "smollm2"
-SECOND = f"-{MODEL}"  # ends the name of a second run
+SECOND = f"-{MODEL}"  # suffix of a second run's name
 HEADING = "On a pretrained model"
 AGAIN = ("06_kv_deviation", "07_critical_tokens")  # notebooks that run a second time, with the real model
 COMMAND = (sys.executable, "-m", "workbench", "models", "get")
-LIMIT_S = 240  # a model that is not fetched by then is missing
-SHORT = {"PIP_DEFAULT_TIMEOUT": "5", "PIP_RETRIES": "1"}  # where pip's own are not chosen: no index, no long wait
+LIMIT_S = 240  # after this, the model counts as missing
+SHORT = {"PIP_DEFAULT_TIMEOUT": "5", "PIP_RETRIES": "1"}  # defaults for pip: no long wait without an index
 
 
 def split(notebooks: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -33,31 +33,31 @@ def split(notebooks: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def asks_real_model(task: NotebookTask) -> bool:
-    """Return whether a notebook asks the real model, or a tuned one over it, which takes longer than a lab model."""
+    """Return whether a notebook runs the real model, or an adapter over it, which takes longer than a lab model."""
     model = str(task.parameters.get("model") or _own_model(Path(task.path)))
     return bool(model) and checkpoints.base_name(model) in pretrained.CATALOGUE
 
 
 def _own_model(notebook: Path) -> str:
-    """Return the model that a notebook takes where none is named; "" if it has none."""
+    """Return a notebook's default model; "" if it has none."""
     return declared(notebook).get("model", "").strip("\"'")
 
 
 def task(
     notebook: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, is_second: bool
 ) -> NotebookTask:
-    """Make a task of a notebook with the real model; `is_second`: beside one of the same notebook without it."""
+    """Return a notebook's task with the real model; `is_second`: in addition to one without it."""
     name = f"{notebook.stem}{SECOND}" if is_second else notebook.stem
     return NotebookTask(str(notebook), str(out), {**parameters, "model": MODEL}, cell_timeout_s, name)
 
 
 def note() -> str:
-    """Return what has to be said of the real model's numbers."""
+    """Return a note on the real model's numbers."""
     return f"{MODEL}: {pretrained.CATALOGUE[MODEL].note}"
 
 
 class Fetching:
-    """Fetches a model in a process of its own, beside other work; for None nothing is fetched or missing:
+    """Fetches a model in a separate process, in parallel with other work; None fetches nothing:
 
         with Fetching("smollm2") as real:
             ...
@@ -69,7 +69,7 @@ class Fetching:
     def __init__(self, model: str | None, limit_s: float = LIMIT_S) -> None:
         self.model, self.limit_s = model, limit_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()  # several tasks may ask
+        self._lock = threading.Lock()  # several tasks may wait
         self._said: str | None = None
 
     def __enter__(self) -> "Fetching":
@@ -82,7 +82,7 @@ class Fetching:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
-                start_new_session=True,  # so that pip, which it runs, ends with it
+                start_new_session=True,  # so that its pip process ends with it
             )
         return self
 
@@ -96,16 +96,16 @@ class Fetching:
         return self._process is not None and self._process.poll() is None
 
     def missing(self) -> str:
-        """Wait until the model is there or cannot be; return what to say of it, "" if it is there."""
+        """Wait for the fetch to end; return why the model is missing, or ""."""
         with self._lock:
             if self._said is None:
                 self._said = self._outcome()
             return self._said
 
     def leaves_out(self, task: NotebookTask) -> bool:
-        """Wait where `task` is about the model; return whether it has to be left out.
+        """Wait if `task` uses the model; return whether it must be skipped.
 
-        That is a second run only: a notebook of the real model has committed results to show without it.
+        Only second runs are skipped: notebooks on the real model can show committed results.
         """
         return task.parameters.get("model") == self.model and bool(self.missing()) and task.name.endswith(SECOND)
 

@@ -1,12 +1,12 @@
-"""Run notebooks without a person and lay their results out as a small website.
+"""Run notebooks in batch and publish their results as a small website.
 
-    <out>/index.html     all notebooks of this run: picture, status, duration, what was found
+    <out>/index.html     all notebooks of this run: picture, status, duration, finding
     <out>/plotly.min.js  draws the pictures
-    <out>/docs/          the documentation, if it can be built (`docs.site`) and all notebooks were asked for
+    <out>/docs/          the documentation, if it can be built (`docs.site`) and all notebooks are run
     <out>/<name>/        its files (see `notebooks.run`)
 
-A failing notebook does not stop the others; it is shown in the index and in the exit code. `index.html` of an earlier
-run is removed first and written last, so a killed run does not look like a report.
+A failing notebook does not stop the others; the index and the exit code show it. `index.html` of an earlier run is
+removed first and written last, so a killed run does not look complete.
 """
 
 import re
@@ -35,14 +35,14 @@ from workbench.core.utils.stages import NOTHING, keeps
 from workbench.results import SHIPPED
 
 LINKS = [("docs/index.html", "Documentation"), (f"docs/{docs_site.BOARDS}", "Leaderboard")]
-NAME = re.compile(r"\w[\w .-]*")  # of notebooks: it becomes a folder and an address
+NAME = re.compile(r"\w[\w .-]*")  # notebook names become folders and addresses
 
 
 @dataclass(frozen=True)
 class ReportResult:
     """The place of the report and the outcome of every notebook, in the order of the request.
 
-    `missing` says in one sentence why pages of the real model are not there, "" where nothing is missing.
+    `missing`: why pages of the real model are missing, or "".
     """
 
     index: Path
@@ -66,9 +66,9 @@ def run(
 ) -> ReportResult:
     """Run `notebooks`, `jobs` at a time, into `out`. Every notebook gets those `parameters` that it declares.
 
-    Notebooks of `real` run with the real model (`real_pages.MODEL`), once it is fetched. Where it cannot be, those that
-    are among `notebooks`, too, run once only. With `docs`, the documentation is built beside them.
-    Raises BadInput, with no file written: no or unknown notebooks, a parameter that no notebook has, a wrong value.
+    Notebooks of `real` run with the real model (`real_pages.MODEL`) once it is fetched; if that fails, those also in
+    `notebooks` run only once. With `docs`, the documentation is built in parallel. Raises BadInput, before any file is
+    written, for no or unknown notebooks, a parameter that no notebook has, and an invalid value.
     """
     started, out = time.monotonic(), out.resolve()
     notebooks, real = [path.resolve() for path in notebooks], [path.resolve() for path in real]
@@ -102,7 +102,7 @@ def run(
 
 
 def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> dict[Path, dict[str, Any]]:
-    """Return those of the `given` parameters that each notebook declares."""
+    """Return the `given` parameters that each notebook declares."""
     check_processes("jobs", jobs)
     if not notebooks:
         raise BadInput("there are no notebooks to run")
@@ -117,7 +117,7 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
 
 
 def _told(runs: Iterable[NotebookRun]) -> Iterator[NotebookRun]:
-    """Print one line a finished notebook."""
+    """Print one line per finished notebook."""
     for run in runs:
         line = f"{run.name:<26} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
         typer.echo(line.rstrip(), err=True)
@@ -156,7 +156,7 @@ PARAMETER = "results"
 
 
 def takes_results(notebooks: Sequence[Path]) -> list[Path]:
-    """Return the notebooks that have a parameter `results`. Raises BadInput where none has."""
+    """Return the notebooks with a parameter `results`. Raises BadInput if there is none."""
     chosen = [path for path in notebooks if PARAMETER in declared(path)]
     if not chosen:
         raise BadInput(f"none of {len(notebooks)} notebooks has a parameter {PARAMETER!r}")
@@ -164,11 +164,10 @@ def takes_results(notebooks: Sequence[Path]) -> list[Path]:
 
 
 def parameters_of(places: Sequence[str], notebooks: Sequence[Path]) -> dict[str, Any]:
-    """Return the parameters of notebooks for results of these places: {results}, and {model, data} where they are one
-    and some notebook takes them.
+    """Return notebook parameters for results in these places: {results}, and {model, data} if unique and declared.
 
-    Folders are given by name and whole path, because a notebook runs in a folder of its own. Raises BadInput for a
-    place without results.
+    Folders are passed by name and absolute path, as notebooks run in other folders. Raises BadInput for a place without
+    results.
     """
     found = tables.read(places)
     given: dict[str, Any] = {PARAMETER: [_whole(place) for place in places]}

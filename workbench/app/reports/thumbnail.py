@@ -1,9 +1,7 @@
-"""The picture of a notebook in the index of a report: its main figure as plotly's JSON, drawn by the reader's browser.
+"""A notebook's picture in a report's index: its main figure as plotly's JSON, drawn by the reader's browser.
 
-So it is the same picture on every machine, whether a browser is installed there or not. A notebook without a figure
-shows its first image, else the beginning of its first text.
-
-A headless Chromium, where there is one, takes the screenshots of `make picture` and of the tests.
+This needs no browser on the machine that makes the report. A notebook without a figure shows its first image, else the
+start of its first text. Screenshots for `make picture` and the tests use a headless Chromium.
 """
 
 import os
@@ -28,23 +26,23 @@ FLAGS = (
     "--use-gl=angle --use-angle=swiftshader --enable-unsafe-swiftshader"  # these three draw WebGL in software
 )
 IMAGES = ("image/png", "image/jpeg")
-LINES, COLUMNS = 24, 90  # of a text that stands for a picture
-WORDS, NAMES = 60, 16  # most texts in a small picture, and most names along an axis: more lie over each other
-SIZE, LETTERS = (380, 240), 22  # px of a small picture; of a name in it
+LINES, COLUMNS = 24, 90  # of a text shown as a picture
+WORDS, NAMES = 60, 16  # maximum texts in a small picture, and names along an axis: more would overlap
+SIZE, LETTERS = (380, 240), 22  # px of a small picture; characters of a name in it
 MARGIN = {"l": 34, "r": 10, "t": 12, "b": 26}
 KEPT = ("template", "plot_bgcolor", "paper_bgcolor", "coloraxis", "barmode", "bargap", "bargroupgap", "shapes")
 HOVER = ("customdata", "hovertext", "hovertemplate", "hoverinfo", "ids", "meta")
 
 
 def write(executed: Path, folder: Path) -> Path:
-    """Write the picture of an executed notebook into `folder`: a call of the index page's `picture`."""
+    """Write an executed notebook's picture into `folder`, as a call of the index page's `picture`."""
     file = folder / FILE
     write_text(file, f"picture({script_json(folder.name)}, {script_json(picture(executed))});\n")
     return file
 
 
 def picture(executed: Path) -> dict[str, Any]:
-    """Return what stands for a notebook: {"figure": plotly JSON}, {"image": data URI}, {"text": …} or {}."""
+    """Return a notebook's picture: {"figure": plotly JSON}, {"image": data URI}, {"text": …} or {}."""
     drawn = [still(figure) for figure in figures(executed)]
     if figure := next((each for each in drawn if not _is_text(each)), next(iter(drawn), None)):
         return {"figure": small(figure)}
@@ -74,9 +72,9 @@ def still(figure: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def small(figure: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a still figure as a small picture: its first panel (of maps the first two), drawn at the picture's size.
+    """Return a still figure as a small picture: its first panel (two for maps), at the picture's size.
 
-    Title, legend and controls are left out; axes keep theirs; long names are shortened. A table is left as it is.
+    Title, legend and controls are dropped, axis titles kept, long names shortened. Tables stay unchanged.
     """
     _, plot = theme.unframed(figure)
     shown = [trace for trace in plot["data"] if trace.get("visible") is not False]
@@ -102,19 +100,19 @@ def small(figure: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _axis(key: str) -> str:
-    """Return the name of an axis as traces write it: `xaxis2` → x2; "" for another key of a layout."""
+    """Return an axis's name as used in traces: `xaxis2` → x2; "" for other layout keys."""
     return key.replace("axis", "") if key[1:5] == "axis" else ""
 
 
 def _small_axis(
     axis: Mapping[str, Any], domain: Sequence[float], traces: Sequence[Mapping[str, Any]], side: str, is_first: bool
 ) -> dict[str, Any]:
-    """Return an axis of a small picture: its title small, its names shortened, few ticks."""
+    """Return a small picture's axis: small title, short names, few ticks."""
     kept = {key: value for key, value in axis.items() if key not in ("title", "matches", "anchor", "showticklabels")}
     texts = [*axis.get("ticktext", []), *axis.get("categoryarray", [])]
     texts += [text for trace in traces for text in trace.get(side) or [] if isinstance(trace.get(side), list)]
     names = {text for text in texts if isinstance(text, str)}
-    each = {"dtick": 1} if 0 < len(names) <= NAMES else {}  # every row has its name
+    each = {"dtick": 1} if 0 < len(names) <= NAMES else {}  # every row is named
     long = {text: f"{text[: LETTERS - 1]}…" for text in names if len(text) > LETTERS}
     if isinstance(kept.get("ticktext"), list):
         kept["ticktext"] = [long.get(text, text) for text in kept["ticktext"]]
@@ -135,14 +133,14 @@ def _small_axis(
 
 
 def _label(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a step of a slider or a button of a menu that does nothing."""
+    """Return a slider step or menu button without an action."""
     return {"label": part.get("label", ""), "method": "skip"}
 
 
 def _seen(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trace without hover texts; WebGL is drawn as SVG, for a page may have few contexts of WebGL.
+    """Return a trace without hover texts, and SVG instead of WebGL, whose contexts are limited per page.
 
-    Of a hidden one its place is left: colours are given by place.
+    A hidden trace keeps its place, as colours depend on it.
     """
     kind = trace.get("type", "scatter")
     if trace.get("visible") is False:
@@ -152,12 +150,12 @@ def _seen(trace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_text(figure: Mapping[str, Any]) -> bool:
-    """Return whether a figure is a text to be read: more is written in it than a small picture can hold."""
+    """Return whether a figure is mainly text, too much for a small picture."""
     return sum(len(trace.get("text", ())) for trace in figure["data"] if trace.get("mode") == "text") > WORDS
 
 
 def _writes(trace: Mapping[str, Any]) -> bool:
-    """Return whether the texts of a trace stand in the picture."""
+    """Return whether a trace draws its texts."""
     if trace.get("texttemplate"):
         return True
     if trace.get("type", "scatter") in ("scatter", "scattergl"):

@@ -1,4 +1,4 @@
-"""`workbench lab`: train a lab model, and copy it as it ships."""
+"""`workbench lab`: train a lab model, and convert it for shipping."""
 
 import logging
 import time
@@ -39,7 +39,7 @@ def train_model(
 
     with progress("a lab model"):
         with importing():
-            import torch  # and what waits for it: not for `--help`
+            import torch  # and modules that import it: not for `--help`
             from accelerate import PartialState
 
             from workbench.training.common import watched
@@ -47,7 +47,7 @@ def train_model(
             from workbench.training.lab.train import STAGES, check, finished, train, train_tokenizer
 
         check(config, out, workers)  # before the tokenizer is trained
-        logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # says at every save: embeddings are tied
+        logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # warns at every save about tied embeddings
         stage("training the tokenizer")
         tokenizer, begin = train_tokenizer(), time.monotonic()
     clock = out / "seconds"
@@ -59,7 +59,7 @@ def train_model(
 
         def report(row: dict[str, Any]) -> None:
             show(row)
-            if main and out.is_dir():  # a training that is killed after its first state keeps the time it took
+            if main and out.is_dir():  # a killed training keeps the time spent
                 write_text(clock, f"{spent + time.monotonic() - begin}\n")
 
         model, reached = train(config, tokenizer, out, STAGES, report=report, workers=workers, minutes=minutes)

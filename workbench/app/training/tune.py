@@ -29,7 +29,7 @@ DATA = [field.name for field in fields(DataFields)]
 TEACHER = "Self-teacher (--teacher self)"
 PANELS = dict.fromkeys([*CONFIG, *DATA], RECIPE)
 PANELS |= dict.fromkeys(("teacher", "question_weight", "own_answers", "own_tokens", "mix", "overlap"), TEACHER)
-LINES = 5  # rows of the curve to a line, where no bar is watched
+LINES = 5  # curve rows per line, in non-interactive sessions
 
 app = typer.Typer(add_completion=False)
 
@@ -102,7 +102,7 @@ def tune(
 
     scored = evaluate_data or (data if is_lab(data) else "lab")
     evaluation = Evaluation(evaluate_every, evaluate_samples, scored, evaluate_passages)
-    logging.getLogger("accelerate").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
+    logging.getLogger("accelerate").setLevel(logging.ERROR)  # warns at every save about tied embeddings
     more = {"attention": attention, "say": typer.echo}
     with keeps(partial(kept, out)), stoppable() as asked:
         run, source = start(config, model, Data(data, **given), out, evaluation, device, layout, stop=asked, **more)
@@ -152,7 +152,7 @@ def _weights(kinds: str | None) -> dict[str, float] | None:
 
 
 def _show(watch: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
-    """Show a row of the curve; exact match, which the main process alone reports, is a line in any case."""
+    """Show a row of the curve; rows with exact match, from the main process, get a line each."""
     from tqdm import tqdm
 
     if "loss" in row:

@@ -72,7 +72,7 @@ TEMPLATE = go.layout.Template(
 )
 
 # On dark pages a figure's lightness is inverted: white becomes the grey of JupyterLab's dark theme; hues and contrast
-# stay. Only figures on white paper are inverted; `tests/test_theme.py` checks the colours.
+# stay. Only figures on white paper are inverted.
 TURNED = "invert(0.9444) hue-rotate(180deg) brightness(1.2)"  # the last one for yellow and brown lines
 _FIGURE = ":is(.js-plotly-plot:has(.main-svg[style*='255, 255, 255']), .papers)"
 _TURN = f"{{ filter: {TURNED}; }}"
