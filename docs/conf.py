@@ -1,4 +1,4 @@
-"""Sphinx reads this: pages in MyST Markdown, the theme Furo, formulas as MathML; nothing is loaded from a network.
+"""Sphinx configuration: MyST Markdown, the theme Furo, formulas as MathML, no external resources.
 
 `make docs` (`workbench.app.docs.site`) copies this folder, adds generated pages and builds runs/docs/index.html.
 """
@@ -24,7 +24,7 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["commands.css"]  # long lines of code are wrapped
-html_show_search_summary = False  # it would fetch pages, which browsers refuse from file://
+html_show_search_summary = False  # fetches pages, which browsers refuse for file://
 html_copy_source = False
 html_show_copyright = False
 html_use_index = True
@@ -32,7 +32,7 @@ html_math_renderer = "mathml"
 pygments_style, pygments_dark_style = "default", "monokai"
 add_module_names = False
 smartquotes = False
-toc_object_entries = False  # else every page carries the names of all objects
+toc_object_entries = False  # else every page lists all objects
 
 
 def _inline(translator, node: nodes.math) -> None:
@@ -50,14 +50,14 @@ def _docstring(app, what, name, obj, options, lines: list[str]) -> None:
 
 
 def _skipped(app, what: str, name: str, member, skip: bool, options) -> bool | None:
-    """Skip what a module only imports, before autodoc asks for its signature and source."""
+    """Skip imported objects, before autodoc reads their signature and source."""
     here = app.env.temp_data.get("autodoc:module")
     elsewhere = what == "module" and here and getattr(member, "__module__", here) != here
     return True if elsewhere else None
 
 
 def setup(app) -> None:
-    """Register formulas as MathML, which browsers draw by themselves, and docstrings as this house writes them."""
+    """Register MathML formulas, and the project's docstring format."""
     app.connect("autodoc-process-docstring", _docstring)
     app.connect("autodoc-skip-member", _skipped)
     app.add_html_math_renderer("mathml", (_inline, None), (_display, None))

@@ -1,6 +1,6 @@
 """The pictures of docs/guide/notebooks.md: explorers as JupyterLab shows them.
 
-python docs/explorers.py [FOLDER]        writes a PNG file an explorer there; needs Chromium and playwright
+python docs/explorers.py [FOLDER]        writes one PNG file per explorer; needs Chromium and playwright
 """
 
 import json
@@ -39,11 +39,11 @@ CELLS = {
     "explore_tradeoff": TRIALS + "explore.tradeoff(tried)",
 }
 SETTINGS = {
-    "notebook-extension/tracker": {"windowingMode": "none"},  # all cells are drawn
+    "notebook-extension/tracker": {"windowingMode": "none"},  # renders all cells
     "apputils-extension/notification": {"fetchNews": "false"},
 }
 OPEN = "localhost:{}/doc/tree/explorers.ipynb?token={}"
-SIZE = {"width": 1000, "height": 660}  # px of a picture, at most
+SIZE = {"width": 1000, "height": 660}  # maximum px of a picture
 READY_S, DRAWN_S = 60, 120
 
 
@@ -87,13 +87,13 @@ def wait_for_server() -> None:
 
 
 def draw(page: Page, folder: Path) -> None:
-    """Run all cells, and write a picture of the output of each but the first."""
+    """Run all cells, and write a picture of each output but the first."""
     page.wait_for_selector(".jp-Cell", timeout=READY_S * 1e3)
     page.wait_for_timeout(3000)
     page.locator(".jp-Cell").first.click()
     page.keyboard.press("Escape")
     if page.locator("#jp-left-stack").is_visible():
-        page.keyboard.press("Control+b")  # no list of files
+        page.keyboard.press("Control+b")  # hides the file browser
         page.wait_for_timeout(1000)
     for _ in range(len(CELLS) + 1):
         page.keyboard.press("Shift+Enter")

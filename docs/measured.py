@@ -1,9 +1,9 @@
-"""Run the commands of a page as they stand, and put what they print where the page shows it.
+"""Run a page's commands, and insert their output where the page shows it.
 
-python docs/measured.py [PAGE] [FOLDER]     one that shows what is printed (without it all); a folder to work in
+python docs/measured.py [PAGE] [FOLDER]     a page with printed output (default: all); a working folder
 
-A place is a line `<!-- printed: COMMAND -->` before a block of text. Every command of the workbench above the last of
-these lines is run, from the top, and takes minutes on two cores; one that ran in FOLDER is not run again.
+Output replaces the text block after a line `<!-- printed: COMMAND -->`. Every workbench command above the last such
+line is run in order, which takes minutes on two cores; commands that already ran in FOLDER are not run again.
 """
 
 import json
@@ -21,14 +21,14 @@ PRINTED = re.compile(r"(?<=<!-- printed: )(.+?)( -->\n```text\n)(.*?)(?=```)", r
 
 
 def commands(text: str) -> list[str]:
-    """Return the workbench's commands of a page above the last place, in their order."""
+    """Return a page's workbench commands above the last such line, in order."""
     head = text[: [found.start() for found in PRINTED.finditer(text)][-1]]
     lines = [line for block in re.findall(r"```sh\n(.*?)```", head, re.S) for line in block.splitlines()]
     return [line.split("  #")[0].strip() for line in lines if line.startswith("workbench ")]
 
 
 def printed(line: str, folder: Path) -> str:
-    """Run a command in `folder` and return what it prints; one that fails ends this."""
+    """Run a command in `folder` and return its output; exit if it fails."""
     words = [sys.executable, "-m", *shlex.split(line)]
     made = os.environ | {"COLUMNS": "80", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=folder, env=made, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
@@ -42,7 +42,7 @@ def main(page: Path, folder: Path) -> None:
     known = folder / "printed.json"
     told = json.loads(known.read_text()) if known.is_file() else {}
     for line in commands(page.read_text()):
-        if line not in told:  # a run that was interrupted goes on
+        if line not in told:  # resumes an interrupted run
             told[line] = printed(line, folder)
             known.write_text(json.dumps(told))
     page.write_text(PRINTED.sub(lambda found: f"{found[1]}{found[2]}{told[found[1]]}", page.read_text()))

@@ -23,7 +23,7 @@ SOONER = 0.6  # share of full attention's TTFT that the recomputed column may ta
 
 
 def shows(page: PromptPage) -> bool:
-    """Whether full attention is right, plain reuse wrong, and the recomputed column right and sooner."""
+    """Return whether full attention is right, plain reuse wrong, and the recomputed column right and faster."""
     wanted = Wanted.of(page.data["wanted"])
     recomputed, reuse = (page.result(column) for column in wanted.columns)
     answers, seconds = recomputed["answers"], recomputed["bill"]["seconds"]["method"]
@@ -32,7 +32,7 @@ def shows(page: PromptPage) -> bool:
 
 
 def first_view() -> str:
-    """The first view of the notebook `00_start_here` with the reader: it `shows` what the editor is for."""
+    """Return the first view of notebook `00_start_here` with the reader, once it `shows` the point of the editor."""
     first = notebook.SHOWN[name := notebook.READER]
     (sample,) = data.load(first["data"])
     chosen = {"selectors": ["none", "query_guided"], "ratios": [0.15], "orders": 1, "sparse": first["sparse"]}

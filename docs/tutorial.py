@@ -1,4 +1,4 @@
-"""The pictures of docs/tutorial.md and of the guide: two of one prompt under lab-full, the others of shipped results.
+"""Pictures for docs/tutorial.md and the guide: two of one prompt under lab-full, the others of shipped results.
 
 python docs/tutorial.py [FOLDER]        writes SVG files there; needs Chromium
 """
@@ -35,11 +35,11 @@ from workbench.results import expanded
 from workbench.store import MemoryStore
 
 for module in (chart, table, theme):
-    module.WIDTH = 740  # px of a page of the documentation: nothing is drawn smaller than it was set
+    module.WIDTH = 740  # px of a documentation page: figures are not scaled down
 
 FOLDER = Path(__file__).parent / "_static" / "tutorial"
-MODEL, DATA = "smollm2-reader", "nq-held"  # of the shipped results
-PRETRAINED = "smollm2"  # whose sparse prefill is measured beside random tiles
+MODEL, DATA = "smollm2-reader", "nq-held"  # in the shipped results
+PRETRAINED = "smollm2"  # model whose sparse prefill is compared with random tiles
 PREPARED = {
     "independent": "alone",
     "after_system": "behind the system prompt",
@@ -58,7 +58,7 @@ KL = "KL from full attention (nats a token)"
 
 
 def of_a_prompt() -> Iterator[tuple[str, go.Figure | None]]:
-    """Masks and deviation of one prompt."""
+    """Yield masks and deviation of one prompt."""
     model, tokenizer, layout = models.load("lab-full")
     (sample,) = data.load("lab", 1, 4, 6)
     view = of_sample(sample, "a sample of lab (seed 4)", tokenizer, layout)
@@ -71,7 +71,7 @@ def of_a_prompt() -> Iterator[tuple[str, go.Figure | None]]:
 
 
 def of_results() -> Iterator[tuple[str, go.Figure | None]]:
-    """What the shipped results say, a figure a step."""
+    """Yield figures of shipped results, one per step."""
     found = results.read()
     counts = found.counts("trial")
     counts = counts[(counts.model == MODEL) & (counts.data == DATA) & (counts.kind == "all") & (counts.passages == 10)]
@@ -168,7 +168,7 @@ def _times(found: results.Results) -> go.Figure | None:
 
 
 def of_guides() -> Iterator[tuple[str, go.Figure | None]]:
-    """What commands of the guide draw, of the shipped results."""
+    """Yield the figures that the guide's commands draw from shipped results."""
     found = results.read()
     answers, by = named(found.answers("trial")), ["source", "model", "data", "name", "select"]
     asked = (answers.model == MODEL) & (answers.data == DATA) & (answers.passages == 10) & (answers.training_seed == 0)
@@ -238,7 +238,7 @@ def of_guides() -> Iterator[tuple[str, go.Figure | None]]:
 
 
 def verified() -> str:
-    """The page of `workbench verify --html` for lab-full."""
+    """Return the page of `workbench verify --html` for lab-full."""
     loaded = models.load("lab-full")
     return written(
         verify_model(loaded.model, loaded.layout.prompts(data.load("lab", 3, 0, 6), loaded.tokenizer), "lab-full")
@@ -246,7 +246,7 @@ def verified() -> str:
 
 
 def slim(svg: str) -> str:
-    """Return the picture without what draws nothing: empty groups, clip paths that nothing uses, whole opacity."""
+    """Return the SVG without invisible parts: empty groups, unused clip paths, full opacity."""
     while svg != (svg := re.sub(r'<g(?: class="[^"]*")?(?: clip-path="[^"]*")?(?:/>|></g>)', "", svg)):
         pass
     svg = re.sub(r"(?<![\w-])(?:stroke-|fill-)?opacity: 1; ?", "", svg)

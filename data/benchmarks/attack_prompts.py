@@ -1,4 +1,4 @@
-"""Questions whose cached passage an attacker goes for, and the attacker's text."""
+"""Questions whose cached passage is attacked, and the attacker's text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,31 +13,31 @@ from workbench.models.loading import Loaded
 
 @dataclass(frozen=True)
 class Victim:
-    """A question whose cached passage an attacker goes for.
+    """A question whose cached passage is attacked.
 
-    passage   the block that holds the answer
-    poison    the attacker's text: the passage with `target` in the place of the answer
+    passage   the block with the answer
+    poison    the attacker's text: the passage with `target` instead of the answer
     """
 
     sample: Sample
     prompt: Prompt
     passage: Block
-    at: int  # of the passage among those of the sample
+    at: int  # index of the passage in the sample
     poison: Passage
     poison_block: Block
     target: str
 
     @property
     def harmless(self) -> Passage:
-        """The passage with its last sentence twice: as near to it as the attacker's text, and nothing wrong in it."""
+        """The passage with its last sentence twice: as similar as the attacker's text, but correct."""
         passage = self.sample.ctxs[self.at]
         return replace(passage, text=f"{passage.text} {passage.text.rstrip('.').split('. ')[-1]}.")
 
 
 def victims_of(loaded: Loaded, samples: Sequence[Sample], most: int | None = None) -> list[Victim]:
-    """Return one victim a set of passages: its first question whose answer stands in one passage, not the first one.
+    """Return one victim per set of passages: its first question whose answer is in exactly one passage, not the first.
 
-    The target is the answer of the next such question that begins alike. Raises BadInput where there is none.
+    The target is the answer of the next such question that begins alike. Raises BadInput if there is none.
     """
     fit = [found for sample in samples if (found := _answering(sample)) is not None]
     asked = list({frozenset(_group(sample)): (sample, at) for sample, at in reversed(fit)}.values())[::-1]
@@ -52,7 +52,7 @@ def victims_of(loaded: Loaded, samples: Sequence[Sample], most: int | None = Non
 
 
 def _group(sample: Sample) -> list[str]:
-    """Name the samples that share passages: the ids of the lab count eight of them a world."""
+    """Return the key of samples that share passages: lab ids number eight per world."""
     *name, number = sample.id.rsplit("-", 1)
     return [*name, str(int(number) // 8)] if number.isdigit() else [sample.id]
 
@@ -63,7 +63,7 @@ def _answering(sample: Sample) -> tuple[Sample, int] | None:
 
 
 def _alike(one: Sample, other: Sample) -> bool:
-    """Return whether both ask for the same thing of different names, and have different answers."""
+    """Return whether both ask the same of different names, with different answers."""
     return _asks(one) == _asks(other) and not set(one.answers) & set(other.answers)
 
 
@@ -83,7 +83,7 @@ def _victim(loaded: Loaded, sample: Sample, at: int, target: str) -> Victim:
 
 
 def corpus(loaded: Loaded, victims: Sequence[Victim], added: Sequence[Passage] = ()) -> Corpus:
-    """Return the corpus of the victims' passages and of what was added, one passage a victim."""
+    """Return the corpus of the victims' passages and of `added`, one passage per victim."""
     samples = [victim.sample for victim in victims]
     samples += [replace(victim.sample, ctxs=(passage,)) for victim, passage in zip(victims, added, strict=False)]
     return Corpus.of(samples, loaded.layout, loaded.tokenizer)

@@ -1,9 +1,9 @@
-"""Which attention is the fastest on this GPU, by shape: our kernels, cuDNN's and FlashAttention 2 in one run.
+"""The fastest attention on this GPU by shape: our kernels, cuDNN's and FlashAttention 2 in one run.
 
     python data/benchmarks/attention_backends.py
 
-leaves attention_backends.json, which `workbench.engine.attention_backends.choice` reads (rows of other GPUs in it
-stay), and timings of experiment "backends". Candidates take turns; a time is the median in milliseconds. "dense": a
+writes attention_backends.json, which `workbench.engine.attention_backends.choice` reads (rows of other GPUs are
+kept), and timings of experiment "backends". Candidates take turns; a time is the median in milliseconds. "dense": a
 whole prompt; "blocks": 32K tokens in blocks of one length, each attending to itself; "blocks of lengths": blocks of a
 quarter to three quarters of 1024 tokens.
 """
@@ -44,7 +44,7 @@ def dense(heads: tuple[int, int], width: int, length: int) -> Calls:
 
 
 def blocks(heads: tuple[int, int], width: int, lengths: Sequence[int]) -> Calls:
-    """Blocks by every way that takes such lengths."""
+    """Blocks by every backend that supports these lengths."""
     total, longest = sum(lengths), max(lengths)
     q, k, v = (numbers(total, n, width).transpose(0, 1) for n in (heads[0], heads[1], heads[1]))
     starts = torch.tensor((0, *lengths)).cumsum(0).int().to(q.device)
@@ -74,7 +74,7 @@ def row(work: str, heads: tuple[int, int], width: int, length: int, calls: Calls
 
 
 def main() -> None:
-    """Measure and write, a shape at a time."""
+    """Measure and write one shape at a time."""
     given = options(__doc__, choices=OUT, shapes=len(HEADS))
     if not torch.cuda.is_available():
         raise BadInput("attention is timed on a GPU, and there is none here")

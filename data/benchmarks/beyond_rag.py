@@ -1,4 +1,4 @@
-"""Blocks that are no passages: answers over cached blocks beside full attention, question by question.
+"""Blocks other than passages: answers over cached blocks and under full attention, paired by question.
 
     python data/benchmarks/beyond_rag.py --model lab-block
     python data/benchmarks/beyond_rag.py --model smollm2 --frames 60 --tasks demonstrations game
@@ -6,15 +6,15 @@
 
 writes answers of both modes (experiment "session") for Block-Attention's table 2 (in-context learning) and figure 5
 (states of a game): exact match, and in block mode whether both answers have the same tokens (`agree`).
-Questions about one hall of cards are those of successive frames, each leaf group of its state a block; demonstrations
-are blocks of a passage, its question and its answer. Tasks that are there already are kept. `states` asks no model: it
-counts how much of a state of the game stands in the state before it (`repeated`, a share of its characters).
+Game questions are about successive frames, one block per leaf group of the state; demonstrations are blocks of a
+passage, its question and its answer. Finished tasks are kept. `states` runs no model: it
+measures how much of a game state repeats the previous one (`repeated`, a share of its characters).
 
-`frames` are states of a lab world in which one thing changes at a time, a passage a block. A frame follows the one
-before it by one move: of one entity one fact gets another object ("Ada Kelric lives in Tarn" becomes "… in Olm"), its
-document is written again, and every other passage stays as it is. So a frame is to a lab model what the state of a game
-is to a larger one (Block-Attention, appendix A): long, repeated but for a little, and asked about as it is now.
-`data.sources.game` has the states of a real game, in JSON, which no lab model reads.
+`frames` are states of a lab world in which one fact changes at a time, one block per passage. A move gives one fact of
+one entity another object ("Ada Kelric lives in Tarn" becomes "… in Olm"), and its document is written again; all other
+passages stay unchanged. This corresponds to the game states of Block-Attention's appendix A: long, mostly repeated,
+with questions about the current state. `data.sources.game` has states of a real game in JSON, which lab models cannot
+read.
 """
 
 from collections.abc import Iterator
@@ -38,9 +38,9 @@ SEED, SHOTS, TOKENS = 80_000, 4, 16
 
 
 def repeated(n: int, seed: int = 0, tables: int = 1) -> dict[str, Any]:
-    """Return the mean share of the characters of a state that stand in the state before it, with a 95% interval.
+    """Return the mean share of a state's characters that repeat the previous state, with a 95% interval.
 
-    n   frames, of which all but the first have one before them
+    n   frames; all but the first have a previous one
     """
     shares = []
     for before, now in pairwise(game.frames(n, seed, tables)):
@@ -49,7 +49,7 @@ def repeated(n: int, seed: int = 0, tables: int = 1) -> dict[str, Any]:
     return {"measure": "repeated", **mean_of(shares)}
 
 
-KINDS = ("single-hop", "continuation", "two-hop")  # asked in turn, where a state has something of the kind to ask
+KINDS = ("single-hop", "continuation", "two-hop")  # in turn, if the state has such a question
 LENGTH = 25  # frames of one world
 
 
@@ -80,7 +80,7 @@ def _frames(seed: int, number: int, passages: int) -> Iterator[Sample]:
 
 
 def _move(world: World, rng: Random) -> Entity:
-    """Give one fact of one entity another object, and write its document again; returns the entity."""
+    """Change one fact of one entity, write its document again, and return the entity."""
     entity = rng.choice([each for each in world.documents if _movable(each)])
     fact = rng.choice(_movable(entity))
     new = fact
@@ -94,12 +94,12 @@ def _move(world: World, rng: Random) -> Entity:
 
 
 def _movable(entity: Entity) -> list[Fact]:
-    """Return the facts that a move may change: not the trade, of which every person has one of its own."""
+    """Return the facts that a move may change; not the trade, which is unique per person."""
     return [fact for facts in entity.facts for fact in facts if fact.relation.name != "profession"]
 
 
 def _asked(world: World, state: list[Entity], kind: str, changed: Entity | None, name: str) -> Sample:
-    """Ask about a state, about what has just changed where there is something of the kind to ask."""
+    """Return a question about a state, about the latest change if possible for this kind."""
     every = world.questions(state)
     kind = kind if every[kind] else KINDS[0]
     new = [about for about in every[kind] if about[0] is changed]

@@ -1,15 +1,15 @@
-"""Where cached keys and values deviate from full attention, what preparation removes, and which tokens are chosen.
+"""Where cached KV deviates from full attention, how much preprocessing removes, and which tokens are selected.
 
     python data/benchmarks/deviation.py --samples 200
     python data/benchmarks/deviation.py --model smollm2 --data nq=nq-test.jsonl --samples 500 --device cuda
 
     python data/benchmarks/deviation.py --together hotpotqa=hotpotqa_distractor_100.jsonl nq=nq-test.jsonl --samples 500
 
-writes into the results folder --out: figures 3, 7 and 8 of FusionRAG and figure 2a of CompactAttention, a number each
-with n and a 95% bootstrap interval over questions, and how far selectors agree (Jaccard). Squared deviation (FusionRAG,
+writes into the results folder --out: FusionRAG's figures 3, 7 and 8 and CompactAttention's figure 2a as numbers with n
+and 95% bootstrap intervals over questions, and the agreement of selectors (Jaccard). Squared deviation (FusionRAG,
 equation 7) of the second layer, of tokens behind the system prompt; blocks are cached behind the system prompt
-(`after_system`), or behind ten neighbours. `--together`: figure 7a alone, of files that hold what a retriever returned:
-the share of the passages of a question among whose n most similar passages of the whole file is another of its own.
+(`after_system`), or behind ten neighbours. `--together`: only figure 7a, on files of retrieved passages:
+the share of a question's passages with another of its passages among their n most similar ones in the file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,34 +34,34 @@ from workbench.store import MemoryStore
 
 SEED, PASSAGES = 60_000, 10
 NUMBERS, EMBEDDERS = (1, 2, 5, 10, 15), ("tfidf", "minilm")
-TOGETHER = 50  # questions whose KV are held at once
+TOGETHER = 50  # questions whose KV is in memory at once
 LAYER, RATIO, BUDGET, WINDOW, NEIGHBOURS = 1, 0.15, 0.25, 64, 10
 SELECTORS = ("kv_deviation", "query_guided", "answer_guided")
 Columns = tuple[tuple[str, Any], ...]
-Numbers = dict[Columns, list[float]]  # a number a question
+Numbers = dict[Columns, list[float]]  # one number per question
 
 
 def outside(gap: Tensor) -> float:
-    """Return the share of the deviation [T] that the RATIO of tokens with the most of it do not hold."""
+    """Return the share of the deviation [T] outside the RATIO of tokens that deviate most."""
     worst = gap.sort(descending=True).values
     return float(worst[round(RATIO * len(worst)) :].sum() / worst.sum())
 
 
 def later_half(values: Tensor, prompt: Prompt) -> float:
-    """Return the mean of `values` [T of the context] over the later half of the passages, over that of all."""
+    """Return the mean of `values` [T of the context] over the later half of the passages, relative to all."""
     of = prompt.block_of[: prompt.starts[-1]]
     late = of > len(prompt.context) // 2
     return float(values[late].mean() / values[of > 0].mean())
 
 
 def missed(loaded: Loaded, prompt: Prompt) -> float:
-    """Return what a ranking of keys by the mean misses, mean over layers and heads (CompactAttention, figure 2a)."""
+    """Return the keys that a mean ranking misses, mean over layers and heads (CompactAttention, figure 2a)."""
     ranked = rankings(dense_states(loaded.model, prompt.tokens), WINDOW)
     return float(np.mean([one.missed(BUDGET) for one in ranked]))
 
 
 def together(samples: Sequence[data.Sample], prompts: Sequence[Prompt], corpus: Corpus, n: int) -> list[float]:
-    """Return, a question each, the share of its passages with another of its passages among their n neighbours."""
+    """Return, per question, the share of its passages with another of its passages among their n neighbours."""
     table, shares = nearest(corpus.texts, n, search="exact"), []
     for sample, prompt in zip(samples, prompts, strict=True):
         numbers = {corpus.place[block] for block in prompt.context[-len(sample.ctxs) :]}
@@ -70,12 +70,12 @@ def together(samples: Sequence[data.Sample], prompts: Sequence[Prompt], corpus: 
 
 
 def columns(measure: str, **more: Any) -> Columns:
-    """Return the columns of a number besides its value: its measure, and the selectors that it is of."""
+    """Return a number's columns besides its value: its measure and selectors."""
     return ("measure", measure), *more.items()
 
 
 def agreements(choices: Mapping[str, Sequence[Tensor]]) -> Numbers:
-    """Return, a question each, how far two selectors agree: rows that both choose, of those that either does."""
+    """Return, per question, the agreement of two selectors: rows that both select, over rows that either selects."""
     return {
         columns("agreement", select=one, ratio=RATIO, kind=other): [
             float(agreement({one: [a], other: [b]})[0, 1]) for a, b in zip(choices[one], choices[other], strict=True)
@@ -85,7 +85,7 @@ def agreements(choices: Mapping[str, Sequence[Tensor]]) -> Numbers:
 
 
 def measured(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus) -> list[dict[str, Any]]:
-    """Return a row of `results.Count` of everything that is measured on questions, some at a time."""
+    """Return `results.Count` rows of all measures on the questions, in batches."""
     numbers: Numbers = {}
     for at in range(0, len(asked), TOGETHER):
         for of, values in _some(loaded, asked[at : at + TOGETHER], corpus, ranked=at == 0).items():
@@ -95,7 +95,7 @@ def measured(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus) -> li
 
 
 def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: bool) -> Numbers:
-    """Return a number a question of everything; rankings of keys where `ranked`."""
+    """Return one number per question and measure; key rankings if `ranked`."""
     prompts = loaded.layout.prompts(asked, loaded.tokenizer)
     store, truths = MemoryStore(1 << 34), [full_attention_kv(loaded.model, prompt) for prompt in prompts]
     specs = {"reuse": "after_system", "prepared": f"with_neighbours(n={NEIGHBOURS}, search=exact)"}
@@ -127,7 +127,7 @@ def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: 
 
 
 def retrieved_together(files: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """Return how often passages that are alike were retrieved for one question of files NAME=FILE (FusionRAG, 7a)."""
+    """Return how often similar passages were retrieved for the same question, of files NAME=FILE (FusionRAG, 7a)."""
     rows = []
     for name, _, file in (given.partition("=") for given in files):
         samples = [sample for sample in data.load(file, count) if len(sample.ctxs) > 1]

@@ -1,18 +1,17 @@
-"""Products in float8 beside those of bfloat16: times of whole prompts, and what they do to predictions and answers.
+"""GEMMs in float8 against bfloat16: times of whole prompts, and the effect on predictions and answers.
 
     python data/benchmarks/float8_products.py                        128K, 32K and 8K tokens, blocks, and answers
     python data/benchmarks/float8_products.py --parts times --lengths 128 --chunked 128 --runs 20
     python data/benchmarks/float8_products.py --parts answers --model smollm2-reader --data runs/files/nq-held.jsonl
 
-writes timings and counts of experiment "float8" into a results folder, anew after every round. Times are those of a
-random model of Llama-3.1-8B's shape on a GPU: a round takes every candidate once, one after the other, before the next
-begins, and no round begins after `--seconds`. `faster` is the mean over rounds of the time in bfloat16 over that in
-float8; `cosine` compares the logits behind a prompt, `density` is BFLA's share of the causal tiles. Chunks are of 1,024
-rows, and dense. A length of 0 leaves a workload out. With `--recomputed`, 15% of 27K cached tokens are chosen and
-computed again, too.
+writes timings and counts of experiment "float8" into a results folder after every round. Times are of a random model of
+Llama-3.1-8B's shape on a GPU: every round runs each candidate once, and no round starts after `--seconds`. `faster` is
+the mean over rounds of the time in bfloat16 over that in float8; `cosine` compares the logits after the prompt,
+`density` is BFLA's share of the causal tiles. Chunks have 1,024 tokens and are dense. A length of 0 skips a workload.
+With `--recomputed`, 15% of 27K cached tokens are selected and recomputed too.
 
-Answers are those of a model to `--samples` questions, under full attention and with 15% recomputed (`query_guided`),
-with either kind of products. Both are compared with full attention in bfloat16, and with each other by question.
+Answers are a model's to `--samples` questions, under full attention and with 15% recomputed (`query_guided`), in both
+precisions. Both are compared with full attention in bfloat16, and with each other by question.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,13 +58,13 @@ COMPARED = ("kl", "kl_first", "agree", "nll")
 
 @dataclass
 class Work:
-    """One workload under one kind of products: what it computes, and the milliseconds of its runs."""
+    """One workload in one precision: what it computes, and the milliseconds of its runs."""
 
     workload: str
     candidate: str
     kind: str
     run: Callable[..., Tensor | None]
-    warm: Callable[[], Any]  # before every run, outside of its time: weights are rounded when the first rows come
+    warm: Callable[[], Any]  # before every run, untimed: weights are rounded at the first use
     sparse: Bfla | None = None
     density: float | None = None
     ms: list[float] = field(default_factory=list)
@@ -76,7 +75,7 @@ class Work:
         self.logits = self.run() if self.sparse is None else self.run(self.sparse)
 
     def count(self) -> None:
-        """Run it once untimed, as kernels are compiled then, and count what is kept."""
+        """Run it once untimed, to compile kernels, and count kept tiles."""
         if self.sparse is None:
             self.once()
             return
@@ -86,19 +85,19 @@ class Work:
 
 
 def within(scene: Scene, kind: str) -> AbstractContextManager[None]:
-    """Multiply as `kind` says within the context."""
+    """Use GEMMs of `kind` within the context."""
     return nullcontext() if kind == KINDS[0] else float8.within(scene.model)
 
 
 def whole(scene: Scene, tokens: int, sparse: Any = None) -> Tensor:
-    """Prefill a prompt at once -> logits [V] behind it."""
+    """Prefill a prompt at once; return the logits [V] after it."""
     (out,) = prefill_many(scene.model, [all_rows(scene.model, scene.ids(tokens), sparse=sparse)], 1)
     assert out.logits is not None
     return out.logits[-1]
 
 
 def chunks(scene: Scene, tokens: int) -> Tensor:
-    """Prefill a prompt in chunks, densely -> logits [V] behind it."""
+    """Prefill a prompt densely in chunks; return the logits [V] after it."""
     request = PrefillRequest(scene.ids(tokens), Plan(torch.arange(tokens)), empty(scene.model, tokens))
     logits = prefill_chunked(scene.model, request, scene.unit, 1).logits
     assert logits is not None
@@ -106,17 +105,17 @@ def chunks(scene: Scene, tokens: int) -> Tensor:
 
 
 def recomputed(prompt: Online, choice: QueryGuided | AnswerGuided) -> None:
-    """Choose 15% of the rows of a context of cached blocks, and compute them and the question."""
+    """Select 15% of a cached context's tokens, and compute them and the question."""
     prompt.in_place(choice)
 
 
 def no_sample(candidate: Candidate) -> Sample:
-    """Refuse to be timed: times are taken in rounds here."""
+    """Raise: times are taken in rounds here."""
     raise NotImplementedError
 
 
 def works(scene: Scene, given: Any) -> Iterator[Work]:
-    """List the workloads, each under both kinds of products; BFLA's mass is set for its density in bfloat16."""
+    """Yield the workloads, each in both precisions; BFLA's mass is set for its density in bfloat16."""
     lengths, chunked, encoded = list(filter(None, given.lengths)), list(filter(None, given.chunked)), given.encoded
     warm = partial(whole, scene, 2 * scene.unit)
     for length in lengths:
@@ -128,7 +127,7 @@ def works(scene: Scene, given: Any) -> Iterator[Work]:
     for length in chunked:
         run, some = partial(chunks, scene, length * scene.unit), partial(chunks, scene, MANY * scene.unit)
         for kind in KINDS:
-            yield Work(f"{length}K in chunks", f"dense, {kind}", kind, run, some)  # a graph is captured before
+            yield Work(f"{length}K in chunks", f"dense, {kind}", kind, run, some)  # captures a graph first
     if encoded:
         size = min(BLOCK, scene.unit)
         blocks = [Block(tuple(run.tolist())) for run in scene.ids(encoded * scene.unit).split(size)]
@@ -143,14 +142,14 @@ def works(scene: Scene, given: Any) -> Iterator[Work]:
     if given.recomputed:
         for kind in KINDS:
             with within(scene, kind):
-                prompt = Online(scene, Candidate("", no_sample))  # its blocks, and a runner that multiplies so
+                prompt = Online(scene, Candidate("", no_sample))  # its blocks, and a runner in this precision
             for name, choice in (("question-guided", QueryGuided()), ("answer-guided", AnswerGuided())):
                 again = partial(recomputed, prompt, choice)
                 yield Work("15% of 27K computed again", f"{name}, {kind}", kind, again, warm)
 
 
 def times(given: Any) -> None:
-    """Time every workload, a round at a time, and write after each."""
+    """Time every workload in rounds, and write after each round."""
     scene = scene_of(given.tiny)
     end, listed = perf_counter() + given.seconds, list(works(scene, given))
     for number in range(given.runs + 1):
@@ -187,7 +186,7 @@ def _write_times(given: Any, scene: Scene, listed: list[Work]) -> None:
 
 
 def answered(given: Any) -> None:
-    """Answer the questions with both kinds of products, and write how far they are apart."""
+    """Answer the questions in both precisions, and write the differences."""
     kinds = {kind: models.load(given.model, given.device, dtype) for kind, dtype in zip(KINDS, DTYPES, strict=True)}
     plain = kinds[KINDS[0]]
     samples = data.load(given.data, given.samples, given.seed, given.passages)
@@ -228,7 +227,7 @@ def _write_answers(given: Any, rows: dict[tuple[str, str], list[dict[str, Any]]]
 
 
 def main() -> None:
-    """Measure the parts that are asked for."""
+    """Measure the requested parts."""
     given = options(
         __doc__, parts=["times", "answers"], lengths=[128, 32, 8], chunked=[32], encoded=32, runs=20, seconds=500.0,
         tiny=False, device="cuda", model="smollm2-reader", data="runs/files/nq-held.jsonl", samples=500, seed=50_000,

@@ -1,4 +1,4 @@
-"""The measured tables of the README: every number comes out of a committed report or table of this folder.
+"""The measured tables of the README: every number comes from a committed report or table in this folder.
 
 python data/benchmarks/headline.py         writes them into README.md, between BEGIN and END
 """
@@ -24,10 +24,10 @@ RATIO = 0.15
 
 @dataclass(frozen=True)
 class Line:
-    """A workload of a report, and the baseline beside it; all candidates whose name begins with `against`.
+    """A workload of a report and its baseline: all candidates whose name begins with `against`.
 
-    `note` says why the ratio is what the work itself makes one expect, or that the two do not do the same work.
-    `mine` is our candidate; `first`: it stands above the tables, too.
+    `note` says why the ratio is expected from the work itself, or that the two do different work. `mine` is our
+    candidate; `first`: the line is also shown above the folded tables.
     """
 
     says: str
@@ -97,7 +97,7 @@ LINES = (
         ("cudnn", "flash"),
     ),
 )
-METHODS = {  # name in the table: preparation and selector of a method; recomputing RATIO, or charged so much (CHARGED)
+METHODS = {  # name in the table: preprocessing and selector of a method; at RATIO, or at a charged share (CHARGED)
     "blocks cached independently": ("independent", "none"),
     "Full Reuse": ("after_system", "none"),
     "KV Packet, 16 trained soft tokens a passage": ("packet", "none"),
@@ -109,7 +109,7 @@ METHODS = {  # name in the table: preparation and selector of a method; recomput
     "its choice over all layers, 10 neighbours": ("with_neighbours(n=10, search=exact)", "query_guided(layers=all)"),
     "ours, answer-guided, 10 neighbours": ("with_neighbours(n=10, search=exact)", "answer_guided"),
 }
-CHARGED = "prophet_kv"  # asked within budgets alone
+CHARGED = "prophet_kv"  # measured within budgets only
 READER, HELD_OUT, PASSAGES = "smollm2-reader", "nq-held", 10
 ASKED = {HELD_OUT: "Natural Questions", "manuals-test": "manuals"}  # data sets of the second table
 ANSWERED = {
@@ -119,7 +119,10 @@ ANSWERED = {
     "Cache-Craft's choice, 10 neighbours": ("with_neighbours(n=10, search=exact)", "inter_attention"),
     "full attention": ("independent", "none"),
 }
-PLAIN, PREPARED = "blocks cached independently", "FusionRAG, 10 neighbours, 15% recomputed"  # said above the tables
+PLAIN, PREPARED = (
+    "blocks cached independently",
+    "FusionRAG, 10 neighbours, 15% recomputed",
+)  # mentioned above the tables
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -128,14 +131,14 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def milliseconds(time: float) -> str:
-    """Return a time in milliseconds with three digits, or all whole ones."""
+    """Format milliseconds with three significant digits, or as an integer."""
     return f"{time:,.0f} ms" if time >= 100 else f"{time:.3g} ms"
 
 
 def speed(rows: pd.DataFrame, lines: Sequence[Line] = LINES) -> str:
-    """Tabulate lines: medians in milliseconds, and how many times as fast ours is as the fastest such baseline.
+    """Tabulate lines: medians in milliseconds, and our speedup over the fastest such baseline.
 
-    With the interval of the ratio and the runs of the side that was run less often.
+    With the ratio's interval, and the smaller number of runs of the two sides.
     """
     cells = []
     for line in lines:
@@ -161,13 +164,13 @@ def speed(rows: pd.DataFrame, lines: Sequence[Line] = LINES) -> str:
 
 
 def over_runs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows at RATIO of the setting that most training runs share, not one run at other budgets."""
+    """Return the rows at RATIO in the setting that most training runs share."""
     seeds = rows.groupby("setting").training_seed.transform("nunique")
     return rows[(seeds == seeds.max()) & (rows.ratio == RATIO)]
 
 
 def answered() -> tuple[str, str]:
-    """Say and tabulate what a reader answers, over its training runs: scores, and what is lost to full attention."""
+    """Return a sentence and a table of a reader's scores over training runs, and the loss against full attention."""
     found = tables.read()
     told = found.answers("trial")
     asked = (told.model == READER) & (told.data == HELD_OUT) & (told.passages == PASSAGES)
@@ -214,21 +217,21 @@ def answered() -> tuple[str, str]:
 
 
 def trials() -> pd.DataFrame:
-    """Return what was measured beside full attention of one reader: a row a method and data set of ASKED."""
+    """Return one reader's results against full attention: one row per method and data set of ASKED."""
     counts = tables.read().counts("trial")
     asked = (counts.model == READER) & counts.data.isin(ASKED) & (counts.passages == PASSAGES)
-    asked &= counts.training_seed == 0  # the run that ships
+    asked &= counts.training_seed == 0  # the shipped run
     plain = (counts[["sparse", "correct", "attend"]] == "none").all(axis=1)
     rows = tables.expanded(tables.scores(counts[asked & plain & (counts.kind == "all")]), "charged")
-    alike = rows.setting == rows.setting.mode()[0]  # batches of one size: others round otherwise
+    alike = rows.setting == rows.setting.mode()[0]  # equal batch sizes: others round differently
     rows = rows[alike | (rows.prepare == "packet") | ((rows["select"] == CHARGED) & (rows.charged == RATIO))]
     return rows[rows.kl.notna()].drop_duplicates(["data", "mode", "positions", "prepare", "select", "ratio"])
 
 
 def quality(rows: pd.DataFrame) -> str:
-    """Tabulate METHODS on each data set: answers, how far predictions are from full attention's, tokens computed.
+    """Tabulate METHODS on each data set: answers, distance from full attention's predictions, tokens computed.
 
-    A table is folded below one line: exact match of full attention, of the best and of the worst method over blocks.
+    Tables are folded below one line: exact match of full attention, and the range over cached blocks.
     """
     reused = rows[(rows["mode"] == "block") & (rows.positions == "re-encoded")]
     head = ["method", "exact match (95%)", "contains an alias", "F1", "KL from full attention (95%)"]
@@ -260,7 +263,7 @@ def _scored(row: "pd.Series[float]") -> tuple[str, str, str]:
 
 
 def about(rows: pd.DataFrame) -> str:
-    """Say what was measured: the model with what it says of itself, questions, seed and device."""
+    """Describe the measurement: the model with its own description, questions, seed and device."""
     full = _full(rows)
     one, asked = full.iloc[0], json.loads(full.setting.iloc[0])
     tokens = asked["max_new_tokens"]
@@ -273,7 +276,7 @@ def about(rows: pd.DataFrame) -> str:
 
 
 def touched() -> str:
-    """Say how soon the prompt one can touch shows a change, on every model that was timed."""
+    """Return the prompt editor's response times, on every model timed."""
     shown = tables.read().timings("touch")
     times = shown[shown.candidate == "shown"].groupby("model", sort=False).ms
     texts = [f"{milliseconds(ms.min())} to {milliseconds(ms.max())} on {model}" for model, ms in times]
@@ -281,7 +284,7 @@ def touched() -> str:
 
 
 def measured() -> str:
-    """Return both tables, each with how it was measured, and how soon the prompt one can touch answers."""
+    """Return both tables, each with how it was measured, and the prompt editor's response times."""
     found, real = tables.read(), trials()
     methods = (
         found.timings("methods").assign(report=METHODS_TIMED).replace({"candidate": {"full": "ours, full prefill"}})
@@ -307,7 +310,7 @@ def measured() -> str:
 
 
 def renewed(text: str) -> str:
-    """Return the README's text with both tables as they are measured today."""
+    """Return the README's text with both tables updated."""
     head, rest = text.split(BEGIN)
     _, tail = rest.split(END)
     return f"{head}{BEGIN}\n{measured()}\n{END}{tail}"

@@ -1,20 +1,19 @@
-"""Time to the first token of every published method that reuses blocks, in one run: Llama-3.1-8B's shape, on a GPU.
+"""Time to first token of every published method that reuses blocks, in one run: Llama-3.1-8B's shape, on a GPU.
 
     python data/benchmarks/method_ttft.py                    27K in blocks of 512 tokens, 15% charged
     python data/benchmarks/method_ttft.py --tiny --runs 3    a tiny shape, for a try on a CPU
 
-writes timings and counts of experiment "methods" into a results folder, anew after every round; no round begins after
-`--seconds`. A round asks every method once, one after the other, so that a busy machine slows all alike. Blocks are
-cached before the clock runs; the choice of tokens, and what it computes, is within the time.
+writes timings and counts of experiment "methods" into a results folder after every round; no round starts after
+`--seconds`. A round runs every method once, so that a busy machine slows all alike. Blocks are cached before the clock
+starts; selection and its forward passes are timed.
 
-"ours" is reuse that recomputes what the question attends to (`query_guided`), at the charged share of each method;
-`over_ours` is a method's median over that of it. A method whose ratio can be set computes `--charged` of the prompt,
-any other as much as it does. KVCOMM reads passages as it corrected them before, as every method reads what it prepared;
-"kvcomm, new" corrects each of them within the time. FusionRAG's neighbours, of which a random model has none, change no
-time: its blocks are cached apart here. Soft tokens of KV Packet and KVLink are drawn at random, and all of them stand
-around every passage. `device_allocations` are a method's requests for GPU memory that torch's cache could not serve, in
-all rounds: many of them say that the methods together do not fit. The prompt is the lab's text in lab-full's tokens;
-CacheClip's helper reads it in 1.18 times as many of its own. The first block stands for the system prompt.
+"ours" is reuse that recomputes what the question attends to (`query_guided`), at each method's charged share;
+`over_ours` is a method's median over ours. Methods with a ratio compute `--charged` of the prompt, others their own
+number of tokens. KVCOMM reads passages that it corrected earlier, as every method reads what it preprocessed; "kvcomm,
+new" corrects all of them within the time. FusionRAG's neighbours do not change its TTFT, so blocks are cached
+independently here. Soft tokens of KV Packet and KVLink are random. `device_allocations` counts a method's requests that
+torch's caching allocator could not serve, in all rounds. The prompt is lab text in lab-full's tokens; CacheClip's
+helper needs 1.18 times as many tokens. The first block is the system prompt.
 """
 
 from collections.abc import Sequence
@@ -59,7 +58,7 @@ REFUSED = (BadInput, RuntimeError, ValueError, TypeError, IndexError, AttributeE
 
 @dataclass
 class Asked:
-    """A method, the share of a prompt that it computes, and the milliseconds and new GPU allocations of its runs."""
+    """A method, its charged share, and the milliseconds and new GPU allocations of its runs."""
 
     name: str
     method: Method
@@ -69,7 +68,7 @@ class Asked:
 
 
 class CorrectsAnew(Kvcomm):
-    """KVCOMM where no passage was in its place before."""
+    """KVCOMM with passages that are all new to their position."""
 
     def over_pages(self, blocks: BlockPages, prompt: Prompt, context: list[Cached]) -> bool:
         for place, block in enumerate(context[self.system :]):
@@ -80,7 +79,7 @@ class CorrectsAnew(Kvcomm):
 def methods(
     scene: Scene, prompt: Prompt, names: Sequence[str], charged: float, store: MemoryStore
 ) -> tuple[list[Asked], dict[str, str]]:
-    """Return the methods as they are asked, ours at every share behind them, and why others cannot run."""
+    """Return the methods to run, then ours at every share, and why others cannot run."""
     found, refused = list[Asked](), dict[str, str]()
     for name in names:
         try:
@@ -103,7 +102,7 @@ def methods(
 
 
 def ours(scene: Scene, prompt: Prompt, share: float) -> Method:
-    """Return this work at a charged share; plain reuse where the share is too small to choose anything."""
+    """Return our method at a charged share; plain reuse if the share is too small for selection."""
     try:
         return within(scene.model, Reuse(select=QueryGuided()), [prompt], share)
     except BadInput:
@@ -113,7 +112,7 @@ def ours(scene: Scene, prompt: Prompt, share: float) -> Method:
 def share_of(scene: Scene, prompt: Prompt, method: Method, store: MemoryStore) -> float:
     """Return the charged share of a request.
 
-    What a method remembers of earlier requests, it has seen then: the same blocks in another order, and these.
+    Methods that learn from earlier requests first see the same blocks in another order, and in this one.
     """
     choices = (method, getattr(method, "correct", None), getattr(method, "select", None))
     if any(hasattr(choice, name) for choice in choices for name in ("anchors", "kept", "priors")):
@@ -126,7 +125,7 @@ def share_of(scene: Scene, prompt: Prompt, method: Method, store: MemoryStore) -
 
 
 def measured(scene: Scene, asked: list[Asked], prompt: Prompt, store: MemoryStore) -> dict[str, str]:
-    """Ask every method once; one that fails is taken off the list, with the reason."""
+    """Run every method once; remove one that fails, and return the reasons."""
     failed = {}
     for one in list(asked):
         try:
@@ -140,7 +139,7 @@ def measured(scene: Scene, asked: list[Asked], prompt: Prompt, store: MemoryStor
 
 
 def allocations() -> int:
-    """Return how often torch has taken memory of the GPU; 0 on a CPU."""
+    """Return torch's number of device allocations; 0 on a CPU."""
     return int(torch.cuda.memory_stats().get("num_device_alloc", 0)) if GPU else 0
 
 
@@ -159,30 +158,30 @@ def result_rows(asked: Sequence[Asked], length: int) -> tuple[list[dict[str, Any
 
 
 def text(tokenizer: Any, count: int) -> torch.Tensor:
-    """Return `count` tokens of the lab's passages, which differ from one another."""
+    """Return `count` tokens of distinct lab passages."""
     passages = dict.fromkeys(ctx.text for sample in data.load("lab", count // 100, passages=20) for ctx in sample.ctxs)
     return torch.tensor(tokenizer("\n".join(passages), verbose=False)["input_ids"][:count])
 
 
 def main() -> None:
-    """Measure and write, a round at a time."""
+    """Measure and write one round at a time."""
     defaults = {"methods": list(METHODS), "charged": 0.15, "runs": 20, "seconds": 400.0, "tiny": False}
     given = options(__doc__, **defaults)
     end = perf_counter() + given.seconds
     if GPU:
-        torch.set_num_threads(1)  # as an engine's worker has it: threads that wait for work slow the one that launches
+        torch.set_num_threads(1)  # as in a serving engine's worker: idle threads slow the one that launches kernels
     scene = scene_of(given.tiny)
     soft_tokens.grow(scene.model, soft_tokens.drawn(scene.model, SOFT))
     question, store = min(QUESTION, scene.unit), MemoryStore(UNLIMITED)
     TOKENIZERS[scene.model] = AutoTokenizer.from_pretrained(folder("lab-full"))
     ids = text(TOKENIZERS[scene.model], CONTEXT * scene.unit + question) % scene.model.config.vocab_size
     prompt = prompt_of(ids, min(BLOCK, scene.unit // 2), question)
-    if GPU:  # room for all of them at once, and for what is recomputed
+    if GPU:  # pages for all kinds of blocks at once, and for recomputed tokens
         pages_of(scene.model).of(scene.model, (KINDS + 2) * len(prompt) // PAGE)
     asked, refused = methods(scene, prompt, given.methods, given.charged, store)
     refused |= measured(scene, asked, prompt, store)
     for one in asked:
-        one.ms.clear()  # the first time compiles
+        one.ms.clear()  # the first run compiles
         one.allocations = 0
     origin = {"model": "tiny" if given.tiny else "Llama-3.1-8B"}
     for _ in range(given.runs):

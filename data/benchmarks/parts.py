@@ -1,4 +1,4 @@
-"""What each part of a published composition adds, question by question: PSR's are Link0, CacheBlend's choice, APE.
+"""The paired contribution of each part of a published composition: PSR is Link0, CacheBlend's selection and APE.
 
     workbench sweep --plan data/benchmarks/plans/psr-parts.toml --out runs/psr-parts
     python data/benchmarks/parts.py --results runs/psr-parts
@@ -25,12 +25,12 @@ STEPS = {
 
 
 def of_step(name: str, rows: pd.DataFrame) -> pd.Series:
-    """Return which rows are of a step."""
+    """Return a mask of the rows of a step."""
     return rows.step == name
 
 
 def main() -> None:
-    """Compare each step with the one before, and write it."""
+    """Compare each step with the previous one, and write the differences."""
     given = options(__doc__, results="runs/psr-parts")
     answered = results.read(given.results).answers("trial")
     answered = answered.assign(step=answered[CHOICE].agg(tuple, axis=1).map(STEPS))[answered["mode"] == "block"]

@@ -1,17 +1,17 @@
-"""Poisoned caches (HijackKV, arXiv:2607.19957): keys and values that were computed behind an attacker's text.
+"""Poisoned caches (HijackKV, arXiv:2607.19957): KV computed after an attacker's text.
 
     python data/benchmarks/poisoned.py --victims 64
 
-writes counts of experiment "poisoned": questions of the lab, one a set of passages.
+writes counts of experiment "poisoned": lab questions, one per set of passages.
 
-The attacker's text is the passage with another answer in it. It is not optimised, as HijackKV's 32 tokens are, and it
-never stands in the victim's prompt: only the cached passage has seen it. Three ways there:
+The attacker's text is the passage with another answer. Unlike HijackKV's 32 tokens it is not optimised, and it is not
+in the victim's prompt: only the cached passage has attended to it. Three ways to get there:
 
-keys of tokens     a store whose keys know a block's tokens only serves what the attacker had computed
-content chains     the keys of `store.keys` cover what a block was computed behind: the attacker's copy is another block
-with neighbours    the attacker's text lies in the corpus, and preparation puts the passage behind it on purpose
+keys of tokens     a store keyed by a block's tokens only serves the attacker's KV
+content chains     keys of `store.keys` include the preceding content: the attacker's copy has another key
+with neighbours    the attacker's text is in the corpus, and preprocessing conditions the passage on it
 
-Each is held against the same request without the attacker.
+Each is compared with the same request without the attacker.
 """
 
 from collections import Counter
@@ -45,23 +45,23 @@ MODEL, SEED, PASSAGES, SAMPLES = "lab-full", 90_000, 10, 2_400
 RATIOS, NEIGHBOURS = (0.0, 0.05, 0.15, 0.3, 0.5, 1.0), (1, 10)
 TOKENS, CHAINS = "keys of tokens", "content chains"
 Side = tuple[Prepare, Store]
-Asked = tuple[list[str], list[Tensor]]  # greedy answers, logits of the right ones
+Asked = tuple[list[str], list[Tensor]]  # greedy answers, logits of the correct ones
 HARMLESS = "harmless copy"
 MEASURES = ("kl", "toward", "changed", "right", "hijacked", "right_clean", "reached")
 
 
 class TokenKeyStore:
-    """A store whose keys are the tokens of a block alone, as caches have them that forget what stood before it."""
+    """A store keyed by a block's tokens only, as in caches that ignore the preceding content."""
 
     def __init__(self) -> None:
         self.store = MemoryStore(UNLIMITED)
 
     def get(self, key: str) -> KV | None:
-        """Return the first block that was kept of these tokens, whatever it has seen."""
+        """Return the first block stored for these tokens, whatever it attended to."""
         return self.store.get(_tokens(key))
 
     def put(self, key: str, kv: KV) -> None:
-        """Keep the first block of these tokens."""
+        """Store a block, unless one of these tokens exists."""
         if _tokens(key) not in self.store:
             self.store.put(_tokens(key), kv)
 
@@ -72,14 +72,14 @@ def _tokens(key: str) -> str:
 
 
 def attacked(loaded: Loaded, victims: Sequence[Victim], store: Store) -> Store:
-    """Send the attacker's requests through `store`: each victim's passage is encoded behind the attacker's text."""
+    """Send the attacker's requests through `store`: each victim's passage is encoded after the attacker's text."""
     behind = [[victim.prompt.blocks[0], victim.poison_block] for victim in victims]
     fetch(loaded.model, [victim.passage for victim in victims], store, behind)
     return store
 
 
 def misses(loaded: Loaded, victims: Sequence[Victim]) -> list[Miss]:
-    """Return why the victims' passages are not found in a store of content chains that the attacker has filled."""
+    """Return why the victims' passages are missed in a store of content chains filled by the attacker."""
     store = MemoryStore(UNLIMITED)
     attacked(loaded, victims, store)
     weights, dtype = fingerprint(loaded.model), loaded.model.dtype
@@ -89,9 +89,9 @@ def misses(loaded: Loaded, victims: Sequence[Victim]) -> list[Miss]:
 
 @dataclass(frozen=True)
 class Arm:
-    """An attack, and the same request without it: preparation and store of each.
+    """An attack, and the same request without it: preprocessing and store of each.
 
-    `reached`: the share of the victims whose passage is served after it has seen what was added.
+    `reached`: the share of victims whose served passage attended to the added text.
     """
 
     name: str
@@ -103,10 +103,7 @@ class Arm:
 def arms(
     loaded: Loaded, victims: Sequence[Victim], neighbours: Sequence[int], search: Literal["faiss", "exact"] = "exact"
 ) -> list[Arm]:
-    """Return both kinds of key, and preparation with each number of neighbours.
-
-    Of the attacker's text, and of a harmless one.
-    """
+    """Return the arms: both kinds of key and each number of neighbours, with attacking and harmless text."""
     alone = AfterSystem()
     clean: Side = (alone, MemoryStore(UNLIMITED))
     keyed: dict[str, Store] = {TOKENS: TokenKeyStore(), CHAINS: MemoryStore(UNLIMITED)}
@@ -134,20 +131,19 @@ def measured(
     neighbours: Sequence[int] = (1, 10),
     progress: Progress | None = None,
 ) -> Records:
-    """Return a row of `results.Count` an arm (`method`), ratio of recomputed tokens (query-guided) and measure.
+    """Return one `results.Count` row per arm (`method`), ratio of recomputed tokens (query-guided) and measure.
 
-    kl         KL(clean ‖ poisoned) at the tokens of the right answer, nats a token, mean over questions
-    toward     by how much the attacker's target gains on the right answer, in nats of their odds at the first token in
-               which they differ; below 0, it loses
-    changed    share of greedy answers that are other words than without the attacker
-    hijacked   share of greedy answers that are the attacker's target
-    right, right_clean      exact match with the attacker, and without
-    reached    share of the victims whose passage is served after it has seen what was added
+    kl         KL(clean ‖ poisoned) at the correct answer's tokens, nats per token, mean over questions
+    toward     gain of the attacker's target over the correct answer: log-odds at the first differing token, in nats
+    changed    share of greedy answers that differ from those without the attacker
+    hijacked   share of greedy answers equal to the attacker's target
+    right, right_clean      exact match with and without the attacker
+    reached    share of victims whose served passage attended to the added text
     Intervals are 95%: bootstrap over questions, Wilson of shares.
     """
     loaded = Loaded(*loaded)
     rows: Records = []
-    known: dict[tuple[int, float], Asked] = {}  # arms share what they are held against
+    known: dict[tuple[int, float], Asked] = {}  # clean requests, shared by arms
     for arm in arms(loaded, victims, neighbours):
         for ratio in ratios:
             mark = id(arm.clean), ratio
@@ -161,7 +157,7 @@ def measured(
 
 
 def _asked(loaded: Loaded, victims: Sequence[Victim], side: Side, ratio: float) -> Asked:
-    """Return greedy answers, and the logits [A, V] of the tokens of the right answer."""
+    """Return greedy answers, and the logits [A, V] of the correct answer's tokens."""
     (prepare, store), (model, tokenizer, layout) = side, loaded
     method = Reuse(prepare=prepare, select=select.named("query_guided") if ratio else None, ratio=ratio or None)
     gold = gold_answers([victim.sample for victim in victims], layout, tokenizer)

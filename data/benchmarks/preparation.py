@@ -1,20 +1,20 @@
-"""What it takes to prepare passages behind their neighbours (FusionRAG, section 3.1), of Llama-3.1-8B's shape on a GPU.
+"""Cost of preprocessing passages with neighbours (FusionRAG, section 3.1), Llama-3.1-8B's shape on a GPU.
 
-    python data/benchmarks/preparation.py                  1,000 passages of 512 tokens behind ten neighbours each
+    python data/benchmarks/preparation.py                  1,000 passages of 512 tokens, ten neighbours each
     python data/benchmarks/preparation.py --tiny --passages 24 --together 3         a tiny shape, for a try on a CPU
 
-writes timings and counts of experiment "preparation" into a results folder. First every passage is encoded behind the
-system prompt, once: each is a neighbour of others. Then passages are computed over the cached blocks of their
-neighbours, `--together` at a time, one call behind the other as a corpus is prepared: the GPU is waited for at the end.
-A sample is what it worked from one call's end to the next's; what was made is dropped, as 1,000 passages take 67 GB.
-Passages are of topics, so that neighbours are shared, as those of a corpus are.
+writes timings and counts of experiment "preparation" into a results folder. First every passage is encoded once after
+the system prompt: each is a neighbour of others. Then passages are computed over their neighbours' cached blocks,
+`--together` per call, all calls queued as for a corpus; the host waits for the GPU at the end. A sample is the GPU time
+between the ends of two calls; results are dropped, as 1,000 passages take 67 GB. Passages belong to topics, so that
+they share neighbours as in a corpus.
 
-rate            operations of the passages' own rows, products and attention, in a second, 10^12
-of_product      that over the rate of a product of 8192³ on the same GPU
-of_own_product  that over the rate of the layers' own products, of as many rows as are computed together
-encoded_once    blocks encoded a passage, before and during: 1 where no neighbour is encoded a second time
-host_share      share of the time until the host has handed all work on
-seconds         of all passages, in one run: encoding their neighbours, and what is computed over them
+rate            operations of the passages' own tokens (GEMMs and attention), 10^12 per second
+of_product      rate over that of an 8192³ GEMM on the same GPU
+of_own_product  rate over that of the layers' own GEMMs with as many rows
+encoded_once    blocks encoded per passage, before and during: 1 if no neighbour is encoded twice
+host_share      share of the time until the host has queued all work
+seconds         of all passages in one run: encoding neighbours, and computing over them
 """
 
 from collections.abc import Callable, Sequence
@@ -41,21 +41,21 @@ SYSTEM, QUESTION, TOPIC = 32, 8, 25  # tokens of the system prompt and of a ques
 
 
 class FrontStore(MemoryStore):
-    """Keeps what was encoded, but no passage that was prepared over others."""
+    """Keeps encoded blocks, but no passage that was conditioned on others."""
 
     def __init__(self, together: int):
         super().__init__(UNLIMITED)
         self.encoded, self._start = 0, together
 
     def put(self, key: str, kv: KV) -> None:
-        """Keep a block that stands where nothing but the system prompt is before it."""
+        """Store a block that follows the system prompt directly."""
         if kv.start <= self._start:
             self.encoded += 1
             super().put(key, kv)
 
 
 def corpus_of(scene: Scene, count: int, size: int) -> Corpus:
-    """Draw passages of `size` tokens; their texts hold a word of their topic, by which they are neighbours."""
+    """Draw passages of `size` tokens; a topic word in their texts makes them neighbours."""
     runs = scene.ids(count * size).split(size)
     blocks = tuple(Block(tuple(run.tolist()), f"passage {i}") for i, run in enumerate(runs))
     texts = tuple(f"topic{i // TOPIC} " * 8 + f"passage{i} word{i * 7 % TOPIC}" for i in range(count))
@@ -63,14 +63,14 @@ def corpus_of(scene: Scene, count: int, size: int) -> Corpus:
 
 
 def prompts_of(scene: Scene, corpus: Corpus, together: int) -> list[Prompt]:
-    """Return prompts whose passages are prepared in one call each."""
+    """Return prompts whose passages are preprocessed in one call each."""
     system, question = (Block(tuple(scene.ids(n).tolist())) for n in (SYSTEM, QUESTION))
     starts = range(0, len(corpus), together)
     return [Prompt((system, *corpus.blocks[at : at + together], question)) for at in starts]
 
 
 def encoded(scene: Scene, corpus: Corpus, system: Block, store: FrontStore) -> None:
-    """Encode every passage behind the system prompt."""
+    """Encode every passage after the system prompt."""
     fetch(scene.model, [system], store)
     for at in range(0, len(corpus), 64):
         some = corpus.blocks[at : at + 64]
@@ -78,7 +78,7 @@ def encoded(scene: Scene, corpus: Corpus, system: Block, store: FrontStore) -> N
 
 
 def own_products(scene: Scene, rows: int) -> float:
-    """Measure the operations a second that the layers' products of so many rows reach, one behind the other."""
+    """Measure the operations per second of the layers' GEMMs with `rows` rows, one after another."""
     found = packed_layers(scene.model) if GPU else FusedLayers(scene.model, False)
     assert found is not None
     weights = [w for layer in found.layers for w, _ in (layer.qkv, layer.o, layer.gate_up, layer.down)]
@@ -93,7 +93,7 @@ def own_products(scene: Scene, rows: int) -> float:
 
 
 def timed(works: Sequence[Callable[[], Any]]) -> tuple[list[float], float]:
-    """Milliseconds that the device takes for each of several calls in a row, and the host's share of the whole."""
+    """Return the device's milliseconds for each of several queued calls, and the host's share of the total."""
     wait()
     begin = perf_counter()
     marks = [mark()]
@@ -106,28 +106,28 @@ def timed(works: Sequence[Callable[[], Any]]) -> tuple[list[float], float]:
 
 
 def mark() -> Any:
-    """Return a mark behind all that was handed to the device: an event, or on a CPU the time."""
+    """Return a timestamp after all queued work: a CUDA event, or on a CPU the time."""
     return torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True)) if GPU else perf_counter()
 
 
 def between(begin: Any, end: Any) -> float:
-    """Milliseconds between two marks."""
+    """Return the milliseconds between two timestamps."""
     return float(begin.elapsed_time(end)) if GPU else (end - begin) * 1e3
 
 
 def operations(scene: Scene, passages: int, size: int, neighbours: int) -> float:
-    """Count the operations of passages that are computed over the system prompt, their neighbours and themselves."""
+    """Count the operations of passages that attend to the system prompt, their neighbours and themselves."""
     before = SYSTEM + neighbours * size
     return scene.flops(passages * size, float(passages * (size * before + size * (size + 1) / 2)), 0)
 
 
 def measured(given: Any, scene: Scene) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Prepare all passages, and return rows of timings and of counts."""
+    """Preprocess all passages, and return rows of timings and counts."""
     size = 16 if given.tiny else 512
     corpus = corpus_of(scene, given.passages, size)
     prompts, store = prompts_of(scene, corpus, given.together), FrontStore(SYSTEM)
     method = WithNeighbours(corpus, given.neighbours, search="exact")
-    method(scene.model, prompts[:1], FrontStore(SYSTEM))  # kernels are compiled
+    method(scene.model, prompts[:1], FrontStore(SYSTEM))  # compiles kernels
     (once,), _ = timed([partial(encoded, scene, corpus, prompts[0].blocks[0], store)])
     both, share = timed([partial(method, scene.model, [prompt], store) for prompt in prompts])
     rows = given.together * size

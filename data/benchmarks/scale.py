@@ -3,12 +3,12 @@
     python data/benchmarks/scale.py                 all axes, or --axes context batch
     python data/benchmarks/scale.py --tiny          a tiny shape, for a try on a CPU
 
-writes timings and counts of experiment "scale" into a results folder; no point begins after `--seconds`.
+writes timings and counts of experiment "scale" into a results folder; no point starts after `--seconds`.
 
-Contexts are cached blocks that are read in another order than they were encoded, so their keys are rerotated.
-`context`, `question` and `blocks`: time to the first token of one request, from an idle GPU to the token on the host,
-and `replay_ms` of the captured step alone. `batch`: one decoding step of so many requests over one shared context.
-`peak_gb` is the most memory that tensors held, `pool_gb` the part of it that keys and values of the pool take.
+Contexts are cached blocks in another order than they were encoded in, so their keys are rerotated. `context`,
+`question` and `blocks`: TTFT of one request, from an idle GPU to the token on the host, and `replay_ms` of the captured
+step alone. `batch`: one decoding step of several requests over a shared context. `peak_gb` is the peak tensor memory,
+`pool_gb` the part taken by the pool's KV.
 """
 
 import gc
@@ -29,11 +29,11 @@ QUESTION, CONTEXT, BLOCK, PAGE = 50, 32, 512, 64  # tokens, units, tokens, token
 AXES = {
     "context": (1, 2, 4, 8, 16, 32, 64, 128),  # units of 1024 tokens
     "question": (1, 16, 50, 128, 256, 512, 1024),  # tokens
-    "blocks": (8, 16, 32, 64, 128, 256, 512),  # that one context is made of
-    "batch": (1, 2, 4, 8, 16, 32, 64),  # requests that decode at once
+    "blocks": (8, 16, 32, 64, 128, 256, 512),  # blocks of one context
+    "batch": (1, 2, 4, 8, 16, 32, 64),  # requests decoded at once
 }
-STEPS = 33  # of decoding
-MEASURED = ("replay_ms", "encode_ms", "pool_gb", "peak_gb", "tokens_per_s")  # of a point, besides its time
+STEPS = 33  # decoding steps
+MEASURED = ("replay_ms", "encode_ms", "pool_gb", "peak_gb", "tokens_per_s")  # measures of a point besides its time
 
 
 def curves(scene: Scene, axes: Mapping[str, Sequence[int]], runs: int = 30) -> Iterator[dict[str, Any]]:
@@ -44,7 +44,7 @@ def curves(scene: Scene, axes: Mapping[str, Sequence[int]], runs: int = 30) -> I
 
 
 def result_rows(point: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a point as a row of `results.Timing`, and what else was measured of it as rows of `results.Count`."""
+    """Return a point as a `results.Timing` row, and its other measures as `results.Count` rows."""
     setting = {name: point[name] for name in ("axis", "x", "context", "question", "block")}
     about = {"setting": setting, "workload": f"{point['axis']} {point['x']}", "candidate": "ours"}
     timed = about | {name: point.get(name) for name in ("ms", "p5", "p95", "least", "most", "runs")}
@@ -114,7 +114,7 @@ def _decoded(
 
 
 def main() -> None:
-    """Measure and write, a point at a time."""
+    """Measure and write one point at a time."""
     given = options(__doc__, axes=list(AXES), runs=30, seconds=1e9, tiny=False)
     end = perf_counter() + given.seconds
     scene = scene_of(given.tiny)

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: options with their defaults, and rows that say where they were measured."""
+"""Shared by the scripts of this folder: options with defaults, and writers of result rows with their origin."""
 
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from workbench.results.reader import FOLDER
 
 
 def options(about: str | None, **defaults: Any) -> Namespace:
-    """Read the command line: an option a default and of its type, several values where it is a list, a flag for False.
+    """Parse the command line: one option per default, of its type; several values for a list, a flag for False.
 
-    `out`, the results folder, is always there; `threads` are set. None stands for a text that is not given.
+    `out`, the results folder, and `threads` are added. None means an optional text.
     """
     parser = ArgumentParser(description=about, formatter_class=RawDescriptionHelpFormatter)
     for name, default in {"out": FOLDER, **defaults}.items():
@@ -42,25 +42,25 @@ def writer(given: Namespace, part: str, device: str | torch.device = "cpu", **or
 
 
 def mean_of(values: Sequence[float], seed: int = 0) -> dict[str, float]:
-    """Return the mean of a number a question as a row has it: {value, low, high, n}, with a 95% bootstrap interval."""
+    """Return the mean of one number per question as row fields {value, low, high, n}, with a 95% bootstrap interval."""
     low, high = bootstrap(values, seed)
     return {"value": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
 def prompt_of(ids: Tensor, block: int, question: int) -> Prompt:
-    """Return a prompt of tokens [N]: blocks of `block` tokens, and the last `question` of them behind."""
+    """Return a prompt of tokens [N]: blocks of `block` tokens, then the last `question` tokens."""
     runs = (*ids[:-question].split(block), ids[-question:])
     return Prompt(tuple(Block(tuple(run.tolist())) for run in runs))
 
 
 def name_of(model: str) -> str:
-    """Return the name of a model, or of the folder that it was trained in."""
+    """Return a model's name, or that of the folder it was trained in."""
     path = Path(model)
     return path.parent.name if path.name == "model" else path.name
 
 
 def checksum(pool: Any, cached: Any) -> int:
-    """Return the CRC-32 of the keys and values of a block, as its pages hold them."""
+    """Return the CRC-32 of a block's keys and values in its pages."""
     slots, found = pool.slots(cached).to(pool.device), 0
     for layer in (*pool.keys, *pool.values):
         found = crc32(layer[:, slots].contiguous().cpu().view(torch.uint8).numpy().tobytes(), found)

@@ -1,14 +1,13 @@
-"""Several processes that answer on one GPU at the same time, until one of them makes no more progress.
+"""Run several processes on one GPU, until one of them stops making progress.
 
     python data/benchmarks/shared_gpu.py --processes 6 --seconds 60
     python data/benchmarks/shared_gpu.py --processes 6 --seconds 60 --without overlap
 
 Each answers batches of random prompts of about 1,300 tokens by a random model of SmolLM2's shape, in full and in block
-mode. Prints how many batches every process answered, and how long ago the last one was. Exit code 1 where one stands
-for QUIET seconds or has ended by itself; all are ended then.
---without leaves something out, to find what stops them: overlap (no kernel begins before the one before has ended),
-hopper (no kernel of warps that fetch and warps that compute; linear, tiles, question: one of these alone) or pages
-(contiguous caches, no captured step).
+mode. Prints how many batches every process answered, and how long ago the last one was. Exit code 1 if one makes
+no progress for QUIET seconds or has ended; all are ended then. --without disables a feature, to find the cause: overlap
+(no programmatic dependent launch), hopper (no warp-specialised kernels; linear, tiles, question: only one of them) or
+pages (contiguous caches, no captured step).
 """
 
 import sys
@@ -32,7 +31,7 @@ QUIET = 30.0  # seconds
 SHAPE: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "head_dim": 64}
 SHAPE |= {"num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True}
 SHAPE |= {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
-KERNELS: dict[str, tuple[tuple[Any, str], ...]] = {  # what says whether those for Hopper fit
+KERNELS: dict[str, tuple[tuple[Any, str], ...]] = {  # functions that decide on Hopper kernels
     "hopper": ((hopper, "fits_gpu"), (linear_hopper, "fits")),
     "linear": ((linear_hopper, "fits"),),
     "tiles": ((tiles, "fits"),),
@@ -42,7 +41,7 @@ WITHOUT = ("nothing", "overlap", *KERNELS, "pages")
 
 
 def answers(seed: int, batch: int, without: str = "nothing", shape: Mapping[str, Any] = SHAPE) -> Iterator[str]:
-    """Answer batches without end, and yield the mode of each."""
+    """Answer batches endlessly, and yield the mode of each."""
     triton_import.OVERLAP = without != "overlap"
     for module, fits in KERNELS.get(without, ()):
         setattr(module, fits, lambda *given: False)
@@ -66,7 +65,7 @@ def tell(number: int, batch: int, without: str, done: Any) -> None:
 
 
 def main() -> None:
-    """Start the processes, and watch them."""
+    """Start the processes and watch them."""
     given = options(__doc__, processes=6, seconds=60.0, without="nothing", batch=32)
     if given.without not in WITHOUT:
         sys.exit(f"--without {given.without}: it is one of {', '.join(WITHOUT)}")
@@ -76,7 +75,7 @@ def main() -> None:
     workers = [context.Process(target=tell, args=(n, given.batch, given.without, done), daemon=True) for n in numbers]
     for worker in workers:
         worker.start()
-    batches, heard = dict.fromkeys(numbers, 0), {done.get(): time.monotonic()}  # the clock runs from the first batch on
+    batches, heard = dict.fromkeys(numbers, 0), {done.get(): time.monotonic()}  # the clock starts at the first batch
     begin = time.monotonic()
     heard = dict.fromkeys(numbers, begin) | heard
     wrong = False

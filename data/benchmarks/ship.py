@@ -1,4 +1,4 @@
-"""Write the rows of a results folder as one part of the shipped results, in place of its earlier rows.
+"""Replace one part of the shipped results with the rows of a results folder.
 
 workbench sweep --plan data/benchmarks/plans/fusion.toml --out runs/fusion
 python data/benchmarks/ship.py runs/fusion trial@fusion

@@ -1,4 +1,4 @@
-"""Split a file of questions in two halves by the titles of their passages, so that no passage is in both.
+"""Split a question file into two halves by passage titles, so that they share no passage.
 
     python data/benchmarks/split_questions.py --file nq-open-oracle.jsonl.gz --out runs/files
 

@@ -1,11 +1,11 @@
-"""Where the time to the first token goes: putting blocks in place, choosing, attention, the rest.
+"""Time to first token by stage: assembly, selection, attention, the rest.
 
     python data/benchmarks/stages.py --device cuda            Llama-3.1-8B's shape, random weights, 32K tokens
     python data/benchmarks/stages.py --model lab-full --length 1024 --block 64 --out /tmp
 
 Writes counts of experiment "stages" into a results folder: full attention, cached blocks, cached blocks with a share
-recomputed, and a sparse method at several values of its threshold, each with the density that it keeps. The host waits
-at every border between stages, so sums are more than the time to first token.
+recomputed, and a sparse method at several values of its threshold, each with its density. The host
+synchronises between stages, so sums exceed the time to first token.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def main() -> None:
     choice = {"sparse": "bfla(block=256, tile=128, flat=64)", "threshold": [0.1, 0.3, 0.5, 0.9]}
     args = options(__doc__, model=LLAMA, device="cpu", **shape, **choice, repeats=5)
     if args.model == LLAMA:
-        from workbench.experiments.bench.models.whole_model import build  # loads the kernels, which need Triton
+        from workbench.experiments.bench.models.whole_model import build  # imports kernels, which need Triton
 
         model = build()
     else:

@@ -1,4 +1,4 @@
-"""Date the claims of data/claims.json that are new or were changed: what was measured before is marked on their page.
+"""Date the new and changed claims of data/claims.json, so that results older than their claim are marked.
 
 python data/benchmarks/state_claims.py
 """
@@ -11,7 +11,7 @@ from workbench.experiments.judging.claim_file import FILE, digest
 
 
 def line(row: dict[str, object], methods: dict[str, object]) -> str:
-    """Return a claim as one line; its date is kept while its digest is."""
+    """Return a claim as one line; its date is kept while its digest is unchanged."""
     known = str(row.get("stated", "")).partition(" ")
     if known[2] != digest(row, methods):
         row["stated"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S} {digest(row, methods)}"
@@ -19,7 +19,7 @@ def line(row: dict[str, object], methods: dict[str, object]) -> str:
 
 
 def main() -> None:
-    """Write the file anew: a line a claim."""
+    """Rewrite the file, one line per claim."""
     content = json.loads(FILE.read_text(encoding="utf-8"))
     methods = ",\n ".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in content["methods"].items())
     items = []

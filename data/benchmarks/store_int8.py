@@ -1,4 +1,4 @@
-"""What cached blocks lose when they are kept in 8 bits: deviation of keys and values, predictions and answers.
+"""Loss from storing cached blocks in 8 bits: deviation of KV, predictions and answers.
 
     python data/benchmarks/store_int8.py --threads 2        writes counts of experiment "int8"
 
@@ -28,7 +28,7 @@ SCORES = ("em", "f1", "nll", "kl", "agree")
 
 
 class Measured(MemoryStore):
-    """Keeps blocks in one way of storage, and adds up how far they are from those that were put."""
+    """Stores blocks in one format, and accumulates their distance from the originals."""
 
     def __init__(self, storage: Storage):
         super().__init__(1 << 62)
@@ -37,7 +37,7 @@ class Measured(MemoryStore):
         self.nbytes_kept = 0.0
 
     def put(self, key: str, kv: KV) -> None:
-        """Round a block, measure, and keep it as it is read back."""
+        """Round a block, measure the distance, and store the rounded one."""
         held = quantize(kv) if self.storage == "int8" else kv
         back = held.restore() if isinstance(held, QuantizedKV) else kv
         for part, mine, theirs in (("k", back.keys, kv.keys), ("v", back.values, kv.values)):
@@ -48,7 +48,7 @@ class Measured(MemoryStore):
         super().put(key, back)
 
     def counts(self) -> Records:
-        """Return the relative deviation of keys and values, and the bytes that are kept."""
+        """Return the relative deviation of keys and values, and the stored bytes."""
         deviation = {f"deviation_{part}": (gap / length) ** 0.5 for part, (gap, length) in self.sums.items()}
         return [{"measure": name, "value": value} for name, value in (deviation | {"bytes": self.nbytes_kept}).items()]
 
@@ -65,7 +65,7 @@ def main() -> None:
             about: dict[str, Any] = {"method": name, "prepare": trial.prepare or "independent"}
             for storage in STORAGES:
                 store = Measured(storage)
-                fill(store, trial, loaded)  # before: a block that is encoded by a request serves it unrounded
+                fill(store, trial, loaded)  # in advance: a request would use a block that it encodes unrounded
                 record, rows[storage] = trial.run_each(loaded=loaded, store=store)
                 out.counts({**about, "kind": storage, **row} for row in [*scores(record), *store.counts()])
             gaps = difference(rows["as cached"], rows["int8"], args.seed)
@@ -89,9 +89,9 @@ def scores(record: Record) -> Records:
 
 
 def difference(before: Records, after: Records, seed: int) -> Records:
-    """Return by how much each score is higher over rounded blocks, paired.
+    """Return the paired difference of each score, rounded minus unrounded.
 
-    `same` is the share of questions whose answer is the very same text.
+    `same` is the share of questions with identical answers.
     """
     pairs = list(zip(before, after, strict=True))
     gaps = {name: [float(b[name]) - float(a[name]) for a, b in pairs if a.get(name) is not None] for name in SCORES}

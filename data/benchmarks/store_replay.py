@@ -1,10 +1,10 @@
-"""Serving from tiers of blocks on a simulated clock: modes of the scheduler against the rate of requests.
+"""Serving from tiers of blocks on a simulated clock: scheduler modes against the request rate.
 
     python data/benchmarks/store_replay.py
 
 writes counts of experiment "replay": 27K tokens of context a request as in FusionRAG's figures 14 and 15, 15%
-recomputed, blocks of the Llama-3.1-8B shape over three tiers; full prefill by the same engine beside. A minute or two
-on one core.
+recomputed, blocks of the Llama-3.1-8B shape over three tiers; full prefill by the same engine as baseline. A minute or
+two on one core.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from workbench.results import Writer, this_run
 PASSAGES, POOL, REQUESTS, ZIPF = 54, 2_000, 80, 1.0
 RATES = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 MACHINE = Machine({"GPU": 40 * GB, "host": 100 * GB, "disk": 200 * GB}, ratio=FUSION_RAG["ratio"])
-CANDIDATES: dict[str, tuple[Mode, bool]] = {  # mode of the scheduler, and whether cached blocks are reused
+CANDIDATES: dict[str, tuple[Mode, bool]] = {  # scheduler mode, and whether cached blocks are reused
     "sync": ("sync", True),
     "request": ("request", True),
     "layer": ("layer", True),
@@ -28,7 +28,7 @@ CANDIDATES: dict[str, tuple[Mode, bool]] = {  # mode of the scheduler, and wheth
 
 
 def main() -> None:
-    """Replay every rate, candidate and seed; those that are there already are kept."""
+    """Replay every rate, candidate and seed that is not in the results yet."""
     given = options(__doc__, seeds=5)
     setting = {"passages": PASSAGES, "pool": POOL, "requests": REQUESTS, "zipf": ZIPF, **MACHINE.setting}
     origin = {"model": SHAPE, "device": CLOCK, "setting": setting, **this_run()}

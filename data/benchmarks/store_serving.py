@@ -1,4 +1,4 @@
-"""Throughput, time to first token and idle share of many questions at once over cached blocks, beside baselines.
+"""Throughput, TTFT and idle share of many concurrent questions over cached blocks, and baselines.
 
     python data/benchmarks/store_serving.py --device cpu      writes counts of experiment "serving"
     python data/benchmarks/store_serving.py --device cuda     Llama-3.1-8B's shape, random weights
@@ -7,10 +7,9 @@
 Each question has `per_question` blocks of a corpus, drawn by Zipf's law, in the order of the draw, and a question of
 its own. Cached blocks are on disk ("cold"), in host memory ("warm") or in pages ("hot"), loaded by every mode of the
 scheduler, as in `workbench serve-bench`; `batch` questions are computed together, and half as many once more.
-Baselines: full prefill of every token, a prefix cache, which reuses what stands behind the same blocks only, and one
-that puts the blocks of a question in the order of which it finds most (CacheWeaver, ContextPilot: a greedy walk over
-the prefix tree). They are asked fewer questions, two at a time: answers
-a second compare, times of so many requests that wait for each other do not.
+Baselines: full prefill, a prefix cache, and a prefix cache that orders a question's blocks for most hits (CacheWeaver,
+ContextPilot: a greedy walk over the prefix tree). They get fewer questions, two at a time: their throughput is
+comparable, their waiting times are not.
 """
 
 from collections.abc import Sequence
@@ -74,7 +73,7 @@ def runs(loaded: Loaded, load: dict[str, Any], paged: bool, kinds: Sequence[str]
         served = measure(loaded, few, MODES, method, start=start, engine=engine, batch=batch, **shared)
         rows = counts(served, start, setting | {"batch": batch})
         yield [{"method": "reuse", "ratio": ratio, **row} for row in rows]
-    few, two = prompts[: load["baseline"]], shared | {"batch": min(2, load["batch"])}  # memory of whole prompts
+    few, two = prompts[: load["baseline"]], shared | {"batch": min(2, load["batch"])}  # whole prompts need more memory
     for name in BASELINES if "baselines" in kinds else ():
         served = measure_baselines(loaded, few, [name], **two)
         yield counts(served, "", setting | {"batch": two["batch"]})
@@ -86,12 +85,12 @@ def main() -> None:
     gpu = args.device == "cuda"
     load = {name: type(value)(getattr(args, name) or value) for name, value in (GPU if gpu else CPU).items()}
     if gpu:
-        from workbench.experiments.bench.models.whole_model import build  # loads the kernels, which need Triton
+        from workbench.experiments.bench.models.whole_model import build  # imports kernels, which need Triton
 
         model, name = build(), "Llama-3.1-8B's shape, random weights"
     else:
         model, name = models.load(args.model).model, args.model
-    tokenizer: Any = None  # answers are as long as they may be
+    tokenizer: Any = None  # answers have the maximum length
     loaded = Loaded(model, tokenizer, replace(LAB, stop=()))
     with writer(args, f"serving@{args.device}", model.device, model=name, seed=load["seed"]) as out:
         for rows in runs(loaded, load, gpu, args.kinds):

@@ -1,11 +1,11 @@
-"""How long the prompt one can touch takes to show a change: a ratio moved, a selector, two passages, a word.
+"""Response time of the prompt editor: ratio, selector, two passages swapped, a word edited.
 
     python data/benchmarks/touch.py --threads 2                     300 ms on the lab model is the bar
     python data/benchmarks/touch.py --threads 2 --model smollm2     2 s is the bar
 
-Writes timings of experiment "touch", which the README tells, and prints a line of JSON a change: milliseconds from the
-wish until the chosen method's first token is there ("shown"), that of full attention beside it ("both"), and all
-answers and values of tokens ("all"): medians and the slowest.
+Writes timings of experiment "touch" for the README, and prints one JSON line per change: milliseconds from the request
+to the chosen method's first token ("shown"), full attention's ("both"), and all answers and token values ("all"):
+medians and the slowest.
 """
 
 import json
@@ -50,7 +50,7 @@ CHANGES: dict[str, Change] = {"ratio": ratio, "selector": selector, "order": ord
 
 
 def times(widget: PromptWidget, change: dict[str, Any]) -> dict[str, float]:
-    """Change what is wanted and return the milliseconds until each part of the answer is there."""
+    """Send a change and return the milliseconds until each part of the answer arrives."""
     came: dict[str, float] = {}
 
     def arrived(event: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ def times(widget: PromptWidget, change: dict[str, Any]) -> dict[str, float]:
 
 
 def measured(model: Model, repeats: int, passages: int = 10) -> Iterator[dict[str, Any]]:
-    """Yield a row a change: {change, tokens, shown, both, all, slowest}, each after one that warms up."""
+    """Yield one row per change, after a warm-up: {change, tokens, shown, both, all, slowest}."""
     widget = explore.prompt(model, data.load("lab", 1, 0, passages)[0]).wait()
     for name, change in CHANGES.items():
         rows = [times(widget, change(widget, turn)) for turn in range(repeats + 1)][1:]

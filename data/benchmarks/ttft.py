@@ -1,4 +1,4 @@
-"""Time to the first token over cached blocks, against full prefill and against stock transformers, in one run.
+"""Time to first token over cached blocks, against full prefill and stock transformers, in one run.
 
     python data/benchmarks/ttft.py --threads 2
     python data/benchmarks/ttft.py --threads 2 --model smollm2 --lengths 256 512 1024 1550
@@ -6,8 +6,8 @@
 
 Writes timings of experiment "ttft" into a results folder. The methods are those of
 `workbench.experiments.latency.ttft`; they run interleaved, so that a busy machine slows all alike. `--tiers`: timings
-of experiment "tiers", against where cached blocks lie (FusionRAG, figure 19): full attention and reuse from memory and
-from disk, with nothing and 15% recomputed.
+of experiment "tiers" by storage tier (FusionRAG, figure 19): full attention, and reuse from memory and from disk, with
+nothing and 15% recomputed.
 """
 
 import tempfile
@@ -37,7 +37,7 @@ def over_methods(loaded: Loaded, prompt: Prompt, args: Any) -> Iterator[dict[str
 
 
 def main() -> None:
-    """Measure and write, a length at a time."""
+    """Measure and write one length at a time."""
     defaults = {"device": "cpu", "threads": 2, "lengths": [256, 512, 1024, 2048], "question": 50, "ratio": 0.15}
     more = {"repeats": 21, "methods": list(ttft.METHODS), "tiers": False}
     args = options(__doc__, model="lab-full", **defaults, **more)

@@ -1,10 +1,10 @@
-"""Simulated requests: what Alternative Path keeps and finds beside prefix caches, and where block reuse overtakes them.
+"""Simulated requests: hits of Alternative Path and prefix caches, and where block reuse overtakes prefix caching.
 
     python data/benchmarks/workload.py
 
 writes counts of experiments "workload" (FusionRAG's workload of section 5.3.3) and "break-even" (hits and times to the
-first token against popularity, order, pool, question and repeated requests), means over draws. Passages are numbers,
-nothing is computed; times are of `experiments.latency.ttft_model`. One core, less than a minute.
+first token against popularity, order, pool, question and repeated requests), means over draws. No model
+runs; times are from `experiments.latency.ttft_model`. One core, less than a minute.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from workbench.experiments.simulation.workload import Order, Workload
 from workbench.results import Writer, this_run
 
 PAPER = Workload()
-VARIED: dict[str, Any] = {  # what the paper does not say, one after the other
+VARIED: dict[str, Any] = {  # settings that the paper does not state, varied one at a time
     "passages": ((5, 5), (10, 10), (20, 20)),
     "knowledge": (250, 500, 2_000, 4_000),
     "uploads": (250, 500, 2_000, 4_000),
