@@ -34,7 +34,7 @@ from workbench.store import MemoryStore
 KEPT = 6  # prompts whose full attention is kept
 STORED = 1 << 30  # bytes of cached blocks
 LOOKED = 1 << 27  # bytes of queries that are kept for a look from any token
-TURNS = 2  # times that each column is timed again
+TURNS, SHORT = 3, 0.1  # times that each column is timed again; seconds of a request that is noisy if timed once
 Stage = tuple[str, dict[str, Any]]  # name of what is known now, and its values
 Alive = Callable[[], None]  # raises where the answer is no longer wanted
 
@@ -89,11 +89,12 @@ class PromptAnswers:
         self._remember(answers)
 
     def timed_again(self, alive: Alive = lambda: None) -> Iterator[Stage]:
-        """Time the columns of the last answer in turns, where some were timed at another moment than the method.
+        """Time the columns of the last answer in turns, where some were timed at another moment, or all are short.
 
-        Yields ("bill" | "answers", values) with the least of each one's times. What encoded blocks keeps its own.
+        Yields ("bill" | "answers", values) with the median of each one's times. What encoded blocks keeps its own.
         """
-        if (answers := self._last) is None or answers.full is None or not answers.timed_apart:
+        answers = self._last
+        if not (answers and answers.full and (answers.timed_apart or answers.full.seconds < SHORT)):
             return
         runs = [run for run in answers.runs if run and not run.bill["flops"]["encoding"]]
         times = []
@@ -101,7 +102,7 @@ class PromptAnswers:
             self._kept["scores"].clear()  # to choose takes time as well
             full = {"method": self._full(answers.prompt, alive).seconds}
             times.append([full, *(self._run(run.wanted, answers.prompt, alive).bill["seconds"] for run in runs)])
-        best, *others = (min(took, key=lambda one: one["method"]) for took in zip(*times, strict=True))
+        best, *others = (sorted(took, key=lambda one: one["method"])[TURNS // 2] for took in zip(*times, strict=True))
         answers.full.seconds = best["method"]
         for run, took in zip(runs, others, strict=True):
             run.bill = {**run.bill, "seconds": took}
