@@ -71,7 +71,7 @@ def text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
-        raise BadInput(f"{path} cannot be read: {problem}") from None
+        raise files.unreadable(path, problem) from None
 
 
 EXAMPLE = '{"question": "Who wrote this?", "answers": ["Ada"]}'  # a question, as a line of JSON
