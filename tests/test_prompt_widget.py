@@ -117,6 +117,8 @@ def test_columns_are_timed_again_in_turns_where_some_were_timed_earlier_or_all_a
     work, wanted = touched
     wanted = Wanted.of({**wanted.to_json(), "beside": [{"select": "none"}]})
     before = last(work, wanted)
+    short = "workbench.app.explore.editor.answers.SHORT"
+    monkeypatch.setattr(short, float("inf"))
     first = dict(work.timed_again())
     assert first["answers"]["seconds_full"] != before["answers"]["seconds_full"], "short: each is timed several times"
     changed = last(work, replace(wanted, ratio=0.25))
@@ -140,7 +142,7 @@ def test_columns_are_timed_again_in_turns_where_some_were_timed_earlier_or_all_a
         list(work.timed_again(alive))
     assert len(calls) == 1
     work = work.apart()
-    monkeypatch.setattr("workbench.app.explore.editor.answers.SHORT", 0.0)
+    monkeypatch.setattr(short, 0.0)
     last(work, wanted)
     assert list(work.timed_again()) == [], "long, and all are of this moment"
 
