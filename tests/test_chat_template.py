@@ -21,7 +21,6 @@ from workbench.experiments.trials.trial import Trial
 FAMILIES = list(chat_tokenizers.MAKERS)
 JOINED = {"gemma2"}  # families that refuse a system turn
 SAMPLE = Sample(
-    "1",
     "Who {is} it in 1984?",
     ("Ana",),
     (
@@ -30,6 +29,7 @@ SAMPLE = Sample(
         Passage("U", "#"),
         Passage("V", "ab\tc"),
     ),
+    id="1",
 )
 SMOLLM2 = "{% for m in messages %}{{'<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n'}}{% endfor %}"
 
@@ -73,14 +73,14 @@ def test_the_blocks_joined_are_the_template_s_own_rendering_with_bos_once_or_nev
 def test_cutting_at_blocks_changes_no_token(family, data):
     words = st.text("aé {}.\n'09#-", min_size=1, max_size=12).map(str.strip).filter(bool)
     ctxs = data.draw(st.lists(st.builds(Passage, words | st.just(""), words), min_size=1, max_size=4))
-    tokens, expected = differs(family, Sample("x", data.draw(words), ("a",), tuple(ctxs)))
+    tokens, expected = differs(family, Sample(data.draw(words), ("a",), tuple(ctxs), id="x"))
     assert tokens == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_passage_that_ends_blank_differs_at_its_border_only(family):
     tokenizer = chat_tokenizers.of(family)
-    blank = Sample("x", "Who?", ("a",), (Passage("T", "one \n"), Passage("U", "two")))
+    blank = Sample("Who?", ("a",), (Passage("T", "one \n"), Passage("U", "two")), id="x")
     tokens, expected = differs(family, blank)
     assert tokenizer.decode(tokens) == tokenizer.decode(expected)
     first = next((i for i, pair in enumerate(zip(tokens, expected, strict=False)) if pair[0] != pair[1]), None)
@@ -166,7 +166,7 @@ def test_a_template_that_cannot_hold_passages_is_refused(template, message):
 def test_a_conversation_reads_as_the_template_writes_it(family):
     tokenizer = chat_tokenizers.of(family)
     own = layout(tokenizer)
-    turns = [Sample("1", "Who?", ("Ana",), (Passage("T", "One."),)), Sample("2", "When?", ("Now",), ())]
+    turns = [Sample("Who?", ("Ana",), (Passage("T", "One."),), id="1"), Sample("When?", ("Now",), (), id="2")]
     messages = [said("system", SYSTEM), said("user", OPENING + "Title: T\nOne.\n" + QUESTION.format(question="Who?"))]
     messages += [said("assistant", "Ana"), said("user", QUESTION.format(question="When?"))]
     last = sessions.of_chat(turns, own)[-1]

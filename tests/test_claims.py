@@ -12,7 +12,7 @@ from tests.commands import refused_command
 from tests.refusals import refused
 from workbench import results
 from workbench.app.cli import app
-from workbench.app.notebooks import run as notebook_run
+from workbench.app.notebooks import parameters
 from workbench.experiments.judging import claim_file, claims
 from workbench.experiments.judging.claims import CONFIRMED, CONTRADICTED, OPEN
 from workbench.plots.reports import claims as figures
@@ -431,4 +431,4 @@ def test_the_command_refuses_what_is_not_there(words, said):
 
 @pytest.mark.parametrize(("given", "allowed"), [({"paper": "v1"}, "paper is 'v1'"), ({"verdict": "yes"}, "'yes'")])
 def test_the_notebook_refuses_what_is_no_filter(given, allowed):
-    refused(allowed, notebook_run.check, NOTEBOOKS / "13_papers.ipynb", given)
+    refused(allowed, parameters.check, NOTEBOOKS / "13_papers.ipynb", given)

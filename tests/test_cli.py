@@ -301,7 +301,7 @@ UNKNOWN = {  # command lines: what is said of them
     "sweep --samples 10,0": "samples is 0",
     "sweep --samples x": "samples is 'x'",
     "trial --data pyproject.toml|sweep --data lab,pyproject.toml": "pyproject.toml: a data file ends in",
-    "trial --data docs|leaderboard --data docs --out y": "docs needs one file of questions",
+    "trial --data docs|leaderboard --data docs --out y": "no questions about docs: write them to docs/questions.jsonl",
     "trial --data data/claims.json": "data/claims.json",
     "leaderboard --out y --budgets 2": "budget 2: a share above 0",
     "models ordinary lab-full docs": "docs is there already",
@@ -517,7 +517,7 @@ def test_a_line_says_what_long_work_is_at_before_anything_is_counted():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "shown"), [(-0.507, -0.0001, "-0.507 to 0.000"), (0.25, 0.5, "0.250 to 0.500"), (-1, 1, "to 1.000")]
+    ("low", "high", "shown"), [(-0.507, -0.0001, "-50.7% to 0.0%"), (0.25, 0.5, "25.0% to 50.0%"), (-1, 1, "to 100.0%")]
 )
 def test_an_interval_has_words_between_its_ends_and_no_negative_nothing(low, high, shown):
     assert shown in text.with_interval({"em": -0.2, "em_low": low, "em_high": high}, "em")

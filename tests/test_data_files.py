@@ -176,7 +176,7 @@ def test_answers_may_be_missing_or_numbers_and_cells_apart_by_semicolons(tmp_pat
         ("a.jsonl", b"", "holds no records"),
         ("a.jsonl.gz", gzip.compress(json.dumps(OURS).encode())[:-9], "cannot be read"),
         ("a.jsonl.gz", b"no gzip", "cannot be read"),
-        ("a.jsonl", b"\xff\xfe\x00", "cannot be read"),
+        ("a.jsonl", b"\xff\xfe\x00", "a.jsonl cannot be read: it is no UTF-8"),
         ("a.xml", b"x", r"ends in \.json"),
         ("gone.jsonl", None, "no such file"),
         ("no-such-set", None, "unknown data 'no-such-set': allowed are lab"),

@@ -22,7 +22,7 @@ ADA = (
 
 
 def about(question: str, *answers: str, ctxs=ADA) -> Sample:
-    return Sample("x", question, answers or ("?",), ctxs)
+    return Sample(question, answers or ("?",), ctxs, id="x")
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_kv_of_another_dtype_than_the_model_is_refused(loaded):
 
 
 def test_lists_make_a_sample():
-    assert hash(Sample("1", "Who?", ["Ada"], [Passage("A", "Ada.")])).bit_length()
+    assert hash(Sample("Who?", ["Ada"], [Passage("A", "Ada.")], id="1")).bit_length()
 
 
 @pytest.mark.parametrize(("name", "value"), [("jobs", "2"), ("jobs", 1.5), ("jobs", 0)])

@@ -22,7 +22,7 @@ from workbench import fetch, models
 from workbench.app.cli import app
 from workbench.app.console.options import parse
 from workbench.app.notebooks import notebook
-from workbench.app.notebooks.run import check
+from workbench.app.notebooks.parameters import check
 from workbench.core import masks
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, printable

@@ -11,7 +11,7 @@ import pytest
 from papermill.inspection import inspect_notebook
 from short_runs import FIGURES, NAMES, NOTEBOOKS, TINY
 
-from workbench.app.notebooks import run as notebook_run
+from workbench.app.notebooks import execution
 from workbench.app.notebooks.run import NotebookRun, NotebookWorkers
 from workbench.app.reports import html
 from workbench.experiments.judging import claims
@@ -52,7 +52,7 @@ def batch(forked_workers):
 def run(name: str, checkpoint: Path, out: Path, **parameters) -> NotebookRun:
     """One notebook as `make report` runs it; its results lie in `out`/`name`."""
     given = {"model": str(checkpoint), **TINY[name], **parameters}
-    return notebook_run.execute(at(name), out, given, cell_timeout_s=200)
+    return execution.execute(at(name), out, given, cell_timeout_s=200)
 
 
 def at(name: str) -> Path:
@@ -112,7 +112,7 @@ def check_figures(executed: Path, least: int) -> None:
 
 def test_papers_judge_every_table_and_figure(tmp_path):
     given = {"paper": "bfla", "results": [f"mine={made_up.sweep(tmp_path / 'mine')}"]}
-    ended = notebook_run.execute(at("13_papers"), tmp_path, given, cell_timeout_s=200)
+    ended = execution.execute(at("13_papers"), tmp_path, given, cell_timeout_s=200)
     assert ended.ok, ended.message
     metrics, folder = ended.metrics, tmp_path / "13_papers"
     claiming = [item for item in claims.items() if not item.only_names]

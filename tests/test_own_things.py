@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.commands import refused_command
+from tests.commands import refused_command, told
 from tests.own_method import LAST
 from tests.refusals import refused
 from workbench import Trial, data, measure, sweep
@@ -39,7 +39,7 @@ GIVEN = {
     "a data frame": pd.DataFrame([RECORD]),
     "a data frame with arrays": pd.DataFrame([RECORD | {"answers": np.array(["lamps"]), "kind": float("nan")}]),
     "a data set": Rows(),
-    "samples": [Sample(question=RECORD["question"], answers=("lamps",), ctxs=(Passage("", "Lamps."),))],
+    "samples": [Sample(RECORD["question"], ("lamps",), (Passage("", "Lamps."),))],
 }
 
 
@@ -111,6 +111,14 @@ def notes(folder):
     (folder / "maps.txt").write_text("Maps fold badly.")
     (folder / "questions.csv").write_text("question,answer\nHow do maps fold?,badly\n")
     return folder
+
+
+def test_a_folder_without_questions_shows_an_example_that_works_when_pasted(tmp_path):
+    (notes(tmp_path / "my notes") / "questions.csv").unlink()
+    said = refused_command("data", tmp_path / "my notes")
+    place, example = said[said.index(str(tmp_path / "my notes/")) :].split(", a line each: ")
+    Path(place).write_text(example)
+    assert json.loads(example)["question"] in told("data", tmp_path / "my notes")
 
 
 CUTS = {

@@ -113,14 +113,17 @@ def test_methods_beside_answer_the_same_prompt_once_and_keep_their_answer(touche
     assert wanted.names == ["first tokens (EPIC), 50%", "plain reuse (Full Reuse)", "all recomputed"]
 
 
-def test_columns_are_timed_again_in_turns_where_some_were_timed_earlier(touched):
+def test_columns_are_timed_again_in_turns_where_some_were_timed_earlier_or_all_are_short(touched, monkeypatch):
     work, wanted = touched
     wanted = Wanted.of({**wanted.to_json(), "beside": [{"select": "none"}]})
     before = last(work, wanted)
-    assert list(work.timed_again()) == [], "all are of this moment"
+    short = "workbench.app.explore.editor.answers.SHORT"
+    monkeypatch.setattr(short, float("inf"))
+    first = dict(work.timed_again())
+    assert first["answers"]["seconds_full"] != before["answers"]["seconds_full"], "short: each is timed several times"
     changed = last(work, replace(wanted, ratio=0.25))
     again = dict(work.timed_again())
-    assert changed["answers"]["seconds_full"] == before["answers"]["seconds_full"] != again["answers"]["seconds_full"]
+    assert changed["answers"]["seconds_full"] == first["answers"]["seconds_full"] != again["answers"]["seconds_full"]
     for one, other in [(again["bill"], changed["bill"]), (again["bill"]["beside"][0], changed["bill"]["beside"][0])]:
         timed = one.pop("seconds")
         assert (timed["method"] != other.pop("seconds")["method"]) == (other["flops"]["encoding"] == 0)
@@ -138,6 +141,10 @@ def test_columns_are_timed_again_in_turns_where_some_were_timed_earlier(touched)
     with pytest.raises(Superseded):
         list(work.timed_again(alive))
     assert len(calls) == 1
+    work = work.apart()
+    monkeypatch.setattr(short, 0.0)
+    last(work, wanted)
+    assert list(work.timed_again()) == [], "long, and all are of this moment"
 
 
 def test_the_first_view_is_reuse_of_cached_blocks(touched):

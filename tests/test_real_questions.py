@@ -19,8 +19,7 @@ from test_report import invoke
 from tests.commands import told
 from tests.refusals import refused
 from workbench import data, models
-from workbench.app.notebooks import own
-from workbench.app.notebooks import run as notebook_run
+from workbench.app.notebooks import execution, own
 from workbench.app.reports import real_pages, report
 from workbench.data import assets
 from workbench.experiments.sweeps.sweep import sweep
@@ -196,8 +195,8 @@ def test_a_notebook_runs_again_with_the_real_model_under_a_heading_of_its_own(no
 
 
 def test_files_of_a_second_run_carry_its_name(notebooks, tmp_path, monkeypatch):
-    monkeypatch.setattr(notebook_run.papermill, "execute_notebook", lambda path, to, **_: shutil.copy(path, to))
-    ended = notebook_run.execute(notebooks[0], tmp_path, {}, 1, name="a-second")
+    monkeypatch.setattr(execution.papermill, "execute_notebook", lambda path, to, **_: shutil.copy(path, to))
+    ended = execution.execute(notebooks[0], tmp_path, {}, 1, name="a-second")
     assert ended.name == "a-second" and {path.parent.name for path in tmp_path.glob("*/*.html")} == {"a-second"}
     assert {path.stem for path in (tmp_path / "a-second").iterdir()} == {"a-second", "picture"}
 

@@ -160,6 +160,13 @@ def test_a_report_in_a_terminal_of_80_columns_breaks_no_heading_and_no_number():
     assert sum("to -" in line and line.startswith("exact match") for line in lines) == 2
 
 
+def test_four_runs_fit_one_screen_without_details():
+    runs = [made("full", [1] * 15 + [0] * 3), *(made(f"reuse {n}", [1] * n + [0] * (18 - n)) for n in (3, 9, 12))]
+    Console(file=(out := StringIO()), width=80).print(compared_page.overview(compared(runs)))
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= 30 and max(map(len, lines)) <= 80 and any("16.7%" in line for line in lines)
+
+
 def test_runs_of_other_questions_are_not_paired():
     other = replace(REUSE, answers=[{**row, "expected": "else"} for row in REUSE.answers])
     unpaired = compared([FULL, other]).differences[0]

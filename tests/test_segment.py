@@ -147,7 +147,7 @@ def test_state_pieces_are_single_lines(value):
     assert all(piece.endswith("\n") and piece.count("\n") == 1 for piece in segment.state(value))
 
 
-SAMPLE = Sample("1", "Who {is} it?", ("Ana",), (Passage("T", "One."), Passage("U", "Two {x}.")))
+SAMPLE = Sample("Who {is} it?", ("Ana",), (Passage("T", "One."), Passage("U", "Two {x}.")), id="1")
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ def test_a_missing_bos_a_lone_question_and_an_empty_piece_are_refused(tokenizer)
 
 def sample(i: int, passages: int = 1, answer: str = "Ana") -> Sample:
     ctxs = tuple(Passage(f"T{i}.{j}", f"Text {i}.{j}.") for j in range(passages))
-    return Sample(f"q{i}", f"Who is {i}?", (answer,), ctxs, (ctxs[0].title,))
+    return Sample(f"Who is {i}?", (answer,), ctxs, (ctxs[0].title,), id=f"q{i}")
 
 
 @given(st.integers(1, 6), st.integers(1, 14), st.integers(0, 3))
@@ -241,8 +241,10 @@ def test_a_context_has_the_wanted_size_its_own_passages_in_order_and_no_passage_
 def test_passages_that_hold_an_answer_or_a_title_of_the_context_are_not_drawn():
     asked = replace(sample(0), answers=("May 18, 2018", "1984"))
     texts = ["It came on May 18, 2018.", "in 1984, they", "of 19845 days", "MAY 18, 2018", "fine"]
-    other = Sample("o", "?", ("x",), (*(Passage(f"O{i}", text) for i, text in enumerate(texts)), Passage("1984", "a")))
-    twin = Sample("t", "?", ("x",), (Passage("T0.0", "another text"), Passage("O4", "also fine")))
+    other = Sample(
+        "?", ("x",), (*(Passage(f"O{i}", text) for i, text in enumerate(texts)), Passage("1984", "a")), id="o"
+    )
+    twin = Sample("?", ("x",), (Passage("T0.0", "another text"), Passage("O4", "also fine")), id="t")
     (found,) = sized([asked], 9, [asked, other, twin])
     drawn = {ctx.title: ctx.text for ctx in found.ctxs}
     assert drawn.keys() == {"T0.0", "O2", "O4"} and drawn["T0.0"] == "Text 0.0." and len(found.ctxs) == 3

@@ -105,7 +105,7 @@ def _asked(world: World, state: list[Entity], kind: str, changed: Entity | None,
     new = [about for about in every[kind] if about[0] is changed]
     question = world.ask(kind, world.rng.choice(new or every[kind]))
     hops = 2 if kind == "two-hop" else 1
-    return Sample(name, question.text, question.answers, passages_of(state), question.titles, hops, kind)
+    return Sample(question.text, question.answers, passages_of(state), question.titles, hops, kind, id=name)
 
 
 def main() -> None:

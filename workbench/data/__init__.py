@@ -143,7 +143,7 @@ def corpus(
     if str(name_or_path) in manuals.PARTS:
         return [manuals.whole(str(name_or_path))]
     if (found := folders.named(str(name_or_path))) is not None:
-        return [Sample(found[0].name, ctxs=tuple(folders.passages(found[0], **found[1])))]
+        return [Sample(ctxs=tuple(folders.passages(found[0], **found[1])), id=found[0].name)]
     if (whole := folders.read(name_or_path)) is not None:
         return [whole]
     drawn = is_generated(str(name_or_path))

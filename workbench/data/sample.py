@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -46,10 +46,10 @@ class Sample:
     supporting_titles  titles of the passages that are needed to answer, if the source names them
     hops               how many passages have to be combined
     kind               the source's own class of question ("two-hop", "bridge", …), "" if it has none
-    id                 "": `data.load` numbers the sample
+    id                 by keyword alone; "": `data.load` numbers the sample
     """
 
-    id: str = ""
+    id: str = field(default="", kw_only=True)
     question: str = ""
     answers: tuple[str, ...] = ()
     ctxs: tuple[Passage, ...] = ()
@@ -65,7 +65,7 @@ class Sample:
 
     def __repr__(self) -> str:
         found = f"answers={list(self.answers)}, {len(self.ctxs)} passages"
-        return f"Sample({self.id!r}, {self.question!r}, {found}{f', {self.kind}' if self.kind else ''})"
+        return f"Sample({self.question!r}, {found}{f', {self.kind}' if self.kind else ''}, id={self.id!r})"
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values; `from_json` reads it back."""

@@ -269,9 +269,3 @@ def _table(*columns: Values) -> np.ndarray:
     if not np.isfinite(table).all():
         raise BadInput("a score is missing or not finite: leave those questions out of every method")
     return table
-
-
-def signed(value: float, form: str) -> str:
-    """Return a number with its sign in a format; 0 after rounding has no sign."""
-    text = f"{value:{form}}"
-    return text if float(text) else text.lstrip("+-")

@@ -55,6 +55,9 @@ def compare(
     figure: Annotated[
         Path | None, typer.Option(help="Write the figure to this file (.png, .svg or .html)", rich_help_panel=OUTPUT)
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show all scores, costs, answers and settings", rich_help_panel=OUTPUT)
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs, trials or models: paired differences and changed settings."""
@@ -98,9 +101,8 @@ def compare(
     if as_json:
         print(json.dumps(found.to_json(), default=str))
     else:
-        Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160).print(
-            compared_page.report(found)
-        )
+        console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
+        console.print(compared_page.report(found) if details else compared_page.overview(found, console.width))
 
 
 def _trials(named: Sequence[str], fields: Mapping[str, Any]) -> "dict[str, Trial]":

@@ -2,9 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from rich.console import Console, Group, RenderableType
@@ -12,11 +10,11 @@ from rich.table import Table
 
 from workbench.app.console.text import in_full, labels, not_noted, plain, with_interval
 from workbench.app.console.trial_report import SCORES, unknown_text
+from workbench.metrics.measures import MEASURES
 
 WIDE = 200  # columns of the table with all intervals
-READ = {"nll": "loss of the gold answer", "kl": "from full attention", "agree": "tokens as under full attention"}
 RANKED = ("kl", "em", "contains", "f1", "nll", "agree")  # order in which a narrow terminal shows them
-SWEPT = SCORES | {"nll": "gold nll", "kl": "KL from full", "agree": "agreement"}
+SWEPT = (*SCORES, "nll", "kl", "agree")
 
 
 def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
@@ -28,11 +26,17 @@ def show_sweep(table: pd.DataFrame, varied: list[str], out: Path) -> None:
             console.print(f"[bold yellow]{plain(note)}[/]")
         drawn, measured = _trials(table, varied, console.width)
         console.print(Group(*drawn))
+        short = {score: MEASURES[score].short for score in measured}
         if console.width >= WIDE:
             said = "with 95% intervals"
         else:
-            meanings = [f"{score}: {READ[score]}" for score in measured if score in READ]
-            said = "; ".join([*meanings, f"95% intervals: {', '.join(filter(measured.get, measured)) or 'none'}"])
+            meanings = [f"{short[score]}: {MEASURES[score].words}" for score in measured if score not in SCORES]
+            said = "; ".join(
+                [
+                    *meanings,
+                    f"95% intervals: {', '.join(short[score] for score in measured if measured[score]) or 'none'}",
+                ]
+            )
             said += "; all: --json"
         console.print(f"[dim]{said}[/]")
     console.print(f"[dim]Results in {plain(str(out))}[/]")
@@ -54,11 +58,13 @@ def _trials(rows: pd.DataFrame, varied: list[str], width: int) -> tuple[list[Ren
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1))
     for name in [""] if narrow else varied or ["way"]:
         table.add_column(name, no_wrap=narrow)
-    for name in (*(score if narrow else SWEPT[score] for score in measured), "n", "tokens", "TTFT, ms"):
+    for name in (*(MEASURES[score].short for score in measured), "n", "tokens", "TTFT, ms"):
         table.add_column(name, justify="right", no_wrap=True)
     for each, row in zip(names, every.to_dict("records"), strict=True):
         label = [short[", ".join(each)]] if narrow else each
-        means = [with_interval(row, score) if whole else _mean(row, score) for score, whole in measured.items()]
+        means = [
+            with_interval(row, score) if whole else MEASURES[score].say(row[score]) for score, whole in measured.items()
+        ]
         table.add_row(
             *map(plain, label), *means, str(row["n"]), f"{row['rows_computed']:.0f}", f"{row['ttft_p50'] * 1e3:.1f}"
         )
@@ -69,14 +75,11 @@ def _that_fit(rows: pd.DataFrame, width: int) -> dict[str, bool]:
     """Return the scores that fit next to n, tokens and TTFT, in order, each with whether its interval fits."""
     there = [score for score in RANKED if score in rows]
     room = width - sum(len(f"{name} ") for name in ("n  ", "tokens", "TTFT, ms")) - 1
-    wide, found = len("0.000 0.000 to 0.000 "), dict[str, bool]()
+    wide, found = len("100.0% 83.9% to 100.0% "), dict[str, bool]()
     for whole, scores in ((False, there[:2]), (True, there[:2]), (False, there[2:])):
         for score in scores:
-            needed = (wide if whole else max(len(score), 5) + 1) - (max(len(score), 5) + 1 if score in found else 0)
+            alone = max(len(MEASURES[score].short), len("100.0%")) + 1
+            needed = (wide if whole else alone) - (alone if score in found else 0)
             if needed <= room:
                 room, found[score] = room - needed, whole
     return {score: found[score] for score in SWEPT if score in found}
-
-
-def _mean(row: Mapping[str, Any], score: str) -> str:
-    return "–" if pd.isna(row[score]) else f"{row[score]:.3f}"

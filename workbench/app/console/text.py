@@ -19,6 +19,7 @@ from rich.text import Text
 from workbench.app.console import at_once
 from workbench.core.errors import printable
 from workbench.core.utils.stages import heard
+from workbench.metrics.measures import MEASURES
 
 EVERY = 60  # seconds between lines
 SOON = (1.0, *range(8, 60, 10))  # seconds after the start, for lines in the first minute
@@ -98,10 +99,9 @@ def with_interval(row: Mapping[str, Any], score: str) -> str:
 
     A score that was not measured, or that no question has, is a dash.
     """
-    if row[score] is None or row[score] != row[score]:  # nan: of a table
-        return "[dim]–[/]"
-    value, low, high = (f"{round(row[score + end], 3) + 0.0:.3f}" for end in ("", "_low", "_high"))  # never -0.000
-    return f"{value} [dim]{low} to {high}[/]"
+    measure, (value, low, high) = MEASURES[score], (row[score + end] for end in ("", "_low", "_high"))
+    known = value is not None and value == value  # not nan, of a table
+    return f"{measure.say(value)} [dim]{measure.ends(low, high)}[/]" if known else "[dim]–[/]"
 
 
 def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) -> None:

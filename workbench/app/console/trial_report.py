@@ -17,7 +17,8 @@ from workbench.methods.presets import name_of
 from workbench.methods.request_report import Receipt
 from workbench.metrics import latency
 from workbench.metrics.answers import Records
-from workbench.metrics.paired import difference, signed
+from workbench.metrics.measures import MEASURES
+from workbench.metrics.paired import difference
 
 RECEIPTS = 5  # that are shown
 
@@ -30,7 +31,7 @@ FIDELITY = {
     "agree_first": "same first token",
 }
 READER = "smollm2-reader"  # a small model that answers questions on any text
-SCORES = {"em": "exact match", "f1": "F1", "contains": "contains an alias"}
+SCORES = ("em", "f1", "contains")
 
 
 def beside_full(result: Record, answers: Records) -> Group:
@@ -42,11 +43,12 @@ def beside_full(result: Record, answers: Records) -> Group:
     compared = (result.compared is not None and result.trial["mode"] != "full") or bool(result.ttft_full_s)
     for name in ("", "method", *(("full", "difference (95%)") if compared else ("95%",))):
         table.add_column(name, justify="right" if name in ("method", "full") else "left", no_wrap=True, min_width=6)
-    for name, words in SCORES.items():
+    for name in SCORES:
         if result.n:
-            table.add_row(words, *(_paired(answers, name) if compared else _alone(result, name)))
+            table.add_row(MEASURES[name].label, *(_paired(answers, name) if compared else _alone(result, name)))
     if compared and result.kl is not None:
-        table.add_row("KL, nats a token", f"{result.kl:.3f}", "0", f"{result.kl_low:.3f} to {result.kl_high:.3f}")
+        kl = MEASURES["kl"]
+        table.add_row(kl.label, kl.say(result.kl), "0", kl.ends(result.kl_low or 0, result.kl_high or 0))
     ms, full = result.ttft_s, result.ttft_full_s
     times = [f"{ms.p50 * 1e3:.1f}"]
     if compared and full:
@@ -107,15 +109,14 @@ def _paired(answers: Records, score: str) -> tuple[str, str, str]:
     if not pairs:
         return "–", "–", ""
     ours, full = [one for one, _ in pairs], [other for _, other in pairs]
-    gap = difference(ours, full)
-    mean, low, high = (signed(end, "+.3f") for end in (gap.mean, gap.low, gap.high))
-    ends = f" ({low} to {high})" if not gap.few else f" ({gap.moved} of {gap.n} differ: too few)"
-    return f"{fmean(ours):.3f}", f"{fmean(full):.3f}", f"{mean}{ends}"
+    gap, measure = difference(ours, full), MEASURES[score]
+    ends = f"{gap.moved} of {gap.n} differ: too few" if gap.few else measure.ends(gap.low, gap.high, gap=True)
+    return measure.say(fmean(ours)), measure.say(fmean(full)), f"{measure.say_gap(gap.mean)}{measure.unit} ({ends})"
 
 
 def _alone(result: Record, score: str) -> tuple[str, str]:
     value, low, high = (getattr(result, name) for name in (score, f"{score}_low", f"{score}_high"))
-    return f"{value:.3f}", f"{low:.3f} to {high:.3f}"
+    return MEASURES[score].say(value), MEASURES[score].ends(low, high)
 
 
 def _meaning(result: Record, answers: Records, compared: bool) -> str:
@@ -193,10 +194,10 @@ def _receipts(result: Record) -> Table:
 
 def _scores(result: Record) -> Table:
     table = Table(box=None, pad_edge=False, collapse_padding=True)
-    for name in ("", "exact match", "F1", "contains", "n"):
+    for name in ("", *(MEASURES[score].label for score in SCORES), "n"):
         table.add_column(name, justify="right" if name else "left")
     for row in result.rows() if len(result.by_kind) > 1 else result.rows()[:1]:
-        means = [with_interval(row, score) for score in ("em", "f1", "contains")]
+        means = [with_interval(row, score) for score in SCORES]
         table.add_row(row["kind"] or "(no kind)", *means, str(row["n"]))
     return table
 
@@ -233,9 +234,9 @@ def _costs(result: Record) -> Table:
         table.add_row(*_kept(kept, 1), about + f"{kept['seconds'] * 1e3:.1f} ms[/]")
     if judged := result.faithfulness:
         spread = (
-            f"[dim]{judged['low']:.3f} to {judged['high']:.3f}, {judged['claims']} claims of {judged['n']} answers[/]"
+            f"[dim]{judged['low']:.1%} to {judged['high']:.1%}, {judged['claims']} claims of {judged['n']} answers[/]"
         )
-        table.add_row("faithfulness", f"{judged['mean']:.3f}", spread)
+        table.add_row("faithfulness", f"{judged['mean']:.1%}", spread)
     if result.rows_reused:
         table.add_row("store hit rate", f"{result.hit_rate:.1%}", "[dim]while the questions were answered[/]")
     if result.misses:

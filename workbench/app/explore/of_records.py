@@ -15,7 +15,7 @@ from workbench.core.utils.files import is_url
 from workbench.experiments.trials import runs as reading
 from workbench.experiments.trials.record import Record
 from workbench.experiments.trials.runs import Run, distinct, of_record
-from workbench.plots.marks.method_names import MEASURES
+from workbench.metrics.measures import MEASURES
 from workbench.plots.reports.trial_costs import COSTS, held, quality_by_cost, requests_of
 from workbench.store.files import scrub
 

@@ -6,13 +6,13 @@ from workbench.experiments.leaderboard import HIGHER
 from workbench.experiments.leaderboard.board import Board
 from workbench.experiments.leaderboard.standings import Standing
 from workbench.experiments.leaderboard.timed_apart import SAME
-from workbench.plots.marks.method_names import MEASURES
+from workbench.metrics.measures import MEASURES
 
 
 def head() -> dict[str, str]:
     """Return the columns of `cells` with their headings."""
     named = {"rank": "rank", "method": "method", "average": "average rank"}
-    named |= {name: {"kl": "KL", "nll": "gold nll", "em": "EM", "f1": "F1"}.get(name, name) for name in HIGHER}
+    named |= {name: MEASURES[name].short for name in HIGHER}
     costs = {
         "charged": "charged",
         "ttft": "TTFT, ms",
@@ -37,7 +37,8 @@ def cells(entry: Standing) -> dict[str, tuple[float | None, str]]:
         "front": (1.0, "yes") if entry.front else (0.0, ""),
     }
     for name in HIGHER:
-        found[name] = _cell(entry.scores[name][0] if name in entry.scores else None, _form(name))
+        value = entry.scores[name][0] if name in entry.scores else None
+        found[name] = value, MEASURES[name].say(value)
     return found
 
 
@@ -62,24 +63,15 @@ def ends(entry: Standing, name: str, of: str = "scores") -> str:
     known: dict[str, tuple[float, float, float]] = getattr(entry, of)
     if name not in known:
         return ""
-    form = _form(name).replace(".", "+.") if of == "gaps" else _form(name)
-    return "{:{form}} to {:{form}}".format(*known[name][1:], form=form)
+    return MEASURES[name].ends(*known[name][1:], gap=of == "gaps")
 
 
 def gap(entry: Standing, name: str) -> str:
     """Return a measure's difference from full attention, with its interval; "–" if unknown."""
     if name not in entry.gaps:
         return "–"
-    return f"{entry.gaps[name][0]:{_form(name).replace('.', '+.')}} ({ends(entry, name, 'gaps')})"
-
-
-def written(value: float | None, name: str) -> str:
-    """Format a value of a measure."""
-    return _cell(value, _form(name))[1]
-
-
-def _form(name: str) -> str:
-    return ".1%" if MEASURES[name].percent else ".3f"
+    measure = MEASURES[name]
+    return f"{measure.say_gap(entry.gaps[name][0])}{measure.unit} ({ends(entry, name, 'gaps')})"
 
 
 def _cell(value: Any, form: str) -> tuple[float | None, str]:

@@ -15,6 +15,7 @@ from workbench.experiments.leaderboard import HIGHER
 from workbench.experiments.leaderboard.board import Board
 from workbench.experiments.leaderboard.standings import Standing
 from workbench.methods.presets import METHODS
+from workbench.metrics.measures import MEASURES
 from workbench.plots.marks.pages import inert, render
 from workbench.plots.reports import leaderboard as drawn
 
@@ -117,7 +118,7 @@ def index(boards: Sequence[Board]) -> Group:
         best = board.entries[0]
         alike = max((len(group) - 1 for group in board.together if best.method in group), default=0)
         ends = [one and one.scores.get(board.by) for one in (best, board.full)]
-        scores = [columns.written(each[0] if each else None, board.by) for each in ends]
+        scores = [MEASURES[board.by].say(each[0] if each else None) for each in ends]
         about = (board.model, board.data, board.passages, board.run, board.budget and f"{board.budget:.0%}", board.n)
         row = dict(zip(ABOUT, ("" if value is None else str(value) for value in about), strict=True))
         row |= {"by": columns.head()[board.by], "best": best.method, "score": scores[0], "full": scores[1]}
@@ -211,7 +212,7 @@ def _kinds(board: Board, short: Mapping[str, str]) -> list[RenderableType]:
         for kind in kinds[begin : begin + KINDS]:
             table.add_column(plain(kind), justify="right", max_width=13)
         for entry in _listed(board):
-            row = [columns.written(entry.kinds.get(kind), board.by) for kind in kinds[begin : begin + KINDS]]
+            row = [MEASURES[board.by].say(entry.kinds.get(kind)) for kind in kinds[begin : begin + KINDS]]
             table.add_row(Text(short[entry.method]), *row)
         found.append(table)
     return found

@@ -30,11 +30,4 @@ class CountedCells(NBClientEngine):
         return super().execute_managed_notebook(nb_man, kernel_name, **options)
 
 
-def read(file: Path) -> tuple[int, int, str] | None:
-    """Return (cells ended, cells, last heading); None before the first cell ends."""
-    done, _, rest = (file.read_text(encoding="utf-8") if file.is_file() else "").partition(" ")
-    total, _, heading = rest.partition(" ")
-    return (int(done), int(total), heading) if done.isdigit() and total.isdigit() else None
-
-
 papermill_engines.register(NAME, CountedCells)

@@ -40,7 +40,7 @@ NOTEBOOK = (
     "transformers.models.llama.modeling_llama",
     "workbench.plots.marks.styles",
     "workbench.plots.marks.bars",
-    "workbench.app.notebooks.run",
+    "workbench.app.notebooks.execution",
 )
 
 

@@ -1,20 +1,9 @@
-"""Run a notebook in batch: check its parameters, execute it, make its page and picture, report its outcome.
-
-<out>/<name>/<name>.ipynb, <name>.html   executed notebook; the same as one page, interactive without a network
-             metrics.json, *.parquet     written by the notebook into its parameter `output` (`notebook.save`)
-             picture.js                  picture of its main figure, for the index (`thumbnail`)
-             _SUCCESS                    written last: a folder without it is partial or failed
-"""
+"""Run notebooks in separate processes, several at a time (`execution`)."""
 
 import json
-import logging
 import os
-import shutil
-import signal
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -22,15 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-# isort: split
-import papermill
-from papermill.exceptions import PapermillExecutionError
-
-from workbench.app.notebooks import counted_cells, forked, notebook
-from workbench.app.notebooks.parameters import check, declared
-from workbench.app.reports import html, thumbnail
+from workbench.app.notebooks import forked
 from workbench.core.errors import BadInput
-from workbench.core.utils.files import write_text
 from workbench.core.utils.stages import stage
 from workbench.core.utils.watched import BATCH
 
@@ -126,6 +108,8 @@ class NotebookWorkers:
                 if (outcome := future.result()) is not None:
                     yield NotebookRun(**outcome)
             except ProcessDied as error:
+                from workbench.app.reports import html  # nbconvert: not before the first notebook runs
+
                 yield NotebookRun(name or path.stem, html.title(path), message=str(error))
 
     def prepare(self) -> None:
@@ -162,7 +146,7 @@ class NotebookWorkers:
             try:
                 process.wait(LOOK_S)
             except subprocess.TimeoutExpired:
-                ended, cells, heading = counted_cells.read(counted) or (0, 0, "")
+                ended, cells, heading = _ended(counted)
                 if cells:
                     self._count(name, ended, cells)
                 if heading != said:
@@ -170,13 +154,13 @@ class NotebookWorkers:
                     stage(f"running {Path(name).stem}, {heading}")
 
     def _call(self, action: str, argument: Any, name: str = "") -> Any:
-        """Run `main` of this module in another process and return its answer; `name`: a notebook to count cells of."""
+        """Run `main` of `execution` in another process and return its answer; `name`: a notebook to count cells of."""
         with tempfile.TemporaryDirectory() as folder:
             question, answer, log, counted = (
                 Path(folder, name) for name in ("question.json", "answer.json", "log", "cells")
             )
             question.write_text(json.dumps({**argument, "counted": str(counted)} if name else argument))
-            command = [*self.python, __name__, action, str(question), str(answer)]
+            command = [*self.python, "workbench.app.notebooks.execution", action, str(question), str(answer)]
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     command, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -194,73 +178,16 @@ class ProcessDied(RuntimeError):
     """A worker process ended without an answer, e.g. for lack of memory."""
 
 
+def _ended(file: Path) -> tuple[int, int, str]:
+    """Return (cells ended, cells, last heading) of `counted_cells`; zeros before the first cell ends."""
+    done, _, rest = (file.read_text(encoding="utf-8") if file.is_file() else "").partition(" ")
+    total, _, heading = rest.partition(" ")
+    return (int(done), int(total), heading) if done.isdigit() and total.isdigit() else (0, 0, "")
+
+
 def _cells(path: Path) -> int:
     """Return the number of cells; 1 for an unreadable notebook, which fails when it runs."""
     try:
         return len(json.loads(path.read_text(encoding="utf-8"))["cells"])
     except (OSError, ValueError, KeyError, TypeError):
         return 1
-
-
-def execute(
-    path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, name: str = "", counted: str = ""
-) -> NotebookRun:
-    """Execute one notebook in its own folder, and make its page and picture; `counted`: file for its progress."""
-    name = name or path.stem
-    folder = out / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    executed, started = folder / f"{name}.ipynb", time.monotonic()
-    takes_output = "output" in declared(path)
-    message = ""
-    try:
-        papermill.execute_notebook(
-            path,
-            executed,
-            parameters={**parameters, **({"output": str(folder)} if takes_output else {})},
-            kernel_name="python3",
-            engine_name=counted_cells.NAME,
-            counted=counted,
-            cwd=path.parent,
-            progress_bar=False,
-            execution_timeout=cell_timeout_s,
-            store_widget_state=False,
-            extra_arguments=["--log-level=ERROR"],
-        )
-    except PapermillExecutionError as error:
-        message = f"{error.ename}: {error.evalue}" if error.ename != BadInput.__name__ else str(error.evalue)
-    except Exception as error:  # a dead kernel, a timeout, an unreadable file: ends this notebook, not the report
-        message = f"{type(error).__name__}: {error}"
-    success, metrics = folder / notebook.SUCCESS, None
-    if success.exists():  # written by the notebook; ours also covers page and picture
-        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-        success.unlink()
-    if executed.exists():
-        html.notebook_page(executed, folder / f"{name}.html", (metrics or {}).get(notebook.FINDING, ""))
-        thumbnail.write(executed, folder)
-    if not message and takes_output and metrics is None:
-        message = "it ended without results: metrics.json was not written"
-    if not message:
-        write_text(success, "")
-    return NotebookRun(name, html.title(path), time.monotonic() - started, message, metrics or {})
-
-
-def main(action: str, question: Path, answer: Path) -> None:
-    """Serve one call of `NotebookWorkers` in a separate process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
-    logging.getLogger("papermill").setLevel(logging.ERROR)
-    argument = json.loads(question.read_text(encoding="utf-8"))
-    result: Any = None
-    if action == "check":
-        try:
-            for task in argument:
-                check(Path(task["path"]), task["parameters"])
-        except BadInput as error:
-            result = str(error)
-    else:
-        result = asdict(execute(Path(argument.pop("path")), Path(argument.pop("out")), **argument))
-    write_text(answer, json.dumps(result))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

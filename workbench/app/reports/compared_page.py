@@ -8,11 +8,12 @@ from typing import Any, Literal
 from rich import table as rich_table
 from rich.console import Group
 
-from workbench.app.console.text import plain
+from workbench.app.console.text import in_full, labels, plain
 from workbench.experiments.trials.run_differences import COSTS, RunComparison
+from workbench.experiments.trials.runs import Run
 from workbench.metrics import latency
 from workbench.plots.marks.pages import inert, render
-from workbench.plots.reports.run_differences import difference_rows, differences, said
+from workbench.plots.reports.run_differences import difference_rows, differences, ends, measure_of, said
 
 COST = ("run", "cost", "value", "of the base", "range", "requests")
 LONGEST, SHORT = 60, 15  # characters of a question or answer on a page; of an answer in the terminal
@@ -23,9 +24,9 @@ Table = tuple[str, Sequence[str], list[Sequence[str]]]
 
 
 def tables(found: RunComparison, brief: bool = False) -> Iterable[Table]:
-    """Yield the tables of a comparison: title, head and rows of texts; `brief`: short score names."""
+    """Yield the tables of a comparison: title, head and rows of texts; `brief`: questions in full."""
     names = [run.name for run in found.runs]
-    yield f"Differences from {found.base.name}", DIFFERENCES, [*difference_rows(found, brief)]
+    yield f"Differences from {found.base.name}", DIFFERENCES, [*difference_rows(found)]
     costs = [(row["run"], *_cost(row, name)) for row in found.costs() for name in COSTS if row[name] is not None]
     if costs:
         yield "Costs of a request", COST, [*costs]
@@ -106,8 +107,74 @@ def _sources(found: RunComparison) -> str:
     return "Read from " + ", ".join(dict.fromkeys(run.source for run in found.runs if run.source)) + "."
 
 
+FIRST = ("em", "kl")  # scores that a narrow terminal shows first
+CHEAP = {"rows_computed": ("tokens", 1, ",.0f"), "ttft_p50": ("TTFT, ms", 1e3, ",.1f")}
+
+
+def overview(found: RunComparison, width: int = WIDTH) -> Group:
+    """Return the finding and one table: as many scores and costs of every run as fit `width` characters."""
+    runs = [found.base, *(run for run in found.runs if run is not found.base)]
+    short = labels([run.name for run in runs])
+    table = rich_table.Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    columns = _that_fit({**_scores(found, runs), **_cheap(runs)}, width - max(map(len, short.values())))
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for at, run in enumerate(runs):
+        table.add_row(plain(short[run.name]), *(cells[at][0] for cells in columns.values()))
+        if at:
+            table.add_row("", *(cells[at][1] for cells in columns.values()), style="dim")
+    asked = ", ".join(dict.fromkeys(f"{each.n:,}" for each in found.differences if each.n))
+    below = f"below a score: 95% interval of its difference from {found.base.name} (of percentages: points)"
+    lines = [
+        f"{below}{asked and f'; n = {asked}'}",
+        f"settings that differ: {', '.join(found.parameters) or 'none'}",
+        f"versions that differ: {', '.join(found.versions) or 'none'}",
+        "all scores, costs, answers and settings: --details, or --html FILE",
+    ]
+    dim = [f"[dim]{plain(line)}[/]" for line in lines]
+    return Group(*(f"[bold]{plain(line)}[/]" for line in said(found)), "", table, *in_full(short), *dim)
+
+
+Cells = list[tuple[str, str]]  # per run: a value, and the line below it
+
+
+def _scores(found: RunComparison, runs: Sequence[Run]) -> dict[str, Cells]:
+    """Return the scores by their short names, with the intervals of the differences from the first run."""
+    told = {(each.score, each.run): each for each in found.differences}
+    columns = {}
+    for score in dict.fromkeys(each.score for each in found.differences):
+        measure, cells = measure_of(score), [(measure_of(score).say(found.base.scores[score]), "")]
+        for run in runs[1:]:
+            each = told.get((score, run.name))
+            cells.append((measure.say(each.one), ends(each).partition(":")[0]) if each else ("–", ""))
+        columns[measure.short] = cells
+    return columns
+
+
+def _cheap(runs: Sequence[Run]) -> dict[str, Cells]:
+    """Return the costs that all runs have."""
+    known = {name: about for name, about in CHEAP.items() if all(run.scores.get(name) is not None for run in runs)}
+    return {
+        head: [(f"{run.scores[name] * scale:{form}}", "") for run in runs]
+        for name, (head, scale, form) in known.items()
+    }
+
+
+def _that_fit(columns: dict[str, Cells], width: int) -> dict[str, Cells]:
+    """Return the columns that fit: costs and the scores of FIRST before others."""
+    first = [name for name, *_ in CHEAP.values()] + [measure_of(score).short for score in FIRST]
+    kept = set()
+    for name in sorted(columns, key=lambda name: name not in first):
+        wide = 1 + max(len(text) for text in (name, *(part for cell in columns[name] for part in cell)))
+        if wide <= width:
+            width -= wide
+            kept.add(name)
+    return {name: cells for name, cells in columns.items() if name in kept}
+
+
 def report(found: RunComparison) -> Group:
-    """Return the differences in tables of 80 columns; several runs get a block of lines each."""
+    """Return all differences in tables of 80 columns; several runs get a block of lines each."""
     parts: list[rich_table.Table | str] = [*(f"[bold]{plain(line)}[/]" for line in said(found)), ""]
     for title, head, rows in tables(found, brief=True):
         if not rows:
@@ -140,7 +207,7 @@ def _by_run(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[rich
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(1, len(head))]
     names = dict.fromkeys(row[0] for row in rows)
     for name in names:
-        table = rich_table.Table(box=None, pad_edge=False, show_header=name == rows[0][0])
+        table = rich_table.Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=name == rows[0][0])
         for number, (column, width) in enumerate(zip(head[1:], widths, strict=True)):
             justify: Literal["left", "right"] = "right" if number else "left"
             table.add_column(plain(column), justify=justify, no_wrap=True, min_width=width)

@@ -18,21 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from plotly.offline import get_plotlyjs
 
 from workbench import models
-from workbench import results as tables
 from workbench.app.console.text import duration, progress
 from workbench.app.docs import site as docs_site
 from workbench.app.notebooks.parameters import declared, taken
 from workbench.app.notebooks.run import NotebookRun, NotebookTask, NotebookWorkers
-from workbench.app.reports import html, real_pages
-from workbench.app.reports import index as report_index
+from workbench.app.reports import real_pages
 from workbench.core.errors import BadInput, shown
 from workbench.core.utils.annotations import check_processes
 from workbench.core.utils.files import check_folder, write_text
 from workbench.core.utils.stages import NOTHING, keeps
-from workbench.results import SHIPPED
+from workbench.data.assets import SHIPPED
 
 LINKS = [("docs/index.html", "Documentation"), (f"docs/{docs_site.BOARDS}", "Leaderboard")]
 NAME = re.compile(r"\w[\w .-]*")  # notebook names become folders and addresses
@@ -78,6 +75,7 @@ def run(
     real_tasks = [real_pages.task(path, out, chosen[path], cell_timeout_s, path in notebooks) for path in real]
     finished: dict[str, NotebookRun] = {}
     kept = f"finished pages are kept in {out}, running again rebuilds all of them"
+    typer.echo(f"running {len(tasks) + len(real_tasks)} notebooks, {jobs} at a time, into {out}", err=True)
     with (
         keeps(lambda: kept if finished else NOTHING),
         progress("notebooks") as advance,
@@ -132,24 +130,29 @@ def _write_index(
     seconds: float,
     links: Sequence[tuple[str, str]] = (),
 ) -> None:
+    from plotly.offline import get_plotlyjs  # these load while notebooks run, not before
+
+    from workbench.app.reports import html
+    from workbench.app.reports import index as report_index
+
     runs = (*lab, *real)
     failed = sum(not run.ok for run in runs)
     facts = report_index.measured_with([run.metrics for run in runs])
     facts += [("made", f"{datetime.now():%Y-%m-%d %H:%M}")]
     facts += [("notebooks", f"{len(runs)}, {failed or 'none'} failed, in {duration(seconds)}")]
     html.link([(page, run.title) for run in runs if (page := out / run.name / f"{run.name}.html").is_file()])
-    groups = [report_index.Group([_card(out, run) for run in lab])]
+
+    def card(run: NotebookRun) -> dict[str, Any]:
+        (folder := out / run.name).mkdir(exist_ok=True)
+        status = "ok" if run.ok else "failed"
+        return report_index.card(folder, run.title, status, run.seconds, run.message, run.metrics)
+
+    groups = [report_index.Group([card(run) for run in lab])]
     if real or missing:
         note = missing or real_pages.note()
-        groups.append(report_index.Group([_card(out, run) for run in real], real_pages.HEADING, note))
+        groups.append(report_index.Group([card(run) for run in real], real_pages.HEADING, note))
     write_text(out / report_index.PLOTLY_FILE, get_plotlyjs())
     write_text(out / "index.html", report_index.page(facts, groups, links))
-
-
-def _card(out: Path, run: NotebookRun) -> dict[str, Any]:
-    folder, status = out / run.name, "ok" if run.ok else "failed"
-    folder.mkdir(exist_ok=True)
-    return report_index.card(folder, run.title, status, run.seconds, run.message, run.metrics)
 
 
 PARAMETER = "results"
@@ -169,6 +172,8 @@ def parameters_of(places: Sequence[str], notebooks: Sequence[Path]) -> dict[str,
     Folders are passed by name and absolute path, as notebooks run in other folders. Raises BadInput for a place without
     results.
     """
+    from workbench import results as tables  # pandas: for one's own results
+
     found = tables.read(places)
     given: dict[str, Any] = {PARAMETER: [_whole(place) for place in places]}
     own = found.counts("trial")

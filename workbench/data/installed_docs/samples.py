@@ -51,7 +51,7 @@ def whole(part: str) -> Sample:
     pages = _pages(part)
     page, question = next((page, question) for page in pages for question in page.questions)
     ctxs = tuple(_passage(page) for page in pages)
-    return Sample(f"{part}-whole", question.text, (question.answer,), ctxs, (page.name,), 1, question.kind)
+    return Sample(question.text, (question.answer,), ctxs, (page.name,), 1, question.kind, id=f"{part}-whole")
 
 
 def scored(name: str) -> bool:
@@ -114,7 +114,7 @@ def _sample(page: Page, question: DocQuestion, passages: int, pages: tuple[Page,
     rng.shuffle(context)
     context.insert(rng.randint(0, len(context)), page)
     ctxs = tuple(_passage(each) for each in context)
-    return Sample(_id(page, question), question.text, (question.answer,), ctxs, (page.name,), 1, question.kind)
+    return Sample(question.text, (question.answer,), ctxs, (page.name,), 1, question.kind, id=_id(page, question))
 
 
 def _passage(page: Page) -> Passage:

@@ -52,7 +52,7 @@ def _sample(world: World, name: str, passages: int, kinds: Mapping[str, float]) 
         if len(passages_of(context)) == passages and (subjects := world.questions(context)[kind]):
             question = world.ask(kind, world.rng.choice(subjects))
             hops = 2 if kind in ("two-hop", "comparison") else 1
-            return Sample(name, question.text, question.answers, passages_of(context), question.titles, hops, kind)
+            return Sample(question.text, question.answers, passages_of(context), question.titles, hops, kind, id=name)
         if attempt % 10 == 9:  # a small world may have none: try a new one
             world = World(world.rng, _size(passages), world.style)
     raise BadInput(f"no {kind} question fits a context of {passages} passages")

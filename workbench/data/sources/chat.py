@@ -55,7 +55,7 @@ def requests(n: int, seed: int = 0, shots: int = 4) -> list[Request]:
 def _ask(name: str, world: World, entity: Entity, kind: str = "own passage") -> Sample:
     question = world.ask("single-hop", (entity, world.rng.choice(entity.facts[0])))
     ctxs = tuple(entity.passages) if kind == "own passage" else ()
-    return Sample(name, question.text, question.answers, ctxs, question.titles, 1, kind)
+    return Sample(question.text, question.answers, ctxs, question.titles, 1, kind, id=name)
 
 
 KINDS = ("told now", "told before", "follow-up")
@@ -106,7 +106,7 @@ def _turn(name: str, world: World, told: list[_Told], turn: int) -> Sample:
     entity, fact = world.rng.choice(subjects[kind])
     question = world.ask("continuation" if kind == "follow-up" else "single-hop", (entity, fact))
     pasted = tuple(past.entity.passages[past.page] for past in told if past.turn == turn)
-    return Sample(name, question.text, question.answers, pasted, question.titles, 1, kind)
+    return Sample(question.text, question.answers, pasted, question.titles, 1, kind, id=name)
 
 
 def _questions(told: list[_Told], turn: int) -> dict[str, list[tuple[Entity, Fact]]]:

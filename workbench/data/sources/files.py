@@ -104,7 +104,7 @@ def _rows(path: Path) -> Iterator[Record]:
         else:
             table = pd.read_csv(path, sep=_separator(path), dtype=str, encoding="utf-8-sig")
     except (OSError, ValueError) as problem:  # pandas and Arrow raise subclasses of ValueError
-        raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
+        raise unreadable(path, problem) from None
     for row in table.to_dict("records"):
         yield {str(name): read for name, cell in row.items() if (read := _cell(str(name), cell)) is not None}
 
@@ -153,7 +153,13 @@ def _text(path: Path) -> str:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as problem:  # gzip reports a cut file as EOFError
-        raise BadInput(f"{path} cannot be read: {problem}") from None
+        raise unreadable(path, problem) from None
+
+
+def unreadable(path: Path, problem: Exception) -> BadInput:
+    """Return what to raise for a file that cannot be read."""
+    why = "it is no UTF-8 text: save it as UTF-8" if isinstance(problem, UnicodeDecodeError) else brief(problem)
+    return BadInput(f"{brief(path)} cannot be read: {why}")
 
 
 def sample(record: Any, name: str, answered: bool = True) -> Sample:

@@ -49,7 +49,7 @@ def read(path: str | Path) -> Sample | None:
     ctxs = [passage for passage in dict.fromkeys(ctxs) if passage.text.strip()]
     if not ctxs:
         raise BadInput(f"{path} holds no text")
-    return Sample(path.name.partition(".")[0], "", (), tuple(ctxs))
+    return Sample("", (), tuple(ctxs), id=path.name.partition(".")[0])
 
 
 def _is_passage(record: Any) -> bool:
@@ -71,9 +71,10 @@ def text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
-        raise BadInput(f"{path} cannot be read: {problem}") from None
+        raise files.unreadable(path, problem) from None
 
 
+EXAMPLE = '{"question": "Who wrote this?", "answers": ["Ada"]}'  # a question, as a line of JSON
 DOCUMENTS = (*PLAIN, ".pdf")
 SIZES = {"paragraphs": 0, "sentences": 6, "words": 120, "tokens": 160}  # default size of a passage
 OPTIONS = ("by", "size", "overlap", "model")
@@ -120,8 +121,12 @@ def passages(
 def questions(folder: Path) -> Path:
     """Return the path of a folder's file of questions. Raises BadInput where there is none, or several."""
     held = sorted(path for path in folder.iterdir() if path.name.endswith(files.ENDINGS))
-    if len(held) != 1:
-        names = ", ".join(path.name for path in held) or "none"
+    if not held:
+        raise BadInput(
+            f"no questions about {folder}: write them to {folder / 'questions.jsonl'}, a line each: {EXAMPLE}"
+        )
+    if len(held) > 1:
+        names = ", ".join(path.name for path in held)
         raise BadInput(f"{brief(folder)} needs one file of questions ({', '.join(files.ENDINGS)}); there are: {names}")
     return held[0]
 

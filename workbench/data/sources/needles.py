@@ -101,7 +101,7 @@ class _Haystack:
             place = round(depth * len(context)) if depth is not None and not i else self.rng.randint(0, len(context))
             context.insert(place, needle)
         titles = tuple(dict.fromkeys(needle.title for needle in hidden.needles))
-        return Sample(name, hidden.question, hidden.answers, tuple(context), titles, hidden.hops, task)
+        return Sample(hidden.question, hidden.answers, tuple(context), titles, hidden.hops, task, id=name)
 
     def _single(self, relation: Relation) -> Hidden:
         subject, thing = self._subject("person"), self._object(relation)

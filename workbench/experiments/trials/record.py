@@ -13,6 +13,7 @@ from workbench.core.utils import html_views
 from workbench.core.utils import versions as installed
 from workbench.metrics.answers import Score
 from workbench.metrics.latency import Quantiles
+from workbench.metrics.measures import MEASURES
 from workbench.metrics.quality import Quality
 
 if TYPE_CHECKING:
@@ -112,7 +113,10 @@ class Record(Quality):
             *([("note", self.note)] if self.note else []),
             *self.versions.items(),
         ]
-        parts = [html_views.table(title, scored, ("questions", *SHOWN.values(), "n")), html_views.table("Costs", costs)]
+        parts = [
+            html_views.table(title, scored, ("questions", *(MEASURES[name].label for name in SHOWN), "n")),
+            html_views.table("Costs", costs),
+        ]
         return "".join([*parts, html_views.table("Parameters", self.trial.items())])
 
     def rows(self) -> list[dict[str, Any]]:
@@ -123,12 +127,12 @@ class Record(Quality):
         return [{"mode": mode, "kind": kind} | _measured(of_kind) for kind, of_kind in scores.items()]
 
 
-SHOWN = {"em": "exact match", "f1": "F1", "contains": "contains an alias", "kl": "KL from full"}  # scores in a notebook
+SHOWN = ("em", "f1", "contains", "kl")  # scores in a notebook
 
 
 def _interval(row: dict[str, Any], name: str) -> str:
     value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
-    return "–" if value is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+    return "–" if value is None else f"{MEASURES[name].say(value)} ({MEASURES[name].ends(low or 0, high or 0)})"
 
 
 def _measured(score: dict[str, Any]) -> dict[str, Any]:

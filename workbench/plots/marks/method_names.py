@@ -1,7 +1,6 @@
 """Readable method names for rows of result tables, and columns that figures group by."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -10,46 +9,8 @@ import pandas as pd
 from workbench.core.errors import BadInput, not_allowed
 from workbench.methods import registry
 from workbench.methods.presets import METHODS
+from workbench.metrics.measures import MEASURES, Measure
 from workbench.plots.marks.styles import SELECTORS, Look, looks_of
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A score in a sweep's table: column `name`, with {name}_low and {name}_high."""
-
-    name: str
-    words: str
-    better: str = "higher"
-    percent: bool = False  #: a share; else nats a token
-    interval: str = "bootstrap"
-
-    @property
-    def axis(self) -> str:
-        """Axis title; it says if lower is better."""
-        return self.words if self.better == "higher" else f"{self.words} (lower is better)"
-
-    def say(self, value: float, digits: int = 1) -> str:
-        """Format a value: a share with `digits`, nats with three significant digits."""
-        return f"{value:.{digits}%}" if self.percent else f"{value:.3g}"
-
-
-LOST = "of what reuse loses"
-MEASURES = {
-    measure.name: measure
-    for measure in (
-        Measure("em", "exact match", percent=True, interval="Wilson"),
-        Measure("f1", "F1", percent=True),
-        Measure("contains", "answers that contain an alias", percent=True, interval="Wilson"),
-        Measure("nll", "negative log-likelihood of the gold answer, nats a token", "lower"),
-        Measure("nll_extra", "likelihood of the gold answer lost, nats a token", "lower"),
-        Measure("kl", "KL from full attention, nats a token", "lower"),
-        Measure("kl_first", "KL from full attention, first token, nats", "lower"),
-        Measure("agree", "tokens that agree with full attention", percent=True),
-        Measure("agree_first", "first tokens that agree with full attention", percent=True),
-        Measure("nll_explained", f"bits of the gold answer explained, share {LOST}", percent=True),
-        Measure("kl_explained", f"bits of KL explained, share {LOST}", percent=True),
-    )
-}
 
 
 def measure_of(name: str, table: pd.DataFrame) -> Measure:

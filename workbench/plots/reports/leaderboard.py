@@ -12,9 +12,10 @@ from workbench.experiments.leaderboard.board import Board
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.leaderboard.standings import Standing
 from workbench.methods.presets import METHODS
+from workbench.metrics.measures import MEASURES, Measure
 from workbench.plots.marks import chart
 from workbench.plots.marks.lines import Panel, Series, line_chart
-from workbench.plots.marks.method_names import MEASURES, Measure, in_words
+from workbench.plots.marks.method_names import in_words
 from workbench.plots.marks.styles import Look
 from workbench.plots.marks.theme import BLOCKS, FAINT, INK, MUTED, escaped, finish
 from workbench.results import Results

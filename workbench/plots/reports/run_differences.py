@@ -9,22 +9,14 @@ from plotly.subplots import make_subplots
 
 from workbench.experiments.trials.run_differences import COSTS, RunComparison, RunDifference
 from workbench.metrics import latency
-from workbench.metrics.paired import signed, too_few
+from workbench.metrics.measures import MEASURES, Measure
+from workbench.metrics.paired import too_few
 from workbench.plots.marks.elements import interval
-from workbench.plots.marks.method_names import MEASURES
 from workbench.plots.marks.styles import SYMBOLS
 from workbench.plots.marks.theme import BLOCKS, FAINT, INK, Texts, escaped, finish, panel_titles
 from workbench.plots.reports.findings import times
 
 COLUMNS, ROWS, NAME = 3, 40, 44  # panels a line; runs that are drawn; letters of a name
-HEADS = {
-    "contains": "contains an alias",
-    "nll": "gold answer's loss (nll)",
-    "kl": "KL from full",
-    "kl_first": "KL, first token",
-    "agree": "tokens that agree",
-    "agree_first": "first tokens that agree",
-}
 FOREMOST = ("em", "f1", "contains", "kl", "nll")  # of these the one that tells most is told first
 CHEAPER = {"ttft_p50": ("faster", "slower"), "rows_computed": ("fewer", "as many")}
 
@@ -39,7 +31,7 @@ def differences(found: RunComparison, titled: bool = True) -> go.Figure:
     lines, across = ceil(len(scores) / COLUMNS), min(COLUMNS, len(scores))
     row, gap = max(60, 26 * len(runs)), 84  # px
     height = lines * row + (lines - 1) * gap
-    heads = [HEADS.get(score, _words(score)[:28]) for score in scores]
+    heads = [measure_of(score).label[:28] for score in scores]
     spacing = {"horizontal_spacing": 0.03, "vertical_spacing": gap / height if lines > 1 else 0}
     fig = make_subplots(lines, across, shared_yaxes=True, subplot_titles=heads, **spacing)
     for number, score in enumerate(scores):
@@ -48,7 +40,7 @@ def differences(found: RunComparison, titled: bool = True) -> go.Figure:
             for each in found.differences:
                 if (each.run, each.score) == (run, score):
                     fig.add_trace(_mark(each, at), **place)
-        share = score in MEASURES and MEASURES[score].percent
+        share = measure_of(score).percent
         fig.update_xaxes(title_text="points" if share else "difference", nticks=5, **place)
         fig.add_vline(0, line={"color": INK, "width": 1, "dash": "dot"}, **place)
     names = [escaped(run if len(run) <= NAME else run[: NAME - 1] + "…") for run in runs]
@@ -68,7 +60,7 @@ def differences(found: RunComparison, titled: bool = True) -> go.Figure:
 
 
 def _mark(each: RunDifference, at: int) -> go.Scatter:
-    scale = 100 if each.score in MEASURES and MEASURES[each.score].percent else 1
+    scale = 100 if measure_of(each.score).percent else 1
     value, colour = each.difference * scale, BLOCKS[at % len(BLOCKS)]
     ends: dict[str, Any] = {}
     symbol = SYMBOLS[at % len(SYMBOLS)]
@@ -143,57 +135,46 @@ def _beside_interval(each: RunDifference) -> float:
 
 
 def _better(each: RunDifference) -> bool:
-    measure = MEASURES.get(each.score)
-    return (each.difference > 0) == (measure is None or measure.better == "higher")
+    return (each.difference > 0) == (measure_of(each.score).better != "lower")
 
 
 def sentence(each: RunDifference) -> str:
     """Say one difference: which way it goes, and whether its interval leaves that open."""
-    measure = MEASURES.get(each.score)
-    share = measure is not None and measure.percent
-    scale, unit = (100, " points") if share else (1, "")
-    size = f"{abs(each.difference) * scale:.3g}{unit}"
+    measure = measure_of(each.score)
+    words, gap = measure.words.split(", nats")[0], f"{measure.say_gap(each.difference)}{measure.unit}"
     if each.low is None or each.high is None:
-        return f"{_words(each.score)} {each.difference * scale:+.3g}{unit}, not paired ({each.why})"
-    low, high = each.low * scale, each.high * scale
-    if each.difference == 0 == low == high:
-        return f"{_words(each.score)} the same on all {each.n:,} questions"
-    ends = f"({low:+.3g} to {high:+.3g})"
+        return f"{words} {gap}, not paired ({each.why})"
+    if each.difference == 0 == each.low == each.high:
+        return f"{words} the same on all {each.n:,} questions"
     if _few(each):
-        told = f"{each.moved} of {each.n:,} questions differ: too few to tell"
-        return f"{_words(each.score)} {each.difference * scale:+.3g}{unit}: {told}"
-    if low <= 0 <= high:
-        return f"{_words(each.score)} {each.difference * scale:+.3g}{unit} {ends}: no significant difference"
+        return f"{words} {gap}: {each.moved} of {each.n:,} questions differ: too few to tell"
+    ends = f"({measure.ends(each.low, each.high, gap=True)})"
+    if each.low <= 0 <= each.high:
+        return f"{words} {gap} {ends}: no significant difference"
     way = "higher" if each.difference > 0 else "lower"
-    judged = f", which is {'better' if _better(each) else 'worse'}" if measure is not None else ""
-    return f"{_words(each.score)} {size} {way} {ends}{judged}"
+    judged = f", which is {'better' if _better(each) else 'worse'}" if measure.better else ""
+    return f"{words} {gap.lstrip('+-')} {way} {ends}{judged}"
 
 
-def _words(score: str) -> str:
-    return MEASURES[score].words.split(", nats")[0] if score in MEASURES else COSTS.get(score, score)
+def measure_of(score: str) -> Measure:
+    """Return a known measure, or one of a notebook's own number."""
+    words = COSTS.get(score, score)
+    return MEASURES.get(score) or Measure(score, words, words, score, better="", form=".4g")
 
 
-def difference_rows(found: RunComparison, brief: bool = False) -> Iterable[tuple[str, ...]]:
-    """Yield (run, score, its value, the base's, difference, 95% interval, n) as texts, in points for shares.
-
-    Scores in few words where `brief`.
-    """
+def difference_rows(found: RunComparison) -> Iterable[tuple[str, ...]]:
+    """Yield (run, score, its value, the base's, difference, 95% interval, n) as texts, in points for shares."""
     for each in found.differences:
-        share = each.score in MEASURES and MEASURES[each.score].percent
-        scale, form = (100, "+.1f") if share else (1, "+.4g")
-        low, high = ((end or 0) * scale for end in (each.low, each.high))
-        ends = "not paired" if each.low is None else f"{signed(low, form)} to {signed(high, form)}"
-        if each.low is not None and each.difference and _few(each):
-            ends = f"{each.moved} of {each.n:,} differ: too few"
-        value = ".1%" if share else ".4g"
-        gap = f"{signed(each.difference * scale, form)}{' points' if share else ''}"
-        words = HEADS.get(each.score, "") if brief else ""
-        yield (
-            each.run,
-            words or _words(each.score),
-            f"{each.one:{value}}",
-            f"{each.other:{value}}",
-            gap,
-            ends,
-            f"{each.n:,}",
-        )
+        measure = measure_of(each.score)
+        gap = f"{measure.say_gap(each.difference)}{measure.unit}"
+        values = measure.say(each.one), measure.say(each.other), gap, ends(each)
+        yield each.run, measure.label, *values, f"{each.n:,}"
+
+
+def ends(each: RunDifference) -> str:
+    """Return the interval of a difference, or why it has none that tells."""
+    if each.low is None or each.high is None:
+        return "not paired"
+    if each.difference and _few(each):
+        return f"{each.moved} of {each.n:,} differ: too few"
+    return measure_of(each.score).ends(each.low, each.high, gap=True)

@@ -13,8 +13,9 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.core.errors import BadInput
+from workbench.metrics.measures import MEASURES
 from workbench.plots.marks import chart
-from workbench.plots.marks.method_names import FIELDS, MEASURES, cached, measure_of
+from workbench.plots.marks.method_names import FIELDS, cached, measure_of
 from workbench.plots.marks.styles import MODES, SELECTORS, Look
 from workbench.plots.marks.table import table
 from workbench.plots.marks.theme import BLUE, GREEN, INK, ORANGE, RED, escaped, finish

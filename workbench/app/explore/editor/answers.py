@@ -34,7 +34,7 @@ from workbench.store import MemoryStore
 KEPT = 6  # prompts whose full-attention answer is cached
 STORED = 1 << 30  # bytes of cached blocks
 LOOKED = 1 << 27  # bytes of queries kept to show attention from any token
-TURNS = 2  # how often each column is timed again
+TURNS, SHORT = 3, 0.1  # how often each column is timed again; seconds below which one timing is too noisy
 Stage = tuple[str, dict[str, Any]]  # name and values of what was just computed
 Alive = Callable[[], None]  # raises if the answer is no longer needed
 
@@ -88,11 +88,12 @@ class PromptAnswers:
         self._remember(answers)
 
     def timed_again(self, alive: Alive = lambda: None) -> Iterator[Stage]:
-        """Time the columns of the last answer again in turns, if some were timed in an earlier request.
+        """Time the columns of the last answer again in turns, if some were timed in an earlier request, or all are short.
 
-        Yields ("bill" | "answers", values) with each column's fastest time. Columns that encoded blocks keep theirs.
+        Yields ("bill" | "answers", values) with each column's median time. Columns that encoded blocks keep theirs.
         """
-        if (answers := self._last) is None or answers.full is None or not answers.timed_apart:
+        answers = self._last
+        if not (answers and answers.full and (answers.timed_apart or answers.full.seconds < SHORT)):
             return
         runs = [run for run in answers.runs if run and not run.bill["flops"]["encoding"]]
         times = []
@@ -100,7 +101,7 @@ class PromptAnswers:
             self._kept["scores"].clear()  # selection is part of the time
             full = {"method": self._full(answers.prompt, alive).seconds}
             times.append([full, *(self._run(run.wanted, answers.prompt, alive).bill["seconds"] for run in runs)])
-        best, *others = (min(took, key=lambda one: one["method"]) for took in zip(*times, strict=True))
+        best, *others = (sorted(took, key=lambda one: one["method"])[TURNS // 2] for took in zip(*times, strict=True))
         answers.full.seconds = best["method"]
         for run, took in zip(runs, others, strict=True):
             run.bill = {**run.bill, "seconds": took}

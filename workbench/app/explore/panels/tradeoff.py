@@ -6,9 +6,10 @@ from ipywidgets import VBox
 
 from workbench.app.explore.live import explorer, menu, slider
 from workbench.core.errors import BadInput
+from workbench.metrics.measures import MEASURES
 from workbench.metrics.tiles.thresholds import KEPT, cheapest
 from workbench.plots.marks import chart
-from workbench.plots.marks.method_names import MEASURES, sparse_look
+from workbench.plots.marks.method_names import sparse_look
 from workbench.plots.marks.styles import SELECTORS
 from workbench.plots.reports import trial_costs
 

@@ -308,7 +308,7 @@ class Lab:
         for _ in range(self.questions):
             kind = rng.choices(list(subjects), [kinds[kind] for kind in subjects])[0]
             question = world.ask(kind, rng.choice(subjects[kind]))
-            sample = Sample(name, question.text, question.answers, passages, question.titles, kind=kind)
+            sample = Sample(question.text, question.answers, passages, question.titles, kind=kind, id=name)
             asked.setdefault((question.text, question.answers[0]), sample)
         return example(list(asked.values()), self.layout, self.tokenizer)
 
