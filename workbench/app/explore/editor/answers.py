@@ -88,7 +88,7 @@ class PromptAnswers:
         self._remember(answers)
 
     def timed_again(self, alive: Alive = lambda: None) -> Iterator[Stage]:
-        """Time the columns of the last answer again in turns, if some were timed in an earlier request, or all are short.
+        """Time the columns of the last answer again in turns, if some were timed earlier, or all are short.
 
         Yields ("bill" | "answers", values) with each column's median time. Columns that encoded blocks keep theirs.
         """
