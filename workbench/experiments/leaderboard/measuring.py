@@ -58,10 +58,10 @@ def planned(
 ) -> Planned:
     """Return the trials for named `methods` (none: all), and for the user's own policies, (kind, name).
 
-    A method that recomputes a share of the tokens is measured at every charged budget, any other once; those of
-    `OWN_NUMBER` both at every budget and at their own number. Trials that cannot run are omitted, with the reason. If no ratio keeps a budget, as with short prompts, each method is measured
-    at its own ratio. `here` is that of `sweep_grid.problems`. Raises BadInput for an unknown method, and if nothing is
-    left to compare.
+    A method that recomputes a share of the tokens is measured at every charged budget, any other once, and those of
+    `OWN_NUMBER` at every budget and at their own number. Trials that cannot run are omitted, with the reason. If no
+    ratio keeps a budget, as with short prompts, each method is measured at its own ratio. `here` is that of
+    `sweep_grid.problems`. Raises BadInput for an unknown method, and if nothing is left to compare.
     """
     wanted = planned_methods(methods, own)
     left_out = [f"budget {one:g}: a share above 0, at most 1, is needed" for one in budgets if not 0 < one <= 1]

@@ -110,7 +110,8 @@ def entries_of(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]
         (key, {name: part[at] for name, part in parts.items()})
         for at, key in enumerate(known[TRIAL].iloc[begin].itertuples(index=False, name=None))
     ]
-    encoded: dict[tuple[str, str], float] = {}  # by preparation: a later method with the same one finds its blocks in the store
+    # By preparation: a later method with the same one finds its blocks in the store.
+    encoded: dict[tuple[str, str], float] = {}
     for key, _ in groups:
         if (ms := costs.get(key, {}).get("preprocess_ms")) is not None:
             prepared = _prepared(dict(zip(TRIAL, key, strict=True)))

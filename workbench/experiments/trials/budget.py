@@ -33,8 +33,8 @@ def said(charged: float | None) -> str:
 def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], charged: float) -> Method:
     """Return the method with the largest ratio whose charged share, mean over `prompts`, is at most `charged`.
 
-    `model` may be on the meta device, except for a correction: what it adds is found on the first prompts. Raises BadInput
-    for a method that recomputes no selected tokens, and for one that charges more before it recomputes any.
+    `model` may be on the meta device, except for a correction: what it adds is found on the first prompts. Raises
+    BadInput for a method that recomputes no selected tokens, and for one that charges more before it recomputes any.
     """
     if not isinstance(method, Reuse) or not (method.select or (method.correct and method.correct.chooses)):
         raise BadInput(f"charged is {charged}: a method with a selector is needed, whose ratio it sets")
@@ -46,11 +46,12 @@ def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], ch
     selection = np.array([charged_share(runs, layers, len(p)) for runs, p in zip(passes, prompts, strict=True)])
     asked, scored = float(question.mean()), float(selection.mean())
     if asked + scored > charged:
-        names = [registry.spec_of(one).partition("(")[0] for one in choosing]
+        running = [one for one in choosing if one.passes(model, prompts[0])] or choosing
+        names = [registry.spec_of(one).partition("(")[0] for one in running]
         raise BadInput(
             f"{said(charged)}: {' and '.join(names)} computes {asked + scored:.1%} of a "
             f"prompt before a token is recomputed (selection {scored:.1%}, question {asked:.1%}): "
-            + ("charge more" if asked + scored < 1 else "more than full attention, at any budget")
+            + ("charge more" if asked + scored < 1 - 1e-9 else "no less than full attention, at any budget")
         )
 
     tried = method.correct is not None and model.device.type != "meta"
