@@ -26,7 +26,7 @@ from workbench.experiments.leaderboard import measuring
 from workbench.experiments.leaderboard.ranking import boards
 from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
-from workbench.methods import correct, finish, own, select
+from workbench.methods import attend, correct, finish, own, select
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
@@ -45,6 +45,7 @@ SCORED = {  # tokens times layers that a selector computes before any token is r
     "first_k": 0,
     "kv_deviation": CONTEXT * 2,  # layers 0 and 1 in full, over the whole context
     "kv_deviation(layer=0)": CONTEXT,
+    "kv_deviation(layer=0, stages=(0.5,))": CONTEXT + 14 * 2,  # half of the documents from layer 0 on, to layer 1
     "oracle": CONTEXT * LAYERS,
     "inter_attention": CONTEXT * LAYERS,
     "query_guided": QUESTION * LAYERS,
@@ -77,6 +78,12 @@ CHARGED = [Full(), Superposition(), Superposition(prior=False), Reuse(), Reuse(p
 CHARGED += [Reuse(correct=correct.named(name), ratio=0.25) for name in correct.names()]
 OWN_RATIO = {"all": None, "cache_craft": None}  # by selector
 CHARGED += [Reuse(select=select.named(name), ratio=OWN_RATIO.get(name, 0.25)) for name in select.names()]
+SAM_KV = Reuse(
+    select=select.named("sam_kv(first=1, last=2, block=2)"),
+    correct=correct.named("fuse"),
+    attend=attend.named("chosen"),
+)
+CHARGED += [replace(SAM_KV, ratio=ratio) for ratio in (None, 0.25)]
 
 
 @pytest.mark.parametrize("method", CHARGED, ids=str)
@@ -104,6 +111,18 @@ def test_a_ratio_is_the_largest_that_keeps_the_budget(model, spec, charged):
 
     assert share(solved.ratio) <= charged
     assert solved.ratio == 1 or share(min(1, solved.ratio + 2 / budget.STEPS)) > charged
+
+
+@pytest.mark.parametrize("charged", [0.3, 0.4, 0.5])
+def test_what_sam_kv_drops_is_not_charged_and_what_it_chooses_is(model, charged, monkeypatch):
+    prompts = [prompt_of(4, 9 + seed, 7, 12, 5, seed=seed) for seed in range(budget.TRIED + 4)]
+    solved = budget.within(model, SAM_KV, prompts, charged)
+    shares = []
+    for prompt in prompts:
+        rows, _ = computed(model, solved, prompt, monkeypatch)
+        shares.append(rows / LAYERS / len(prompt))
+        monkeypatch.undo()
+    assert charged - 0.5 / LENGTH < np.mean(shares) <= charged
 
 
 def test_a_correction_is_tried_for_its_ratio(model):
@@ -230,6 +249,24 @@ def test_a_board_shows_what_is_known_and_says_what_was_not_measured(tmp_path):
     heads = page.page([board]), page.page([known])
     assert [text.count('<button type="button">TTFT, ms</button>') for text in heads] == [0, 1]
     assert "Not measured: TTFT, ms; preprocess, ms/token." in heads[0]
+
+
+def test_superposition_says_nothing_of_what_encoding_passages_by_themselves_costs(tmp_path):
+    found = written(tmp_path)
+    about = {"model": "m", "data": "d", "seed": 0, "method": "superposition", "mode": "superposition"}
+    with results.Writer(tmp_path, "trial@9", **about, prepare="after_system") as out:
+        out.answers({"question": f"q{i}", "kl": 1.0} for i in range(30))
+        counted = {"charged_share": 0.1, "preprocess_ms": 3.0}
+        out.counts({"measure": name, "kind": "all", "value": value} for name, value in counted.items())
+    (board,) = boards(results.read(tmp_path), (0.2,))
+    costs = {entry.method: entry.preprocess_ms for entry in board.entries}
+    assert costs == {"query-guided": 0.5, "first-k": 0.5, "full-reuse": 0.5, "superposition": 3.0}
+    rows = found.counts()
+    few = rows[(rows.measure != "preprocess_ms")]
+    tables = {"answers": [found.answers()], "counts": [few], "timings": [found.timings().head(3)]}
+    (board,) = boards(results.Results({}, tables), (0.2,))
+    said = "TTFT, ms; storage, MB/1,000 tokens: – where a method's was not measured"
+    assert said in shown_in_terminal(board)
 
 
 def shown_in_terminal(board):
@@ -397,6 +434,34 @@ def test_methods_of_one_computation_are_listed_once(folder):
     plan = measuring.planned(Trial(str(folder), samples=2, passages=3), ["block", "turborag", "full-reuse"], [0.5])
     assert [case.method for case in plan.cases] == ["full", "block", "full-reuse"]
     assert plan.left_out == ("turborag: it computes what block does, which is listed",)
+
+
+def test_methods_that_choose_their_number_are_asked_at_it_and_within_budgets(folder):
+    asked = ["sam-kv", "cache-craft", "mepic", "epic"]
+    plan = measuring.planned(Trial(str(folder), samples=2, passages=3), asked, [0.5, 0.9])
+    trials = [(case.method, case.trial.ratio, case.trial.charged) for case in plan.cases if case.method != "epic"][1:]
+    sam = [("sam-kv", None, charged) for charged in (0.5, 0.9, None)]
+    assert trials == [*sam, ("cache-craft", None, None), ("mepic", None, None)]
+    (why,) = plan.left_out
+    assert why.startswith("cache-craft: charged 0.5, charged 0.9: cache_craft computes") and "at any budget" in why
+
+
+def test_a_method_at_its_own_number_is_listed_over_the_budget_beside_its_trial_within(tmp_path):
+    fields = dict(METHODS["sam-kv"].fields)
+    for number, (name, ratio, share) in enumerate(
+        [("full", None, 1.0), ("full-reuse", 0.15, 0.02), ("sam-kv", 0.1, 0.15), ("sam-kv", None, 0.9)]
+    ):
+        about = {"model": "m", "data": "d", "seed": 0, "method": name, "ratio": ratio}
+        about |= (fields if name == "sam-kv" else METHODS[name].fields) | {"ratio": ratio}
+        with results.Writer(tmp_path, f"trial@{number}", **about) as out:
+            out.answers({"question": f"q{i}", "kl": number / 4 + i / 100} for i in range(8))
+            out.counts([{"measure": "charged_share", "kind": "all", "value": share}])
+    found = {board.budget: board for board in boards(results.read(tmp_path), (0.05, 0.15, 0.95), least=1)}
+    assert found.keys() == {0.15, 0.95}
+    assert [one.method for one in found[0.15].entries] == ["full-reuse", "sam-kv"]
+    assert [one.method for one in found[0.15].over] == ["sam-kv, own number"]
+    assert drawn.said(found[0.15].over[0]) == "SAM-KV, own number"
+    assert [(one.method, one.charged) for one in found[0.95].entries] == [("full-reuse", 0.02), ("sam-kv", 0.9)]
 
 
 def test_short_prompts_are_asked_at_each_methods_own_ratio(folder, tmp_path):

@@ -608,6 +608,12 @@ def test_sam_kv_keeps_anchors_and_as_many_blocks_as_are_worth_more_than_they(mod
     assert any(share for each in shares for share in each.values()), "some blocks are worth more"
 
 
+def test_a_ratio_of_sam_kv_takes_anchors_from_the_ends_of_every_passage(model, kv):
+    spec = "sam_kv(first=2, last=3, block=2)"
+    rows = select.named(spec).rows(model, [PROMPT], [kv.clone()], tokens=2 * len(BLOCKS[1:-1]))[0].tolist()
+    assert rows == sorted(t for block in BLOCKS[1:-1] for t in (block[0], block[-1]))
+
+
 def test_the_oracle_sums_all_layers(model, kv):
     each = [scores(f"kv_deviation(layer={layer})", model, kv) for layer in range(3)]
     close(scores("oracle", model, kv), sum(each))

@@ -219,6 +219,7 @@ METHODS = {
 
 
 TUNED = "tuned-recompute"  # depends on the model
+OWN_NUMBER = ("cache-craft", "sam-kv")  # choose a number of tokens themselves; a ratio takes the highest of these
 ALIKE = {"with_neighbours(n=10, search=exact)": "with_neighbours", "none": ""}  # both searches find the same neighbours
 
 

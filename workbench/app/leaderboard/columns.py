@@ -8,6 +8,8 @@ from workbench.experiments.leaderboard.standings import Standing
 from workbench.experiments.leaderboard.timed_apart import SAME
 from workbench.metrics.measures import MEASURES
 
+COSTS = ("charged", "ttft", "storage", "preprocess")  # columns that apply to every method
+
 
 def head() -> dict[str, str]:
     """Return the columns of `cells` with their headings."""
@@ -50,8 +52,11 @@ def measured(board: Board) -> list[str]:
 
 def costs(board: Board) -> list[str]:
     """Return sentences on costs that were not measured, and the device of speedups."""
-    gone = [head()[name] for name in ("ttft", "storage", "preprocess") if name not in measured(board)]
+    rows, known = [cells(entry) for entry in (*board.entries, *board.over)], measured(board)
+    gone = [head()[name] for name in COSTS if name not in known]
     lines = [f"not measured: {'; '.join(gone)}"] if gone else []
+    part = [head()[name] for name in COSTS if name in known and any(row[name][0] is None for row in rows)]
+    lines += [f"{'; '.join(part)}: – where a method's was not measured"] if part else []
     if board.timed:
         beside = f"full attention's TTFT over that of methods with an equal charge, within {SAME:.0%} of a prompt"
         lines.append(f"{head()['speedup']}: {beside}; {board.timed}")

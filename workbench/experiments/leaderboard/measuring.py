@@ -24,7 +24,7 @@ from workbench.experiments.trials import budget
 from workbench.experiments.trials.trial import Trial
 from workbench.methods import correct
 from workbench.methods.own import installed
-from workbench.methods.presets import METHODS, unknown
+from workbench.methods.presets import METHODS, OWN_NUMBER, unknown
 from workbench.models.loading import Loaded
 from workbench.results import read
 
@@ -58,10 +58,10 @@ def planned(
 ) -> Planned:
     """Return the trials for named `methods` (none: all), and for the user's own policies, (kind, name).
 
-    A method that recomputes a share of the tokens is measured at every charged budget, any other once. Trials that
-    cannot run are omitted, with the reason. If no ratio keeps a budget, as with short prompts, each method is measured
-    at its own ratio. `here` is that of `sweep_grid.problems`. Raises BadInput for an unknown method, and if nothing is
-    left to compare.
+    A method that recomputes a share of the tokens is measured at every charged budget, any other once, and those of
+    `OWN_NUMBER` at every budget and at their own number. Trials that cannot run are omitted, with the reason. If no
+    ratio keeps a budget, as with short prompts, each method is measured at its own ratio. `here` is that of
+    `sweep_grid.problems`. Raises BadInput for an unknown method, and if nothing is left to compare.
     """
     wanted = planned_methods(methods, own)
     left_out = [f"budget {one:g}: a share above 0, at most 1, is needed" for one in budgets if not 0 < one <= 1]
@@ -161,11 +161,14 @@ def is_here(cluster: str | None) -> bool:
 
 
 def _cases(base: Trial, name: str, lists: dict[str, Any], budgets: Sequence[float]) -> list[Case]:
-    """Return the trials of one method: one per budget if it has a ratio, else one."""
-    (once,) = cases(asdict(base), lists)
-    settable = (METHODS[name].fields if name in METHODS else lists).get("ratio") is not None
-    made = cases(asdict(base), {**lists, "charged": list(budgets)}) if settable and budgets else [once]
-    return [Case(case.trial, name) for case in made]
+    """Return the trials of one method: one per budget if a ratio can be set, and one without if it has none."""
+    once = cases(asdict(base), lists)
+    rated = (METHODS[name].fields if name in METHODS else lists).get("ratio") is not None
+    if not budgets or not (rated or name in OWN_NUMBER):
+        within = []
+    else:
+        within = cases(asdict(base), {**lists, "charged": list(budgets)})
+    return [Case(case.trial, name) for case in (*within, *(() if rated and within else once))]
 
 
 def _lists(fields: dict[str, Any]) -> dict[str, list[Any]]:

@@ -35,7 +35,8 @@ from workbench.results import METHOD, Results, read
 from workbench.results.summary import RIGHT
 
 ENOUGH = 0.9  # share of the methods that have the measure which ranks; those without are not ranked
-SLACK = 0.005  # tolerance of charged shares over a budget, as shares of shipped results are rounded
+SLACK = 0.005  # a share that rounds to the budget's whole percent keeps it, as ratios may be solved on few prompts
+OWN = ", own number"  # behind the name of a method that was also measured at a ratio
 
 
 def boards(
@@ -166,19 +167,28 @@ def _of(rows: Scores, name: str, questions: int) -> np.ndarray:
 
 
 def _within(entries: Sequence[Entry], budget: float | None) -> tuple[list[Entry], list[Entry]]:
-    """Return each method's trial of the largest charged share within the budget, and the methods without one."""
+    """Return each method's trial of the largest charged share within the budget, and what is over the budget.
+
+    That is the cheapest trial of a method without one, and a trial at the method's own number of tokens.
+    """
     if budget is None:
         return list(entries), []
     best: dict[tuple[Any, ...], Entry] = {}
-    least: dict[tuple[Any, ...], Entry] = {}
+    least: dict[tuple[tuple[str, ...], bool], Entry] = {}
     for one in (one for one in entries if one[0].charged is not None):
-        key = tuple(str(one[0].fields.get(name)) for name in METHOD[1:] if name != "ratio")
-        share = one[0].charged or 0.0
+        fields, share = one[0].fields, one[0].charged or 0.0
+        key = tuple(str(fields.get(name)) for name in METHOD[1:] if name != "ratio")
+        own = "select" in fields and "ratio" not in fields
         if share <= budget + SLACK and share > (best[key][0].charged or 0.0 if key in best else -1):
             best[key] = one
-        if key not in least or share < (least[key][0].charged or 0.0):
-            least[key] = one
-    return list(best.values()), [one for key, one in least.items() if key not in best]
+        if (key, own) not in least or share < (least[key, own][0].charged or 0.0):
+            least[key, own] = one
+    over = []
+    for (key, own), (entry, rows) in least.items():
+        if key not in best or (own and (entry.charged or 0.0) > budget + SLACK):
+            name = f"{entry.method}{OWN}" if own and (key, False) in least else entry.method
+            over.append((replace(entry, method=name), rows))
+    return list(best.values()), over
 
 
 def _names(entries: Sequence[Standing]) -> list[str]:

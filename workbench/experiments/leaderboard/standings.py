@@ -8,7 +8,7 @@ import pandas as pd
 
 from workbench.core.errors import not_allowed
 from workbench.experiments.leaderboard import HIGHER
-from workbench.methods.presets import METHODS, name_of
+from workbench.methods.presets import ALIKE, METHODS, name_of
 from workbench.results import METHOD, Results, expanded
 
 ASKED = ["source", "model", "data", "passages", "seed", "training_seed"]  # equal for trials of the same questions
@@ -110,11 +110,12 @@ def entries_of(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]
         (key, {name: part[at] for name, part in parts.items()})
         for at, key in enumerate(known[TRIAL].iloc[begin].itertuples(index=False, name=None))
     ]
-    encoded: dict[str, float] = {}  # by preparation: a later method with the same one finds its blocks in the store
+    # By preparation: a later method with the same one finds its blocks in the store.
+    encoded: dict[tuple[str, str], float] = {}
     for key, _ in groups:
         if (ms := costs.get(key, {}).get("preprocess_ms")) is not None:
-            prepare = key[TRIAL.index("prepare")]
-            encoded[prepare] = max(ms, encoded.get(prepare, 0.0))
+            prepared = _prepared(dict(zip(TRIAL, key, strict=True)))
+            encoded[prepared] = max(ms, encoded.get(prepared, 0.0))
     made = []
     for key, rows in groups:
         cost, first = costs.get(key, {}), dict(zip(TRIAL, key, strict=True))
@@ -128,7 +129,12 @@ def entries_of(asked: pd.DataFrame, costs: dict[tuple[Any, ...], dict[str, Any]]
             charged=1.0 if full else cost.get("charged_share"),
             ttft_ms=cost.get("ttft_ms"),
             storage_mb=cost["bytes_loaded"] / cost["rows_reused"] / 1e3 if cost.get("rows_reused") else None,
-            preprocess_ms=None if full else encoded.get(first["prepare"]),
+            preprocess_ms=None if full else encoded.get(_prepared(first)),
         )
         made.append((entry, rows))
     return made
+
+
+def _prepared(trial: dict[str, Any]) -> tuple[str, str]:
+    """Return what tells how passages are encoded beforehand: Superposition, a mode, has no preparation."""
+    return trial["mode"], ALIKE.get(trial["prepare"], trial["prepare"])

@@ -33,35 +33,38 @@ def said(charged: float | None) -> str:
 def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], charged: float) -> Method:
     """Return the method with the largest ratio whose charged share, mean over `prompts`, is at most `charged`.
 
-    `model` may be on the meta device, except for a correction, which is run on the first prompts. Raises BadInput for a
-    method that recomputes no selected tokens, and for one that charges more before it recomputes any.
+    `model` may be on the meta device, except for a correction: what it adds is found on the first prompts. Raises
+    BadInput for a method that recomputes no selected tokens, and for one that charges more before it recomputes any.
     """
     if not isinstance(method, Reuse) or not (method.select or (method.correct and method.correct.chooses)):
         raise BadInput(f"charged is {charged}: a method with a selector is needed, whose ratio it sets")
     layers, select = len(layers_of(model, "all")), method.select
     lengths = np.array([len(prompt) for prompt in prompts])
-    asked = float(np.mean([len(prompt.question) for prompt in prompts] / lengths))
+    question = np.array([len(prompt.question) for prompt in prompts]) / lengths
     choosing = [one for one in (select, method.correct) if one]
     passes = [[run for one in choosing for run in one.passes(model, prompt)] for prompt in prompts]
-    scored = float(np.mean([charged_share(runs, layers, len(p)) for runs, p in zip(passes, prompts, strict=True)]))
+    selection = np.array([charged_share(runs, layers, len(p)) for runs, p in zip(passes, prompts, strict=True)])
+    asked, scored = float(question.mean()), float(selection.mean())
     if asked + scored > charged:
-        names = [registry.spec_of(one).partition("(")[0] for one in choosing]
+        running = [one for one in choosing if one.passes(model, prompts[0])] or choosing
+        names = [registry.spec_of(one).partition("(")[0] for one in running]
         raise BadInput(
             f"{said(charged)}: {' and '.join(names)} computes {asked + scored:.1%} of a "
             f"prompt before a token is recomputed (selection {scored:.1%}, question {asked:.1%}): "
-            + ("charge more" if asked + scored < 1 else "more than full attention, at any budget")
+            + ("charge more" if asked + scored < 1 - 1e-9 else "no less than full attention, at any budget")
         )
+
+    tried = method.correct is not None and model.device.type != "meta"
+    few, store = prompts[: TRIED if tried else 0], MemoryStore(UNLIMITED)
 
     def share(step: int) -> float:
         chosen = [budget(prompt, step / STEPS, choosing[0].system) for prompt in prompts]
-        return asked + scored + float(np.mean(chosen / lengths))
-
-    tried = method.correct is not None and model.device.type != "meta"
-    few, store = prompts[:TRIED], MemoryStore(UNLIMITED)
-
-    def found(step: int) -> float:
+        each = question + selection + chosen / lengths
+        if not tried:
+            return float(each.mean())
         ready = replace(method, ratio=step / STEPS).begin(model, few, store)
-        return float(np.mean([charged_share(one.passes, layers, len(p)) for one, p in zip(ready, few, strict=True)]))
+        found = [charged_share(one.passes, layers, len(p)) for one, p in zip(ready, few, strict=True)]
+        return float(each.mean() + np.mean(found - each[: len(few)]))  # what a correction adds, of few prompts
 
-    step = bisect_right(range(STEPS + 1), charged + 1e-12, key=found if tried else share) - 1
+    step = bisect_right(range(STEPS + 1), charged + 1e-12, key=share) - 1
     return replace(method, ratio=max(0, step) / STEPS)

@@ -28,9 +28,10 @@ class SamKv(Select):
     layers       "stable": the last eighth of them, of 32 the last four (the published setting); "all", "last", numbers
 
     The question runs over anchors alone. For passage $i$ a query is made of its own, $g$, and of what the last tokens
-    of the other passages ask, $c_j$, weighed by how near they are to it; mean keys of blocks are held against the mean
-    key $a_i$ of its anchors. Without a ratio these numbers decide; a ratio takes the highest of these tokens. Together
-    with `attend=chosen` and `correct=fuse` it is SAM-KV.
+    of the other passages ask, $c_j$ (found once for each, as preprocessing is, and not charged), weighed by how near
+    they are to it; mean keys of blocks are held against the mean key $a_i$ of its anchors. Without a ratio these
+    numbers decide; a ratio takes the highest of these tokens, anchors first, from the ends of every passage inwards.
+    Together with `attend=chosen` and `correct=fuse` it is SAM-KV.
 
     *Follows a reimplementation: `kv_packet/cache_comb/methods/sam_kv.py` of ChuangtaoChen-TUM/KVPacket,* but that a
     block that is kept is computed in all layers, and that query heads are joined by the KV head they belong to.
@@ -83,7 +84,10 @@ class SamKv(Select):
         own = torch.stack(asked)  # [P, L, Hq, D]
         own *= cosine_similarity(own, generic, dim=-1).abs()[..., None]
         worth = self._worth(kv, generic + (own.sum(0) - own) / max(1, len(own) - 1), chosen, first, of)
-        scores[first:][anchors] = torch.finfo(torch.float32).max
+        sizes = torch.bincount(of)
+        at = torch.arange(len(of)) - (sizes.cumsum(0) - sizes)[of]
+        inwards = torch.minimum(at, sizes[of] - 1 - at)
+        scores[first:][anchors] = torch.finfo(torch.float32).max / (1 + inwards[anchors])
         inner, count = (~anchors).nonzero()[:, 0], torch.bincount(of[~anchors], minlength=len(own))
         blocks = -(-count // self.block)
         at = torch.arange(len(inner)) - (count.cumsum(0) - count)[of[inner]]

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from workbench.core.errors import BadInput
 from workbench.experiments.leaderboard.board import Board
-from workbench.experiments.leaderboard.ranking import boards
+from workbench.experiments.leaderboard.ranking import OWN, boards
 from workbench.experiments.leaderboard.standings import Standing
 from workbench.methods.presets import METHODS
 from workbench.metrics.measures import MEASURES, Measure
@@ -48,8 +48,8 @@ def about(board: Board) -> str:
 
 def said(entry: Standing) -> str:
     """Return a method's name for a figure: the published one, else in words."""
-    name, at, ratio = entry.method.partition(" at ")
-    return METHODS[name].title + at + ratio if name in METHODS else in_words(entry.fields)
+    name = entry.method.partition(" at ")[0].removesuffix(OWN)
+    return METHODS[name].title + entry.method.removeprefix(name) if name in METHODS else in_words(entry.fields)
 
 
 def critical(board: Board) -> go.Figure:
