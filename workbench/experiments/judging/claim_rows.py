@@ -1,7 +1,8 @@
-"""Rows of a result table, chosen again and again: what a selector picks of a column is found once.
+"""Select rows of a result table repeatedly: the rows that a selector picks by one column are cached.
 
-A selector is {column: wanted}. Wanted is a number, null, {"least": x, "most": y}, "smallest" or "largest" of numbers;
-of texts a pattern such as "bfla(*", one of several ("" where there is none), and "!lab*" for all but those.
+A selector is {column: condition}. For numbers, a condition is a number, null, {"least": x, "most": y}, "smallest" or
+"largest". For texts, it is a pattern such as "bfla(*", a list of patterns ("" matches a missing text), or "!lab*" to
+exclude.
 """
 
 import json
@@ -19,9 +20,9 @@ Selector = Mapping[str, Any]
 
 
 class Columns:
-    """The columns of a table and the keys of its `setting`, each made once, and which rows fit a wanted value.
+    """Columns of a table and keys of its `setting`, each built once, with the rows that fit each condition.
 
-    Where a key is named as a column, it fills the gaps of the column.
+    A key with the name of a column fills the column's gaps.
     """
 
     def __init__(self, table: pd.DataFrame):
@@ -34,10 +35,10 @@ class Columns:
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.made:
-            self.made[name] = self._made(name)
+            self.made[name] = self._column(name)
         return self.made[name]
 
-    def _made(self, name: str) -> np.ndarray:
+    def _column(self, name: str) -> np.ndarray:
         own = self.table[name].to_numpy() if name in self.table else np.full(len(self.table), np.nan)
         if any(name in each for each in self._settings):
             key = np.array([*(each.get(name) for each in self._settings), None], object)[self._setting]
@@ -45,7 +46,7 @@ class Columns:
         return own
 
     def fitting(self, name: str, want: Any) -> np.ndarray:
-        """Return which rows hold a wanted value."""
+        """Return which rows satisfy the condition `want`."""
         if (key := f"{name} {want!r}") not in self.fits:
             values = [None if value != value else value for value in self[name].tolist()]
             picked = {value: _fits(_named(name, value), want) for value in set(values)}
@@ -53,7 +54,7 @@ class Columns:
         return self.fits[key]
 
     def groups(self, names: Sequence[str]) -> np.ndarray:
-        """Return of every row the number of its group: rows that agree in the named columns."""
+        """Return the group number of each row; rows of a group are equal in the named columns."""
         if (key := " ".join(names)) not in self.made:
             group = np.zeros(len(self.table), int)
             for name in names:
@@ -65,7 +66,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a table, by their places."""
+    """Rows of a table, by their indices `at`."""
 
     columns: Columns
     at: np.ndarray
@@ -77,27 +78,27 @@ class Rows:
         return self.columns[name][self.at]
 
     def of(self, which: np.ndarray) -> "Rows":
-        """Return the rows that a mask, or places among them, name."""
+        """Return a subset of the rows, given a mask or indices among them."""
         return Rows(self.columns, self.at[which])
 
     def dicts(self) -> Iterator[dict[str, Any]]:
-        """Yield every row as {column: value}."""
-        whole = {name: self.columns[name] for name in self.columns.names}
-        return ({name: column.item(at) for name, column in whole.items()} for at in self.at.tolist())
+        """Yield each row as {column: value}."""
+        columns = {name: self.columns[name] for name in self.columns.names}
+        return ({name: column.item(at) for name, column in columns.items()} for at in self.at.tolist())
 
     def groups(self, names: Sequence[str]) -> list["Rows"]:
-        """Return the rows that agree in the named columns, in the order in which they begin."""
+        """Return groups of rows that are equal in the named columns, in order of first occurrence."""
         group = pd.factorize(self.columns.groups(names)[self.at])[0]
         order = np.argsort(group, kind="stable")
         return [self.of(places) for places in np.split(order, np.cumsum(np.bincount(group))[:-1])]
 
     def fitting(self, wanted: Selector) -> np.ndarray:
-        """Return which rows a selector may pick."""
+        """Return which rows satisfy a selector, except for "smallest" and "largest"."""
         own = [self.columns.fitting(name, want)[self.at] for name, want in wanted.items() if not _ordered(want)]
         return np.logical_and.reduce([np.ones(len(self), bool), *own])
 
     def chosen(self, wanted: Selector) -> "Rows":
-        """Return the rows that a selector picks; "smallest" and "largest" are of those that all else picks."""
+        """Return the rows that a selector picks; "smallest" and "largest" apply to rows that satisfy all else."""
         rows = self.of(self.fitting(wanted))
         for name, want in wanted.items():
             if _ordered(want) and len(rows):
@@ -111,7 +112,7 @@ class Rows:
 
 
 def _named(column: str, value: Any) -> Any:
-    """Return the value to select rows by: for a file of questions its name, without folders."""
+    """Return the value by which rows are selected: the name of a question file, without folders."""
     return Path(value).name if column == "data" and isinstance(value, str) else value
 
 
