@@ -105,7 +105,11 @@ def answers_under(
     reference = next(iter(masses.values())).logits.log_softmax(-1)
     records = []
     for name, rule in rules.items():
-        method = Full(lambda _, rule=rule: rule)
+
+        def rule_of(_: Prompt, rule: Sees = rule) -> Sees:
+            return rule
+
+        method = Full(rule_of)
         (output,) = generate(model, tokenizer, [view.prompt], method, max_new_tokens=max_new_tokens, stop=layout.stop)
         answer, logits = output.text.strip(), masses[name].logits.log_softmax(-1)
         right = bool(exact_match(answer, view.answers)) if view.answers else None

@@ -173,7 +173,7 @@ def _claim(row: Mapping[str, Any], methods: Mapping[str, Any]) -> Claim:
         raise BadInput(f"{claim.id} was changed since it was stated: run data/benchmarks/state_claims.py to date it")
     if claim.kind == "mechanism":
         if not claim.test:
-            raise BadInput(f"{claim.id} is a mechanism: the test that verifies it is needed")
+            raise BadInput(f"{claim.id} is a mechanism: the test that holds it is needed")
     elif claim.how not in HOW[claim.table]:
         raise BadInput(
             f"{claim.id} asks for {claim.how!r} of table {claim.table!r}: allowed are {', '.join(HOW[claim.table])}"

@@ -1,8 +1,8 @@
-"""A charged budget: the ratio at which a method computes at most a share of the prompt's tokens at request time.
+"""Charged budgets: solve for the ratio at which a method computes at most a given share of the prompt at request time.
 
     method = within(model, Reuse(select=QueryGuided()), prompts, 0.15)   # .ratio is solved
 
-The charged share is `metrics.cost.charged_share`: question, recomputed tokens and every pass of the selector.
+The charged share is `metrics.cost.charged_share`: question, recomputed tokens and all passes of the selector.
 """
 
 from bisect import bisect_right
@@ -22,11 +22,11 @@ from workbench.metrics.cost import charged_share
 from workbench.store import UNLIMITED, MemoryStore
 
 STEPS = 10_000  # resolution of a solved ratio: 1 / STEPS
-TRIED = 8  # prompts for trying a correction whose rows depend on its cache
+TRIED = 8  # prompts on which a correction is run, because its rows depend on its cache
 
 
 def said(charged: float | None) -> str:
-    """Return how a refusal begins that is of this budget alone; "" of none."""
+    """Return the prefix of error messages about this budget; "" without one."""
     return "" if charged is None else f"charged {charged:.3g}"
 
 
@@ -34,34 +34,34 @@ def within(model: PreTrainedModel, method: Method, prompts: Sequence[Prompt], ch
     """Return the method with the largest ratio whose charged share, mean over `prompts`, is at most `charged`.
 
     `model` may be on the meta device, except for a correction, which is run on the first prompts. Raises BadInput for a
-    method that recomputes no selected tokens, and for one that charges more before it recomputes any.
+    method that recomputes no selected tokens, and for one that exceeds `charged` before it recomputes any.
     """
     if not isinstance(method, Reuse) or not (method.select or (method.correct and method.correct.chooses)):
         raise BadInput(f"charged is {charged}: a method with a selector is needed, whose ratio it sets")
     layers, select = len(layers_of(model, "all")), method.select
     lengths = np.array([len(prompt) for prompt in prompts])
-    asked = float(np.mean([len(prompt.question) for prompt in prompts] / lengths))
+    question = float(np.mean([len(prompt.question) for prompt in prompts] / lengths))
     choosing = [one for one in (select, method.correct) if one]
     passes = [[run for one in choosing for run in one.passes(model, prompt)] for prompt in prompts]
     scored = float(np.mean([charged_share(runs, layers, len(p)) for runs, p in zip(passes, prompts, strict=True)]))
-    if asked + scored > charged:
+    if question + scored > charged:
         names = [registry.spec_of(one).partition("(")[0] for one in choosing]
         raise BadInput(
-            f"{said(charged)}: {' and '.join(names)} computes {asked + scored:.1%} of a "
-            f"prompt before a token is recomputed (selection {scored:.1%}, question {asked:.1%}): "
-            + ("charge more" if asked + scored < 1 else "more than full attention, at any budget")
+            f"{said(charged)}: {' and '.join(names)} computes {question + scored:.1%} of a "
+            f"prompt before a token is recomputed (selection {scored:.1%}, question {question:.1%}): "
+            + ("charge more" if question + scored < 1 else "more than full attention, at any budget")
         )
 
     def share(step: int) -> float:
         chosen = [budget(prompt, step / STEPS, choosing[0].system) for prompt in prompts]
-        return asked + scored + float(np.mean(chosen / lengths))
+        return question + scored + float(np.mean(chosen / lengths))
 
-    tried = method.correct is not None and model.device.type != "meta"
+    is_run = method.correct is not None and model.device.type != "meta"
     few, store = prompts[:TRIED], MemoryStore(UNLIMITED)
 
-    def found(step: int) -> float:
+    def charged_at(step: int) -> float:
         ready = replace(method, ratio=step / STEPS).begin(model, few, store)
         return float(np.mean([charged_share(one.passes, layers, len(p)) for one, p in zip(ready, few, strict=True)]))
 
-    step = bisect_right(range(STEPS + 1), charged + 1e-12, key=found if tried else share) - 1
+    step = bisect_right(range(STEPS + 1), charged + 1e-12, key=charged_at if is_run else share) - 1
     return replace(method, ratio=max(0, step) / STEPS)
