@@ -32,9 +32,9 @@ class AttentionMass:
     kv: KV
 
 
-def busiest(tokens: Tensor, wanted: Tensor) -> tuple[int, int]:
-    """Return the (layer, head) with the most attention (`AttentionMass.tokens`) at positions `wanted` [T] (bool)."""
-    return peak(tokens[:, :, wanted].sum(-1))
+def busiest(tokens: Tensor, mask: Tensor) -> tuple[int, int]:
+    """Return the (layer, head) with the most attention (`AttentionMass.tokens`) at the positions `mask` [T] bool."""
+    return peak(tokens[:, :, mask].sum(-1))
 
 
 def peak(scores: Tensor) -> tuple[int, int]:
@@ -118,7 +118,7 @@ def answers_under(
     return records
 
 
-def most_changed(masses: Mapping[str, AttentionMass], wanted: Tensor) -> tuple[int, int]:
-    """Return the (layer, head) that attends to `wanted` [T] (bool) alike in "full" and "block" but not in "naive"."""
+def most_changed(masses: Mapping[str, AttentionMass], mask: Tensor) -> tuple[int, int]:
+    """Return the (layer, head) that attends to `mask` [T] bool and is alike in "full" and "block", unlike "naive"."""
     full, block, naive = (masses[name].tokens for name in ("full", "block", "naive"))
-    return peak(full[:, :, wanted].sum(-1) * overlap(full, block) * (1 - overlap(full, naive)))
+    return peak(full[:, :, mask].sum(-1) * overlap(full, block) * (1 - overlap(full, naive)))

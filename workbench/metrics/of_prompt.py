@@ -64,8 +64,8 @@ def deviation(
     lm, joined = model_and_prompt(model, prompt, question)
     end, cached = joined.starts[-1], _reused(lm, joined, prepare) if kv is None else kv
     exact = kv_deviation.full_attention_kv(lm, joined)
-    found = kv_deviation.deviation(cached.slice(0, end), exact.slice(0, end))
-    parts = {"keys": found.keys, "values": found.values}
+    deviations = kv_deviation.deviation(cached.slice(0, end), exact.slice(0, end))
+    parts = {"keys": deviations.keys, "values": deviations.values}
     tables = [
         _long(of.nanmean(2).cpu(), ("token", "layer"), "deviation").assign(part=part) for part, of in parts.items()
     ]

@@ -230,11 +230,11 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     Raises BadInput for any other line that is not a JSON object.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    found = []
+    rows = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(dict(json.loads(line)))
+            rows.append(dict(json.loads(line)))
         except (ValueError, TypeError) as problem:
             if number < len(lines) or line.endswith("\n"):
                 raise BadInput(f"{brief(path)}, line {number}, is no row of results: {brief(problem)}") from None
-    return found
+    return rows

@@ -24,7 +24,7 @@ def means(answers: pd.DataFrame, measures: Sequence[str], by: Sequence[str]) -> 
 
     Intervals are Wilson's for measures that are 0 or 1, else bootstrap intervals over questions (seed 0).
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for keys, group in answers.groupby(list(by), sort=False, dropna=False):
         for measure in measures:
             values = group[measure].dropna().astype(float)
@@ -32,8 +32,8 @@ def means(answers: pd.DataFrame, measures: Sequence[str], by: Sequence[str]) -> 
                 continue
             low, high = wilson(values.sum(), len(values)) if measure in RIGHT else bootstrap(values.tolist())
             numbers = {"value": values.mean(), "low": low, "high": high, "n": len(values)}
-            found.append({**dict(zip(by, keys, strict=True)), "measure": measure, **numbers})
-    return pd.DataFrame(found, columns=[*by, "measure", *INTERVAL])
+            rows.append({**dict(zip(by, keys, strict=True)), "measure": measure, **numbers})
+    return pd.DataFrame(rows, columns=[*by, "measure", *INTERVAL])
 
 
 def paired(
@@ -51,31 +51,31 @@ def paired(
     """
     if within:
         groups = [group for _, group in answers.groupby(list(within), sort=False) if baseline(group).any()]
-        found = [paired(group, baseline, measure, by) for group in groups]
-        return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=[*by, *INTERVAL])
+        tables = [paired(group, baseline, measure, by) for group in groups]
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*by, *INTERVAL])
     base = answers[baseline(answers)].set_index("question")[measure].dropna()
     if base.empty or base.index.duplicated().any():
         what = "no question" if base.empty else f"question {base.index[base.index.duplicated()][0]!r} twice"
         raise BadInput(f"the baseline has {what} with a score {measure!r}: exactly one row a question is needed")
-    found = []
+    rows = []
     for keys, group in answers.groupby(list(by), sort=False, dropna=False):
         own = group.set_index("question")[measure].dropna()
         both = own.index.intersection(base.index)
         if len(both):
             gap = difference(own[both].tolist(), base[both].tolist())
             numbers = {"value": gap.mean, "low": gap.low, "high": gap.high, "n": gap.n}
-            found.append({**dict(zip(by, keys, strict=True)), **numbers})
-    return pd.DataFrame(found, columns=[*by, *INTERVAL])
+            rows.append({**dict(zip(by, keys, strict=True)), **numbers})
+    return pd.DataFrame(rows, columns=[*by, *INTERVAL])
 
 
 def over_draws(counts: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Return {by, value, low, high, n}: means over draws, one row per seed, with Student's 95% interval."""
-    found = []
+    rows = []
     for keys, group in counts.groupby(list(by), sort=False, dropna=False):
         mean, half = mean_over_seeds(group.value)
         numbers = {"value": mean, "low": mean - half, "high": mean + half, "n": len(group)}
-        found.append({**dict(zip(by, keys, strict=True)), **numbers})
-    return pd.DataFrame(found, columns=[*by, *INTERVAL])
+        rows.append({**dict(zip(by, keys, strict=True)), **numbers})
+    return pd.DataFrame(rows, columns=[*by, *INTERVAL])
 
 
 def usual(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
@@ -123,15 +123,15 @@ def speedups(
     `baseline` selects one row of a workload's, or None for no comparison. The ends are the slow end of one side over
     the fast end of the other, of their 5 to 95% (of their range with fewer than 20 runs).
     """
-    found = []
+    rows = []
     for _, group in timings.groupby(list(by), sort=False):
         slow = baseline(group)
         if slow is None:
             continue
         for row in group.to_dict("records"):
             value, low, high = latency.ratio(slow.to_dict(), row)
-            found.append({**row, "value": value, "low": low, "high": high, "against": slow["candidate"]})
-    return pd.DataFrame(found, columns=[*timings.columns, "value", "low", "high", "against"])
+            rows.append({**row, "value": value, "low": low, "high": high, "against": slow["candidate"]})
+    return pd.DataFrame(rows, columns=[*timings.columns, "value", "low", "high", "against"])
 
 
 def candidate(name: str) -> Callable[[pd.DataFrame], pd.Series | None]:

@@ -67,12 +67,12 @@ def target(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
     return largest / largest.sum(-1, keepdim=True)
 
 
-def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
-    """Return KL(wanted ‖ softmax of logits), mean over heads and query tiles without the first quarter of them."""
-    first = wanted.shape[1] // 4
-    wanted, log_gate = wanted[:, first:], logits[:, first:].log_softmax(-1)
-    terms = wanted * (wanted.clamp(min=1e-30).log() - log_gate)
-    return terms.masked_fill(wanted == 0, 0.0).sum(-1).mean()
+def divergence(expected: Tensor, logits: Tensor) -> Tensor:
+    """Return KL(expected ‖ softmax of logits), mean over heads and query tiles without the first quarter of them."""
+    first = expected.shape[1] // 4
+    expected, log_gate = expected[:, first:], logits[:, first:].log_softmax(-1)
+    terms = expected * (expected.clamp(min=1e-30).log() - log_gate)
+    return terms.masked_fill(expected == 0, 0.0).sum(-1).mean()
 
 
 def _rate(step: int, config: GateConfig) -> float:

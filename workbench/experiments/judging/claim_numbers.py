@@ -72,18 +72,19 @@ class Tables:
         self._rows, self._runs, self.scores = cache(self._rows_of), cache(self._runs_of), cache(self._scores_of)
         self._means = cache(self._means_of)
 
-    def rows(self, asked: ClaimScope) -> Rows:
+    def rows(self, claim: ClaimScope) -> Rows:
         """Return the rows of all sides, with a column for each name that a selector uses."""
-        rows = self._rows(asked.table, asked.experiment, asked.measure)
+        rows = self._rows(claim.table, claim.experiment, claim.measure)
         if not len(rows):
             return rows
-        sides = [each for each in (asked.left, asked.right, asked.full) if each is not None]
+        sides = [each for each in (claim.left, claim.right, claim.full) if each is not None]
         columns = rows.columns
-        for name in {name for each in (*sides, asked.scope) for name in each} - set(columns.names) - set(columns.made):
-            means = self._means(asked.experiment, name)
+        names = {name for each in (*sides, claim.scope) for name in each}
+        for name in names - set(columns.names) - set(columns.arrays):
+            means = self._means(claim.experiment, name)
             by = pd.DataFrame({each: columns[each] for each in BY})
-            columns.made[name] = by.merge(means, on=BY, how="left")[name].to_numpy()
-        return rows.of(np.logical_or.reduce([rows.fitting(each) for each in sides])).chosen(asked.scope)
+            columns.arrays[name] = by.merge(means, on=BY, how="left")[name].to_numpy()
+        return rows.of(np.logical_or.reduce([rows.fitting(each) for each in sides])).chosen(claim.scope)
 
     def _rows_of(self, table: str, experiment: str, measure: str) -> Rows:
         if table != "answers":
@@ -157,60 +158,60 @@ class Number:
     method: str = ""
 
 
-def numbers(tables: Tables, asked: ClaimScope) -> list[Number]:
+def numbers(tables: Tables, claim: ClaimScope) -> list[Number]:
     """Return the number of each group of rows, as (source, model, data), that has all sides."""
-    key = repr([getattr(asked, each.name) for each in fields(ClaimScope)])
+    key = repr([getattr(claim, each.name) for each in fields(ClaimScope)])
     if key not in tables.numbers:
-        separate = (*asked.across, "seed") if asked.over == "seeds" else asked.across
-        keys = [name for name in SHARED[asked.table] if name not in separate]
-        groups = tables.rows(asked).groups(keys)
-        tables.numbers[key] = [number for group in groups for number in _of_group(group, asked, tables)]
+        separate = (*claim.across, "seed") if claim.over == "seeds" else claim.across
+        keys = [name for name in SHARED[claim.table] if name not in separate]
+        groups = tables.rows(claim).groups(keys)
+        tables.numbers[key] = [number for group in groups for number in _of_group(group, claim, tables)]
     return tables.numbers[key]
 
 
-def _of_group(group: Rows, asked: ClaimScope, tables: Tables) -> Iterator[Number]:
-    left = group.chosen(asked.left)
-    others = [group.chosen(each) for each in (asked.right, asked.full) if each is not None]
+def _of_group(group: Rows, claim: ClaimScope, tables: Tables) -> Iterator[Number]:
+    left = group.chosen(claim.left)
+    others = [group.chosen(each) for each in (claim.right, claim.full) if each is not None]
     if not len(left) or not all(map(len, others)):
         return
-    if asked.table == "answers":
+    if claim.table == "answers":
         for own in left.groups(["trial"]):
-            if number := _of_answers(own, others, asked, tables.scores(asked.experiment, asked.measure)):
+            if number := _of_answers(own, others, claim, tables.scores(claim.experiment, claim.measure)):
                 yield number
-    elif asked.over == "seeds":
+    elif claim.over == "seeds":
         pairs = [(row, [other.of(other["seed"] == row["seed"]) for other in others]) for row in left.dicts()]
-        values = [ROWS[asked.how](row, of, asked)[0] for row, of in pairs if all(map(len, of))]
+        values = [ROWS[claim.how](row, of, claim)[0] for row, of in pairs if all(map(len, of))]
         mean, half = mean_over_seeds(values)
         yield Number(mean, mean - half, mean + half, len(values), where=pairs[0][0])
     else:
         alike = [
             name
             for name in PAIRED
-            if name in left.columns.names and asked.table == "timings" and name not in asked.across
+            if name in left.columns.names and claim.table == "timings" and name not in claim.across
         ]
         for row in left.dicts():
             matching = others
             for name in alike:
                 matching = [other.of(other[name] == row[name]) for other in matching]
             if all(map(len, matching)):
-                ends = ROWS[asked.how](row, matching, asked)
+                ends = ROWS[claim.how](row, matching, claim)
                 yield Number(*ends, where=row, method=str(row.get("candidate") or row["method"]))
 
 
 # Answers: one score per question, of one or several training seeds
 
 
-def _of_answers(left: Rows, others: Sequence[Rows], asked: ClaimScope, scores: Scores) -> Number | None:
+def _of_answers(left: Rows, others: Sequence[Rows], claim: ClaimScope, scores: Scores) -> Number | None:
     sides = [_by_seed(left, scores), *(_by_seed(_closest(each, left, scores), scores) for each in others)]
     values = _aligned(sides)
     if values is None:
         return None
-    if asked.how == "explained" and asked.measure not in LOSSES:
+    if claim.how == "explained" and claim.measure not in LOSSES:
         values = [-each for each in values]  # scores as losses
     where = next(left.dicts())
     trained = any(set(side) != {-1} for side in sides)
-    runs = len(values[0]) if asked.over == "training seeds" or trained or len(values[0]) > 1 else 0
-    ends = ANSWERS[asked.how](values) if len(values[0]) == 1 else _of_runs(values, ANSWERS[asked.how])
+    runs = len(values[0]) if claim.over == "training seeds" or trained or len(values[0]) > 1 else 0
+    ends = ANSWERS[claim.how](values) if len(values[0]) == 1 else _of_runs(values, ANSWERS[claim.how])
     if ends is None:
         return None
     beside = float(np.mean(values[1])) if len(values) > 1 else None
@@ -253,9 +254,9 @@ def _scores(rows: Rows, scores: Scores) -> RunScores:
     at = np.concatenate([np.arange(0), *map(np.arange, rows["start"], rows["stop"])])
     questions, values = scores.questions[at], scores.values[at]
     known = ~np.isnan(values)
-    found = np.full(scores.size, np.nan)
-    found[questions[known]] = values[known]
-    return RunScores(found, questions[known])
+    by_question = np.full(scores.size, np.nan)
+    by_question[questions[known]] = values[known]
+    return RunScores(by_question, questions[known])
 
 
 def _by_seed(rows: Rows, scores: Scores) -> dict[int, RunScores]:
@@ -283,8 +284,8 @@ def _aligned(sides: Sequence[Mapping[int, RunScores]]) -> list[np.ndarray] | Non
 def _of_runs(values: Sequence[np.ndarray], statistic: "Statistic") -> Ends | None:
     """Return the statistic over all training runs; None if it is None for a run."""
     runs = [statistic([side[i : i + 1] for side in values]) for i in range(len(values[0]))]
-    known = [run for run in runs if run is not None]
-    return (*over_runs([run[:3] for run in known]), known[0][3]) if len(known) == len(runs) else None
+    complete = [run for run in runs if run is not None]
+    return (*over_runs([run[:3] for run in complete]), complete[0][3]) if len(complete) == len(runs) else None
 
 
 def _gap(values: Sequence[np.ndarray]) -> Ends:
@@ -328,23 +329,23 @@ ANSWERS: Mapping[str, Statistic] = {
 # Counts and timings: rows with intervals
 
 
-def _value(row: Mapping[str, Any], others: Sequence[Rows], asked: ClaimScope) -> Ends:
+def _value(row: Mapping[str, Any], others: Sequence[Rows], claim: ClaimScope) -> Ends:
     ends = [row[name] if row[name] == row[name] else row["value"] for name in ("low", "high")]
     return float(row["value"]), float(ends[0]), float(ends[1]), _n(row["n"])
 
 
-def _difference(row: Mapping[str, Any], others: Sequence[Rows], asked: ClaimScope) -> Ends:
+def _difference(row: Mapping[str, Any], others: Sequence[Rows], claim: ClaimScope) -> Ends:
     """Return the difference of two numbers, each with its own interval (Newcombe 1998, method 10)."""
-    one, other = _value(row, others, asked), _value(next(others[0].dicts()), others, asked)
+    one, other = _value(row, others, claim), _value(next(others[0].dicts()), others, claim)
     middle = one[0] - other[0]
     below = np.hypot(one[0] - one[1], other[2] - other[0])
     above = np.hypot(one[2] - one[0], other[0] - other[1])
     return middle, float(middle - below), float(middle + above), min(one[3], other[3])
 
 
-def _ratio(row: Mapping[str, Any], others: Sequence[Rows], asked: ClaimScope) -> Ends:
+def _ratio(row: Mapping[str, Any], others: Sequence[Rows], claim: ClaimScope) -> Ends:
     """Return the speedup of the left side over the fastest of the right; for counts, right over left."""
-    if asked.table == "counts":
+    if claim.table == "counts":
         value = float(others[0]["value"][0] / row["value"])
         return value, value, value, min(_n(row["n"]), _n(others[0]["n"][0]))
     slow = min(others[0].dicts(), key=lambda other: float(other["ms"]))

@@ -27,16 +27,16 @@ class Columns:
 
     def __init__(self, table: pd.DataFrame):
         self.table = table
-        self.made: dict[str, np.ndarray] = {}
-        self.fits: dict[str, np.ndarray] = {}
+        self.arrays: dict[str, np.ndarray] = {}
+        self.masks: dict[str, np.ndarray] = {}
         self._setting, texts = pd.factorize(table.setting)
         self._settings = [json.loads(text) if text else {} for text in texts]
         self.names = dict.fromkeys([*table, *(name for each in self._settings for name in each)])
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self.made:
-            self.made[name] = self._column(name)
-        return self.made[name]
+        if name not in self.arrays:
+            self.arrays[name] = self._column(name)
+        return self.arrays[name]
 
     def _column(self, name: str) -> np.ndarray:
         own = self.table[name].to_numpy() if name in self.table else np.full(len(self.table), np.nan)
@@ -45,23 +45,23 @@ class Columns:
             own = np.where(pd.isna(own), key, own)
         return own
 
-    def fitting(self, name: str, want: Any) -> np.ndarray:
-        """Return which rows satisfy the condition `want`."""
-        if (key := f"{name} {want!r}") not in self.fits:
+    def fitting(self, name: str, condition: Any) -> np.ndarray:
+        """Return which rows satisfy a condition."""
+        if (key := f"{name} {condition!r}") not in self.masks:
             values = [None if value != value else value for value in self[name].tolist()]
-            picked = {value: _fits(_named(name, value), want) for value in set(values)}
-            self.fits[key] = np.array([picked[value] for value in values], bool)
-        return self.fits[key]
+            fits = {value: _fits(_named(name, value), condition) for value in set(values)}
+            self.masks[key] = np.array([fits[value] for value in values], bool)
+        return self.masks[key]
 
     def groups(self, names: Sequence[str]) -> np.ndarray:
         """Return the group number of each row; rows of a group are equal in the named columns."""
-        if (key := " ".join(names)) not in self.made:
+        if (key := " ".join(names)) not in self.arrays:
             group = np.zeros(len(self.table), int)
             for name in names:
                 codes, values = pd.factorize(self[name], use_na_sentinel=False)
                 group = pd.factorize(group * len(values) + codes)[0]
-            self.made[key] = group
-        return self.made[key]
+            self.arrays[key] = group
+        return self.arrays[key]
 
 
 @dataclass(frozen=True)
@@ -92,22 +92,22 @@ class Rows:
         order = np.argsort(group, kind="stable")
         return [self.of(places) for places in np.split(order, np.cumsum(np.bincount(group))[:-1])]
 
-    def fitting(self, wanted: Selector) -> np.ndarray:
+    def fitting(self, selector: Selector) -> np.ndarray:
         """Return which rows satisfy a selector, except for "smallest" and "largest"."""
-        own = [self.columns.fitting(name, want)[self.at] for name, want in wanted.items() if not _ordered(want)]
-        return np.logical_and.reduce([np.ones(len(self), bool), *own])
+        masks = [self.columns.fitting(name, x)[self.at] for name, x in selector.items() if not _ordered(x)]
+        return np.logical_and.reduce([np.ones(len(self), bool), *masks])
 
-    def chosen(self, wanted: Selector) -> "Rows":
+    def chosen(self, selector: Selector) -> "Rows":
         """Return the rows that a selector picks; "smallest" and "largest" apply to rows that satisfy all else."""
-        rows = self.of(self.fitting(wanted))
-        for name, want in wanted.items():
-            if _ordered(want) and len(rows):
+        rows = self.of(self.fitting(selector))
+        for name, condition in selector.items():
+            if _ordered(condition) and len(rows):
                 values = rows[name].astype(float)
                 if name == "em":  # one value per method, not per question
                     right, n = (np.bincount(rows["trial"], rows[each])[rows["trial"]] for each in ("em", "em_n"))
                     with np.errstate(invalid="ignore"):
                         values = right / n
-                rows = rows.of(values == (np.fmax if want == "largest" else np.fmin).reduce(values))
+                rows = rows.of(values == (np.fmax if condition == "largest" else np.fmin).reduce(values))
         return rows
 
 
@@ -116,21 +116,21 @@ def _named(column: str, value: Any) -> Any:
     return Path(value).name if column == "data" and isinstance(value, str) else value
 
 
-def _ordered(want: Any) -> bool:
-    return isinstance(want, str) and want in ORDER
+def _ordered(condition: Any) -> bool:
+    return isinstance(condition, str) and condition in ORDER
 
 
-def _fits(value: Any, want: Any) -> bool:
-    if want is None or value is None or value == "":
-        return value in (None, "") and (want is None or (isinstance(want, list) and "" in want))
-    if isinstance(want, Mapping):
-        return bool(want.get("least", -np.inf) <= float(value) <= want.get("most", np.inf))
-    if not isinstance(want, str | list):
-        return bool(np.isclose(float(value), float(want)))
-    patterns = [want] if isinstance(want, str) else want
-    wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
-    unwanted = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
-    return not _like(value, unwanted) and (not wanted or _like(value, wanted))
+def _fits(value: Any, condition: Any) -> bool:
+    if condition is None or value is None or value == "":
+        return value in (None, "") and (condition is None or (isinstance(condition, list) and "" in condition))
+    if isinstance(condition, Mapping):
+        return bool(condition.get("least", -np.inf) <= float(value) <= condition.get("most", np.inf))
+    if not isinstance(condition, str | list):
+        return bool(np.isclose(float(value), float(condition)))
+    patterns = [condition] if isinstance(condition, str) else condition
+    required = [pattern for pattern in patterns if not pattern.startswith("!")]
+    excluded = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    return not _like(value, excluded) and (not required or _like(value, required))
 
 
 def _like(value: Any, patterns: Sequence[str]) -> bool:

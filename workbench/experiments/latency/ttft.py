@@ -246,7 +246,7 @@ def over_tiers(
         jobs: dict[str, Any] = {FULL: partial(first_token, model, prompt, "full")}
         for tier, store in stores.items():
             for name, method in methods(ratio).items():
-                jobs[f"{tier}: {name}"] = partial(_first_token, model, prompt, method, store)
+                jobs[f"{tier}: {name}"] = partial(first_token, model, prompt, method, ReadOnlyStore(store))
         for label, times in interleaved(jobs, model.device, repeats).items():
             tier, _, name = label.rpartition(": ")
             about: dict[str, Any] = {"mode": "block", "setting": {"tier": tier}} if tier else {"mode": "full"}
@@ -256,11 +256,6 @@ def over_tiers(
             named = {"workload": str(len(prompt)), "candidate": f"{name}, from {tier}" if tier else name}
             rows.append({**named, **about, **columns, "bytes": float(_bytes(loaded, prompt) if tier else 0)})
     return rows
-
-
-@torch.no_grad()
-def _first_token(model: Any, prompt: Prompt, method: Method, store: Store) -> int:
-    return first_token(model, prompt, method, ReadOnlyStore(store))
 
 
 def _bytes(loaded: Loaded, prompt: Prompt) -> int:

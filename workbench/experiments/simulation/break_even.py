@@ -48,8 +48,8 @@ def workloads(
     Also for each share of repeats and exponent, with the default order and pool of `Workload`.
     """
     usual = Workload(REQUESTS, (PASSAGES, PASSAGES), uploads=0, shares=(1.0, 0.0))
-    found = [replace(usual, zipf=z, order=order, knowledge=pool) for z in zipfs for order in orders for pool in pools]
-    return found + [replace(usual, zipf=z, repeats=share) for z in zipfs for share in repeats if share]
+    listed = [replace(usual, zipf=z, order=order, knowledge=pool) for z in zipfs for order in orders for pool in pools]
+    return listed + [replace(usual, zipf=z, repeats=share) for z in zipfs for share in repeats if share]
 
 
 def hits(workload: Workload, seed: int = 0) -> dict[str, Floats]:
@@ -73,7 +73,7 @@ def rows(question: int, model: TtftModel, found: dict[str, Floats]) -> Records:
     `found` is from `hits`, which the question's length does not change.
     """
     tokens = PASSAGES * BLOCK
-    listed = []
+    result = []
     for method in METHODS:
         share = found[REUSE if method == RECOMPUTED else method]
         cached, missing = share * tokens, (1 - share) * tokens
@@ -83,8 +83,8 @@ def rows(question: int, model: TtftModel, found: dict[str, Floats]) -> Records:
             ratio = RATIO if method == RECOMPUTED else 0.0
             times = model.blocks(cached, missing, question, ratio, BLOCK)
         means = {"hit_rate": float(share.mean()), "ttft_ms": float(times.mean())}
-        listed.append({"question": question, "method": method, **means})
-    return listed
+        result.append({"question": question, "method": method, **means})
+    return result
 
 
 def counts(workload: Workload, questions: Sequence[int], model: TtftModel, seeds: Sequence[int]) -> Records:

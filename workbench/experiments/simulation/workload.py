@@ -7,7 +7,7 @@ how often each is requested: these are fields of `Workload`.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -139,10 +139,8 @@ def counts(workload: Workload, seeds: Sequence[int]) -> Records:
         columns={"cache": "method"}
     )
     listed = over_draws(frame.melt("method", list(MEASURES), "measure"), ["method", "measure"])
-    setting = {name: _text(value) for name, value in asdict(workload).items()}
+    setting = {
+        name: " to ".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in asdict(workload).items()
+    }
     return [{**row, "setting": setting} for row in listed.to_dict("records")]
-
-
-def _text(value: Any) -> Any:
-    """Return a setting as a single value: a range or several shares as text."""
-    return " to ".join(map(str, value)) if isinstance(value, tuple) else value

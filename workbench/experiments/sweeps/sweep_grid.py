@@ -114,7 +114,7 @@ def problems(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool =
     here    False: they run on other machines, which may have other devices
     """
     known: dict[str, _Model] = {}
-    found: dict[str, list[Trial]] = {}
+    by_problem: dict[str, list[Trial]] = {}
     samples_of, prompts_of = lru_cache(maxsize=4)(_samples), lru_cache(maxsize=4)(_prompts)
     for trial in trials:
         model = known.setdefault(trial.model, _Model(trial.model, loaded))
@@ -128,8 +128,8 @@ def problems(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool =
             check_context(model.context, samples, prompts)
             _check_choices(trial, model, prompts)
         except BadInput as problem:
-            found.setdefault(str(problem), []).append(trial)
-    return found
+            by_problem.setdefault(str(problem), []).append(trial)
+    return by_problem
 
 
 def told(problems: dict[str, list[Trial]], count: int) -> str:
@@ -166,8 +166,8 @@ def _check_method(trial: Trial, model: _Model) -> None:
     for tiles in _nested(trial.tiles()):
         if isinstance(tiles, SeerAttention):
             seer_gate.training(Path(tiles.gate) if tiles.gate else model.fitted_to / seer_gate.FILE)
-        if isinstance(tiles, Xattention) and isinstance(tiles.threshold, str):
-            _check_file(tiles.threshold)
+        if isinstance(tiles, Xattention) and isinstance(name := tiles.threshold, str) and not Path(name).is_file():
+            raise BadInput(f"there are no thresholds {name!r}: `workbench sparse profile` writes them")
         if isinstance(tiles, Compact):
             tiles.group(model.config.num_attention_heads, model.config.num_key_value_heads)
 
@@ -176,11 +176,6 @@ def _nested(tiles: Sparse | None) -> Iterator[Sparse]:
     while tiles is not None:
         yield tiles
         tiles = tiles.inner if isinstance(tiles, Compact) else None
-
-
-def _check_file(name: str) -> None:
-    if not Path(name).is_file():
-        raise BadInput(f"there are no thresholds {name!r}: `workbench sparse profile` writes them")
 
 
 def _samples(name: str, samples: int, seed: int, passages: int | None) -> list[Sample]:
@@ -243,13 +238,13 @@ def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[C
     sweep_plan.check_lists(lists)
     trials: dict[Trial, Case] = {}
     for values in product(*lists.values()):
-        values_of = dict(zip(lists, values, strict=True))
-        method = values_of.pop("method", None)
-        options = {**base, **presets.options(method, values_of)}
+        combination = dict(zip(lists, values, strict=True))
+        method = combination.pop("method", None)
+        options = {**base, **presets.options(method, combination)}
         if options["mode"] != "block":
-            options |= {name: getattr(Trial, name) for name in REUSE if name in values_of}
+            options |= {name: getattr(Trial, name) for name in REUSE if name in combination}
         elif options["select"] == options.get("correct", "none") == "none":
-            options |= {name: None for name in ("ratio", "charged") if name in values_of}
+            options |= {name: None for name in ("ratio", "charged") if name in combination}
         trial = Trial(**options)
         trials.setdefault(trial, Case(trial, method or ""))
     return list(trials.values())
@@ -277,12 +272,12 @@ def _state(path: Path, size: int, changed: int) -> list[Any]:
     return [path.name, digest(path)] if size <= READ else [path.name, size, changed]
 
 
-def read_plan(path: Path, given: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """Return the trials of a plan, without duplicates; `given` overrides the plan's values of the same fields.
+def read_plan(path: Path, overrides: Mapping[str, Sequence[Any]]) -> list[Case]:
+    """Return the trials of a plan, without duplicates; `overrides` replace the plan's values of the same fields.
 
     Raises BadInput for a file that is not a plan.
     """
-    found = [case for part in sweep_plan.parts(path, given) for case in _cases(part)]
+    found = [case for part in sweep_plan.parts(path, overrides) for case in _cases(part)]
     return list({(case.trial, case.method): case for case in found}.values())
 
 

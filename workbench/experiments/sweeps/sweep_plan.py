@@ -40,8 +40,8 @@ class Part:
     training_of: str = ""
 
 
-def parts(path: Path, given: Mapping[str, Sequence[Any]]) -> list[Part]:
-    """Return the tables of a plan; `given` overrides the plan's values of the same fields.
+def parts(path: Path, overrides: Mapping[str, Sequence[Any]]) -> list[Part]:
+    """Return the tables of a plan; `overrides` replace the plan's values of the same fields.
 
     A model that a trial of the plan names itself is not overridden. Raises BadInput for a file that is not a plan.
     """
@@ -56,10 +56,10 @@ def parts(path: Path, given: Mapping[str, Sequence[Any]]) -> list[Part]:
         raise not_allowed("table of a plan", odd[0], ("common", "trials"))
     if not all(isinstance(each, dict) for each in (common, *trials)) or not trials:
         raise BadInput(f"plan {str(path)!r} lists no [[trials]]")
-    return [_part(common, one, given) for one in trials]
+    return [_part(common, one, overrides) for one in trials]
 
 
-def _part(common: Mapping[str, Any], one: Mapping[str, Any], given: Mapping[str, Sequence[Any]]) -> Part:
+def _part(common: Mapping[str, Any], one: Mapping[str, Any], overrides: Mapping[str, Sequence[Any]]) -> Part:
     for name in (*common, *one):
         if name not in (*FIELDS, *LABELS, "method"):
             raise not_allowed("field of a plan", name, (*FIELDS, *LABELS, "method"))
@@ -68,7 +68,7 @@ def _part(common: Mapping[str, Any], one: Mapping[str, Any], given: Mapping[str,
     labels = [lists.pop(name, [""])[0] for name in LABELS]
     if odd := [name for name in labels if not isinstance(name, str)]:
         raise BadInput(f"label {shown(odd[0])} of a plan: a text is needed")
-    lists |= {name: values for name, values in given.items() if name != "model" or "model" not in one}
+    lists |= {name: values for name, values in overrides.items() if name != "model" or "model" not in one}
     check_lists(lists)
     return Part(lists, *labels)
 

@@ -108,14 +108,14 @@ def answers_of(out: Path, key: str) -> list[dict[str, Any]]:
 
 def _of_scores(scores: Mapping[str, Any], before: str = "") -> list[dict[str, Any]]:
     """Return one row per measured score, with its interval and n."""
-    found = []
+    rows = []
     for name in SCORES:
         if (value := scores.get(name)) is not None:
             n = scores.get("compared") if name in COMPARED else scores.get("n")
             ends = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
             measure = before + name
-            found.append({"kind": scores["kind"] or "", "measure": measure, "value": value, "n": n, **ends})
-    return found
+            rows.append({"kind": scores["kind"] or "", "measure": measure, "value": value, "n": n, **ends})
+    return rows
 
 
 def sparsity(kept: Mapping[str, Any]) -> list[dict[str, Any]]:

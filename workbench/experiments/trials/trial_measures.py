@@ -25,7 +25,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics import answers, cost, fidelity
 from workbench.metrics.answers import Records
-from workbench.metrics.fidelity import Reference, Tokens
+from workbench.metrics.fidelity import Reference
 from workbench.metrics.latency import Quantiles
 from workbench.metrics.quality import Quality, summary
 from workbench.models.loading import Loaded
@@ -154,12 +154,12 @@ class Watch:
         They are cached per batch, not per question: a different batch rounds differently, and records would depend on
         what the process computed before.
         """
-        batch_key = tuple(self._key(self.prompts[i], self.gold[i]) for i in batch)
+        model, tokenizer, layout = self.loaded
+        gold, options = [self.gold[i] for i in batch], (self.max_new_tokens, layout.stop)
+        batch_key = content_of([self.prompts[i] for i in batch]), tuple(gold), options
         keys = [(batch_key, place) for place in range(len(batch))]
         if all(key in self.kept.references for key in keys):
             return [self.kept.references[key] for key in keys]
-        model, tokenizer, layout = self.loaded
-        gold, options = [self.gold[i] for i in batch], (self.max_new_tokens, layout.stop)
         if answered is not None and self.method == Full():  # the method itself is full attention
             found = fidelity.references(model, tokenizer, answered, gold, *options)
         else:
@@ -167,9 +167,6 @@ class Watch:
         for key, one in zip(keys, found, strict=True):
             self.kept.put(key, one)
         return found
-
-    def _key(self, prompt: Prompt, gold: Tokens) -> object:
-        return content_of([prompt]), gold, self.max_new_tokens, self.loaded.layout.stop
 
 
 def first_tokens(

@@ -122,16 +122,16 @@ def verify_model(
     for prompt in prompts:
         spec.check_tokens(prompt.tokens)
     steps = [_finite, _floor, _finer, _stock, _rotation, _recomputed, _first_reuse]
-    found: dict[str, list[float]] = {}
+    differences: dict[str, list[float]] = {}
     if progress:
         progress(0, len(steps))
     for at, step in enumerate(steps, 1):
         for prompt in prompts:
             for what, value in step(model, prompt).items():
-                found.setdefault(what, []).append(value)
+                differences.setdefault(what, []).append(value)
         if progress:
             progress(at, len(steps))
-    worst = {what: _largest(values) for what, values in found.items()}
+    worst = {what: _largest(values) for what, values in differences.items()}
     floor = _largest([worst[what] for what in FLOORS if what in worst])
     verdicts = tuple(Verdict(what, worst[what], _allowed(what, floor, spec.dtype), WHAT[what]) for what in worst)
     parameters = sum(weight.numel() for weight in model.parameters())

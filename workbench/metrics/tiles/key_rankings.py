@@ -48,15 +48,15 @@ def rankings(states: States, window: int) -> list[Rankings]:
     tokens = len(states)
     if not 0 < window < tokens:
         raise BadInput(f"window is {window}: for a prompt of {tokens} tokens it must be from 1 to {tokens - 1}")
-    found, rows = [], torch.arange(tokens - window, tokens)
+    ranked, rows = [], torch.arange(tokens - window, tokens)
     for layer in states.layers:
         queries, keys = states.queries[layer][:, -window:].float(), states.keys[layer].float()
         ahead = (torch.arange(tokens) > rows[:, None]).to(keys.device)
         for head, query in enumerate(queries):
             logits = query @ keys[head // (states.heads // states.kv_heads)].mT * query.shape[-1] ** -0.5
             mass = logits.masked_fill(ahead, -torch.inf).softmax(-1)[:, : tokens - window]
-            found.append(Rankings(layer, head, mass.mean(0), mass.amax(0)))
-    return found
+            ranked.append(Rankings(layer, head, mass.mean(0), mass.amax(0)))
+    return ranked
 
 
 @dataclass(frozen=True)

@@ -122,13 +122,13 @@ def _attention_kept(
         by_tile = pad(share, (0, -grid.length % grid.size)).unflatten(-1, (-1, grid.size)).sum(-1)
         order = grid.folded(by_tile).sum(2).sort(dim=-1, descending=True, stable=True).indices  # [Hq, i, J]
         tiles = slice(part.start // grid.size, part.start // grid.size + order.shape[1])
-        held = share * _visible(choice, tiles, part.stop - part.start, grid)
-        mass, some = held.sum(-1), kept[:, tiles]
-        most = torch.zeros_like(some)
-        most.scatter_(-1, order, grid.columns < some.sum(-1, keepdim=True))
-        gap = (dense - held @ wide / mass[..., None]).square().sum((1, 2))
-        found = ((some & most).sum((1, 2)), mass.sum(1), gap, dense.square().sum((1, 2)))
-        sums += torch.stack([x.double() for x in found])
+        kept_weights = share * _visible(choice, tiles, part.stop - part.start, grid)
+        mass, chosen = kept_weights.sum(-1), kept[:, tiles]
+        most = torch.zeros_like(chosen)
+        most.scatter_(-1, order, grid.columns < chosen.sum(-1, keepdim=True))
+        gap = (dense - kept_weights @ wide / mass[..., None]).square().sum((1, 2))
+        measures = ((chosen & most).sum((1, 2)), mass.sum(1), gap, dense.square().sum((1, 2)))
+        sums += torch.stack([x.double() for x in measures])
         lowest = lowest.minimum(mass.amin(1).double())
     return dict(zip(("wanted", "mass", "gap", "norm"), sums, strict=True)) | {"lowest": lowest}
 

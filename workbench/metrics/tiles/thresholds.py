@@ -57,8 +57,8 @@ def compare(
     logits = [output.logits for output in outputs if output.logits is not None]
     steps = decode(model, kvs, logits, max_new_tokens, stop=layout.stop, tokenizer=tokenizer)
     texts = [text_of(tokenizer, tokens, layout.stop).strip() for tokens in by_request(steps, len(requests))]
-    found = zip(methods, outputs, texts, strict=True)
-    return {name: Comparison(*compared(output, dense, rows), text) for name, output, text in found}
+    results = zip(methods, outputs, texts, strict=True)
+    return {name: Comparison(*compared(output, dense, rows), text) for name, output, text in results}
 
 
 # measures that increase with the share of kept tiles

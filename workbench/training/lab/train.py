@@ -126,14 +126,14 @@ def _pieces(stage: Stage, world: World, count: int, layout: Layout) -> Iterator[
     for passage in passages_of(context):
         yield layout.passage.format(title=passage.title, text=passage.text), REST, ""
     subjects = {kind: about for kind, about in world.questions(context).items() if about and stage.kinds.get(kind)}
-    asked: set[Any] = set()  # questions are not repeated, or an answer could be copied from an earlier one
+    used: set[Any] = set()  # questions are not repeated, or an answer could be copied from an earlier one
     for _ in range(stage.questions if subjects else 0):
         kind = rng.choices(list(subjects), [stage.kinds[kind] for kind in subjects])[0]
         about = rng.choice(subjects[kind])
         question = world.ask(kind, about)
-        if (key := (kind, *sorted(question.titles)) if kind == "comparison" else id(about)) in asked:
+        if (key := (kind, *sorted(question.titles)) if kind == "comparison" else id(about)) in used:
             continue
-        asked.add(key)
+        used.add(key)
         if rng.random() < stage.years:
             first, second = sorted(rng.sample(LISTS["year"], 2))
             years = " or ".join(rng.sample((first, second), 2))

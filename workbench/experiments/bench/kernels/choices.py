@@ -190,8 +190,8 @@ def _tiled(
     return work
 
 
-def with_density(rule: TileRule, threshold: str, density: Callable[[TileRule], float], wanted: float) -> TileRule:
-    """Set "mass" of `rule`, or its "part" of the largest, so that its selection has the density `wanted`."""
+def with_density(rule: TileRule, threshold: str, density: Callable[[TileRule], float], target: float) -> TileRule:
+    """Set "mass" of `rule`, or its "part" of the largest, so that its selection has the density `target`."""
 
     def at(value: float) -> TileRule:
         return replace(rule, mass=value) if threshold == "mass" else replace(rule, part=1 - value)
@@ -199,7 +199,7 @@ def with_density(rule: TileRule, threshold: str, density: Callable[[TileRule], f
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if density(at(middle)) < wanted else (low, middle)
+        low, high = (middle, high) if density(at(middle)) < target else (low, middle)
     return at((low + high) / 2)
 
 

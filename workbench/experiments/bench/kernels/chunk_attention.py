@@ -177,8 +177,8 @@ def rules(unit: int) -> dict[str, TileRule]:
     }
 
 
-def fitted(name: str, rule: TileRule, measure: Callable[[Choice], float], wanted: float) -> KeptGate | ByKernel:
-    """Return the selection of a method, with its threshold set so that `measure` of it is `wanted`."""
+def fitted(name: str, rule: TileRule, measure: Callable[[Choice], float], target: float) -> KeptGate | ByKernel:
+    """Return the selection of a method, with its threshold set so that `measure` of it is `target`."""
     choice: KeptGate | ByKernel = KeptGate(rule)
     if name != "seer_attention":
         choice = ByKernel(f"choose_{name}", rule, (STRIDE,) if name == "xattention" else ())
@@ -187,7 +187,7 @@ def fitted(name: str, rule: TileRule, measure: Callable[[Choice], float], wanted
         choice.rule = tried
         return measure(choice)
 
-    choice.rule = with_density(rule, "part" if name == "flash_prefill" else "mass", at, wanted)
+    choice.rule = with_density(rule, "part" if name == "flash_prefill" else "mass", at, target)
     return choice
 
 

@@ -101,14 +101,14 @@ def _threshold(exponent: float, mass: bool) -> float:
 
 def timed(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...] = ()) -> dict[int, float]:
     """Prefill `until` chunks; return the milliseconds until each of `marks`."""
-    taken, chunks = {}, chunks_of(scene, method, until)
+    times, chunks = {}, chunks_of(scene, method, until)
     wait()
     begin = perf_counter()
     for number in chunks:
         if number in marks:
             wait()
-            taken[number] = (perf_counter() - begin) * 1e3
-    return taken
+            times[number] = (perf_counter() - begin) * 1e3
+    return times
 
 
 def densities(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int, ...]) -> dict[int, float]:
@@ -118,25 +118,25 @@ def densities(scene: Scene, method: ChunkedMethod, until: int, marks: tuple[int,
     """
     if method.density is None:
         return dict.fromkeys(marks, 1.0)
-    counted, found = Counted(method.sparse), {}
+    counted, shares = Counted(method.sparse), {}
     for number in chunks_of(scene, replace(method, sparse=counted), until):
         if number in marks:
             kept, causal = torch.stack(counted.counts).sum(0).tolist()
-            found[number] = kept / causal
-    return found
+            shares[number] = kept / causal
+    return shares
 
 
 def kernels(scene: Scene, method: ChunkedMethod, until: int) -> dict[str, float]:
     """Prefill `until` chunks; return the total milliseconds of each GPU kernel, by name."""
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         timed(scene, method, until)
-    return {each.key: each.self_device_time_total / 1e3 for each in found.key_averages()}
+    return {each.key: each.self_device_time_total / 1e3 for each in profiled.key_averages()}
 
 
-def parts(found: dict[str, float], plain: Container[str]) -> dict[str, float]:
+def parts(times: dict[str, float], plain: Container[str]) -> dict[str, float]:
     """Return the milliseconds of attention, and of a method's kernels that a dense prompt (`plain`) does not have."""
-    attention = {name: ms for name, ms in found.items() if name.startswith(ATTENTION)}
-    choice = sum(ms for name, ms in found.items() if name not in attention and name not in plain)
+    attention = {name: ms for name, ms in times.items() if name.startswith(ATTENTION)}
+    choice = sum(ms for name, ms in times.items() if name not in attention and name not in plain)
     return {"attention_ms": sum(attention.values()), "choice_ms": choice}
 
 

@@ -211,10 +211,10 @@ class Mixed(Files):
         while True:
             passages = list(dict.fromkeys(chain.from_iterable(self.parts[j] for j in chosen)))
             Random(order).shuffle(passages)
-            asked = chosen[: self.questions]
-            found = self._example(asked, [replace(self.samples[j], ctxs=tuple(passages)) for j in asked])
-            if found.length <= self.limits.length or len(chosen) == 1:
-                return found
+            questions = chosen[: self.questions]
+            mixed = self._example(questions, [replace(self.samples[j], ctxs=tuple(passages)) for j in questions])
+            if mixed.length <= self.limits.length or len(chosen) == 1:
+                return mixed
             chosen = chosen[:-1]
 
     def alone(self, i: int) -> Sample:
@@ -337,16 +337,16 @@ class Data(DataFields):
         """
         if self.overlap not in ("refuse", "drop"):
             raise BadInput(f"overlap is {self.overlap!r}: allowed are refuse, drop")
-        given = {name: getattr(self, name) for name in ("passages", "questions", "kinds", "continued", "shuffled")}
-        given = {name: value for name, value in given.items() if value is not None}
+        options = {name: getattr(self, name) for name in ("passages", "questions", "kinds", "continued", "shuffled")}
+        options = {name: value for name, value in options.items() if value is not None}
         if lab.is_lab(self.name):
             if self.mix or self.exclude:
                 raise BadInput("mix and exclude are for files: lab contexts are drawn, and never those of a trial")
-            return Lab(layout, tokenizer, limits, seed, name=self.name, **given)
+            return Lab(layout, tokenizer, limits, seed, name=self.name, **options)
         samples = data.load(self.name, answered=own is None)
-        if given.keys() - ({"questions"} if self.mix else set()):
+        if options.keys() - ({"questions"} if self.mix else set()):
             names = "passages, questions, kinds, continued and shuffled"
             raise BadInput(f"{names} are for data 'lab', which is drawn; {self.name} has its own")
         samples, overlap = apart(samples, self.exclude, self.overlap == "drop")
         common = (samples, layout, tokenizer, limits, seed, own, overlap)
-        return Mixed(*common, passages=self.mix, **given) if self.mix else Files(*common)
+        return Mixed(*common, passages=self.mix, **options) if self.mix else Files(*common)
