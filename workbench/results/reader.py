@@ -166,7 +166,7 @@ def _check(mark: Path) -> None:
         about = json.loads(mark.read_text(encoding="utf-8"))
         version = about["version"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise BadInput(f"{brief(mark)} is incomplete: it does not state the version of the results") from None
+        raise BadInput(f"{brief(mark)} does not state the version of the results: it is not whole") from None
     if version != schema.VERSION:
         raise BadInput(f"{brief(mark.parent)} holds results of version {version}: version {schema.VERSION} is read")
 

@@ -128,7 +128,7 @@ def load(path: Path = FILE) -> tuple[Mapping[str, str], tuple[PaperItem, ...]]:
         if unknown := {other for claim in item.claims for other in claim.unless} - set(ids):
             raise BadInput(f"{brief(path)}: unless names {min(unknown)!r}, which {item.item} does not have")
         if item.paper not in papers:
-            raise BadInput(f"{brief(path)}: {item.item} is not of a listed paper: they are {', '.join(papers)}")
+            raise BadInput(f"{brief(path)}: {item.item} is of no paper there; papers are {', '.join(papers)}")
     return papers, items
 
 
@@ -156,7 +156,7 @@ def _item(row: Mapping[str, Any], methods: Mapping[str, Any], path: Path) -> Pap
     except (BadInput, TypeError, KeyError) as problem:
         raise BadInput(f"{brief(path)}, {name}: {brief(problem)}") from None
     if not claims and not item.missing:
-        raise BadInput(f"{brief(path)}, {name}: an item without claims needs the field 'missing'")
+        raise BadInput(f"{brief(path)}, {name}: an item without claims has to say what is missing")
     return item
 
 

@@ -59,7 +59,7 @@ def of_receipts(receipts: Iterable[Mapping[str, Any]]) -> list[Event]:
     events: list[Event] = []
     for number, row in enumerate(receipts):
         if not isinstance(row, Mapping) or not {"id", "at", "receipt"} <= set(row):
-            raise BadInput(f"receipt {number} has no 'id', 'at' or 'receipt'")
+            raise BadInput(f"receipt {number} lacks 'id', 'at' or 'receipt'")
         receipt, at, name = Receipt.from_json(row["receipt"]), float(row["at"]), str(row["id"])
         events.append(Event("arrive", at, lane="scheduler", request=name))
         for stage in STAGES:

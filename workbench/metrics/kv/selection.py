@@ -79,7 +79,7 @@ def agreement(rows: Mapping[str, Sequence[Tensor]], measure: str = "jaccard") ->
     if measure not in MEASURES:
         raise not_allowed("measure", measure, MEASURES)
     if len({len(choices) for choices in rows.values()}) > 1:
-        raise BadInput("methods have different numbers of prompts: each needs one tensor of rows per prompt")
+        raise BadInput("methods must select for the same prompts: one tensor of rows per prompt is needed")
     sets = [[set(choice.tolist()) for choice in choices] for choices in rows.values()]
     return np.array([[_mean_overlap(a, b, measure) for b in sets] for a in sets])
 

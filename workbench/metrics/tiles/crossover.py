@@ -139,7 +139,7 @@ def crossover(
     None if there is none. Raises BadInput if `chosen` or `gain` is not a share.
     """
     if not 0 <= chosen <= 1 or not 0 <= gain < 1:
-        raise BadInput(f"chosen is {chosen} and gain is {gain}: both must be shares, from 0 to 1")
+        raise BadInput(f"chosen {chosen} and gain {gain} are shares, from 0 to 1")
     shortest = None
     for length in reversed(LENGTHS):
         if operations(model, method, length, floor.density(length, chosen), chunk).saved <= gain:

@@ -47,7 +47,7 @@ def rankings(states: States, window: int) -> list[Rankings]:
     """Rank the keys before the last `window` queries, per layer and query head. Raises BadInput if no key is left."""
     tokens = len(states)
     if not 0 < window < tokens:
-        raise BadInput(f"window is {window}: for a prompt of {tokens} tokens it must be from 1 to {tokens - 1}")
+        raise BadInput(f"window is {window}: between 1 and {tokens - 1} rows of {tokens} tokens leave keys to rank")
     ranked, rows = [], torch.arange(tokens - window, tokens)
     for layer in states.layers:
         queries, keys = states.queries[layer][:, -window:].float(), states.keys[layer].float()
